@@ -347,6 +347,8 @@ def _explain(problem: str, value: Any, hint: Any) -> str:
     if problem.startswith("Invalid enum value") and (choices := _choices(hint)):
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
         return f"expected one of {', '.join(map(str, choices))}, got {value!r:.60}{near}"
+    if "regex '^https?://'" in problem:
+        return f"expected an address that begins with http:// or https://, got {value!r:.60}"
     wrong_type = re.match(r"Expected `(\w+).*, got", problem)
     remedy = f"; write {_SPELLINGS[wrong_type[1]]}" if wrong_type and wrong_type[1] in _SPELLINGS else ""
     return f"{problem[0].lower()}{problem[1:].replace('`', '')} ({value!r:.60}){remedy}"

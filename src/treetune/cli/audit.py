@@ -21,7 +21,7 @@ from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import convert, load_yaml, to_plain, with_overrides
 from treetune.errors import UsageError
 from treetune.host import Host, LocalHost, always
-from treetune.policies import EndpointConfig, load_policy
+from treetune.policies import EndpointConfig, check_reachable, load_policy
 from treetune.policies.scripted import Echo
 from treetune.target import is_server
 from treetune.taskset import Taskset
@@ -97,6 +97,8 @@ def audit_command(
             raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
     else:
         evaluation.refuse_unservable(taskset)
+    if model and (served is None or served.models is None):
+        check_reachable(model, endpoint)
     report = asyncio.run(_audit(taskset, config, other, endpoint, screen))
     if html is not None:
         audit.write_page(report, html)

@@ -33,7 +33,8 @@ def eval_command(
     models: Annotated[
         list[str] | None,
         option(
-            "scripted:gold, local:PATH, or a model at --endpoint.base_url. Repeatable: a run each, compared.",
+            "scripted:gold, local:PATH, vllm:MODEL, anthropic/NAME, or a model at --endpoint.base_url. "
+            "Repeatable: a run each, compared.",
             "-m",
             "--model",
             autocompletion=complete_model,

@@ -89,7 +89,8 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
         if not argument.startswith("--") or "." not in key:
             plain.append(argument)
         elif not equals and (not waiting or waiting[0].startswith("--")):
-            raise UsageError(f"{argument} needs a value", remedy=f"write {argument} VALUE")
+            remedy = f"write {argument} VALUE, or {argument}=VALUE for one that begins with dashes"
+            raise UsageError(f"{argument} needs a value", remedy=remedy)
         else:
             overrides[key] = value if equals else waiting.pop(0)
     return plain, overrides

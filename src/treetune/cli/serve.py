@@ -137,6 +137,13 @@ def serve_command(
         served = evaluation.EvalConfig(taskset=data["taskset"], model=models.model or "", limits=limits)
         kept_traces = RollingRun(traces, evaluation.Evaluation(served, taskset), traces_size << 20)
         evaluation.remember(traces)
+    opened = contextlib.ExitStack()
+    if any(name.startswith("vllm:") for name in names):
+        from treetune.policies.vllm import running
+
+        places = {name: opened.enter_context(running(name, endpoint)) for name in names}
+        others = {name: places[name] for name in names[1:]}
+        models = msgspec.structs.replace(models, endpoint=places[names[0]], models=others)
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, datefmt="%H:%M:%S")
     parts: dict[str, Any] = {"doors": doors, "traces": kept_traces}
     if workers or max_workers or engine != "processes":
@@ -148,7 +155,8 @@ def serve_command(
         server: serve.EnvServer = serve.EnvServerPool(taskset, config, models, pool, loaded, **parts)
     else:
         server = serve.EnvServer(taskset, config, models, **parts)
-    uvloop.run(_serve(server, json, keep_registered))
+    with opened:
+        uvloop.run(_serve(server, json, keep_registered))
     return 0
 
 
