@@ -50,7 +50,7 @@ function Failures({ run, failures }) {
 function By({ rows, names, title, label, pick }) {
   const x = rows.map((_, at) => at);
   return html`<section class="card"><${Chart} kind="curve" title=${title} label=${label} x=${x} names=${names}
-    series=${[{ name: "mean reward", values: rows.map((row) => row.mean) }, { name: "rollouts", role: "columns", scale: "count", values: rows.map((row) => row.rollouts) }]} onPick=${pick} /></section>`;
+    series=${[{ name: "rollouts", role: "columns", scale: "count", values: rows.map((row) => row.rollouts) }, { name: "mean reward", values: rows.map((row) => row.mean) }]} onPick=${pick} /></section>`;
 }
 
 export function RunView({ run, info }) {
@@ -94,8 +94,16 @@ function Warnings({ warnings }) {
   return html`<details class="notice"><summary>${first} <small>and ${others.length} more</small></summary><ul class="plain">${others.map((warning) => html`<li>${warning}</li>`)}</ul></details>`;
 }
 
+// What was set, a line each: taskset.num_tasks 200.
+function flatten(values, before = "") {
+  return Object.entries(values).flatMap(([name, value]) => {
+    if (value == null || value.length === 0) return [];
+    return typeof value === "object" && !Array.isArray(value) ? flatten(value, `${before}${name}.`) : [[before + name, value]];
+  });
+}
+
 function Config({ info }) {
-  const overridden = Object.entries(info.overridden || {});
+  const overridden = flatten(info.overridden || {});
   return html`<section class="card wide"><h2>Config <small>${info.taskset} · ${info.path}</small></h2>
     ${overridden.length > 0 && html`<dl class="pairs">${overridden.map(([name, value]) => html`<dt>${name}</dt><dd><code>${typeof value === "string" ? value : JSON.stringify(value)}</code></dd>`)}</dl>`}
     ${info.config && html`<details><summary>config.yaml</summary><pre class="data">${info.config}</pre></details>`}
