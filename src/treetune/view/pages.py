@@ -1,7 +1,11 @@
-"""The files of the pages, which come with the package: plain modules, a style sheet, and the libraries they use."""
+"""The files of the pages, which come with the package: plain modules, a style sheet, and the libraries they use.
+
+A large library is kept packed, as `NAME.gz`, and is known by its own name.
+"""
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
@@ -15,6 +19,7 @@ TYPES = {
     "json": b"application/json",
     "txt": b"text/plain; charset=utf-8",
 }
+_PACKED = ".gz"
 
 
 def page_files() -> Iterator[tuple[str, bytes]]:
@@ -32,10 +37,8 @@ def read_page(name: str) -> bytes:
     """The content of one of `page_names`; a KeyError for anything else, whatever it is made of."""
     if name not in page_names():
         raise KeyError(name)
-    file: Any = _folder()
-    for part in name.split("/"):
-        file = file.joinpath(part)
-    content: bytes = file.read_bytes()
+    file, packed = (_folder().joinpath(*f"{name}{ending}".split("/")) for ending in ("", _PACKED))
+    content: bytes = file.read_bytes() if file.is_file() else gzip.decompress(packed.read_bytes())
     return content
 
 
@@ -48,5 +51,5 @@ def _names_below(folder: Any, before: str) -> Iterator[str]:
         name = f"{before}{entry.name}"
         if entry.is_dir():
             yield from _names_below(entry, f"{name}/")
-        elif entry.name.rpartition(".")[2] in TYPES:
-            yield name
+        elif name.removesuffix(_PACKED).rpartition(".")[2] in TYPES:
+            yield name.removesuffix(_PACKED)

@@ -42,8 +42,8 @@ function OutcomeList({ run, outcomes, total }) {
 }
 
 function Failures({ run, failures }) {
-  return html`<section class="card wide"><h2>Failures <small>by type and the line of your own code</small></h2><table><thead><tr><th class="right" scope="col">Rollouts</th><th scope="col">Failure</th><th scope="col">Outcome</th><th scope="col"><span class="hidden-text">Look</span></th></tr></thead>
-    <tbody>${failures.map(({ failure, count: many, at, outcome }) => html`<tr><td class="right strong">${count(many)}</td><td><code>${failure}</code></td><td><${Outcome} name=${outcome} /></td>
+  return html`<section class="card wide"><h2>Failures <small>by type and the line of your own code</small></h2><table><thead><tr><th class="right" scope="col">Rollouts</th><th scope="col">Failure</th><th class="c-outcome" scope="col">Outcome</th><th scope="col"><span class="hidden-text">Look</span></th></tr></thead>
+    <tbody>${failures.map(({ failure, count: many, at, outcome }) => html`<tr><td class="right strong">${count(many)}</td><td class="wraps"><code>${failure}</code></td><td class="c-outcome"><${Outcome} name=${outcome} /></td>
       <td class="right"><a href=${link(["run", run, "at", at])}>one of them</a> · <a href=${link(["run", run, "rollouts"], { q: `failure="${failure.replace(/[\\"]/g, "\\$&")}"` })}>all</a></td></tr>`)}</tbody></table></section>`;
 }
 
