@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import sys
 import webbrowser
 from pathlib import Path
@@ -20,7 +19,7 @@ from treetune.cli.options import option
 from treetune.cli.output import Screen, print_json
 from treetune.config import to_plain
 from treetune.errors import UsageError
-from treetune.serve import Access, is_loopback
+from treetune.serve import Access, is_loopback, name_public_address
 from treetune.view import Calls, RunList, ViewServer, write_report
 
 _HERE = Path("runs")
@@ -89,9 +88,7 @@ async def _serve(
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    address = await _start(server, f"[{host}]" if ":" in host else host, port)
-    for every in ("//0.0.0.0:", "//[::]:"):
-        address = address.replace(every, f"//{socket.gethostname()}:")
+    address = name_public_address(await _start(server, f"[{host}]" if ":" in host else host, port))
     url = f"{address}/" + (f"#token={token}" if token is not None else "")
     if json:
         print_json({"address": url})
