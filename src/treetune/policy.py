@@ -37,7 +37,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class Usage(msgspec.Struct):
     prompt_tokens: int = 0
+    """The tokens that were given to the model, over all turns."""
     completion_tokens: int = 0
+    """The tokens that it sampled."""
 
 
 class Request(msgspec.Struct):

@@ -13,12 +13,15 @@ from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import to_plain
 from treetune.errors import UsageError
 from treetune.evaluation import Comparison, Difference, TaskChange
+from treetune.runs.places import open_run
 
 _MOST_TASKS = 10
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; each is compared with the first.", metavar="A B …")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Runs, of any program; each is compared with the first.", metavar="A B …")
+    ],
     fail_on_regression: Annotated[
         bool, option("Exit with 1 where a run is worse than the first, and more so than chance explains.")
     ] = False,
@@ -30,10 +33,10 @@ def compare_command(
     """
     if len(runs) < 2:
         raise UsageError("one run is nothing to compare", remedy="name two: treetune compare runs/a runs/b")
-    first, *others = map(evaluating.Run, runs)
+    first, *others = map(open_run, runs)
     found = [evaluating.compare(first, other) for other in others]
     if json:
-        print_json({"comparisons": [{**to_plain(each), "is_loss": each.is_loss} for each in found]})
+        print_json({"comparisons": [plain_comparison(each) for each in found]})
     else:
         screen = Screen()
         for number, comparison in enumerate(found):
@@ -41,6 +44,10 @@ def compare_command(
                 screen.say("")
             show_comparison(comparison, screen)
     return int(fail_on_regression and any(comparison.is_loss for comparison in found))
+
+
+def plain_comparison(found: Comparison) -> dict[str, Any]:
+    return {**to_plain(found), "is_loss": found.is_loss}
 
 
 def show_comparison(found: Comparison, screen: Screen) -> None:

@@ -100,10 +100,10 @@ def _count(columns: Columns, name: str) -> dict[str, int]:
 
 def details(run: Run) -> dict[str, Any]:
     """What the page of a run shows beyond its line in the list."""
-    columns = run.columns
+    columns, summary = run.columns, run.written_summary()
     return {
         **_config(run),
-        "warnings": [str(warning) for warning in run.summary.get("warnings") or []],
+        "warnings": [*run.warnings, *(summary.warnings if summary is not None else [])],
         "histogram": _histogram(columns.reward),
         "sources": _sources(columns),
         "metrics": [_metric(name, columns.numbers(name)) for name in columns.metrics],
