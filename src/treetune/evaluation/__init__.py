@@ -13,4 +13,4 @@ from treetune.evaluation.summary import Summary, Tally
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
 from treetune.runs.entry import Entry
 from treetune.runs.folder import FINGERPRINT, TRACES, RunFolder, name_run, unused_path
-from treetune.runs.run import Run, is_run
+from treetune.runs.run import Run, is_run, means_run, no_run
