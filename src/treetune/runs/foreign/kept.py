@@ -24,6 +24,7 @@ import msgspec
 from filelock import FileLock
 
 from treetune.cache_folder import default_cache_dir, write_atomically
+from treetune.errors import described
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.foreign.kind import Found, Kind, Stamp
 from treetune.runs.index import Entry, read_index
@@ -192,8 +193,8 @@ class KeptRun:
         """A file that cannot be read as what it should be is being written, or is damaged: it counts as one record."""
         try:
             yield from self.kind.read(file, after)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError) as error:
-            yield Found(None, after, fault=f"{file.name}: {error}")
+        except Exception as error:  # whatever a damaged file makes of its reader
+            yield Found(None, after, fault=f"{file.name}: {described(error)}")
 
 
 def _kept_runs() -> Path:
