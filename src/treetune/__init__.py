@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from treetune.errors import InvalidAction as InvalidAction
     from treetune.errors import ToolError as ToolError
     from treetune.errors import TreetuneError as TreetuneError
+    from treetune.evaluation.call import evaluate as evaluate
+    from treetune.evaluation.call import evaluate_async as evaluate_async
+    from treetune.evaluation.compare import compare as compare
     from treetune.mixture import Mixture as Mixture
     from treetune.mixture import Union as Union
     from treetune.policy import Completion as Completion
@@ -56,6 +59,8 @@ _HOMES = {
         "environment": "Action Environment Observation Step make register",
         "episode": "Limits",
         "errors": "InvalidAction ToolError TreetuneError",
+        "evaluation.call": "evaluate evaluate_async",
+        "evaluation.compare": "compare",
         "mixture": "Mixture Union",
         "policy": "Completion Policy Request Sampling",
         "rollout": "run_rollout",

@@ -97,13 +97,14 @@ def expand_ready(node: Any) -> Any:
         return node
     declared = plugins.load_object(plugins.builtin("DECLARED_NODE"))
     base = declared(load_yaml(file), str(file), node.get("split"), "val", {})
-    return _lay_over(base, {key: value for key, value in node.items() if key not in ("id", "split")})
+    return lay_over(base, {key: value for key, value in node.items() if key not in ("id", "split")})
 
 
-def _lay_over(base: Any, given: Any) -> Any:
+def lay_over(base: Any, given: Any) -> Any:
+    """The keys and values of one mapping over those of another, as deep as both have them."""
     if not (isinstance(base, Mapping) and isinstance(given, Mapping)):
         return given
-    return {**base, **{key: _lay_over(base.get(key), value) for key, value in given.items()}}
+    return {**base, **{key: lay_over(base.get(key), value) for key, value in given.items()}}
 
 
 def is_server(target: str) -> bool:

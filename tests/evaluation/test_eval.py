@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from treetune.evaluation.summary import pass_at_k, standard_error
+from treetune.runs.summary import pass_at_k, standard_error
 
 SLOW = """
 import time
@@ -450,8 +450,8 @@ def test_a_taskset_that_fails_while_giving_tasks_is_named(treetune, tmp_path):
 
 def test_a_taskset_that_needs_a_container_is_refused_before_its_first_task(monkeypatch):
     from treetune import Taskset
-    from treetune.cli.hosts import refuse_unservable
     from treetune.errors import TasksetError
+    from treetune.evaluation import refuse_unservable
     from treetune.sandbox import Capability
 
     class Boxed(Taskset):

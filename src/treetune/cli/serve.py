@@ -17,7 +17,6 @@ import uvloop
 
 from treetune import evaluation, serve
 from treetune.cli import options
-from treetune.cli.hosts import refuse_unservable
 from treetune.cli.options import TASKS, option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.register import open_registration
@@ -130,7 +129,7 @@ def serve_command(
     access = serve.Access(token=token or None, curve_key=curve_key, open=open_access)
     config = msgspec.structs.replace(config, access=access, limits=limits)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
-    refuse_unservable(taskset)
+    evaluation.refuse_unservable(taskset)
     kept_traces = None
     if traces is not None:
         served = evaluation.EvalConfig(taskset=data["taskset"], model=models.model or "", limits=limits)

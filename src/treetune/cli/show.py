@@ -9,13 +9,12 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from treetune.cli.hosts import ask_server, find_served
 from treetune.cli.options import TARGET, TASKS, Json, Split, Tokenizer, Trust, option, read_overrides
 from treetune.cli.output import Screen, print_json
 from treetune.cli.show_run import show_rollout, show_rollouts
 from treetune.config import to_plain
 from treetune.errors import TreetuneError, UsageError, user_code
-from treetune.evaluation import read_taskset
+from treetune.evaluation import ask_server, find_served, read_taskset
 from treetune.images import has_images, name_images
 from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer

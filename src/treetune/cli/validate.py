@@ -13,8 +13,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from treetune import evaluation
 from treetune.cli import options
-from treetune.cli.display import finish
-from treetune.cli.hosts import refuse_unservable, run_to_end
+from treetune.cli.display import finish, run_to_end
 from treetune.cli.options import TASKS, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import to_plain
@@ -150,7 +149,7 @@ def _print_fixed(fixed: Any, screen: Screen) -> None:
 def _validate_taskset(validation: evaluation.Validation, output: Path | None, resume: bool, json: bool) -> int:
     config, taskset = validation.config, validation.taskset
     if config.gold:
-        refuse_unservable(taskset)
+        evaluation.refuse_unservable(taskset)
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
     path = output or evaluation.name_run("validate", taskset.name)
     if resume:  # after a taskset was corrected too: what failed is checked again

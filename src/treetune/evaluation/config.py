@@ -94,16 +94,22 @@ Validation = Configured[ValidateConfig]
 
 
 def read_config(
-    data: Mapping[str, Any], struct: type[C], raw: Mapping[str, str] = {}, source: str = "config"
+    data: Mapping[str, Any],
+    struct: type[C],
+    raw: Mapping[str, str] = {},
+    source: str = "config",
+    taskset: Taskset[Any, Any] | type[Taskset[Any, Any]] | None = None,
 ) -> Configured[C]:
-    """A typed config with its taskset from plain values; one error names every fault, the taskset's included."""
+    """A typed config with its taskset from plain values; one error names every fault, the taskset's included. The
+    `taskset`, or its class, is given where the node only describes it."""
     others = KEYS.difference(struct.__struct_fields__)  # keys that no verb knows stay, to be found at fault
     own = {key: value for key, value in data.items() if key not in others}
     faults: Faults = []
     with gather_faults(faults):
         config = convert(own, struct, raw=raw)
     with gather_faults(faults):
-        taskset = build_taskset(data.get("taskset"), raw=raw)
+        cls = taskset if isinstance(taskset, type) else None
+        built = taskset if isinstance(taskset, Taskset) else build_taskset(data.get("taskset"), raw=raw, cls=cls)
     if faults:
         raise ConfigError(faults, source=source)
-    return Configured(config, taskset)
+    return Configured(config, built)

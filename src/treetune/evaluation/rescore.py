@@ -12,13 +12,13 @@ from treetune.errors import ResumeError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_trust import is_own, refuse_foreign_code
 from treetune.evaluation.runner import Runner
-from treetune.evaluation.summary import Summary, Tally
 from treetune.judges import JudgeError
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
 from treetune.rows.trust import trusts
 from treetune.runs.folder import TRACES, RunFolder, read_traces
+from treetune.runs.summary import Summary, Tally
 from treetune.task import text_of
 from treetune.trace import POLICY_FIELDS, Trace
 
@@ -95,9 +95,10 @@ class Rescorer(Runner):
             rollout=old.rollout,
             recorded=[turn.calls for turn in old.turns if turn.calls],
         )
-        new.tools = old.tools
+        new.tools, score_seconds = old.tools, new.timing.score
         for field in POLICY_FIELDS:  # what the model did stays as it was recorded
             setattr(new, field, getattr(old, field))
+        new.timing = msgspec.structs.replace(old.timing, score=score_seconds)
         return new
 
 

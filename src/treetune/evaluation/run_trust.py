@@ -79,6 +79,12 @@ def trust_rows(run: Path, trust: bool) -> dict[str, str]:
     return {"taskset.trust": "true"} if trust and isinstance(node, dict) and node.get("id") == "rows" else {}
 
 
+def take_up(run: Path, trust: bool) -> tuple[str, dict[str, str]]:
+    """The TARGET of a run folder that is to be gone on with, and its overrides; refused as `refuse_foreign` does."""
+    refuse_foreign(run, trust=trust, calls_model=True)
+    return str(run / CONFIG), trust_rows(run, trust)
+
+
 def refuse_foreign_code(run: Path, task: Task) -> None:
     """A recorded task may name an environment and tools, of any code."""
     named = [(name, tools) for name in task.tools]

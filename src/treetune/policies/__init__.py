@@ -60,7 +60,7 @@ SPELLINGS = {
     "scripted:gold": "answers with the taskset's gold answer",
     "scripted:echo": "repeats the last message",
     "scripted:p=P": "right with probability P",
-    "scripted:FILE.py:NAME": "a policy of your own: a class with `async complete(request)`",
+    "scripted:FILE.py:NAME": "a policy of your own: a class with `async complete(request)`, or a function",
     "local:PATH": "a transformers folder or .gguf file on this machine (extra `local`)",
     "NAME": "a model behind an OpenAI-compatible endpoint (`--endpoint.base_url`)",
 }

@@ -6,11 +6,13 @@
         print(trace.failure)
 
 Opening one reads its index, not its traces; a run that is still being written can be asked for what is new (`follow`).
+A long one without an index can be opened for a part: `Run("runs/x", seconds=0.5)`, and `follow(seconds=0.5)` goes on.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +23,13 @@ import numpy as np
 
 from treetune.config import load_yaml
 from treetune.errors import TasksetError, UsageError
-from treetune.runs.columns import NUMBERS, TEXTS, Columns, Groups, Mask
+from treetune.runs.columns import NUMBERS, TEXTS, Columns, Entries, Groups, Mask
+from treetune.runs.entry import Entry
 from treetune.runs.folder import CONFIG, SUMMARY, TRACES
 from treetune.runs.images import bring_back
-from treetune.runs.index import Entry, read_index
+from treetune.runs.index import IndexReader
 from treetune.runs.query import Query, solved
+from treetune.runs.summary import Summary, Tally
 from treetune.trace import Trace, decode_trace
 
 
@@ -40,19 +44,41 @@ class Run:
     warnings: Sequence[str] = ()
     """What whoever looks at it should know: what could not be read."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, seconds: float | None = None) -> None:
+        """Of a long run without an index, `seconds` is how long to read at first."""
         self.path = self.folder = Path(path)  # where its files are, which may be elsewhere for a run of another program
         if not is_run(self.path):
             raise UsageError(
                 f"{self.path} holds no run", remedy="name a folder that `eval` or `serve --traces` has written"
             )
-        self.columns = Columns()
-        self.follow()
+        self._begin_anew()
+        self.follow(seconds)
 
-    def follow(self) -> int:
-        """Takes up what was written since; gives how many rollouts there are more."""
-        entries = self.columns.entries
-        return self.columns.extend(read_index(self.folder, TRACES.file, entries[-1].end if entries else 0))
+    def _begin_anew(self) -> None:
+        self.columns, self._reader = Columns(), IndexReader(self.folder, TRACES.file)
+        self._summary: Summary | None = None
+
+    def follow(self, seconds: float | None = None) -> int:
+        """Takes up what was written since, in no more than about so many seconds; gives how many rollouts there are
+        more. Where the run was resumed or scored again, all is read anew: `columns` are others then."""
+        if self._reader.replaced:
+            self._begin_anew()
+        until = None if seconds is None else time.monotonic() + seconds
+        before = len(self.columns)
+        for entries in self._reader.read():
+            self.columns.extend(entries)
+            if until is not None and time.monotonic() >= until:
+                break
+        return len(self.columns) - before
+
+    @property
+    def share_read(self) -> float:
+        """How much of what is there was read: 1.0 is all."""
+        try:
+            size = os.stat(self.folder / TRACES.file).st_size
+        except FileNotFoundError:
+            return 1.0
+        return min(1.0, self._reader.end / size) if size else 1.0
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -64,12 +90,29 @@ class Run:
         return dict(load_yaml(str(file))) if file.exists() else {}
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """What `summary.json` says; empty before its end."""
+    def summary(self) -> Summary:
+        """What it amounts to: `summary.json`; where that does not speak of all rollouts, as in a run that is being
+        written, the traces are read."""
+        if self._summary is None or self._summary.rollouts != len(self):
+            self._summary = self.written_summary()
+        if self._summary is None or self._summary.rollouts != len(self):
+            tally = Tally(self.pass_threshold)
+            for trace in self.traces():
+                tally.add(trace)
+            self._summary = tally.summary()
+        return self._summary
+
+    def written_summary(self) -> Summary | None:
+        """What `summary.json` says; None before its end."""
         try:
-            return msgspec.json.decode((self.folder / SUMMARY).read_bytes(), type=dict[str, Any])
+            return msgspec.json.decode((self.folder / SUMMARY).read_bytes(), type=Summary)
         except (OSError, msgspec.MsgspecError):
-            return {}
+            return None
+
+    @property
+    def pass_threshold(self) -> float:
+        """The reward from which a rollout counts as solved."""
+        return float(self.config.get("pass_threshold", 1.0))
 
     @property
     def model(self) -> str:
@@ -90,14 +133,17 @@ class Run:
 
     def solved(self) -> Mask:
         """Which rollouts count as solved, by the threshold that the run had."""
-        return solved(self.columns, float(self.config.get("pass_threshold", 1.0)))
+        return solved(self.columns, self.pass_threshold)
 
     # One by one
 
-    def select(self, query: str = "") -> list[Entry]:
-        """The entries of the rollouts that a query fits (`reward<1 & source=gsm8k "therefore"`)."""
-        mask = Query(query).select(self.columns, self.folder / TRACES.file)
-        return [self.columns.entries[at] for at in np.flatnonzero(mask)]
+    def fits(self, query: str = "") -> Mask:
+        """Which rollouts a query fits (`reward<1 & source=gsm8k "therefore"`)."""
+        return Query(query).select(self.columns, self.folder / TRACES.file)
+
+    def select(self, query: str = "") -> Entries:
+        """Their entries."""
+        return Entries(self.columns, np.flatnonzero(self.fits(query)))
 
     def traces(self, query: str = "") -> Iterator[Trace]:
         """Their traces, read as they are asked for."""
@@ -112,22 +158,27 @@ class Run:
             return self._read(file.fileno(), entry)
 
     def find(self, name: str) -> Entry:
+        return self.columns.entry(self.row(name))
+
+    def row(self, name: str) -> int:
+        """The place of the rollout that a name means."""
         task, _, number = name.rpartition("/")
         if not task or not number.isdigit():
             raise UsageError(f"{name!r} names no rollout", remedy="write UID/NUMBER, or INDEX/NUMBER: 17/3")
-        uid, _, occurrence = task.partition("#")
-        found = [
-            entry
-            for entry in self.columns.entries
-            if entry.rollout == int(number)
-            and (str(entry.idx) == uid or (len(uid) >= 6 and entry.uid.startswith(uid)))
-            and (not occurrence or entry.occurrence == int(occurrence))
-        ]
-        if not found:
+        columns, (uid, _, occurrence) = self.columns, task.partition("#")
+        meant = [len(uid) >= 6 and text.startswith(uid) for text in columns.texts("uid")]
+        found = np.array([*meant, False], bool)[columns.codes("uid")]
+        if uid.isdigit():
+            found |= columns.numbers("task") == int(uid)
+        found &= columns.numbers("rollout") == int(number)
+        if occurrence.isdigit():
+            found &= columns.places("occurrence") == int(occurrence)
+        rows = np.flatnonzero(found)
+        if not len(rows):
             raise UsageError(f"{self.path} has no rollout {name}", remedy="`treetune show RUN` lists them")
-        if len({entry.uid for entry in found}) > 1:
+        if len(np.unique(columns.codes("uid")[rows])) > 1:
             raise UsageError(f"{name} may be several rollouts", remedy="write more of the uid")
-        return found[-1]
+        return int(rows[-1])
 
     def _read(self, file: int, entry: Entry) -> Trace:
         try:
@@ -144,9 +195,10 @@ class Run:
     def table(self) -> dict[str, Any]:
         """Columns by name, one row a rollout."""
         columns = self.columns
-        named: dict[str, Any] = {
-            name: [getattr(each, field) for each in columns.entries] for name, field in TEXTS.items()
-        }
+        named: dict[str, Any] = {}
+        for name in TEXTS:
+            texts: list[str | None] = [*columns.texts(name), None]  # the last is that of no text: code -1
+            named[name] = [texts[code] for code in columns.codes(name).tolist()]
         named |= {name: columns.numbers(name) for name in NUMBERS}
         named |= {name: columns.numbers(name) for name in columns.metrics if name not in named}
         return named

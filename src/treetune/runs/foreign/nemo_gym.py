@@ -57,7 +57,8 @@ class NemoGym(Kind):
         if file.stem.endswith(_FAILED) and _main_of(file).exists():
             done = {_key(row.values) for row in read_rows(_main_of(file)) if row.values}
             last = {_key(row.values): row for row in read_rows(file) if row.values}
-            rows = iter([row for key, row in last.items() if key not in done])
+            left = [row for key, row in last.items() if key not in done]
+            rows = iter([row._replace(position=at) for at, row in enumerate(left, 1)][after:])
         for row in rows:
             try:
                 if row.values is None:
