@@ -33,10 +33,11 @@ class Place(msgspec.Struct, frozen=True):
     kind: str
     """Which program wrote it: `treetune`, `verl`, `trl`, ..."""
 
-    def open(self) -> Run:
+    def open(self, seconds: float | None = None) -> Run:
+        """`seconds` is how long to read at first, of a run that takes long; `follow` goes on."""
         if self.kind == Run.kind:
-            return Run(self.path)
-        return ForeignRun(self.path, next(kind for kind in KINDS if kind.name == self.kind))
+            return Run(self.path, seconds)
+        return ForeignRun(self.path, next(kind for kind in KINDS if kind.name == self.kind), seconds)
 
 
 def open_run(path: str | Path) -> Run:
