@@ -420,6 +420,6 @@ def test_a_folder_with_several_runs_names_them_and_one_without_says_so(tmp_path)
         open_run(RECORDED / "verl")
     with pytest.raises(UsageError, match="holds no run"):
         open_run(tmp_path)
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="there is no run"):
         open_run(tmp_path / "absent")
     assert find_run(tmp_path / "absent") is None

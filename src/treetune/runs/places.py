@@ -18,7 +18,7 @@ from treetune.errors import UsageError
 from treetune.runs.folder import TRACES
 from treetune.runs.foreign import KINDS
 from treetune.runs.foreign.run import ForeignRun
-from treetune.runs.run import Run, is_run
+from treetune.runs.run import Run, is_run, no_run
 
 _NEAR = 2
 """How many folders deep the one run of a folder is looked for: trainers write below the folder that they were given."""
@@ -51,11 +51,7 @@ def open_run(path: str | Path) -> Run:
                 f" and {len(several) - _NAMED} more" if len(several) > _NAMED else ""
             )
             raise UsageError(f"{path} has {len(several)} runs below it: {named}", remedy="name one of them")
-        kinds = ", ".join(kind.name for kind in KINDS)
-        raise UsageError(
-            f"{path} holds no run",
-            remedy=f"name a folder that `eval` or `serve --traces` has written, or a run of another program: {kinds}",
-        )
+        raise no_run(path)
     run = place.open()
     for warning in run.warnings:
         warnings.warn(f"{run.path}: {warning}", stacklevel=2)

@@ -120,6 +120,10 @@ class Calls:
         with self._runs[asked.run].open() as run:
             return Selection(run, asked.query, asked.format)
 
+    @property
+    def shown(self) -> RunList:
+        return self._runs
+
     def close(self) -> None:
         self._rescoring.close()
 

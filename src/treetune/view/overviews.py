@@ -29,6 +29,8 @@ _WAIT_SECONDS = 0.7
 """How long the list waits for lines that are not known yet."""
 _VERSION = 1
 """Of what a line holds."""
+_OF_A_PART: Stamp = (-1, -1)
+"""The stamp of a line whose run was not yet read to its end."""
 
 
 class _Kept(msgspec.Struct):
@@ -64,8 +66,10 @@ class Overviews:
             return None
         about = {"id": shown.id, "name": shown.name, "path": str(shown.path), "kind": shown.kind}
         live = (writers or Writers()).has(shown.path)
-        told = found if found is not None else _pending(shown)
-        return {**about, **told, "live": live, "tags": read_tags(shown.path)}
+        if found is None:  # what was true a moment ago, or what the summary says
+            known = self._known.get(shown.id)
+            found = known[1] if known is not None else _pending(shown)
+        return {**about, **found, "live": live, "tags": read_tags(shown.path)}
 
     def is_current(self, shown: ShownRun) -> bool:
         """Whether its line was made of what is there now."""
@@ -83,7 +87,7 @@ class Overviews:
         known = self._known.get(shown.id)
         if known is not None and known[0] == stamp:
             return known[1]
-        if known is None and (kept := self._read(shown, stamp)) is not None:
+        if (known is None or known[0] == _OF_A_PART) and (kept := self._read(shown, stamp)) is not None:
             self._known[shown.id] = stamp, kept
             return kept
         return None
@@ -97,11 +101,11 @@ class Overviews:
                 with shown.open() as run:
                     row = {**overview(run), "read": shown.share_read}
         except TreetuneError as error:
-            row = {**_pending(shown), "pending": False, "error": error.message}
-        if row["read"] == 1.0:
-            self._known[shown.id] = stamp, row
-            if shown.rollouts is None:
-                self._keep(shown, stamp, row)
+            row = {**_pending(shown), "pending": False, "read": 1.0, "error": error.message}
+        is_whole = row["read"] == 1.0
+        self._known[shown.id] = stamp if is_whole else _OF_A_PART, row
+        if is_whole and shown.rollouts is None:
+            self._keep(shown, stamp, row)
         return row
 
     def _make_all(self) -> None:

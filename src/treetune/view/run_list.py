@@ -57,6 +57,7 @@ class ShownRun:
         with self._lock:
             self.used = time.monotonic()
             try:
+                self.stamp()  # raises where it is gone
                 if self._run is None:
                     self._run = Run(self.path, seconds=_READ_SECONDS)
                     self._read_on(self._run, len(self._run))
@@ -64,9 +65,9 @@ class ShownRun:
                     self._read_on(self._run, self._run.follow(_READ_SECONDS))
                 self._note_marks(self._run)
                 yield self._run
-            except FileNotFoundError as error:
+            except FileNotFoundError:
                 self._run = None
-                raise UsageError(f"{self.path} is gone: {error}", remedy="was it moved or removed?") from None
+                raise UsageError(f"{self.path} is gone", remedy="was it moved or removed?") from None
 
     def _read_on(self, run: Run, new: int) -> None:
         """Reads the rest of a long run, a little at a time, while what there is of it is shown. A last line that was

@@ -75,6 +75,11 @@ function App() {
     // One run alone is what one came for.
     if (answer && runs.length === 1 && !read().path.length) go(["run", runs[0].id], {}, true);
   }, [answer !== null, path.length]);
+  useEffect(() => {
+    // What had the focus may be gone with the view before.
+    const timer = setTimeout(() => document.activeElement === document.body && document.getElementById("title")?.focus({ preventScroll: true }), 50);
+    return () => clearTimeout(timer);
+  }, [path.slice(0, 3).join("/")]);
   let view;
   if (error) view = error.status === 401 ? html`<${TokenForm} />` : html`<${Instead} error=${error} />`;
   else if (!answer) view = html`<${Instead} />`;
@@ -83,7 +88,7 @@ function App() {
   else view = html`<${Runs} params=${params} />`;
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
     <header class="top"><a class="brand" href="#/" aria-label="Treetune: all runs"><span aria-hidden="true" class="leaf"></span>Treetune</a>
-      ${row && html`<nav class="crumbs" aria-label="Where you are"><a href="#/">Runs</a><span aria-hidden="true">/</span><h1 id=${tab === "at" ? null : "title"} class="crumb"><a href=${link(["run", id])}>${row.name}</a></h1>${row.live && html`<span class="live" title="still being written; this page follows it">live</span>`}<span class="crumb-mean">${number(row.mean)}</span></nav>`}
+      ${row && html`<nav class="crumbs" aria-label="Where you are"><a href="#/">Runs</a><span aria-hidden="true">/</span><h1 id=${tab === "at" ? null : "title"} class="crumb" tabindex="-1"><a href=${link(["run", id])}>${row.name}</a></h1>${row.live && html`<span class="live" title="still being written; this page follows it">live</span>`}<span class="crumb-mean">${number(row.mean)}</span></nav>`}
       <span class="gap"></span>${lost && html`<span class="badge bad" role="status">the server does not answer</span>`}
       <${ThemeSwitch} /><button class="icon" aria-label="Keys" title="Keys (?)" onClick=${() => setHelp(true)}>?</button></header>
     ${row && html`<${Tabs} id=${id} tab=${tab} />`}

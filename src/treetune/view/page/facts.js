@@ -96,7 +96,7 @@ function Pairs({ title, values, open = false }) {
 export function Facts({ run, answer, onMark }) {
   const { trace, entry, truth } = answer;
   const usage = trace.usage || {};
-  const { prompt, idx, ...task } = trace.task || {};
+  const task = Object.fromEntries(Object.entries(trace.task || {}).filter(([name]) => name !== "prompt" && name !== "idx"));
   return html`<aside class="facts" aria-label="About this rollout">
     <${Failure} failure=${trace.failure} />
     ${answer.suspicions?.map(({ rule, why }) => html`<section class="card suspicion"><h2>Suspicious <small>${rule}</small></h2><p>${visible(why)}</p></section>`)}

@@ -4,7 +4,7 @@ import { html, pure } from "./html.js";
 import { change, go, link } from "./address.js";
 import { Instead } from "./answer.js";
 import { amount, number, plural, seconds, signed, visible } from "./format.js";
-import { announce } from "./keys.js";
+import { announce, useKeys } from "./keys.js";
 import { QueryBar, useQueryWords } from "./query.js";
 import { Recycled } from "./recycled.js";
 import { Outcome, Reward, spanOf } from "./reward.js";
@@ -52,6 +52,7 @@ export function Rollouts({ run, info, params, version }) {
     else return;
     event.preventDefault();
   };
+  useKeys({ ArrowDown: [null, () => document.getElementById("rollouts")?.focus()] });
   const press = (name) => change({ sort: name, down: name === sort ? !descending : ["reward", "advantage", "seconds", "tokens", "retries", "turns"].includes(name) });
   const columns = metric ? COLUMNS.map(([name, says]) => (name === "retries" ? [metric, metric] : [name, says])) : COLUMNS;
   return html`<section class="fill" aria-labelledby="title">

@@ -42,15 +42,15 @@ function OutcomeList({ run, outcomes, total }) {
 }
 
 function Failures({ run, failures }) {
-  return html`<section class="card wide"><h2>Failures <small>by type and the line of your own code</small></h2><table><thead><tr><th class="right" scope="col">Rollouts</th><th scope="col">Failure</th><th scope="col">Outcome</th><th scope="col"><span class="hidden-text">Look</span></th></tr></thead>
-    <tbody>${failures.map(({ failure, count: many, at, outcome }) => html`<tr><td class="right strong">${count(many)}</td><td><code>${failure}</code></td><td><${Outcome} name=${outcome} /></td>
+  return html`<section class="card wide"><h2>Failures <small>by type and the line of your own code</small></h2><table><thead><tr><th class="right" scope="col">Rollouts</th><th scope="col">Failure</th><th class="c-outcome" scope="col">Outcome</th><th scope="col"><span class="hidden-text">Look</span></th></tr></thead>
+    <tbody>${failures.map(({ failure, count: many, at, outcome }) => html`<tr><td class="right strong">${count(many)}</td><td class="wraps"><code>${failure}</code></td><td class="c-outcome"><${Outcome} name=${outcome} /></td>
       <td class="right"><a href=${link(["run", run, "at", at])}>one of them</a> · <a href=${link(["run", run, "rollouts"], { q: `failure="${failure.replace(/[\\"]/g, "\\$&")}"` })}>all</a></td></tr>`)}</tbody></table></section>`;
 }
 
 function By({ rows, names, title, label, pick }) {
   const x = rows.map((_, at) => at);
   return html`<section class="card"><${Chart} kind="curve" title=${title} label=${label} x=${x} names=${names}
-    series=${[{ name: "mean reward", values: rows.map((row) => row.mean) }, { name: "rollouts", role: "columns", scale: "count", values: rows.map((row) => row.rollouts) }]} onPick=${pick} /></section>`;
+    series=${[{ name: "rollouts", role: "columns", scale: "count", values: rows.map((row) => row.rollouts) }, { name: "mean reward", values: rows.map((row) => row.mean) }]} onPick=${pick} /></section>`;
 }
 
 export function RunView({ run, info }) {
@@ -94,8 +94,16 @@ function Warnings({ warnings }) {
   return html`<details class="notice"><summary>${first} <small>and ${others.length} more</small></summary><ul class="plain">${others.map((warning) => html`<li>${warning}</li>`)}</ul></details>`;
 }
 
+// What was set, a line each: taskset.num_tasks 200.
+function flatten(values, before = "") {
+  return Object.entries(values).flatMap(([name, value]) => {
+    if (value == null || value.length === 0) return [];
+    return typeof value === "object" && !Array.isArray(value) ? flatten(value, `${before}${name}.`) : [[before + name, value]];
+  });
+}
+
 function Config({ info }) {
-  const overridden = Object.entries(info.overridden || {});
+  const overridden = flatten(info.overridden || {});
   return html`<section class="card wide"><h2>Config <small>${info.taskset} · ${info.path}</small></h2>
     ${overridden.length > 0 && html`<dl class="pairs">${overridden.map(([name, value]) => html`<dt>${name}</dt><dd><code>${typeof value === "string" ? value : JSON.stringify(value)}</code></dd>`)}</dl>`}
     ${info.config && html`<details><summary>config.yaml</summary><pre class="data">${info.config}</pre></details>`}
