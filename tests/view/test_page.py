@@ -238,7 +238,7 @@ def test_tokens_are_a_strip_of_sampled_and_given_ones(page):
 
 def read_sequences(folder):
     """The tokens of each rollout."""
-    traces = map(json.loads, (folder / "base" / "traces.jsonl").read_text().splitlines())
+    traces = map(json.loads, (folder / "base" / "traces.jsonl").read_bytes().splitlines())
     return [(each.get("tokens") or {}).get("sequences") or [] for each in traces]
 
 
