@@ -21,7 +21,7 @@ _parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def show_rollout(run: Run, at: int, mark: Mark | None = None) -> dict[str, Any]:
-    line = bring_back(read_line(run, at), run.path)
+    line = bring_back(read_line(run, at), run.folder)
     try:
         trace, parts = decode_trace(line), _parts.decode(line)
     except msgspec.MsgspecError as error:
@@ -34,7 +34,7 @@ def show_rollout(run: Run, at: int, mark: Mark | None = None) -> dict[str, Any]:
         "has_tokens": trace.tokens is not None,
         "group": group_of(run.columns, at),
         "truth": trace.task.ground_truth,
-        "suspicions": suspicions(trace, float(run.config.get("pass_threshold", 1.0))),
+        "suspicions": suspicions(trace, run.pass_threshold),
         "rendered": None,
         "again": command_again(run, trace),
         "show": f"treetune show {shlex.quote(str(run.path))} --rollout {_name(run, at)}",
@@ -52,7 +52,7 @@ def _name(run: Run, at: int) -> str:
 def command_again(run: Run, trace: Trace) -> str | None:
     """The command that plays its task again; None where nobody knows how it was played."""
     config = run.path / CONFIG
-    if not config.exists() or trace.task.idx < 0:
+    if run.kind != Run.kind or not config.exists() or trace.task.idx < 0:
         return None
     command = ["treetune", "eval", str(config.resolve()), "--task", str(trace.task.idx), "-r", "1"]
     if not run.model:
