@@ -3,7 +3,7 @@
 import { useCallback, useEffect, useState } from "./vendor/hooks.js";
 import { html, pure } from "./html.js";
 import { change, link } from "./address.js";
-import { Instead } from "./answer.js";
+import { Instead, isPart } from "./answer.js";
 import { number, plural, visible } from "./format.js";
 import { announce, useKeys } from "./keys.js";
 import { QueryBar, useQueryWords } from "./query.js";
@@ -131,7 +131,7 @@ export function Groups({ run, info, params, version }) {
       <${ExportMenu} run=${run} query=${query} />
     </${QueryBar}>
     <div class="under">
-      <span>${rows.total == null ? "…" : plural(total, "group")}${query && rows.rest.matching_rollouts != null ? html` · ${plural(rows.rest.matching_rollouts, "rollout")} fit` : ""}</span>
+      <span>${rows.total == null ? "…" : plural(total, "group")}${isPart(rows.rest) ? ` (${Math.floor(100 * rows.rest.read)} % of the run read)` : ""}${query && rows.rest.matching_rollouts != null ? html` · ${plural(rows.rest.matching_rollouts, "rollout")} fit` : ""}</span>
       <${Legend} span=${by === "advantage" ? aside(span) : span} of=${by} />
     </div>
     ${rows.total == null ? html`<${Instead} error=${rows.error} />` : html`<div class="table" style=${{ "--wide": widthOf(info) }} role="grid" aria-label="Groups of rollouts" aria-rowcount=${total + 1}>
