@@ -332,6 +332,15 @@ def test_words_that_were_said_are_found(page):
     page.go('/run/0/rollouts?q="because it turns" %26 solved', until="#rollouts a.rollout-row")
     page.sees(".under", r"^\d+ rollouts")
     assert set(page.texts("#rollouts .c-source")) == {"essays"}
+    page.one("#rollouts a.rollout-row").click()
+    page.waits(lambda: set(page.texts("mark.hit")) == {"because it turns"}, "what was looked for, marked")
+    first = page.text("h1#title")
+    page.press("j")
+    page.waits(lambda: page.text("h1#title") not in ("", first), "the next that was found")
+    page.press("k")
+    page.sees("h1#title", first)
+    page.press("\ue00c")  # Escape
+    page.sees(".under", r"^\d+ rollouts")
 
 
 # 8. Suspicious

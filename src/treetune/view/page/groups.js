@@ -81,8 +81,8 @@ export function Groups({ run, info, params, version }) {
   const [active, setActive] = useState(() => ({ row: params.row == null ? -1 : Number(params.row), column: Number(params.column) || 0 }));
   const list = `groups ${run} ${query} ${sort} ${descending}`;
   const span = spanOf(info);
-  const where = useCallback((at, row) => link(["run", run, "at", at], { q: query, sort: params.sort, up: params.up, down: params.down, by: params.by, row }),
-    [run, query, params.sort, params.up, params.down, params.by]);
+  const where = useCallback((at, row) => link(["run", run, "at", at], { q: query, sort: params.sort, up: params.up, down: params.down, by: params.by, md: params.md, row }),
+    [run, query, params.sort, params.up, params.down, params.by, params.md]);
   useEffect(() => {
     if (params.row == null) setActive({ row: -1, column: 0 });
   }, [query, sort, descending]);

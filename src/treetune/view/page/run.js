@@ -2,6 +2,7 @@
 import { html } from "./html.js";
 import { go, link } from "./address.js";
 import { Chart, Interval } from "./chart.js";
+import { useRuns } from "./follow.js";
 import { amount, count, date, number, percent, plural, seconds } from "./format.js";
 import { Outcome, spanOf } from "./reward.js";
 import { Curve, PassAt } from "./runs.js";
@@ -70,6 +71,7 @@ export function RunView({ run, info }) {
       <${Figure} says="Took" small=${info.began ? date(info.began) : ""}>${seconds(info.seconds)}</${Figure}>
       <${Figure} says="Model">${info.model || "–"}</${Figure}>
     </dl>
+    <${CompareWith} run=${run} />
     <${Warnings} warnings=${info.warnings || []} />
     <div class="cards">
       ${info.group_flags && html`<${GroupFlags} run=${run} flags=${info.group_flags} />`}
@@ -85,6 +87,13 @@ export function RunView({ run, info }) {
       <${Config} info=${info} />
     </div>
   </section>`;
+}
+
+function CompareWith({ run }) {
+  const others = (useRuns().answer?.runs || []).filter((other) => other.id !== run);
+  if (!others.length) return null;
+  return html`<label class="pick compare-with">Compare with <select value="" onChange=${(event) => go(["compare", `${event.target.value},${run}`])}><option value="" disabled>an earlier run…</option>
+    ${others.map((other) => html`<option value=${other.id}>${other.name} (${number(other.mean)})</option>`)}</select></label>`;
 }
 
 function Warnings({ warnings }) {
