@@ -96,16 +96,20 @@ class Plan:
         """The task that would be played first."""
         if self.served is not None:
             return asyncio.run(ask_server(self.served, 1))[0]
-        task: Task = next(self.evaluation.taskset.draw(self.evaluation.config.num_tasks))
+        taskset, config = self.evaluation.taskset, self.evaluation.config
+        task: Task = taskset[config.tasks[0]] if config.tasks else next(taskset.draw(config.num_tasks))
         return task
 
     # Before it runs
 
     def check(self) -> None:
         """Refuses tasks that cannot be played here."""
-        taskset = self.evaluation.taskset
+        taskset, config = self.evaluation.taskset, self.evaluation.config
         refuse_unservable(taskset)
-        taskset.draw(self.evaluation.config.num_tasks)  # an unbounded draw
+        if config.tasks and self.served is not None:
+            raise UsageError("a server gives tasks in its own order: none is chosen by its index", remedy="use -n")
+        if not config.tasks:
+            taskset.draw(config.num_tasks)  # an unbounded draw
 
     def check_model(self) -> None:
         """Refuses a model that cannot be loaded, and loads none."""

@@ -201,10 +201,8 @@ class Calls:
     # One rollout
 
     def rollout(self, body: OfRollout) -> dict[str, Any]:
-        shown = self._runs[body.run]
-        with shown.open() as run:
-            at = _place(run, body)
-            return show_rollout(run, at, shown.mark_of(run, at))
+        with self._runs[body.run].open() as run:
+            return show_rollout(run, _place(run, body))
 
     def tokens(self, body: OfRollout) -> dict[str, Any]:
         with self._runs[body.run].open() as run:
@@ -216,7 +214,6 @@ class Calls:
         shown = self._runs[body.run]
         with shown.open() as run:
             mark = write_mark(shown.path, run.columns.entries[_place(run, body)], body.mark, body.comment)
-            shown.forget_marks()
         return {"mark": {"mark": mark.mark, "comment": mark.comment} if mark.mark or mark.comment else None}
 
     # Several runs

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.runs.folder import SUMMARY
-from treetune.runs.marks import Key, Mark, key_of, read_marks
 from treetune.runs.places import Place, find_run, runs_below
 from treetune.runs.run import Run, is_run
 
@@ -48,9 +47,6 @@ class ShownRun:
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._reader: threading.Thread | None = None
-        self._marks: dict[Key, Mark] = {}
-        self._marked: object = None
-        """Which marks of which rollouts its columns have."""
 
     @contextmanager
     def open(self, follow: bool = True) -> Iterator[Run]:
@@ -66,7 +62,7 @@ class ShownRun:
                     self._run.follow(0.0)  # a little; the thread reads on
                 elif follow:
                     self._read_on(self._run, self._run.follow(_READ_SECONDS))
-                self._note_marks(self._run)
+                self._run.read_marks()
                 yield self._run
             except FileNotFoundError:
                 self._run = None
@@ -91,7 +87,7 @@ class ShownRun:
 
     def close(self) -> None:
         with self._lock:
-            self._run = self._marked = None
+            self._run = None
 
     @property
     def share_read(self) -> float:
@@ -117,27 +113,6 @@ class ShownRun:
     def stamp(self) -> Stamp:
         """What changes when something is written to it. Raises where it is gone."""
         return self.place.stamp()
-
-    def mark_of(self, run: Run, at: int) -> Mark | None:
-        return self._marks.get(key_of(run.columns.entries[at])) if self._marks else None
-
-    def forget_marks(self) -> None:
-        self._marked = None
-
-    def _note_marks(self, run: Run) -> None:
-        if self._marked == (id(run.columns), len(run)):
-            return
-        self._marks = read_marks(self.path)
-        self._marked = id(run.columns), len(run)
-        columns = run.columns
-        noted: dict[int, str] = {}
-        uids = {mark.uid for mark in self._marks.values()}
-        if uids:
-            texts, codes = columns.texts("uid"), columns.codes("uid")
-            for at, code in enumerate(codes.tolist()):
-                if texts[code] in uids and (mark := self._marks.get(key_of(columns.entries[at]))) is not None:
-                    noted[at] = mark.mark or "comment"
-        columns.note("mark", noted)
 
 
 class RunList:
