@@ -15,5 +15,5 @@ from treetune.evaluation.runner import Runner, run_bounded
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
 from treetune.runs.entry import Entry
 from treetune.runs.folder import FINGERPRINT, TRACES, RunFolder, name_run, unused_path
-from treetune.runs.run import Run, is_run
+from treetune.runs.run import Run, is_run, means_run, no_run
 from treetune.runs.summary import Summary, Tally, pass_at_k, standard_error

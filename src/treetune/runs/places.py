@@ -19,7 +19,7 @@ from treetune.runs.folder import TRACES
 from treetune.runs.foreign import KINDS
 from treetune.runs.foreign.kind import Kind, Stamp
 from treetune.runs.foreign.run import ForeignRun
-from treetune.runs.run import Run, is_run
+from treetune.runs.run import Run, is_run, no_run
 
 _NEAR = 2
 """How many folders deep the one run of a folder is looked for: trainers write below the folder that they were given."""
@@ -34,8 +34,11 @@ class Place(msgspec.Struct, frozen=True):
     kind: str
     """Which program wrote it: `treetune`, `verl`, `trl`, ..."""
 
-    def open(self) -> Run:
-        return Run(self.path) if self.kind == Run.kind else ForeignRun(self.path, self._foreign)
+    def open(self, seconds: float | None = None) -> Run:
+        """`seconds` is how long to read at first, of a run that takes long; `follow` goes on."""
+        if self.kind == Run.kind:
+            return Run(self.path, seconds)
+        return ForeignRun(self.path, self._foreign, seconds)
 
     def stamp(self) -> Stamp:
         """The size of its files and when the last was changed: while it stays the same, so does the run. Raises
@@ -64,11 +67,7 @@ def open_run(path: str | Path) -> Run:
                 f" and {len(several) - _NAMED} more" if len(several) > _NAMED else ""
             )
             raise UsageError(f"{path} has {len(several)} runs below it: {named}", remedy="name one of them")
-        kinds = ", ".join(kind.name for kind in KINDS)
-        raise UsageError(
-            f"{path} holds no run",
-            remedy=f"name a folder that `eval` or `serve --traces` has written, or a run of another program: {kinds}",
-        )
+        raise no_run(path)
     run = place.open()
     for warning in run.warnings:
         warnings.warn(f"{run.path}: {warning}", stacklevel=2)

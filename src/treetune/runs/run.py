@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from treetune.config import load_yaml
-from treetune.errors import TasksetError, UsageError
+from treetune.errors import TasksetError, UsageError, did_you_mean
 from treetune.runs.columns import NUMBERS, TEXTS, Columns, Entries, Groups, Mask
 from treetune.runs.entry import Entry
 from treetune.runs.folder import CONFIG, SUMMARY, TRACES
@@ -35,11 +35,31 @@ from treetune.task import Task
 from treetune.trace import Trace, decode_trace
 
 TypeOf = Callable[[Task], type[Task]]
+_NAMED = 5
+"""How many runs a message names."""
 
 
 def is_run(path: str | Path) -> bool:
     """Whether a path is a folder that holds the traces of a run."""
     return (Path(path) / TRACES.file).is_file()
+
+
+def means_run(path: Path) -> bool:
+    """Whether a path without a run is meant as one: it has runs in it, or is not there and others are beside it."""
+    return bool(_runs_in(path)) or (not path.exists() and path.parent != Path() and bool(_runs_in(path.parent)))
+
+
+def no_run(path: Path) -> UsageError:
+    """Says that there is no run at a path, and which are near."""
+    problem = f"{path} holds no run" if path.exists() else f"there is no run {path}"
+    remedy = "name a folder that `eval` or `serve --traces` has written, or a run of verl, TRL, SkyRL or Inspect"
+    if within := _runs_in(path):
+        remedy = f"name one of those in it: {', '.join(within[:_NAMED])}{', ...' if len(within) > _NAMED else ''}"
+    return UsageError(f"{problem}{did_you_mean(str(path), _runs_in(path.parent))}", remedy=remedy)
+
+
+def _runs_in(folder: Path) -> list[str]:
+    return [str(path) for path in sorted(folder.iterdir()) if is_run(path)] if folder.is_dir() else []
 
 
 class Run:
@@ -52,9 +72,7 @@ class Run:
         """Of a long run without an index, `seconds` is how long to read at first."""
         self.path = self.folder = Path(path)  # where its files are, which may be elsewhere for a run of another program
         if not is_run(self.path):
-            raise UsageError(
-                f"{self.path} holds no run", remedy="name a folder that `eval` or `serve --traces` has written"
-            )
+            raise no_run(self.path)
         self._begin_anew()
         self.follow(seconds)
 
