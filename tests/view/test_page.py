@@ -333,7 +333,7 @@ def test_words_that_were_said_are_found(page):
     page.sees(".under", r"^\d+ rollouts")
     assert set(page.texts("#rollouts .c-source")) == {"essays"}
     page.one("#rollouts a.rollout-row").click()
-    page.waits(lambda: set(page.texts("mark.hit")) == {"because it turns"}, "what was looked for, marked")
+    page.waits(lambda: set(page.texts(".chat mark.hit")) == {"because it turns"}, "what was looked for, marked")
     first = page.text("h1#title")
     page.press("j")
     page.waits(lambda: page.text("h1#title") not in ("", first), "the next that was found")
