@@ -136,6 +136,164 @@ def test_images_and_thoughts_of_inspect_are_where_ours_are():
     assert trace.task.ground_truth == ["A dot", "a point"]
 
 
+# SkyRL
+
+
+def test_evaluations_of_skyrl_are_a_curve_of_groups_with_their_turns():
+    run = open_run(RECORDED / "skyrl" / "dumped_evals")
+    assert run.kind == "skyrl"
+    assert [each.step for each in run.columns.entries] == [None] * 2 + [5] * 4 + [10] * 4
+    assert rewards_by_group(run)[2:] == [[1.0, 0.0], [1.0, 1.0]] * 2
+    trace = run.trace("0#1/1")
+    assert (trace.outcome, trace.task.data_source, trace.task.env_class) == (Outcome.TRUNCATED, "a/sums", "sums")
+    assert trace.task.messages == [{"role": "user", "content": "What is 2 + 3?"}]
+    assert [turn.message["content"] for turn in trace.turns] == ["7", "6"]
+    assert trace.turns[1].observed == [{"role": "user", "content": "Really?"}]
+    assert open_run(RECORDED / "skyrl" / "dumped_evals" / "global_step_5_evals").mean_reward == 0.75
+
+
+def test_steps_of_one_rollout_of_skyrl_are_one_rollout():
+    run = open_run(RECORDED / "skyrl" / "dumped_evals" / "eval_only")
+    assert [(each.turns, each.reward) for each in run.columns.entries] == [(2, 0.5), (1, 1.0)]
+
+
+def test_a_batch_that_skyrl_trained_on_has_tokens_and_says_what_it_lacks():
+    run = open_run(RECORDED / "skyrl" / "dumped_data")
+    assert [(each.idx, each.rollout, each.reward, each.step) for each in run.columns.entries] == [
+        (0, 0, None, 1),
+        (0, 1, None, 1),
+        (1, 0, None, 1),
+        (1, 1, None, 1),
+    ]
+    assert run.columns.numbers("advantage").round(3).tolist() == [0.7, -0.7, 0.0, 0.0]
+    trace = run.trace("0/1")
+    (sequence,) = trace.tokens.sequences
+    assert len(sequence.ids) == len(sequence.mask) == len(sequence.logprobs)
+    assert (sum(sequence.mask), sequence.mask[-2:], sequence.logprobs[-2:]) == (4, [1, 1], [-0.5, -0.5])
+    assert "nor rewards" in trace.warnings[0]
+
+
+def test_a_pickle_that_would_run_something_runs_nothing(tmp_path):
+    import os
+    import pickle
+
+    class Harm:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "harm"),)
+
+    folder = tmp_path / "dumped_data"
+    folder.mkdir()
+    (folder / "global_step_1_training_input.pkl").write_bytes(pickle.dumps(Harm()))
+    with pytest.warns(UserWarning, match="no batch of SkyRL"):
+        assert len(open_run(folder)) == 0
+    assert not (tmp_path / "harm").exists()
+
+
+# NeMo Gym, by the schema of its classes: `test_foreign_real.py` opens the rollouts that it ships
+
+
+def nemo_row(task, rollout, reward, *output, **more):
+    request = {
+        "input": [{"role": "user", "content": f"What is {task}?", "type": "message"}],
+        "tools": [{"name": "add"}],
+    }
+    response = {"model": "some/model", "output": list(output), "usage": {"input_tokens": 9, "output_tokens": 4}}
+    named = {"_ng_task_index": task, "_ng_rollout_index": rollout, "agent_ref": {"name": "simple"}}
+    return {"responses_create_params": request, "response": response, "reward": reward, **named, **more}
+
+
+def said(text, **tokens):
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}], **tokens}
+
+
+def write_lines(path, rows, mode="w"):
+    with open(path, mode) as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def test_rollouts_of_nemo_gym_have_their_calls_thoughts_and_tokens(tmp_path):
+    first = {"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": [-0.1, -0.2]}
+    last = {"prompt_token_ids": [1, 2, 3, 4, 5], "generation_token_ids": [6], "generation_log_probs": [-0.3]}
+    items = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "I add."}]},
+        {"type": "function_call", "name": "add", "arguments": '{"x": 2}', "call_id": "c1", **first},
+        {"type": "function_call_output", "call_id": "c1", "output": "5"},
+        said("It is 5.", **last),
+    ]
+    rows = [
+        nemo_row(2, 0, 1.0, *items, expected_answer="5", library_reward=0.5, note="x"),
+        nemo_row(2, 1, 0.0, said("6")),
+    ]
+    write_lines(tmp_path / "rollouts.jsonl", rows)
+    run = open_run(tmp_path / "rollouts.jsonl")
+    assert (run.kind, [(each.idx, each.rollout) for each in run.columns.entries]) == ("nemo-gym", [(2, 0), (2, 1)])
+    trace = run.trace("2/0")
+    assert (trace.model, trace.task.data_source, trace.task.ground_truth) == ("some/model", "simple", "5")
+    assert (trace.metrics, trace.turns[-1].info) == ({"library_reward": 0.5}, {"note": "x"})
+    assert trace.turns[0].message["reasoning_content"] == "I add."
+    assert (trace.turns[0].calls[0].arguments, trace.turns[0].calls[0].result) == ({"x": 2}, "5")
+    assert trace.turns[1].message["content"] == "It is 5."
+    assert trace.tokens.sequences[0].mask == [0, 0, 1, 1, 0, 1]
+    assert (trace.usage.prompt_tokens, trace.tools[0]["function"]["name"]) == (9, "add")
+
+
+def test_rollouts_of_nemo_gym_are_followed_and_failures_that_succeeded_are_gone(tmp_path):
+    path, failures = tmp_path / "rollouts.jsonl", tmp_path / "rollouts_failures.jsonl"
+    failed = {"_ng_failure_class": "transient", "error_message": "no answer"}
+    write_lines(path, [nemo_row(0, 0, 1.0, said("0"))])
+    write_lines(failures, [nemo_row(0, 1, 0.0, **failed), nemo_row(1, 0, 0.0, **failed)])
+    (place,) = runs_below(tmp_path)
+    run = place.open()
+    assert [(each.idx, each.rollout, each.reward) for each in run.columns.entries] == [
+        (0, 0, 1.0),
+        (0, 1, None),
+        (1, 0, None),
+    ]
+    assert run.trace("1/0").failure.message == "no answer"
+    write_lines(path, [nemo_row(0, 1, 0.5, said("1"))], "a")
+    run.follow()
+    assert [(each.idx, each.rollout, each.reward) for each in run.columns.entries] == [
+        (0, 0, 1.0),
+        (0, 1, 0.5),
+        (1, 0, None),
+    ]
+    assert len(run.groups()) == 2
+
+
+def test_a_long_file_that_grows_is_read_from_where_it_ended(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    write_lines(path, [nemo_row(task, 0, 1.0, said("x" * 99)) for task in range(50)])
+    run = open_run(path)
+    size = path.stat().st_size
+    write_lines(path, [nemo_row(50, 0, 0.0, said("y"))], "a")
+    with open(path, "r+b") as file:  # what was read is not looked at again, but for its end
+        file.write(b"#" * (size - 8192))
+    assert (run.follow(), len(run), run.warnings) == (1, 51, [])
+
+
+# Harbor, and ATIF of anybody
+
+
+def test_a_job_of_harbor_is_a_run_and_its_trials_are_rollouts():
+    run = open_run(RECORDED / "harbor")
+    assert (run.kind, run.model, run.taskset) == ("atif", "some/model", "sums")
+    solved, late, broken = sorted(run.traces(), key=lambda trace: -1 if trace.reward is None else trace.reward)[::-1]
+    assert (solved.uid, solved.metrics, solved.timing.total) == (late.uid, {"style": 0.5}, 12.0)
+    assert [turn.message["content"] for turn in solved.turns] == ["I look.", "Done."]
+    assert (solved.turns[0].calls[0].name, solved.turns[0].calls[0].result) == ("bash", "5")
+    assert solved.tokens.sequences[0].mask == [0, 0, 0, 1, 1, 0, 1]
+    assert (late.reward, late.outcome) == (0.0, Outcome.TIMEOUT)
+    assert [turn.message["content"] for turn in late.turns] == ["Hm.\n[image images/1.png]", "Still thinking."]
+    assert (broken.outcome, broken.failure.type) == (Outcome.ENVIRONMENT_ERROR, "EnvironmentStartTimeoutError")
+    assert broken.task.extra_info == {"task_name": "other"}
+
+
+def test_a_trajectory_alone_is_a_run_without_a_reward(tmp_path):
+    shutil.copy(RECORDED / "harbor" / "job" / "add__a1" / "agent" / "trajectory.json", tmp_path / "mine.json")
+    (entry,) = open_run(tmp_path / "mine.json").columns.entries
+    assert (entry.reward, entry.outcome, entry.turns, entry.tokens) == (None, "completed", 2, True)
+
+
 # As they grow
 
 
@@ -240,10 +398,13 @@ def test_all_runs_below_a_folder_are_found_of_every_kind(tmp_path):
     (tmp_path / "all" / "notes.json").write_text('{"version": 2}')
     (tmp_path / "all" / "rows.jsonl").write_text('{"prompt": "What is 2 + 3?", "ground_truth": "5"}\n')
     found = [(str(place.path.relative_to(tmp_path / "all")), place.kind) for place in runs_below(tmp_path / "all")]
-    assert [each for each in found if each[1] in ("treetune", "trl", "verl", "inspect")] == [
+    assert found == [
+        ("harbor/job", "atif"),
         ("inspect/chatter.json", "inspect"),
         ("inspect/sums.eval", "inspect"),
         ("ours/one", "treetune"),
+        ("skyrl/dumped_data", "skyrl"),
+        ("skyrl/dumped_evals", "skyrl"),
         ("trl/again/completions", "trl"),
         ("trl/plain/completions", "trl"),
         ("trl/weighted/completions", "trl"),
@@ -259,6 +420,6 @@ def test_a_folder_with_several_runs_names_them_and_one_without_says_so(tmp_path)
         open_run(RECORDED / "verl")
     with pytest.raises(UsageError, match="holds no run"):
         open_run(tmp_path)
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="there is no run"):
         open_run(tmp_path / "absent")
     assert find_run(tmp_path / "absent") is None

@@ -1,6 +1,6 @@
 """Runs as other programs write them: each command is run in that program's virtual environment, by its own classes.
 
-    python foreign_side.py verl|trl|skyrl|inspect FOLDER
+    python foreign_side.py verl|trl|skyrl|inspect|harbor FOLDER
 
 The files in tests/runs/recorded were written by these commands; `tests/runs/test_foreign_real.py` runs them again.
 Every program records the same sums: two prompts, two answers of each, in two steps.
@@ -8,9 +8,9 @@ Every program records the same sums: two prompts, two answers of each, in two st
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 SUMS = [("What is 2 + 3?", "5", ["I think: 5", "6"]), ("What is 4 + 4?", "8", ["8", "It is 8"])]
 REWARDS = [[1.0, 0.0], [1.0, 1.0]]
@@ -127,27 +127,64 @@ def write_trl(folder: Path) -> None:
 
 
 def write_skyrl(folder: Path) -> None:
+    """What it dumps of evaluations, also of one by steps; and of a batch that it trains on."""
+    from skyrl_side import allow_typed_dicts
+
+    allow_typed_dicts()
+    import torch
     from real_letters import letters_tokenizer
+    from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+    from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
+    from skyrl.train.trainer import RayPPOTrainer
     from skyrl.train.utils.trainer_utils import dump_per_dataset_eval_results
 
     tokenizer = letters_tokenizer()
-    asked = [[{"role": "user", "content": prompt}] for prompt, *_ in rows()]
-    prompts = [tokenizer.apply_chat_template(each, add_generation_prompt=True, tokenize=False) for each in asked]
-    prompts = [tokenizer(each)["input_ids"] for each in prompts]
-    answers = [tokenizer(f"{answer}<|im_end|>")["input_ids"] for _, _, answer, _ in rows()]
-    print(json.dumps([prompts[0], answers[0]]))
-    for step in (5, None):
-        place = folder / "dumped_evals" / ("eval_only" if step is None else f"global_step_{step}_evals")
+    prompts, truths, answers, rewards = map(list, zip(*rows(), strict=True))
+    asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    rendered = [tokenizer.apply_chat_template(each, add_generation_prompt=True, tokenize=False) for each in asked]
+    said = [f"{answer}<|im_end|>" for answer in answers]
+    # The second answer has a turn of the environment in it.
+    more = "<|im_end|>\n<|im_start|>user\nReally?<|im_end|>\n<|im_start|>assistant\n"
+    said[1] = f"7{more}6<|im_end|>"
+
+    def dump(name, prompts, responses, rewards, truths, stops):
+        place = folder / "dumped_evals" / name
         place.mkdir(parents=True)
         output = {
-            "prompt_token_ids": prompts,
-            "response_ids": answers,
-            "rewards": [reward for *_, reward in rows()],
-            "stop_reasons": ["stop", "length", "stop", "stop"],
+            "prompt_token_ids": [tokenizer(each)["input_ids"] for each in prompts],
+            "response_ids": [tokenizer(each)["input_ids"] for each in responses],
+            "rewards": rewards,
+            "stop_reasons": stops,
         }
-        extras = [{"data_source": "sums", "reward_spec": {"ground_truth": truth}} for _, truth, *_ in rows()]
+        extras = [{"data_source": "a/sums", "reward_spec": {"ground_truth": truth}} for truth in truths]
         sources = [extra["data_source"] for extra in extras]
-        dump_per_dataset_eval_results(place, tokenizer, output, sources, ["sums"] * 4, extras, {"eval/all": 0.75})
+        environments = ["sums"] * len(prompts)
+        dump_per_dataset_eval_results(place, tokenizer, output, sources, environments, extras, {"eval/all": 0.75})
+
+    for step in (5, 10):
+        dump(f"global_step_{step}_evals", rendered, said, rewards, truths, ["stop", "length", "stop", "stop"])
+    first, rest = said[1].split(more)
+    steps = [rendered[1], f"{rendered[1]}{first}{more}", rendered[2]]
+    by_token = [[0.0] * 3, [0.0, 0.5], [1.0]]
+    dump("eval_only", steps, [first, rest, said[2]], by_token, ["5", "5", "8"], ["stop"] * 3)
+
+    asked_ids, said_ids = ([tokenizer(each)["input_ids"] for each in texts] for texts in (rendered, said))
+    masks = [[1] * len(each) for each in said_ids]
+    masks[1][2:-2] = [0] * (len(masks[1]) - 4)  # what the environment said is not trained on
+    names = ("sequences", "attention_mask", "response_mask", "rewards", "loss_mask", "rollout_logprobs")
+    tensors = convert_prompts_responses_to_batch_tensors(
+        *(tokenizer, asked_ids, said_ids, [[0.0] * len(each) for each in said_ids], masks),
+        logprobs=[[-0.5] * len(each) for each in said_ids],
+    )
+    batch = TrainingInputBatch(dict(zip(names, tensors, strict=False)))
+    batch.pop("rewards")  # as its trainer does
+    batch["advantages"] = torch.tensor([[0.7], [-0.7], [0.0], [0.0]]) * batch["response_mask"]
+    batch["values"] = None
+    length = batch["response_mask"].shape[1]
+    batch.metadata = {"response_length": length, "policy_prompt_boundaries": [(0, 2), (2, 4)]}
+    trainer = object.__new__(RayPPOTrainer)
+    trainer.cfg = SimpleNamespace(trainer=SimpleNamespace(export_path=str(folder)))
+    trainer.dump_data(batch, "global_step_1_training_input")
 
 
 PNG = (
@@ -248,6 +285,84 @@ def write_inspect(folder: Path) -> None:
         write_eval_log(log, str(folder / f"{task.name}.{form}"))
 
 
+def write_harbor(folder: Path) -> None:
+    """A job: a trial that solved its task, one that ran out of time, and one whose machine did not start."""
+    import typing
+
+    import typing_extensions
+
+    # Harbor asks for Python 3.12, for no more than these names.
+    typing.TypedDict, typing.override = typing_extensions.TypedDict, typing_extensions.override
+    from harbor.models.task.id import LocalTaskId
+    from harbor.models.trajectories import Trajectory
+    from harbor.models.trial.config import TrialConfig
+    from harbor.models.trial.paths import TrialPaths
+    from harbor.models.trial.result import AgentInfo, ExceptionInfo, TrialResult
+    from harbor.utils.trajectory_utils import format_trajectory_json
+
+    def metrics(given, sampled):
+        tokens = {"prompt_token_ids": given, "completion_token_ids": sampled, "logprobs": [-0.5] * len(sampled)}
+        return {"prompt_tokens": len(given), "completion_tokens": len(sampled), **tokens}
+
+    call = {"tool_call_id": "c1", "function_name": "bash", "arguments": {"command": "echo 5"}}
+    asked = {"step_id": 1, "source": "user", "message": "Write 2 + 3 to answer.txt."}
+    steps = [
+        asked,
+        {
+            "step_id": 2, "source": "agent", "message": "I look.", "reasoning_content": "It is 5.",
+            "tool_calls": [call], "observation": {"results": [{"source_call_id": "c1", "content": "5"}]},
+            "metrics": metrics([1, 2, 3], [4, 5]),
+        },
+        {"step_id": 3, "source": "agent", "message": "Done.", "metrics": metrics([1, 2, 3, 4, 5, 6], [7])},
+    ]  # fmt: skip
+    shown = {"type": "image", "source": {"media_type": "image/png", "path": "images/1.png"}}
+    slow = [
+        asked,
+        {"step_id": 2, "source": "agent", "message": [{"type": "text", "text": "Hm."}, shown]},
+    ]
+    more = [
+        {**asked, "is_copied_context": True},
+        {"step_id": 2, "source": "agent", "message": "Still thinking.", "llm_call_count": 1},
+    ]
+    agent = {"name": "terminus-2", "version": "1.0", "model_name": "some/model"}
+    late = ExceptionInfo(
+        exception_type="AgentTimeoutError", exception_message="after 10 s", exception_traceback="Traceback: ...",
+        occurred_at="2026-11-01T10:00:10Z",
+    )  # fmt: skip
+    broken = late.model_copy(update={"exception_type": "EnvironmentStartTimeoutError"})
+
+    def trial(name, task, reward, exception, trajectories):
+        paths = TrialPaths(folder / "job" / name)
+        paths.agent_dir.mkdir(parents=True)
+        for file, trajectory in trajectories.items():
+            checked = Trajectory.model_validate({"agent": agent, "session_id": name, **trajectory})
+            (paths.agent_dir / file).write_text(format_trajectory_json(checked.to_json_dict()))
+        place = Path("tasks") / task
+        result = TrialResult(
+            task_name=task, trial_name=name, trial_uri=f"file:///job/{name}", task_id=LocalTaskId(path=place),
+            source="sums", task_checksum=f"checksum of {task}", config=TrialConfig(task={"path": place}),
+            agent_info=AgentInfo(name="terminus-2", version="1.0"), exception_info=exception,
+            verifier_result=None if reward is None else {"rewards": {"reward": reward, "style": 0.5}},
+            started_at="2026-11-01T10:00:00Z", finished_at="2026-11-01T10:00:12Z",
+        )  # fmt: skip
+        paths.result_path.write_text(result.model_dump_json(indent=4))
+
+    trial("add__a1", "add", 1.0, None, {"trajectory.json": {"steps": steps}})
+    parts = {
+        "trajectory.json": {"steps": slow, "continued_trajectory_ref": "trajectory.cont-1.json"},
+        "trajectory.cont-1.json": {"steps": more},
+    }
+    trial("add__b2", "add", 0.0, late, parts)
+    trial("other__c3", "other", None, broken, {})
+
+
+WRITERS = {
+    "verl": write_verl,
+    "trl": write_trl,
+    "skyrl": write_skyrl,
+    "inspect": write_inspect,
+    "harbor": write_harbor,
+}
+
 if __name__ == "__main__":
-    command, place = sys.argv[1], Path(sys.argv[2])
-    {"verl": write_verl, "trl": write_trl, "skyrl": write_skyrl, "inspect": write_inspect}[command](place)
+    WRITERS[sys.argv[1]](Path(sys.argv[2]))

@@ -26,6 +26,7 @@ from treetune.config import convert
 from treetune.episode import Limits
 from treetune.errors import ConfigError, MissingExtraError, UsageError
 from treetune.policies import EndpointConfig
+from treetune.policy import Sampling
 from treetune.runs.rolling import RollingRun
 from treetune.target import build_taskset, read_target, refuse_server
 
@@ -82,7 +83,7 @@ def serve_command(
     """Serve a taskset: clients pull tasks in its order, and have rollouts run here; or play its episodes over HTTP.
 
     `treetune list --servers` finds it in the --register, under the address of --advertise where that is another one.
-    Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600,
+    Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600, --sampling.temperature 0.7,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     refuse_server(target, "serve")
@@ -95,6 +96,7 @@ def serve_command(
     if faults := evaluation.unknown_keys(data):
         raise ConfigError(faults, source=target)
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
+    sampling = convert(data.get("sampling"), Sampling, path="sampling", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)
     asked = {key: value for key, value in (data.get("endpoint") or {}).items() if key != "api_key_env"}
     names = model or ([str(data["model"])] if data.get("model") else [])
@@ -102,6 +104,7 @@ def serve_command(
         model=names[0] if names else None,
         endpoint=endpoint,
         models={name: endpoint for name in names[1:]},
+        sampling=sampling,
         allowed_endpoints=[
             convert({**asked, "base_url": url}, EndpointConfig, path="--allow-endpoint") for url in allow_endpoint or []
         ],
@@ -134,7 +137,9 @@ def serve_command(
     evaluation.refuse_unservable(taskset)
     kept_traces = None
     if traces is not None:
-        served = evaluation.EvalConfig(taskset=data["taskset"], model=models.model or "", limits=limits)
+        served = evaluation.EvalConfig(
+            taskset=data["taskset"], model=models.model or "", sampling=sampling, limits=limits
+        )
         kept_traces = RollingRun(traces, evaluation.Evaluation(served, taskset), traces_size << 20)
         evaluation.remember(traces)
     opened = contextlib.ExitStack()

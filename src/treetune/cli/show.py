@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from treetune.cli.output import Screen, print_json
 from treetune.cli.show_run import show_rollout, show_rollouts
 from treetune.config import to_plain
 from treetune.errors import TreetuneError, UsageError, user_code
-from treetune.evaluation import ask_server, find_served, read_taskset
+from treetune.evaluation import ask_server, find_served, means_run, no_run, read_taskset
 from treetune.images import has_images, name_images
 from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
@@ -61,7 +62,10 @@ def show_command(
             Query(where)  # so that an error shows it as it was written
         query = " & ".join([*parts, f"({where})"]) if parts and where else where or " & ".join(parts)
         return show_rollouts(run, query, num_tasks or 20, json)
-    if given := [name for name, value in of_run.items() if value]:
+    given = [name for name, value in of_run.items() if value]
+    if means_run(path := Path(target)) or (given and not path.exists() and path.parent != Path()):
+        raise no_run(path)
+    if given:
         raise UsageError(f"{given[0]} is for a run, and {target} is none", remedy="name a run folder")
     num_tasks = num_tasks or 5
     taskset = read_taskset(target, read_overrides(context, trust=trust), split)

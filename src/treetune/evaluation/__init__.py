@@ -17,12 +17,12 @@ from treetune.evaluation.config import (
 from treetune.evaluation.hosts import ask_server, find_served, refuse_unservable
 from treetune.evaluation.pass_rates import PassRates
 from treetune.evaluation.plan import Plan, Watch
-from treetune.evaluation.rescore import MORE, Rescorer
+from treetune.evaluation.rescore import MORE, RescorePreview, Rescorer
 from treetune.evaluation.run_set import RunSet
 from treetune.evaluation.run_trust import refuse_foreign, remember, take_up, trust_rows
 from treetune.evaluation.runner import Runner, run_bounded
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
 from treetune.runs.entry import Entry
 from treetune.runs.folder import FINGERPRINT, TRACES, RunFolder, name_run, unused_path
-from treetune.runs.run import Run, is_run
+from treetune.runs.run import Run, is_run, means_run, no_run
 from treetune.runs.summary import Summary, Tally, pass_at_k, standard_error

@@ -96,7 +96,8 @@ class Plan:
         """The task that would be played first."""
         if self.served is not None:
             return asyncio.run(ask_server(self.served, 1))[0]
-        task: Task = next(self.evaluation.taskset.draw(self.evaluation.config.num_tasks))
+        taskset, config = self.evaluation.taskset, self.evaluation.config
+        task: Task = taskset[config.tasks[0]] if config.tasks else next(taskset.draw(config.num_tasks))
         return task
 
     # Before it runs
@@ -105,7 +106,10 @@ class Plan:
         """Refuses tasks that cannot be played here, and a model behind an endpoint that does not answer."""
         taskset, config = self.evaluation.taskset, self.evaluation.config
         refuse_unservable(taskset)
-        taskset.draw(config.num_tasks)  # an unbounded draw
+        if config.tasks and self.served is not None:
+            raise UsageError("a server gives tasks in its own order: none is chosen by its index", remedy="use -n")
+        if not config.tasks:
+            taskset.draw(config.num_tasks)  # an unbounded draw
         if not self.remote and self._policy is None:
             check_reachable(config.model, config.endpoint)
 

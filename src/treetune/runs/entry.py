@@ -23,7 +23,7 @@ _TIMING = 600
 """The most bytes of the field before the tokens: where it is not there, the line is somebody else's."""
 
 
-class Entry(msgspec.Struct, array_like=True):
+class Entry(msgspec.Struct, array_like=True, gc=False):
     """What is known of a rollout without reading its trace."""
 
     offset: int

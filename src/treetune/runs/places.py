@@ -17,8 +17,9 @@ import msgspec
 from treetune.errors import UsageError
 from treetune.runs.folder import TRACES
 from treetune.runs.foreign import KINDS
+from treetune.runs.foreign.kind import Kind, Stamp
 from treetune.runs.foreign.run import ForeignRun
-from treetune.runs.run import Run, is_run
+from treetune.runs.run import Run, is_run, no_run
 
 _NEAR = 2
 """How many folders deep the one run of a folder is looked for: trainers write below the folder that they were given."""
@@ -33,10 +34,26 @@ class Place(msgspec.Struct, frozen=True):
     kind: str
     """Which program wrote it: `treetune`, `verl`, `trl`, ..."""
 
-    def open(self) -> Run:
+    def open(self, seconds: float | None = None) -> Run:
+        """`seconds` is how long to read at first, of a run that takes long; `follow` goes on."""
         if self.kind == Run.kind:
-            return Run(self.path)
-        return ForeignRun(self.path, next(kind for kind in KINDS if kind.name == self.kind))
+            return Run(self.path, seconds)
+        return ForeignRun(self.path, self._foreign, seconds)
+
+    def stamp(self) -> Stamp:
+        """The size of its files and when the last was changed: while it stays the same, so does the run. Raises
+        FileNotFoundError where it is gone."""
+        if self.kind == Run.kind:
+            told = os.stat(self.path / TRACES.file)
+            return told.st_size, told.st_mtime_ns
+        stamps = [self._foreign.stamp(file) for file in self._foreign.files(self.path)]
+        if not stamps:
+            raise FileNotFoundError(self.path)
+        return sum(size for size, _ in stamps), max(time for _, time in stamps)
+
+    @property
+    def _foreign(self) -> Kind:
+        return next(kind for kind in KINDS if kind.name == self.kind)
 
 
 def open_run(path: str | Path) -> Run:
@@ -50,11 +67,7 @@ def open_run(path: str | Path) -> Run:
                 f" and {len(several) - _NAMED} more" if len(several) > _NAMED else ""
             )
             raise UsageError(f"{path} has {len(several)} runs below it: {named}", remedy="name one of them")
-        kinds = ", ".join(kind.name for kind in KINDS)
-        raise UsageError(
-            f"{path} holds no run",
-            remedy=f"name a folder that `eval` or `serve --traces` has written, or a run of another program: {kinds}",
-        )
+        raise no_run(path)
     run = place.open()
     for warning in run.warnings:
         warnings.warn(f"{run.path}: {warning}", stacklevel=2)

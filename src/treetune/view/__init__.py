@@ -5,7 +5,9 @@
 The pages are in `page/`: plain modules without a build step. What they ask is answered by `calls.py`.
 """
 
+from treetune.view.calls import Calls
+from treetune.view.report import Report, write_report
 from treetune.view.run_list import RunList
 from treetune.view.server import ViewServer
 
-__all__ = ["RunList", "ViewServer"]
+__all__ = ["Calls", "Report", "RunList", "ViewServer", "write_report"]

@@ -18,7 +18,6 @@ import msgspec
 
 from treetune.cache_folder import default_cache_dir, write_atomically
 from treetune.errors import TreetuneError
-from treetune.evaluation import Run
 from treetune.runs.folder import SUMMARY
 from treetune.runs.marks import read_tags
 from treetune.task import digest
@@ -29,6 +28,8 @@ _WAIT_SECONDS = 0.7
 """How long the list waits for lines that are not known yet."""
 _VERSION = 1
 """Of what a line holds."""
+_OF_A_PART: Stamp = (-1, -1)
+"""The stamp of a line whose run was not yet read to its end."""
 
 
 class _Kept(msgspec.Struct):
@@ -63,9 +64,11 @@ class Overviews:
         except OSError:
             return None
         about = {"id": shown.id, "name": shown.name, "path": str(shown.path), "kind": shown.kind}
-        live = (writers or Writers()).has(shown.path)
-        told = found if found is not None else _pending(shown)
-        return {**about, **told, "live": live, "tags": read_tags(shown.path)}
+        live = (writers or Writers()).has(shown)
+        if found is None:  # what was true a moment ago, or what the summary says
+            known = self._known.get(shown.id)
+            found = known[1] if known is not None else _pending(shown)
+        return {**about, **found, "live": live, "tags": read_tags(shown.path)}
 
     def is_current(self, shown: ShownRun) -> bool:
         """Whether its line was made of what is there now."""
@@ -83,7 +86,7 @@ class Overviews:
         known = self._known.get(shown.id)
         if known is not None and known[0] == stamp:
             return known[1]
-        if known is None and (kept := self._read(shown, stamp)) is not None:
+        if (known is None or known[0] == _OF_A_PART) and (kept := self._read(shown, stamp)) is not None:
             self._known[shown.id] = stamp, kept
             return kept
         return None
@@ -92,16 +95,16 @@ class Overviews:
         row: dict[str, Any]
         try:
             if shown.rollouts is None and stamp[0]:
-                row = {**overview(Run(shown.path)), "read": 1.0}  # read for this, and not kept
+                row = {**overview(shown.read()), "read": 1.0}  # read for this, and not kept
             else:
                 with shown.open() as run:
                     row = {**overview(run), "read": shown.share_read}
         except TreetuneError as error:
-            row = {**_pending(shown), "pending": False, "error": error.message}
-        if row["read"] == 1.0:
-            self._known[shown.id] = stamp, row
-            if shown.rollouts is None:
-                self._keep(shown, stamp, row)
+            row = {**_pending(shown), "pending": False, "read": 1.0, "error": error.message}
+        is_whole = row["read"] == 1.0
+        self._known[shown.id] = stamp if is_whole else _OF_A_PART, row
+        if is_whole and shown.rollouts is None:
+            self._keep(shown, stamp, row)
         return row
 
     def _make_all(self) -> None:
@@ -167,6 +170,8 @@ def _pending(shown: ShownRun) -> dict[str, Any]:
     it has."""
     row = {**_NOTHING, "pending": True}
     with suppress(OSError, msgspec.MsgspecError):
+        if not shown.is_own:
+            return row
         summary = msgspec.json.decode((shown.path / SUMMARY).read_bytes(), type=dict[str, Any])
         row |= {name: summary[name] for name in ("stderr", "tasks", "scored", "outcomes") if name in summary}
         row |= {"mean": summary.get("mean_reward"), "pass_at": summary.get("pass_at_k") or {}}

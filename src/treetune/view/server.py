@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from importlib import resources
 from typing import Any
 
 from treetune.errors import TreetuneError
 from treetune.serve import Access, HttpError, HttpRequest, JsonApp, Listener, Parts, Route
 from treetune.threads import call
 from treetune.view.calls import Calls
+from treetune.view.pages import TYPES, read_page
 from treetune.view.run_list import RunList
 from treetune.view.selection import Selection
 
@@ -33,14 +33,6 @@ _HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
-_TYPES = {
-    "html": b"text/html; charset=utf-8",
-    "js": b"text/javascript; charset=utf-8",
-    "css": b"text/css; charset=utf-8",
-    "svg": b"image/svg+xml",
-    "json": b"application/json",
-    "txt": b"text/plain; charset=utf-8",
-}
 _MOST_BYTES = 1 << 20
 """Of the body of a call."""
 
@@ -80,8 +72,11 @@ class ViewServer:
 
     async def _page(self, request: HttpRequest) -> bytes:
         name = request.path.removeprefix("/page/") if request.path != "/" else "index.html"
-        content = page_file(name)
-        request.content_type = _TYPES.get(name.rpartition(".")[2], b"application/octet-stream")
+        try:
+            content = read_page(name)
+        except KeyError:
+            raise HttpError(404, "unknown_path", f"there is no page {name:.80}") from None
+        request.content_type = TYPES[name.rpartition(".")[2]]
         return content
 
     async def _call(self, request: HttpRequest) -> bytes:
@@ -112,19 +107,3 @@ async def _in_threads(selection: Selection) -> AsyncGenerator[bytes]:
     finally:
         await call(parts.close)
         selection.close()
-
-
-def page_file(name: str) -> bytes:
-    """A file of the pages, by its own name; 404 for any other."""
-    folder = resources.files("treetune.view").joinpath("page")
-    parts = name.split("/")
-    for part in parts[:-1]:
-        folder = next((entry for entry in folder.iterdir() if entry.name == part and entry.is_dir()), None) or _missing(
-            name
-        )
-    file = next((entry for entry in folder.iterdir() if entry.name == parts[-1] and entry.is_file()), None)
-    return file.read_bytes() if file is not None else _missing(name)
-
-
-def _missing(name: str) -> Any:
-    raise HttpError(404, "unknown_path", f"there is no page {name:.80}")

@@ -6,6 +6,7 @@ turns, final = turns_of(prompt, messages)       # the prompt is what the first t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,3 +62,32 @@ def call_of(name: str, arguments: Any, id: str) -> dict[str, Any]:
     """A call as OpenAI's API has it."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def split_chat(prompt: str, answer: str) -> tuple[list[Message], list[Message]] | None:
+    """The messages of a prompt and of what came after it, where both are ChatML with its special tokens; None where
+    they are anything else."""
+    given, whole = _messages_in(prompt), _messages_in(prompt + answer)
+    if given is None or whole is None:
+        return None
+    count = len(given) if prompt.rstrip().endswith(_ENDS) else len(given) - 1  # the last one is the answer's beginning
+    return whole[:count], whole[count:]
+
+
+_BEGINS, _ENDS = "<|im_start|>", "<|im_end|>"
+_MESSAGE = re.compile(
+    r"\s*<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|(?=<\|im_start\|>)|\Z)(?:<\|endoftext\|>)*", re.DOTALL
+)
+
+
+def _messages_in(text: str) -> list[Message] | None:
+    if not text.lstrip().startswith(_BEGINS):
+        return None
+    messages, at = [], 0
+    while at < len(text.rstrip()):
+        found = _MESSAGE.match(text, at)
+        if found is None:
+            return None
+        messages.append({"role": found[1], "content": found[2]})
+        at = found.end()
+    return messages

@@ -24,6 +24,7 @@ import msgspec
 from filelock import FileLock
 
 from treetune.cache_folder import default_cache_dir, write_atomically
+from treetune.errors import described
 from treetune.runs.entry import Entry
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.foreign.kind import Found, Kind, Stamp
@@ -31,7 +32,7 @@ from treetune.runs.index import read_entries
 from treetune.task import digest
 from treetune.trace import Trace
 
-_VERSION = 1
+_VERSION = 2
 """Of what traces are made of records; raised when a kind reads more of them."""
 _SOURCE = "source.json"
 
@@ -45,6 +46,8 @@ class Taken(msgspec.Struct):
     mark: str
     end: int
     """Where the traces end that were made of it and of those before it."""
+    whole: bool = False
+    """Whether all of it was read; else the rest follows."""
     faults: int = 0
     """How many of its records could not be read."""
     fault: str = ""
@@ -61,6 +64,14 @@ class Source(msgspec.Struct):
     files: list[Taken] = []
     times: int = 0
     """How often traces were taken back that somebody may have read."""
+
+    bytes: int = 0
+    """Of all its files."""
+
+    @property
+    def share_read(self) -> float:
+        read = sum(file.stamp[0] for file in self.files if file.whole)
+        return read / self.bytes if self.bytes else 1.0
 
     @property
     def warnings(self) -> list[str]:
@@ -111,19 +122,20 @@ class KeptRun:
         self.path, self.kind = path.absolute(), kind
         self.folder = _kept_runs() / digest([str(self.path), kind.name])
 
-    def update(self) -> Source:
-        """Takes up what is new in the files of the run, and says what was read."""
+    def update(self, seconds: float | None = None) -> Source:
+        """Takes up what is new in the files of the run, for no more than about so many seconds, and says what was
+        read."""
         files = self.kind.files(self.path)
         stamps = [self.kind.stamp(file) for file in files]
-        names = [str(file) for file in files]
         source = self._read()
-        if not files or [(file.name, file.stamp) for file in source.files] == list(zip(names, stamps, strict=True)):
+        known = [(file.name, file.stamp) for file in source.files if file.whole]
+        if not files or known == [(str(file), stamp) for file, stamp in zip(files, stamps, strict=True)]:
             return source  # where its files are gone, what is kept is what there was
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(str(self.folder / ".update")):
             source = self._read()
-            source.config = self.kind.describe(files)
-            self._take(source, files, stamps)
+            source.config, source.bytes = self.kind.describe(files), sum(size for size, _ in stamps)
+            self._take(source, files, stamps, None if seconds is None else time.monotonic() + seconds)
             return source
 
     def _read(self) -> Source:
@@ -133,16 +145,14 @@ class KeptRun:
                 return source
         return Source(str(self.path), self.kind.name)
 
-    def _take(self, source: Source, files: list[Path], stamps: list[Stamp]) -> None:
-        names = [str(file) for file in files]
-        pairs = zip(source.files, names, stamps, strict=False)
-        same = next((at for at, (old, *new) in enumerate(pairs) if [old.name, old.stamp] != new), None)
-        same = min(len(source.files), len(files)) if same is None else same
-        older, source.files = source.files, source.files[:same]
-        grown = older[same] if same < min(len(older), len(files)) and older[same].name == names[same] else None
-        if grown is not None and (not grown.mark or grown.mark != self.kind.mark(files[same], grown.position)):
-            grown = None
-        end = grown.end if grown is not None else source.files[-1].end if source.files else 0
+    def _take(self, source: Source, files: list[Path], stamps: list[Stamp], until: float | None) -> None:
+        older, known = source.files, list(zip(map(str, files), stamps, strict=True))
+        same = 0
+        while same < min(len(older), len(known)) and older[same].whole and _is(older[same], known[same]):
+            same += 1
+        source.files = older[:same]
+        begun = older[same] if same < min(len(older), len(known)) and self._goes_on(older[same], *known[same]) else None
+        end = begun.end if begun is not None else source.files[-1].end if source.files else 0
         with RunFolder(self.folder, TRACES) as out:
             if older and end < older[-1].end:
                 source.times += 1
@@ -152,33 +162,43 @@ class KeptRun:
             try:
                 numbers = Numbers(read_entries(self.folder))
                 for at in range(same, len(files)):
-                    before = files[at - 1] if at else None
-                    taken = self._take_file(files[at], stamps[at], before, grown, numbers, out)
+                    taken = begun or Taken(*known[at], 0, "", 0)
+                    taken.stamp, begun = stamps[at], None
+                    self._take_file(taken, files[at], files[at - 1] if at else None, numbers, out, until)
                     source.files.append(taken)
-                    grown = None
+                    if until is not None and time.monotonic() >= until:
+                        break
             finally:
                 write_atomically(self.folder / _SOURCE, msgspec.json.encode(source))
 
+    def _goes_on(self, taken: Taken, name: str, stamp: Stamp) -> bool:
+        """Whether a file is as it was as far as it was read, so that only what comes after is new."""
+        if taken.name != name or not taken.mark:
+            return False
+        return taken.stamp == stamp or taken.mark == self.kind.mark(Path(name), taken.position)
+
     def _take_file(
         self,
+        taken: Taken,
         file: Path,
-        stamp: Stamp,
         before: Path | None,
-        grown: Taken | None,
         numbers: Numbers,
         out: RunFolder[Trace],
-    ) -> Taken:
-        taken = grown or Taken(str(file), stamp, 0, "", 0)
-        taken.stamp = stamp
-        if not grown and before is not None and self.kind.repeats(file, before):
+        until: float | None,
+    ) -> None:
+        taken.whole = True
+        if not taken.position and before is not None and self.kind.repeats(file, before):
             taken.end = out.size
-            return taken
+            return
         for found in self._found(file, taken.position):
             taken.position = found.position
             try:
                 if found.trace is not None:
                     numbers.note(found.trace, found)
                     out.append(found.trace)
+                    if until is not None and time.monotonic() >= until and self.kind.mark(file, found.position):
+                        taken.whole = False
+                        break
                     continue
             except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:  # what no trace can hold
                 found.fault = f"{file.name}: {error}"
@@ -187,14 +207,17 @@ class KeptRun:
         with suppress(OSError, ValueError):
             taken.mark = self.kind.mark(file, taken.position)
         taken.end = out.size
-        return taken
 
     def _found(self, file: Path, after: int) -> Iterator[Found]:
         """A file that cannot be read as what it should be is being written, or is damaged: it counts as one record."""
         try:
             yield from self.kind.read(file, after)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError) as error:
-            yield Found(None, after, fault=f"{file.name}: {error}")
+        except Exception as error:  # whatever a damaged file makes of its reader
+            yield Found(None, after, fault=f"{file.name}: {described(error)}")
+
+
+def _is(taken: Taken, known: tuple[str, Stamp]) -> bool:
+    return (taken.name, taken.stamp) == known
 
 
 def _kept_runs() -> Path:

@@ -17,23 +17,28 @@ from treetune.runs.run import Run
 
 
 class ForeignRun(Run):
-    def __init__(self, path: str | Path, kind: Kind) -> None:
+    def __init__(self, path: str | Path, kind: Kind, seconds: float | None = None) -> None:
+        """`seconds` is how long to read at first; `follow` goes on."""
         self.path, self.kind = Path(path), kind.name
         self._kept = KeptRun(self.path, kind)
         self.folder = self._kept.folder
-        self._source = self._kept.update()
+        self._source = self._kept.update(seconds)
         if not self._source.files:
             raise UsageError(f"{self.path} holds no run of {kind.name}", remedy="name a run that it has written")
         self._begin_anew()
-        super().follow()
+        super().follow(seconds)
 
     def follow(self, seconds: float | None = None) -> int:
         """Takes up what the program has written since; gives how many rollouts there are more. Where it wrote what it
         had written before anew, all of them count."""
-        times, self._source = self._source.times, self._kept.update()
+        times, self._source = self._source.times, self._kept.update(seconds)
         if self._source.times != times:
             self._begin_anew()
         return super().follow(seconds)
+
+    @property
+    def share_read(self) -> float:
+        return min(self._source.share_read, super().share_read)
 
     @property
     def warnings(self) -> list[str]:  # type: ignore[override]

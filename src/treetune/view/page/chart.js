@@ -16,9 +16,10 @@ function axis(rest = {}) {
 
 function options(width, { kind, x, series, label, range, names, labelY }) {
   const { paths } = globalThis.uPlot;
-  const drawn = series.map(({ name, role, scale = "y", dash }, at) => {
+  let curves = 0;
+  const drawn = series.map(({ name, role, scale = "y", dash }) => {
     const bars = (role || kind) === "columns";
-    const stroke = colour(bars ? "accent" : CURVES[at % CURVES.length]);
+    const stroke = colour(bars ? "soft" : CURVES[curves++ % CURVES.length]);
     return {
       label: name, scale, stroke, dash, width: bars ? 0 : dash ? 1.2 : 2, spanGaps: true, points: { show: !bars && !dash && x.length < 60, size: 5, fill: stroke },
       fill: bars ? colour(scale === "count" ? "faint" : "bar") : undefined,

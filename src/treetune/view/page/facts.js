@@ -53,10 +53,8 @@ const MARKS = { good: "✓ good", bad: "✗ bad", look: "◎ look again" };
 export function Mark({ run, at, mark, onMark }) {
   const [state, set] = useState({ mark: mark?.mark || null, comment: mark?.comment || "" });
   const [said, say] = useState("");
-  useEffect(() => {
-    set({ mark: mark?.mark || null, comment: mark?.comment || "" });
-    say("");
-  }, [run, at, mark?.mark, mark?.comment]);
+  useEffect(() => set({ mark: mark?.mark || null, comment: mark?.comment || "" }), [run, at, mark?.mark, mark?.comment]);
+  useEffect(() => say(""), [run, at]);
   const save = async (change) => {
     const next = { ...state, ...change };
     set(next);
@@ -96,7 +94,7 @@ function Pairs({ title, values, open = false }) {
 export function Facts({ run, answer, onMark }) {
   const { trace, entry, truth } = answer;
   const usage = trace.usage || {};
-  const { prompt, idx, ...task } = trace.task || {};
+  const task = Object.fromEntries(Object.entries(trace.task || {}).filter(([name]) => name !== "prompt" && name !== "idx"));
   return html`<aside class="facts" aria-label="About this rollout">
     <${Failure} failure=${trace.failure} />
     ${answer.suspicions?.map(({ rule, why }) => html`<section class="card suspicion"><h2>Suspicious <small>${rule}</small></h2><p>${visible(why)}</p></section>`)}

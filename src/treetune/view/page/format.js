@@ -51,7 +51,7 @@ export function date(epoch) {
   if (epoch == null) return NONE;
   const when = new Date(epoch * 1000);
   const today = new Date().toDateString() === when.toDateString();
-  const time = when.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+  const time = when.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
   return today ? time : `${when.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
 }
 

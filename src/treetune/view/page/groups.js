@@ -2,10 +2,10 @@
 // learns. Arrows move through the cells, Enter opens one.
 import { useCallback, useEffect, useState } from "./vendor/hooks.js";
 import { html, pure } from "./html.js";
-import { change, go, link } from "./address.js";
-import { Instead } from "./answer.js";
+import { change, link } from "./address.js";
+import { Instead, isPart } from "./answer.js";
 import { number, plural, visible } from "./format.js";
-import { announce } from "./keys.js";
+import { announce, useKeys } from "./keys.js";
 import { QueryBar, useQueryWords } from "./query.js";
 import { Recycled, toTop } from "./recycled.js";
 import { cellClass, cellText, cellTitle, Flag, Legend, spanOf } from "./reward.js";
@@ -81,8 +81,8 @@ export function Groups({ run, info, params, version }) {
   const [active, setActive] = useState(() => ({ row: params.row == null ? -1 : Number(params.row), column: Number(params.column) || 0 }));
   const list = `groups ${run} ${query} ${sort} ${descending}`;
   const span = spanOf(info);
-  const where = useCallback((at, row) => link(["run", run, "at", at], { q: query, sort: params.sort, up: params.up, down: params.down, by: params.by, row }),
-    [run, query, params.sort, params.up, params.down, params.by]);
+  const where = useCallback((at, row) => link(["run", run, "at", at], { q: query, sort: params.sort, up: params.up, down: params.down, by: params.by, md: params.md, row }),
+    [run, query, params.sort, params.up, params.down, params.by, params.md]);
   useEffect(() => {
     if (params.row == null) setActive({ row: -1, column: 0 });
   }, [query, sort, descending]);
@@ -90,14 +90,22 @@ export function Groups({ run, info, params, version }) {
     if (rows.total != null && !rows.stale) announce(`${plural(rows.total, "group")}`);
   }, [rows.total, rows.stale]);
 
+  const found = rows.total != null;
+  useEffect(() => {
+    // Back from a rollout: where one was.
+    if (found && params.row != null && document.activeElement === document.body) document.getElementById("groups")?.focus({ preventScroll: true });
+  }, [found]);
+
   const move = (down, across) => {
     const row = Math.min(rows.total - 1, Math.max(0, active.row + down));
     const cells = rows.at(row)?.cells || [];
     const column = Math.min(Math.max(0, cells.length - 1), Math.max(0, active.column + across));
     setActive({ row, column });
-    const found = rows.at(row);
-    if (found) announce(`task ${found.task}, mean ${number(found.mean)}, ${cells[column] ? cellTitle(cells[column]) : ""}`);
+    const group = rows.at(row);
+    if (group) announce(`task ${group.task}, mean ${number(group.mean)}, ${cells[column] ? cellTitle(cells[column]) : ""}`);
   };
+  const enter = () => document.getElementById("groups")?.focus();
+  useKeys({ ArrowDown: [null, enter], ArrowRight: [null, enter], Enter: [null, enter] });
   const pressed = (event) => {
     const page = Math.max(1, Math.floor(event.currentTarget.clientHeight / 32) - 2);
     const moves = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1], PageDown: [page, 0], PageUp: [-page, 0],
@@ -112,8 +120,8 @@ export function Groups({ run, info, params, version }) {
     event.preventDefault();
   };
   const clicked = (event) => {
-    const found = /^cell-(\d+)-(\d+)$/.exec(event.target.closest?.("a.cell")?.id || "");
-    if (found) change({ row: found[1], column: found[2] });
+    const place = /^cell-(\d+)-(\d+)$/.exec(event.target.closest?.("a.cell")?.id || "");
+    if (place) change({ row: place[1], column: place[2] });
   };
   const total = rows.total ?? 0;
   return html`<section class="fill" aria-labelledby="title">
@@ -123,7 +131,7 @@ export function Groups({ run, info, params, version }) {
       <${ExportMenu} run=${run} query=${query} />
     </${QueryBar}>
     <div class="under">
-      <span>${rows.total == null ? "…" : plural(total, "group")}${query && rows.rest.matching_rollouts != null ? html` · ${plural(rows.rest.matching_rollouts, "rollout")} fit` : ""}</span>
+      <span>${rows.total == null ? "…" : plural(total, "group")}${isPart(rows.rest) ? ` (${Math.floor(100 * rows.rest.read)} % of the run read)` : ""}${query && rows.rest.matching_rollouts != null ? html` · ${plural(rows.rest.matching_rollouts, "rollout")} fit` : ""}</span>
       <${Legend} span=${by === "advantage" ? aside(span) : span} of=${by} />
     </div>
     ${rows.total == null ? html`<${Instead} error=${rows.error} />` : html`<div class="table" style=${{ "--wide": widthOf(info) }} role="grid" aria-label="Groups of rollouts" aria-rowcount=${total + 1}>

@@ -15,6 +15,14 @@ function first({ rollouts }, best) {
   return paid[0]?.[1] ?? 0;
 }
 
+// What was asked, by the trace of one of its rollouts.
+function Question({ run, at }) {
+  const { data } = useAnswer("rollout", at == null ? null : { run, at });
+  if (!data) return null;
+  const asked = (data.trace.turns?.[0]?.observed || []).filter((message) => message.role === "user").map((message) => (typeof message.content === "string" ? message.content : (message.content || []).map((part) => part.text || "[picture]").join(" "))).join("\n");
+  return html`<p class="asked" dir="auto">${visible(asked.slice(0, 600))}${data.truth != null && html` <span class="soft">truth</span> <code>${plain(data.truth).slice(0, 200)}</code>`}</p>`;
+}
+
 function Side({ side, chosen, onChoose, name, parts, keep, span }) {
   const rollout = side.rollouts[chosen];
   return html`<div class="side"><h3>${name}</h3>
@@ -36,6 +44,7 @@ export function Pair({ runs, task, names, span }) {
   const parts = diff(said[0], said[1]);
   return html`<section class="pair card" aria-label=${`Task ${task.task} in both runs`}>
     <h2>Task ${task.task} <small>${task.source} · ${task.kind}</small></h2>
+    <${Question} run=${data[0].run} at=${data[0].rollouts[0]?.at} />
     <div class="sides">${data.map((side, at) => html`<${Side} side=${side} chosen=${chosen[at]} name=${names[at]} span=${span} parts=${parts} keep=${at ? "right" : "left"} onChoose=${(which) => choose(at ? [chosen[0], which] : [which, chosen[1]])} />`)}</div>
   </section>`;
 }

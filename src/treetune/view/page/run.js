@@ -2,9 +2,10 @@
 import { html } from "./html.js";
 import { go, link } from "./address.js";
 import { Chart, Interval } from "./chart.js";
+import { useRuns } from "./follow.js";
 import { amount, count, date, number, percent, plural, seconds } from "./format.js";
 import { Outcome, spanOf } from "./reward.js";
-import { Curve, PassAt } from "./runs.js";
+import { Curve, PassAt, lastPart } from "./runs.js";
 import { Timeline } from "./timeline.js";
 
 function Figure({ says, children, small }) {
@@ -42,15 +43,15 @@ function OutcomeList({ run, outcomes, total }) {
 }
 
 function Failures({ run, failures }) {
-  return html`<section class="card wide"><h2>Failures <small>by type and the line of your own code</small></h2><table><thead><tr><th class="right" scope="col">Rollouts</th><th scope="col">Failure</th><th scope="col">Outcome</th><th scope="col"><span class="hidden-text">Look</span></th></tr></thead>
-    <tbody>${failures.map(({ failure, count: many, at, outcome }) => html`<tr><td class="right strong">${count(many)}</td><td><code>${failure}</code></td><td><${Outcome} name=${outcome} /></td>
+  return html`<section class="card wide"><h2>Failures <small>by type and the line of your own code</small></h2><table><thead><tr><th class="right" scope="col">Rollouts</th><th scope="col">Failure</th><th class="c-outcome" scope="col">Outcome</th><th scope="col"><span class="hidden-text">Look</span></th></tr></thead>
+    <tbody>${failures.map(({ failure, count: many, at, outcome }) => html`<tr><td class="right strong">${count(many)}</td><td class="wraps"><code>${failure}</code></td><td class="c-outcome"><${Outcome} name=${outcome} /></td>
       <td class="right"><a href=${link(["run", run, "at", at])}>one of them</a> · <a href=${link(["run", run, "rollouts"], { q: `failure="${failure.replace(/[\\"]/g, "\\$&")}"` })}>all</a></td></tr>`)}</tbody></table></section>`;
 }
 
 function By({ rows, names, title, label, pick }) {
   const x = rows.map((_, at) => at);
   return html`<section class="card"><${Chart} kind="curve" title=${title} label=${label} x=${x} names=${names}
-    series=${[{ name: "mean reward", values: rows.map((row) => row.mean) }, { name: "rollouts", role: "columns", scale: "count", values: rows.map((row) => row.rollouts) }]} onPick=${pick} /></section>`;
+    series=${[{ name: "rollouts", role: "columns", scale: "count", values: rows.map((row) => row.rollouts) }, { name: "mean reward", values: rows.map((row) => row.mean) }]} onPick=${pick} /></section>`;
 }
 
 export function RunView({ run, info }) {
@@ -60,6 +61,7 @@ export function RunView({ run, info }) {
   const bin = (at) => find(`reward>=${edges[at]} & reward<${at === counts.length - 1 ? "=" : ""}${edges[at + 1]}`);
   const failed = info.rollouts - info.scored;
   return html`<section class="page" aria-labelledby="title">
+    <div class="line about">${info.model && html`<span>model <b>${info.model}</b></span>`}${info.taskset && html`<span title=${info.taskset}>taskset <b>${lastPart(info.taskset)}</b></span>`}${info.fingerprint && html`<span>print <code>${info.fingerprint}</code></span>`}<span class="gap"></span><${CompareWith} run=${run} /></div>
     <dl class="figures">
       <${Figure} says="Mean reward" small=${`± ${number(info.stderr == null ? null : 1.96 * info.stderr)}`}>${number(info.mean)}</${Figure}>
       <${Figure} says="pass@k"><${PassAt} rates=${info.pass_at} /></${Figure}>
@@ -68,7 +70,6 @@ export function RunView({ run, info }) {
       <${Figure} says="Tokens sampled" small=${`${amount(info.prompt_tokens)} given`}>${amount(info.completion_tokens)}</${Figure}>
       <${Figure} says="Retries">${count(info.retries)}</${Figure}>
       <${Figure} says="Took" small=${info.began ? date(info.began) : ""}>${seconds(info.seconds)}</${Figure}>
-      <${Figure} says="Model">${info.model || "–"}</${Figure}>
     </dl>
     <${Warnings} warnings=${info.warnings || []} />
     <div class="cards">
@@ -87,6 +88,13 @@ export function RunView({ run, info }) {
   </section>`;
 }
 
+function CompareWith({ run }) {
+  const others = (useRuns().answer?.runs || []).filter((other) => other.id !== run);
+  if (!others.length) return null;
+  return html`<label class="pick">Compare with <select value="" onChange=${(event) => go(["compare", `${event.target.value},${run}`])}><option value="" disabled>an earlier run…</option>
+    ${others.map((other) => html`<option value=${other.id}>${other.name} (${number(other.mean)})</option>`)}</select></label>`;
+}
+
 function Warnings({ warnings }) {
   if (!warnings.length) return null;
   const [first, ...others] = warnings;
@@ -94,8 +102,16 @@ function Warnings({ warnings }) {
   return html`<details class="notice"><summary>${first} <small>and ${others.length} more</small></summary><ul class="plain">${others.map((warning) => html`<li>${warning}</li>`)}</ul></details>`;
 }
 
+// What was set, a line each: taskset.num_tasks 200.
+function flatten(values, before = "") {
+  return Object.entries(values).flatMap(([name, value]) => {
+    if (value == null || value.length === 0) return [];
+    return typeof value === "object" && !Array.isArray(value) ? flatten(value, `${before}${name}.`) : [[before + name, value]];
+  });
+}
+
 function Config({ info }) {
-  const overridden = Object.entries(info.overridden || {});
+  const overridden = flatten(info.overridden || {});
   return html`<section class="card wide"><h2>Config <small>${info.taskset} · ${info.path}</small></h2>
     ${overridden.length > 0 && html`<dl class="pairs">${overridden.map(([name, value]) => html`<dt>${name}</dt><dd><code>${typeof value === "string" ? value : JSON.stringify(value)}</code></dd>`)}</dl>`}
     ${info.config && html`<details><summary>config.yaml</summary><pre class="data">${info.config}</pre></details>`}

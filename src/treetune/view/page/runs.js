@@ -86,19 +86,19 @@ export function Runs({ params }) {
     <div class="head"><h1 id="title" tabindex="-1">Runs <small>${answer.place} · ${plural(answer.runs.length, "run")}</small></h1>
       <input class="filter" type="search" placeholder="Filter by name, model, tag" aria-label="Filter runs" value=${filter} onInput=${(event) => change({ filter: event.target.value })} />
       <button class="main" disabled=${chosen.length < 2} onClick=${() => go(["compare", chosen.join(",")])}>${chosen.length < 2 ? "Choose two to compare" : `Compare ${chosen.length} runs`}</button></div>
-    ${answer.curve?.length > 1 && html`<${Curve} steps=${answer.curve} title="Mean reward over the steps of the training" />`}
+    ${answer.curve?.length > 1 && html`<section class="card curve"><${Curve} steps=${answer.curve} title="Mean reward over the steps of the training" /></section>`}
     <div class="scrolls"><table class="runs">
       <thead><tr><th class="check"><span class="hidden-text">Compare</span></th>${COLUMNS.map(([name, says, right]) => html`<th class=${right ? "right" : ""} scope="col" aria-sort=${name === sort ? (descending ? "descending" : "ascending") : null}>
         ${says ? html`<button onClick=${() => press(name)}>${says}${name === sort ? (descending ? " ↓" : " ↑") : ""}</button>` : html`<span class="hidden-text">Over the run</span>`}</th>`)}</tr></thead>
       <tbody>${runs.map((run) => html`<tr key=${run.id} class=${chosen.includes(run.id) ? "chosen" : ""}>
         <td class="check"><input type="checkbox" checked=${chosen.includes(run.id)} onChange=${() => choose(run.id)} aria-label=${`Compare ${run.name}`} /></td>
-        <th scope="row"><a href=${link(["run", run.id])}>${run.name}</a>${run.live && html` <span class="live" title="still being written">live</span>`}${run.kind !== "treetune" && html` <span class="badge">${run.kind}</span>`}<${Tags} run=${run} /></th>
-        <td title=${run.taskset}>${lastPart(run.taskset)}</td><td>${run.model}</td>
-        <td class="right strong">${number(run.mean)} <small>± ${number(run.stderr == null ? null : 1.96 * run.stderr)}</small></td>
-        <td><${Spark} values=${run.spark || []} /></td>
-        <td class="right"><${PassAt} rates=${run.pass_at} /></td>
-        <td class="right">${count(run.tasks)}</td><td class="right">${count(run.rollouts)}</td>
-        <td><${Outcomes} outcomes=${run.outcomes} total=${run.rollouts} /></td>
+        <th scope="row"><a href=${link(["run", run.id])}>${run.name}</a>${run.pending && html` <small>reading…</small>`}${run.error && html` <span class="badge bad" title=${run.error}>${run.error}</span>`}${run.live && html` <span class="live" title="still being written">live</span>`}${run.kind !== "treetune" && html` <span class="badge">${run.kind}</span>`}<${Tags} run=${run} /></th>
+        <td class="c-taskset" title=${run.taskset}>${lastPart(run.taskset)}</td><td class="c-model">${run.model}</td>
+        <td class="right strong c-mean">${number(run.mean)} <small>± ${number(run.stderr == null ? null : 1.96 * run.stderr)}</small></td>
+        <td class="c-spark"><${Spark} values=${run.spark || []} /></td>
+        <td class="right c-pass"><${PassAt} rates=${run.pass_at} /></td>
+        <td class="right c-tasks">${count(run.tasks)}</td><td class="right c-rollouts">${count(run.rollouts)}<span class="unit"> rollouts</span></td>
+        <td class="c-failed"><${Outcomes} outcomes=${run.outcomes} total=${run.rollouts} /></td>
         <td class="right" title=${`${count(run.prompt_tokens)} given, ${count(run.completion_tokens)} sampled`}>${amount(run.completion_tokens)}</td>
         <td class="right">${run.retries ? count(run.retries) : ""}</td><td class="right">${seconds(run.seconds)}</td><td class="right">${date(run.began)}</td>
         <td><code>${run.fingerprint}</code></td></tr>`)}</tbody>

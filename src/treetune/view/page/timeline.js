@@ -29,7 +29,7 @@ function paint(canvas, { placed, count, end }, span, chosen) {
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
   const inks = Object.fromEntries(Array.from({ length: 11 }, (_, at) => [`r${at}`, colour(`reward${at}`)]));
-  const [bad, ink, soft, line] = ["bad", "ink", "soft", "line"].map(colour);
+  const [ink, soft, line] = ["ink", "soft", "line"].map(colour);
   const lane = (height - MARGIN) / Math.max(1, count);
   const thick = Math.max(1, Math.min(16, lane - (lane > 4 ? 1 : 0)));
   pen.font = "11px system-ui, sans-serif";
@@ -38,19 +38,16 @@ function paint(canvas, { placed, count, end }, span, chosen) {
     pen.fillStyle = line;
     pen.fillRect(x, 0, 1, height - MARGIN);
     pen.fillStyle = soft;
-    pen.fillText(seconds((end * tick) / 6), x + 3, height - 5);
+    pen.textAlign = tick === 6 ? "right" : "left";
+    pen.fillText(seconds((end * tick) / 6), tick === 6 ? width : x + 3, height - 5);
   }
   for (const each of placed) {
     const x = (each.began / end) * (width - 40);
     const wide = Math.max(1.5, (each.seconds / end) * (width - 40));
     const y = each.lane * lane;
-    pen.fillStyle = each.reward == null ? bad : inks[step(each.reward, span)];
+    pen.fillStyle = each.reward == null ? ink : inks[step(each.reward, span)];
     pen.fillRect(x, y, wide, thick);
-    if (each.reward == null && thick > 3) {
-      pen.fillStyle = ink;
-      pen.fillRect(x + wide - 2, y, 2, thick);
-    }
-    pen.fillStyle = ink;
+    pen.fillStyle = each.reward == null ? line : ink;
     for (let dot = 0; dot < Math.min(3, each.retries || 0); dot += 1) pen.fillRect(x + 2 + 4 * dot, y + thick / 2 - 1, 2, 2);
     if (each.at === chosen) {
       pen.strokeStyle = ink;
@@ -90,7 +87,7 @@ export function Timeline({ run, rollouts, span }) {
   const failed = rollouts.filter((each) => each.reward == null).length;
   const retried = rollouts.reduce((sum, each) => sum + (each.retries || 0), 0);
   return html`<figure class="chart timeline">
-    <figcaption>Timeline <small>${placed.count} at a time at most · dots: retries (${retried}) · red: failed (${failed})</small></figcaption>
+    <figcaption>Timeline <small>${placed.count} at a time at most · dots: retries (${retried}) · <i class="swatch"></i> failed (${failed})</small></figcaption>
     <canvas ref=${canvas} role="img" aria-label=${`${rollouts.length} rollouts over ${seconds(placed.end)}, ${failed} failed, ${retried} retries`}
       onMouseMove=${(event) => set(look(event))} onMouseLeave=${() => set(null)} onClick=${open} class=${found ? "on" : ""}></canvas>
     <p class="tip">${found ? `began after ${seconds(found.began)}, took ${seconds(found.seconds)} (policy ${seconds(found.policy)}, environment ${seconds(found.environment)}) · ${found.outcome.replace("_", " ")} · ${found.reward == null ? "no reward" : `reward ${number(found.reward)}`}${found.retries ? ` · ${found.retries} retries` : ""}` : "\u00a0"}</p>
