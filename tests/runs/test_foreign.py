@@ -387,6 +387,17 @@ def test_what_is_kept_is_not_read_again(rollouts, monkeypatch):
     assert [file.name for file in read] == ["2.jsonl"]
 
 
+def test_what_is_kept_is_listed_with_the_cache_and_removed_with_it(rollouts, treetune):
+    folder, write = rollouts
+    write(1)
+    run = open_run(folder)
+    assert treetune("cache", "list", "--json").json["runs"]["number"] == 1
+    assert treetune("cache", "prune", "--older-than", 1, "--json").json["runs"]["number"] == 0
+    assert "other programs' runs: 1" in treetune("cache", "prune", "--all").out
+    assert not run.folder.exists()
+    assert (run.follow(), len(run)) == (0, 2)  # made again
+
+
 # Finding them
 
 
