@@ -238,7 +238,7 @@ def test_tokens_are_a_strip_of_sampled_and_given_ones(page):
 
 def read_sequences(folder):
     """The tokens of each rollout."""
-    traces = map(json.loads, (folder / "base" / "traces.jsonl").read_text().splitlines())
+    traces = map(json.loads, (folder / "base" / "traces.jsonl").read_bytes().splitlines())
     return [(each.get("tokens") or {}).get("sequences") or [] for each in traces]
 
 
@@ -332,6 +332,15 @@ def test_words_that_were_said_are_found(page):
     page.go('/run/0/rollouts?q="because it turns" %26 solved', until="#rollouts a.rollout-row")
     page.sees(".under", r"^\d+ rollouts")
     assert set(page.texts("#rollouts .c-source")) == {"essays"}
+    page.one("#rollouts a.rollout-row").click()
+    page.waits(lambda: set(page.texts(".chat mark.hit")) == {"because it turns"}, "what was looked for, marked")
+    first = page.text("h1#title")
+    page.press("j")
+    page.waits(lambda: page.text("h1#title") not in ("", first), "the next that was found")
+    page.press("k")
+    page.sees("h1#title", first)
+    page.press("\ue00c")  # Escape
+    page.sees(".under", r"^\d+ rollouts")
 
 
 # 8. Suspicious

@@ -61,12 +61,19 @@ def test_half_a_line_is_not_shown(tmp_path):
         assert server.ask("rollouts", run=0)["total"] == 2
 
 
+def wait_for_new(server):
+    until = time.monotonic() + 30
+    while not server.ask("changes", runs={})["new_runs"]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def test_new_runs_are_found(tmp_path):
     make_run(tmp_path / "first", [[1.0]])
     with viewing(tmp_path) as server:
         assert len(server.rows()) == 1
         make_run(tmp_path / "deep" / "er" / "second", [[0.0]])
-        assert server.ask("changes", runs={"0": 1})["new_runs"] is True
+        wait_for_new(server)
         names = {row["id"]: row["name"] for row in server.rows()}
         assert names == {0: "first", 1: os.path.join("deep", "er", "second")}
         assert server.ask("changes", runs={"0": 1, "1": 1}) == {"changed": [], "new_runs": False}
@@ -76,7 +83,7 @@ def test_a_folder_without_runs_waits_for_them(tmp_path):
     with viewing(tmp_path) as server:
         assert server.ask("runs") == {"place": str(tmp_path), "runs": [], "curve": None}
         make_run(tmp_path / "run", [[1.0]])
-        assert server.ask("changes", runs={})["new_runs"] is True
+        wait_for_new(server)
         assert len(server.rows()) == 1
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def build_command(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="YAML with train_tasks and val_tasks (hydra's too), or any TARGET.")],
+    target: Annotated[str, options.target("YAML with train_tasks and val_tasks (hydra's too), or any TARGET.")],
     format: options.Format = "verl",
     num_tasks: options.NumTasks = None,
     force: Annotated[bool, option("Build again what is cached.", "--force")] = False,

@@ -15,7 +15,7 @@ from treetune.trace import Trace, decode_trace
 def read_line(run: Run, at: int) -> bytes:
     """Without its images, which are files beside it."""
     places = run.columns.places
-    file = os.open(run.path / TRACES.file, os.O_RDONLY)
+    file = os.open(run.folder / TRACES.file, os.O_RDONLY)
     try:
         return os.pread(file, int(places("length")[at]), int(places("offset")[at]))
     finally:
@@ -24,12 +24,12 @@ def read_line(run: Run, at: int) -> bytes:
 
 def read_trace(run: Run, at: int) -> Trace:
     try:
-        return decode_trace(bring_back(read_line(run, at), run.path))
+        return decode_trace(bring_back(read_line(run, at), run.folder))
     except msgspec.MsgspecError as error:
         raise damaged(run, at, error) from None
 
 
 def damaged(run: Run, at: int, error: Exception) -> TasksetError:
     entry = run.columns.entries[at]
-    where = f"the trace of {entry.uid[:12]}/{entry.rollout}, at byte {entry.offset:,} of {run.path / TRACES.file}"
+    where = f"the trace of {entry.uid[:12]}/{entry.rollout}, at byte {entry.offset:,} of {run.folder / TRACES.file}"
     return TasksetError(f"{where}, is damaged: {error}", remedy="remove that line")

@@ -28,12 +28,12 @@ _PART = 1 << 20
 class Selection:
     def __init__(self, run: Run, query: str, format: str) -> None:
         self._rows = np.flatnonzero(run.fits(query))
-        self._path, self._format = run.path, format
+        self._folder, self._format = run.folder, format
         self._places = [run.columns.places(name)[self._rows].tolist() for name in ("offset", "length")]
         self._table: dict[str, Any] = {}
         if format == "parquet":
             self._table = {name: np.asarray(values, object)[self._rows] for name, values in run.table().items()}
-        self._file = os.open(run.path / TRACES.file, os.O_RDONLY)
+        self._file = os.open(run.folder / TRACES.file, os.O_RDONLY)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -63,7 +63,7 @@ class Selection:
     def _lines(self) -> Iterator[bytes]:
         """The traces with their images in them, so that the file needs nothing else."""
         for offset, length in zip(*self._places, strict=True):
-            yield bring_back(os.pread(self._file, length, offset), self._path)
+            yield bring_back(os.pread(self._file, length, offset), self._folder)
 
     def _write_parquet(self, file: Path) -> None:
         """The columns of the run, and of each rollout its messages and the truth, as JSON."""

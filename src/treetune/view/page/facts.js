@@ -53,10 +53,8 @@ const MARKS = { good: "✓ good", bad: "✗ bad", look: "◎ look again" };
 export function Mark({ run, at, mark, onMark }) {
   const [state, set] = useState({ mark: mark?.mark || null, comment: mark?.comment || "" });
   const [said, say] = useState("");
-  useEffect(() => {
-    set({ mark: mark?.mark || null, comment: mark?.comment || "" });
-    say("");
-  }, [run, at, mark?.mark, mark?.comment]);
+  useEffect(() => set({ mark: mark?.mark || null, comment: mark?.comment || "" }), [run, at, mark?.mark, mark?.comment]);
+  useEffect(() => say(""), [run, at]);
   const save = async (change) => {
     const next = { ...state, ...change };
     set(next);

@@ -3,7 +3,7 @@
 import { useCallback, useEffect, useState } from "./vendor/hooks.js";
 import { html, pure } from "./html.js";
 import { change, link } from "./address.js";
-import { Instead } from "./answer.js";
+import { Instead, isPart } from "./answer.js";
 import { number, plural, visible } from "./format.js";
 import { announce, useKeys } from "./keys.js";
 import { QueryBar, useQueryWords } from "./query.js";
@@ -81,8 +81,8 @@ export function Groups({ run, info, params, version }) {
   const [active, setActive] = useState(() => ({ row: params.row == null ? -1 : Number(params.row), column: Number(params.column) || 0 }));
   const list = `groups ${run} ${query} ${sort} ${descending}`;
   const span = spanOf(info);
-  const where = useCallback((at, row) => link(["run", run, "at", at], { q: query, sort: params.sort, up: params.up, down: params.down, by: params.by, row }),
-    [run, query, params.sort, params.up, params.down, params.by]);
+  const where = useCallback((at, row) => link(["run", run, "at", at], { q: query, sort: params.sort, up: params.up, down: params.down, by: params.by, md: params.md, row }),
+    [run, query, params.sort, params.up, params.down, params.by, params.md]);
   useEffect(() => {
     if (params.row == null) setActive({ row: -1, column: 0 });
   }, [query, sort, descending]);
@@ -131,7 +131,7 @@ export function Groups({ run, info, params, version }) {
       <${ExportMenu} run=${run} query=${query} />
     </${QueryBar}>
     <div class="under">
-      <span>${rows.total == null ? "…" : plural(total, "group")}${query && rows.rest.matching_rollouts != null ? html` · ${plural(rows.rest.matching_rollouts, "rollout")} fit` : ""}</span>
+      <span>${rows.total == null ? "…" : plural(total, "group")}${isPart(rows.rest) ? ` (${Math.floor(100 * rows.rest.read)} % of the run read)` : ""}${query && rows.rest.matching_rollouts != null ? html` · ${plural(rows.rest.matching_rollouts, "rollout")} fit` : ""}</span>
       <${Legend} span=${by === "advantage" ? aside(span) : span} of=${by} />
     </div>
     ${rows.total == null ? html`<${Instead} error=${rows.error} />` : html`<div class="table" style=${{ "--wide": widthOf(info) }} role="grid" aria-label="Groups of rollouts" aria-rowcount=${total + 1}>

@@ -2,9 +2,10 @@
 import { html } from "./html.js";
 import { go, link } from "./address.js";
 import { Chart, Interval } from "./chart.js";
+import { useRuns } from "./follow.js";
 import { amount, count, date, number, percent, plural, seconds } from "./format.js";
 import { Outcome, spanOf } from "./reward.js";
-import { Curve, PassAt } from "./runs.js";
+import { Curve, PassAt, lastPart } from "./runs.js";
 import { Timeline } from "./timeline.js";
 
 function Figure({ says, children, small }) {
@@ -60,6 +61,7 @@ export function RunView({ run, info }) {
   const bin = (at) => find(`reward>=${edges[at]} & reward<${at === counts.length - 1 ? "=" : ""}${edges[at + 1]}`);
   const failed = info.rollouts - info.scored;
   return html`<section class="page" aria-labelledby="title">
+    <div class="line about">${info.model && html`<span>model <b>${info.model}</b></span>`}${info.taskset && html`<span title=${info.taskset}>taskset <b>${lastPart(info.taskset)}</b></span>`}${info.fingerprint && html`<span>print <code>${info.fingerprint}</code></span>`}<span class="gap"></span><${CompareWith} run=${run} /></div>
     <dl class="figures">
       <${Figure} says="Mean reward" small=${`± ${number(info.stderr == null ? null : 1.96 * info.stderr)}`}>${number(info.mean)}</${Figure}>
       <${Figure} says="pass@k"><${PassAt} rates=${info.pass_at} /></${Figure}>
@@ -68,7 +70,6 @@ export function RunView({ run, info }) {
       <${Figure} says="Tokens sampled" small=${`${amount(info.prompt_tokens)} given`}>${amount(info.completion_tokens)}</${Figure}>
       <${Figure} says="Retries">${count(info.retries)}</${Figure}>
       <${Figure} says="Took" small=${info.began ? date(info.began) : ""}>${seconds(info.seconds)}</${Figure}>
-      <${Figure} says="Model">${info.model || "–"}</${Figure}>
     </dl>
     <${Warnings} warnings=${info.warnings || []} />
     <div class="cards">
@@ -85,6 +86,13 @@ export function RunView({ run, info }) {
       <${Config} info=${info} />
     </div>
   </section>`;
+}
+
+function CompareWith({ run }) {
+  const others = (useRuns().answer?.runs || []).filter((other) => other.id !== run);
+  if (!others.length) return null;
+  return html`<label class="pick">Compare with <select value="" onChange=${(event) => go(["compare", `${event.target.value},${run}`])}><option value="" disabled>an earlier run…</option>
+    ${others.map((other) => html`<option value=${other.id}>${other.name} (${number(other.mean)})</option>`)}</select></label>`;
 }
 
 function Warnings({ warnings }) {
