@@ -47,7 +47,7 @@ def row_of(page, number):
 
 def test_runs_are_a_table_that_sorts_and_filters(page):
     page.go("/", until="table.runs")
-    assert page.sees("table.runs", "trained").count("± 0.") == 3
+    page.waits(lambda: page.text("table.runs").count("± 0.") == 3, "the means of three runs")
     assert {"base", "later", "trained"} == {each.split()[0] for each in page.texts("table.runs tbody th")}
     page.click("table.runs th button", "Mean reward")
     means = [float(each.split()[0]) for each in page.texts("table.runs .c-mean")]
