@@ -330,7 +330,7 @@ def test_a_resumed_run_may_ask_for_more_but_not_for_less(treetune, tmp_path):
 
 
 def test_resume_may_go_on_at_another_endpoint(treetune):
-    start = ("eval", "arithmetic", "-m", "served", "-n", 2, "-o", "run", "--json")
+    start = ("eval", "arithmetic", "-m", "served", "-n", 2, "-o", "run", "--json", "--endpoint.preflight", "false")
     first = treetune(*start, "--endpoint.base_url", "http://127.0.0.1:9/v1", "--endpoint.max_retries", 0)
     assert first.json["outcomes"] == {"policy_error": 2}
     again = treetune(

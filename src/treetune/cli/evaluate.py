@@ -11,8 +11,9 @@ import typer
 from treetune import evaluation as evaluating
 from treetune.cli import options
 from treetune.cli.compare import plain_comparison, show_comparison
+from treetune.cli.completion import complete_model, complete_target
 from treetune.cli.display import Display, finish, run_to_end, runs_table, show_warnings, summary_table
-from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, without_none
+from treetune.cli.options import TARGET, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
@@ -26,14 +27,20 @@ def eval_command(
     context: typer.Context,
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TARGET...", help=f"{TARGET} Several: a run each. Absent with --resume -o DIR."),
+        typer.Argument(
+            metavar="TARGET...",
+            help=f"{TARGET} Several: a run each. Absent with --resume -o DIR.",
+            autocompletion=complete_target,
+        ),
     ] = None,
     models: Annotated[
         list[str] | None,
         option(
-            "scripted:gold, local:PATH, or a model at --endpoint.base_url. Repeatable: a run each, compared.",
+            "scripted:gold, local:PATH, vllm:MODEL, anthropic/NAME, or a model at --endpoint.base_url. "
+            "Repeatable: a run each, compared.",
             "-m",
             "--model",
+            autocompletion=complete_model,
         ),
     ] = None,
     num_tasks: options.NumTasks = None,
@@ -66,8 +73,7 @@ def eval_command(
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     from_run = resume and not targets and server is None and output is not None
-    groups = (*TASKS, "sampling", "limits", "endpoint")
-    overrides = read_overrides(context, groups, trust=trust and not from_run)
+    overrides = read_overrides(context, trust=trust and not from_run)
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
     if rescore and not resume:

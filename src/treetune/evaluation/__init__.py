@@ -4,7 +4,16 @@ from treetune import evaluation
 """
 
 from treetune.evaluation.compare import Comparison, Difference, TaskChange, compare, compare_tasks
-from treetune.evaluation.config import EvalConfig, Evaluation, ValidateConfig, Validation, read_config, read_taskset
+from treetune.evaluation.config import (
+    EvalConfig,
+    Evaluation,
+    ValidateConfig,
+    Validation,
+    keys_of,
+    read_config,
+    read_taskset,
+    unknown_keys,
+)
 from treetune.evaluation.hosts import ask_server, find_served, refuse_unservable
 from treetune.evaluation.pass_rates import PassRates
 from treetune.evaluation.plan import Plan, Watch

@@ -25,7 +25,7 @@ from treetune.evaluation.hosts import ask_server, find_served, open_host, refuse
 from treetune.evaluation.rescore import RescoreSummary, score_again
 from treetune.evaluation.run_trust import remember
 from treetune.evaluation.runner import Runner
-from treetune.policies import check_policy, load_policy
+from treetune.policies import check_policy, check_reachable, load_policy
 from treetune.policy import Policy
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.summary import Tally
@@ -103,13 +103,15 @@ class Plan:
     # Before it runs
 
     def check(self) -> None:
-        """Refuses tasks that cannot be played here."""
+        """Refuses tasks that cannot be played here, and a model behind an endpoint that does not answer."""
         taskset, config = self.evaluation.taskset, self.evaluation.config
         refuse_unservable(taskset)
         if config.tasks and self.served is not None:
             raise UsageError("a server gives tasks in its own order: none is chosen by its index", remedy="use -n")
         if not config.tasks:
             taskset.draw(config.num_tasks)  # an unbounded draw
+        if not self.remote and self._policy is None:
+            check_reachable(config.model, config.endpoint)
 
     def check_model(self) -> None:
         """Refuses a model that cannot be loaded, and loads none."""

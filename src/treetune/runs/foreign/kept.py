@@ -32,7 +32,7 @@ from treetune.runs.index import read_entries
 from treetune.task import digest
 from treetune.trace import Trace
 
-_VERSION = 1
+_VERSION = 2
 """Of what traces are made of records; raised when a kind reads more of them."""
 _SOURCE = "source.json"
 
