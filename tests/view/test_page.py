@@ -13,12 +13,26 @@ from viewed_run import make_viewed_run
 pytestmark = pytest.mark.slow
 
 
+def write_verl(folder):
+    """What verl leaves in its `rollout_data_dir`: a file for each step, a line for each rollout."""
+    folder.mkdir(parents=True)
+    for step in (1, 2, 3):
+        lines = [
+            {"input": f"What is {task} + 1?", "output": f"It is {task + right}.", "gts": str(task + 1), "score": right}
+            for task in range(6)
+            for right in (0.0, 1.0, 1.0, 1.0)
+        ]
+        text = "".join(json.dumps({**line, "step": step}) + "\n" for line in lines)
+        (folder / f"{step}.jsonl").write_text(text)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("view") / "runs"
     make_viewed_run(folder / "base")
     make_viewed_run(folder / "later", seed=1, shift=0.1, model="qwen-7b-step200")
     make_viewed_run(folder / "trained", seed=3, steps=20, tasks=40)
+    write_verl(folder / "verl")
     return folder
 
 
@@ -47,12 +61,12 @@ def row_of(page, number):
 
 def test_runs_are_a_table_that_sorts_and_filters(page):
     page.go("/", until="table.runs")
-    assert page.sees("table.runs", "trained").count("± 0.") == 3
-    assert {"base", "later", "trained"} == {each.split()[0] for each in page.texts("table.runs tbody th")}
+    page.waits(lambda: page.text("table.runs").count("±") == 4, "the means of the runs")
+    assert {"base", "later", "trained", "verl"} == {each.split()[0] for each in page.texts("table.runs tbody th")}
     page.click("table.runs th button", "Mean reward")
     means = [float(each.split()[0]) for each in page.texts("table.runs .c-mean")]
     assert means == sorted(means, reverse=True)
-    assert len(page.all("table.runs .spark polyline")) == 3
+    assert len(page.all("table.runs .spark polyline")) == 4
     page.type("input.filter", "step200")
     page.waits(lambda: len(page.all("table.runs tbody tr")) == 1, "one run")
     assert "filter=step200" in page.hash
@@ -118,7 +132,7 @@ def test_groups_are_rows_of_cells_by_variance(page):
     assert first["variance"] == "0.25"
     assert len(page.all("#groups [role=row]")) < 60  # rows are recycled
     page.keep("view-groups")
-    page.runs("document.getElementById('groups').scrollTop = 1e9")
+    page.runs("document.querySelector('#groups .recycled').scrollTop = 1e9")
     cells, last = row_of(page, 199)
     assert last["variance"] in ("–", "0")
     page.click(".heads button", "Task")
@@ -331,7 +345,7 @@ def test_a_query_finds_completes_and_stands_in_the_address(page):
 def test_words_that_were_said_are_found(page):
     page.go('/run/0/rollouts?q="because it turns" %26 solved', until="#rollouts a.rollout-row")
     page.sees(".under", r"^\d+ rollouts")
-    assert set(page.texts("#rollouts .c-source")) == {"essays"}
+    assert set(page.texts("#rollouts a .c-source")) == {"essays"}
     page.one("#rollouts a.rollout-row").click()
     page.waits(lambda: set(page.texts(".chat mark.hit")) == {"because it turns"}, "what was looked for, marked")
     first = page.text("h1#title")
@@ -393,3 +407,19 @@ def test_scoring_again_is_a_preview(page, folder):
     page.click(".under input")
     page.waits(lambda: page.all(".rescore-row"), "rollouts with old and new")
     assert (folder / "base" / "traces.jsonl").read_bytes() == before
+
+
+# 10. Foreign runs
+
+
+def test_what_verl_has_written_is_shown_like_a_run_of_our_own(page):
+    page.go("/", until="table.runs")
+    page.sees("table.runs", "verl")
+    page.click("table.runs th a", "verl")
+    page.sees(".chart figcaption", "Mean reward over steps")
+    page.press("g")
+    page.sees(".under", r"\d+ groups")
+    assert row_of(page, 0)[1]["mean"] == "0.75"
+    page.click("#groups .cell")
+    page.sees(".chat", r"What is \d \+ 1\?.*It is \d")
+    page.sees(".answer", "Truth")

@@ -76,9 +76,9 @@ function App() {
     document.title = [row?.name, path[0] === "compare" && "Compare", "Treetune"].filter(Boolean).join(" · ");
   }, [row?.name, path[0]]);
   useEffect(() => {
-    // One run alone is what one came for.
+    // One run alone is what one came for, at first.
     if (answer && runs.length === 1 && !read().path.length) go(["run", runs[0].id], {}, true);
-  }, [answer !== null, path.length]);
+  }, [answer !== null]);
   useEffect(() => {
     // What had the focus may be gone with the view before.
     const timer = setTimeout(() => document.activeElement === document.body && document.getElementById("title")?.focus({ preventScroll: true }), 50);

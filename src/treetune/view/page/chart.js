@@ -27,6 +27,7 @@ function options(width, { kind, x, series, label, range, names, labelY }) {
       value: (_, value) => (value == null ? "–" : number(value)),
     };
   });
+  const steps = kind === "curve" && !names && { incrs: [1, 2, 5].flatMap((each) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((by) => each * by)).sort((one, other) => one - other) };
   const ticks = names && { splits: () => x, values: (_, at) => at.map((each) => names[each] ?? "") };
   return {
     width, height: HEIGHT, padding: [8, 12, 0, 0], legend: { show: series.length > 1, live: true },
@@ -37,7 +38,7 @@ function options(width, { kind, x, series, label, range, names, labelY }) {
       count: { range: (_, low, high) => [0, (high || 1) * 1.3] },
     },
     axes: [
-      axis({ label, labelSize: 18, labelFont: "11px system-ui, sans-serif", grid: { show: false }, size: 28, ...ticks }),
+      axis({ label, labelSize: 18, labelFont: "11px system-ui, sans-serif", grid: { show: false }, size: 28, ...steps, ...ticks }),
       axis({ size: 46, label: labelY, labelSize: labelY ? 16 : 0, labelFont: "11px system-ui, sans-serif", values: (_, at) => at.map((each) => number(each)) }),
     ],
     series: [{ label: label || "x", value: (_, value) => (value == null ? "–" : names ? names[value] : number(value)) }, ...drawn],
