@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import run_script
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,8 +30,12 @@ def test_its_examples_run(page, treetune, tmp_path, monkeypatch):
             (tmp_path / name).write_text(body)
         if kind == "console":
             for line in body.splitlines():
-                assert line.startswith("$ treetune "), line
-                result = treetune(*shlex.split(line)[2:])
+                assert line.startswith(("$ treetune ", "$ python ")), line
+                _, program, *arguments = shlex.split(line)
+                if program == "python":
+                    result = run_script(tmp_path, tmp_path / arguments[0], arguments[1:])
+                else:
+                    result = treetune(*arguments)
                 assert result.code == 0, f"{line}\n{result.out}{result.err}"
 
 

@@ -34,10 +34,21 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     extra: dict[str, Any] = {}
     """Further fields of an endpoint's request body, passed as they are (`top_k`, `chat_template_kwargs`)."""
 
+    def over(self, usual: Sampling) -> Sampling:
+        """With what is `usual` where nothing is said here."""
+        unsaid = Sampling()
+        if usual == unsaid:
+            return self
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        said = {name: value for name, value in values if value != getattr(unsaid, name)}
+        return msgspec.structs.replace(usual, **{**said, "extra": {**usual.extra, **self.extra}})
+
 
 class Usage(msgspec.Struct):
     prompt_tokens: int = 0
+    """The tokens that were given to the model, over all turns."""
     completion_tokens: int = 0
+    """The tokens that it sampled."""
 
 
 class Request(msgspec.Struct):

@@ -27,6 +27,7 @@ def folder(tmp_path):
     make_run(tmp_path / "runs" / "first", [[1.0, 0.5], [0.0, None]])
     with RunFolder(tmp_path / "runs" / "first", TRACES) as run:
         run.append(make_trace(2, 0, 0.0, source="other"))
+    make_run(tmp_path / "runs" / "second", [[1.0]])
     return tmp_path
 
 

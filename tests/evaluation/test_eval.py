@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from treetune.evaluation.summary import pass_at_k, standard_error
+from treetune.runs.summary import pass_at_k, standard_error
 
 SLOW = """
 import time
@@ -276,7 +276,7 @@ def test_a_resumed_run_may_ask_for_more_but_not_for_less(treetune, tmp_path):
 
 
 def test_resume_may_go_on_at_another_endpoint(treetune):
-    start = ("eval", "arithmetic", "-m", "served", "-n", 2, "-o", "run", "--json")
+    start = ("eval", "arithmetic", "-m", "served", "-n", 2, "-o", "run", "--json", "--endpoint.preflight", "false")
     first = treetune(*start, "--endpoint.base_url", "http://127.0.0.1:9/v1", "--endpoint.max_retries", 0)
     assert first.json["outcomes"] == {"policy_error": 2}
     again = treetune(
@@ -453,8 +453,8 @@ def test_a_taskset_that_fails_while_giving_tasks_is_named(treetune, tmp_path):
 
 def test_a_taskset_that_needs_a_container_is_refused_before_its_first_task(monkeypatch):
     from treetune import Taskset
-    from treetune.cli.hosts import refuse_unservable
     from treetune.errors import TasksetError
+    from treetune.evaluation import refuse_unservable
     from treetune.sandbox import Capability
 
     class Boxed(Taskset):

@@ -44,7 +44,7 @@ def test_retries_are_in_traces_in_the_summary_and_on_screen(treetune, tmp_path, 
     told = treetune("eval", "arithmetic", "-m", "m", "-n", 3, "-c", 1, "--endpoint.base_url", busy, "-o", "run", *where)
     run = Run(tmp_path / "run")
     assert [trace.retries for trace in run.traces()] == [1, 1, 1]
-    assert run.summary["retries"] == 3
+    assert run.summary.retries == 3
     assert "3 calls repeated" in told.out + told.err
 
 

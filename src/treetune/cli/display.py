@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +35,8 @@ class Display:
     """On a terminal, live: the overridden settings, a bar with mean reward and errors, the latest rollouts. Elsewhere,
     for logs: a line at the start, one for each of the first errors, and one every few seconds."""
 
-    def __init__(self, screen: Screen, evaluation: Evaluation, done: int) -> None:
+    def __init__(self, screen: Screen, evaluation: Evaluation, done: int, place: str = "") -> None:
+        """`place` says which of several runs it is (`2 of 3`); its display then goes away at the end."""
         self._screen = screen
         config, taskset = evaluation.config, evaluation.taskset
         # How many rollouts there will be, where that can be known without building every task.
@@ -47,13 +49,16 @@ class Display:
         self._progress = Progress(BarColumn(bar_width=None), MofNCompleteColumn(), state, *times, console=screen)
         self._bar = self._progress.add_task("", total=self._total, completed=done, state="")
         settings = [f"{key}={value}" for key, value in evaluation.overridden().items()]
-        above = Text("\n".join(settings))
+        above = Text("\n".join([*([f"run {place}"] if place else []), *settings]))
         self._live = Live(
-            get_renderable=lambda: Group(above, self._progress, *self._latest), console=screen, refresh_per_second=8
+            get_renderable=lambda: Group(above, self._progress, *self._latest),
+            console=screen,
+            refresh_per_second=8,
+            transient=bool(place),
         )
         if not screen.is_terminal:
             begun = f" ({done} rollouts done already)" if done else ""
-            screen.say(f"evaluating {' '.join(settings)}{begun}")
+            screen.say(f"evaluating {f'({place}) ' if place else ''}{' '.join(settings)}{begun}")
 
     def __enter__(self) -> Self:
         if self._screen.is_terminal:
@@ -131,6 +136,16 @@ def summary_table(summary: Summary) -> RenderableType:
     return Group(table, "", make_table(sources, ("source", *numbers), right=numbers))
 
 
+def runs_table(runs: Sequence[tuple[str, str, Summary]]) -> RenderableType:
+    """A line for each of several runs: its taskset, its model, and what it amounts to."""
+    numbers = ("mean", "±", "over all", "pass@1", "scored", "failed")
+    rows = []
+    for taskset, model, summary in runs:
+        means = summary.mean_reward, summary.stderr, summary.mean_reward_all, summary.pass_at_k.get("1")
+        rows.append((taskset, model, *map(_figure, means), f"{summary.scored:,}", f"{summary.errors:,}"))
+    return make_table(rows, ("taskset", "model", *numbers), right=numbers)
+
+
 def _figure(reward: float | None) -> str:
     return "-" if reward is None else f"{reward:.4f}"
 
@@ -142,6 +157,15 @@ def _figures(chances: dict[str, float]) -> str:
 def show_warnings(summary: Summary, screen: Screen) -> None:
     for text in summary.warnings:
         screen.say(f"warning: {text}", style="yellow")
+
+
+def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
+    """Runs it; gives False where Ctrl-C ended it, and what was done until then is to be shown."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def finish(

@@ -95,10 +95,12 @@ def report_error(message: str, remedy: str | None, code: int, as_json: bool) -> 
     return code
 
 
-def error_text(error: Any) -> str:
-    """What typer found wrong, and where to read more."""
+def error_text(error: Any, better: str | None = None) -> str:
+    """What typer found wrong, or `better` words for it, and where to read more."""
     context = getattr(error, "ctx", None)
-    return str(error.format_message()) + (f" (see `{context.command_path} --help`)" if context is not None else "")
+    return (better or str(error.format_message())) + (
+        f" (see `{context.command_path} --help`)" if context is not None else ""
+    )
 
 
 def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:

@@ -17,16 +17,16 @@ import uvloop
 
 from treetune import evaluation, serve
 from treetune.cli import options
-from treetune.cli.hosts import refuse_unservable
-from treetune.cli.options import TASKS, option, read_overrides, without_none
+from treetune.cli.options import option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.register import open_registration
 from treetune.cli.supervise import Report
 from treetune.cli.supervise import supervise as run_supervised
 from treetune.config import convert
 from treetune.episode import Limits
-from treetune.errors import MissingExtraError, UsageError
+from treetune.errors import ConfigError, MissingExtraError, UsageError
 from treetune.policies import EndpointConfig
+from treetune.policy import Sampling
 from treetune.runs.rolling import RollingRun
 from treetune.target import build_taskset, read_target, refuse_server
 
@@ -83,7 +83,7 @@ def serve_command(
     """Serve a taskset: clients pull tasks in its order, and have rollouts run here; or play its episodes over HTTP.
 
     `treetune list --servers` finds it in the --register, under the address of --advertise where that is another one.
-    Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600,
+    Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600, --sampling.temperature 0.7,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     refuse_server(target, "serve")
@@ -91,9 +91,12 @@ def serve_command(
         raise UsageError("--supervise and --mcp: the client starts such a server", remedy="pass --http too, or neither")
     if supervise:
         return _supervise([zmq, http, openenv, metrics, None if port is None else f":{port}"], state, max_crashes, json)
-    overrides = read_overrides(context, (*TASKS, "limits", "endpoint"), trust=trust)
+    overrides = read_overrides(context, trust=trust)
     data = read_target(target, overrides, split, "train")
+    if faults := evaluation.unknown_keys(data):
+        raise ConfigError(faults, source=target)
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
+    sampling = convert(data.get("sampling"), Sampling, path="sampling", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)
     asked = {key: value for key, value in (data.get("endpoint") or {}).items() if key != "api_key_env"}
     names = model or ([str(data["model"])] if data.get("model") else [])
@@ -101,6 +104,7 @@ def serve_command(
         model=names[0] if names else None,
         endpoint=endpoint,
         models={name: endpoint for name in names[1:]},
+        sampling=sampling,
         allowed_endpoints=[
             convert({**asked, "base_url": url}, EndpointConfig, path="--allow-endpoint") for url in allow_endpoint or []
         ],
@@ -130,12 +134,21 @@ def serve_command(
     access = serve.Access(token=token or None, curve_key=curve_key, open=open_access)
     config = msgspec.structs.replace(config, access=access, limits=limits)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
-    refuse_unservable(taskset)
+    evaluation.refuse_unservable(taskset)
     kept_traces = None
     if traces is not None:
-        served = evaluation.EvalConfig(taskset=data["taskset"], model=models.model or "", limits=limits)
+        served = evaluation.EvalConfig(
+            taskset=data["taskset"], model=models.model or "", sampling=sampling, limits=limits
+        )
         kept_traces = RollingRun(traces, evaluation.Evaluation(served, taskset), traces_size << 20)
         evaluation.remember(traces)
+    opened = contextlib.ExitStack()
+    if any(name.startswith("vllm:") for name in names):
+        from treetune.policies.vllm import running
+
+        places = {name: opened.enter_context(running(name, endpoint)) for name in names}
+        others = {name: places[name] for name in names[1:]}
+        models = msgspec.structs.replace(models, endpoint=places[names[0]], models=others)
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, datefmt="%H:%M:%S")
     parts: dict[str, Any] = {"doors": doors, "traces": kept_traces}
     if workers or max_workers or engine != "processes":
@@ -147,7 +160,8 @@ def serve_command(
         server: serve.EnvServer = serve.EnvServerPool(taskset, config, models, pool, loaded, **parts)
     else:
         server = serve.EnvServer(taskset, config, models, **parts)
-    uvloop.run(_serve(server, json, keep_registered))
+    with opened:
+        uvloop.run(_serve(server, json, keep_registered))
     return 0
 
 

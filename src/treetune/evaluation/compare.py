@@ -9,7 +9,7 @@ failed has no reward: the difference is given over the scored rollouts, and over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,8 @@ from treetune.evaluation.paired import FEWEST_TASKS, SURE, Paired, shuffled_p_va
 from treetune.runs.run import Run
 from treetune.target import config_differences
 
+Key = tuple[str, int]
+"""Of a task: its uid, and which of several equal ones it is."""
 _UNTOLD = ("max_concurrent", "endpoint", "num_tasks")
 """Keys of a config that change no result of a task."""
 
@@ -95,6 +97,23 @@ class Comparison(msgspec.Struct):
         """Whether the second is worse, and more so than chance explains: over the scored rollouts or over all."""
         return self.over_all.is_loss or (self.scored is not None and self.scored.is_loss)
 
+    @property
+    def verdict(self) -> str:
+        """In one sentence."""
+        seen = self.scored or self.over_all
+        if self.over_all.is_loss and not seen.is_loss:
+            return "The second is worse where failed rollouts count as 0: more of them failed."
+        if seen.significant:
+            return f"The second is {'better' if seen.difference > 0 else 'worse'}, and more so than chance explains."
+        if not seen.difference:
+            return "No difference."
+        sentence = "The difference may be chance"
+        if seen.tasks_to_settle is not None:
+            sentence += f": one of this size would take about {seen.tasks_to_settle:,} tasks to show"
+        if seen.detectable is not None:
+            sentence += f"; these {seen.tasks:,} show one of {seen.detectable:.3f}"
+        return sentence + "."
+
 
 class _Task(msgspec.Struct):
     """The rollouts of one task in a run."""
@@ -112,7 +131,7 @@ class _Task(msgspec.Struct):
         return self.scored + [0.0] * (self.rollouts - len(self.scored))
 
 
-def _tasks(run: Run) -> dict[tuple[str, int], _Task]:
+def _tasks(run: Run) -> dict[Key, _Task]:
     columns, groups = run.columns, run.columns.groups()
     rewards, solved = columns.reward[groups.order].tolist(), run.solved()[groups.order].tolist()
     sources = columns.texts("source")
@@ -131,8 +150,16 @@ def _tasks(run: Run) -> dict[tuple[str, int], _Task]:
     return found
 
 
-def compare(before: Run, after: Run) -> Comparison:
+def compare(before: Run, after: Run, only: Container[Key] | None = None) -> Comparison:
+    """`only`: of these tasks."""
+    return compare_tasks(before, after, only)[0]
+
+
+def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -> tuple[Comparison, list[TaskChange]]:
+    """The same, and every task that both have."""
     old, new = _tasks(before), _tasks(after)
+    if only is not None:
+        old, new = ({key: task for key, task in tasks.items() if key in only} for tasks in (old, new))
     common = [key for key in old if key in new]
     if not common:
         raise UsageError(
@@ -143,11 +170,11 @@ def compare(before: Run, after: Run) -> Comparison:
     full = [(old[key].rewards, new[key].rewards) for key in common]
     over_scored = _difference(list(pairs.values())) if pairs else None
     over_all = over_scored if over_scored is not None and full == list(pairs.values()) else _difference(full)
-    by_source: dict[str, list[tuple[str, int]]] = {}
+    by_source: dict[str, list[Key]] = {}
     for key in pairs:
         by_source.setdefault(old[key].source, []).append(key)
     sources = sorted(by_source.items()) if len(by_source) > 1 else []
-    return Comparison(
+    comparison = Comparison(
         str(before.path),
         str(after.path),
         (before.model, after.model),
@@ -161,13 +188,14 @@ def compare(before: Run, after: Run) -> Comparison:
         len(new) - len(common),
         config_differences(_told(before), _told(after)),
     )
+    return comparison, changes
 
 
 def _told(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key not in _UNTOLD}
 
 
-def _change(key: tuple[str, int], old: _Task, new: _Task) -> TaskChange:
+def _change(key: Key, old: _Task, new: _Task) -> TaskChange:
     before, after = (_mean(task.scored) if task.scored else None for task in (old, new))
     return TaskChange(*key, new.idx, new.source, before, after, old.solved, new.solved)
 

@@ -12,13 +12,13 @@ from treetune.errors import ResumeError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_trust import is_own, refuse_foreign_code
 from treetune.evaluation.runner import Runner
-from treetune.evaluation.summary import Summary, Tally
 from treetune.judges import JudgeError
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
 from treetune.rows.trust import trusts
 from treetune.runs.folder import TRACES, RunFolder, read_traces
+from treetune.runs.summary import Summary, Tally
 from treetune.task import text_of
 from treetune.trace import POLICY_FIELDS, Trace
 

@@ -17,10 +17,10 @@ from typing import TypeVar
 
 from treetune.errors import TasksetError, TreetuneError
 from treetune.evaluation.config import Evaluation
-from treetune.evaluation.summary import Tally
 from treetune.host import Host
 from treetune.play_options import PlayOptions
 from treetune.runs.folder import RunFolder
+from treetune.runs.summary import Tally
 from treetune.trace import Failure, Outcome, Trace
 
 T = TypeVar("T")

@@ -289,8 +289,12 @@ def unused_path(path: Path) -> Path:
 
 def name_run(*parts: str) -> Path:
     """A folder below `runs` that is not used yet, named after what runs and when."""
-    words = [re.sub(r"[^A-Za-z0-9.=_-]+", "-", part).strip("-")[-60:] for part in parts]
-    return unused_path(Path("runs") / "--".join([*words, time.strftime("%Y%m%d-%H%M%S")]))
+    return unused_path(Path("runs") / "--".join([*map(slug, parts), time.strftime("%Y%m%d-%H%M%S")]))
+
+
+def slug(name: str) -> str:
+    """A name as a part of a folder's."""
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-")[-60:]
 
 
 @contextmanager

@@ -48,6 +48,8 @@ _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
 }
 _SCORED = {outcome.value for outcome in Outcome if outcome.scored}
 
+_DEEPEST = 100
+
 Test = Callable[[Columns, Mask], Mask]
 """Which of the rollouts it holds for; it need only look at those of the mask."""
 
@@ -87,6 +89,8 @@ class Query:
         self._traces: Path | None = None
         self._tokens = list(self._read(self.text))
         self._at = 0
+        if sum(token["mark"] in ("(", "!") for token in self._tokens) > _DEEPEST:
+            raise self._wrong(f"it has more than {_DEEPEST} ( and !")
         self._test = self._either() if self._tokens else None
         if self._at < len(self._tokens):
             raise self._wrong("a ) too many")
@@ -111,7 +115,8 @@ class Query:
     def _wrong(self, problem: str) -> UsageError:
         words = ", ".join(WORDS)
         remedy = f'write for example: reward<0.5 & source=gsm8k "therefore"; words are {words}'
-        return UsageError(f"the query {self.text!r}: {problem}", remedy=remedy)
+        shown = self.text if len(self.text) <= 200 else f"{self.text[:200]}…"
+        return UsageError(f"the query {shown!r}: {problem}", remedy=remedy)
 
     def _next(self) -> str | None:
         """The mark that comes next; "" where it is a condition."""

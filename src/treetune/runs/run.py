@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from treetune.runs.folder import CONFIG, SUMMARY, TRACES
 from treetune.runs.images import bring_back
 from treetune.runs.index import IndexReader
 from treetune.runs.query import Query, solved
+from treetune.runs.summary import Summary, Tally
 from treetune.trace import Trace, decode_trace
 
 _NAMED = 5
@@ -48,7 +49,7 @@ def means_run(path: Path) -> bool:
 def no_run(path: Path) -> UsageError:
     """Says that there is no run at a path, and which are near."""
     problem = f"{path} holds no run" if path.exists() else f"there is no run {path}"
-    remedy = "name a folder that `eval` or `serve --traces` has written"
+    remedy = "name a folder that `eval` or `serve --traces` has written, or a run of verl, TRL, SkyRL or Inspect"
     if within := _runs_in(path):
         remedy = f"name one of those in it: {', '.join(within[:_NAMED])}{', ...' if len(within) > _NAMED else ''}"
     return UsageError(f"{problem}{did_you_mean(str(path), _runs_in(path.parent))}", remedy=remedy)
@@ -59,20 +60,28 @@ def _runs_in(folder: Path) -> list[str]:
 
 
 class Run:
+    kind = "treetune"
+    """Which program wrote it; `runs/foreign` has those of others."""
+    warnings: Sequence[str] = ()
+    """What whoever looks at it should know: what could not be read."""
+
     def __init__(self, path: str | Path, seconds: float | None = None) -> None:
         """Of a long run without an index, `seconds` is how long to read at first."""
-        self.path = Path(path)
+        self.path = self.folder = Path(path)  # where its files are, which may be elsewhere for a run of another program
         if not is_run(self.path):
             raise no_run(self.path)
-        self.columns = Columns()
-        self._reader = IndexReader(self.path, TRACES.file)
+        self._begin_anew()
         self.follow(seconds)
+
+    def _begin_anew(self) -> None:
+        self.columns, self._reader = Columns(), IndexReader(self.folder, TRACES.file)
+        self._summary: Summary | None = None
 
     def follow(self, seconds: float | None = None) -> int:
         """Takes up what was written since, in no more than about so many seconds; gives how many rollouts there are
         more. Where the run was resumed or scored again, all is read anew: `columns` are others then."""
         if self._reader.replaced:
-            self.columns, self._reader = Columns(), IndexReader(self.path, TRACES.file)
+            self._begin_anew()
         until = None if seconds is None else time.monotonic() + seconds
         before = len(self.columns)
         for entries in self._reader.read():
@@ -85,7 +94,7 @@ class Run:
     def share_read(self) -> float:
         """How much of what is there was read: 1.0 is all."""
         try:
-            size = os.stat(self.path / TRACES.file).st_size
+            size = os.stat(self.folder / TRACES.file).st_size
         except FileNotFoundError:
             return 1.0
         return min(1.0, self._reader.end / size) if size else 1.0
@@ -96,16 +105,33 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """What it ran: `config.yaml`; empty where there is none."""
-        file = self.path / CONFIG
+        file = self.folder / CONFIG
         return dict(load_yaml(str(file))) if file.exists() else {}
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """What `summary.json` says; empty before its end."""
+    def summary(self) -> Summary:
+        """What it amounts to: `summary.json`; where that does not speak of all rollouts, as in a run that is being
+        written, the traces are read."""
+        if self._summary is None or self._summary.rollouts != len(self):
+            self._summary = self.written_summary()
+        if self._summary is None or self._summary.rollouts != len(self):
+            tally = Tally(self.pass_threshold)
+            for trace in self.traces():
+                tally.add(trace)
+            self._summary = tally.summary()
+        return self._summary
+
+    def written_summary(self) -> Summary | None:
+        """What `summary.json` says; None before its end."""
         try:
-            return msgspec.json.decode((self.path / SUMMARY).read_bytes(), type=dict[str, Any])
+            return msgspec.json.decode((self.folder / SUMMARY).read_bytes(), type=Summary)
         except (OSError, msgspec.MsgspecError):
-            return {}
+            return None
+
+    @property
+    def pass_threshold(self) -> float:
+        """The reward from which a rollout counts as solved."""
+        return float(self.config.get("pass_threshold", 1.0))
 
     @property
     def model(self) -> str:
@@ -126,13 +152,13 @@ class Run:
 
     def solved(self) -> Mask:
         """Which rollouts count as solved, by the threshold that the run had."""
-        return solved(self.columns, float(self.config.get("pass_threshold", 1.0)))
+        return solved(self.columns, self.pass_threshold)
 
     # One by one
 
     def fits(self, query: str = "") -> Mask:
         """Which rollouts a query fits (`reward<1 & source=gsm8k "therefore"`)."""
-        return Query(query).select(self.columns, self.path / TRACES.file)
+        return Query(query).select(self.columns, self.folder / TRACES.file)
 
     def select(self, query: str = "") -> Entries:
         """Their entries."""
@@ -140,14 +166,14 @@ class Run:
 
     def traces(self, query: str = "") -> Iterator[Trace]:
         """Their traces, read as they are asked for."""
-        with open(self.path / TRACES.file, "rb") as file:
+        with open(self.folder / TRACES.file, "rb") as file:
             for entry in self.select(query):
                 yield self._read(file.fileno(), entry)
 
     def trace(self, name: str | Entry) -> Trace:
         """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index."""
         entry = name if isinstance(name, Entry) else self.find(name)
-        with open(self.path / TRACES.file, "rb") as file:
+        with open(self.folder / TRACES.file, "rb") as file:
             return self._read(file.fileno(), entry)
 
     def find(self, name: str) -> Entry:
@@ -175,7 +201,7 @@ class Run:
 
     def _read(self, file: int, entry: Entry) -> Trace:
         try:
-            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.path))
+            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.folder))
         except msgspec.MsgspecError as error:
             raise TasksetError(f"{self.path}: the trace of {entry.uid}/{entry.rollout} is damaged: {error}") from None
 

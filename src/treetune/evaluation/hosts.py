@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
-from treetune import evaluation as evaluating
 from treetune import serve
 from treetune.environment import contract_of
 from treetune.errors import TasksetError
+from treetune.evaluation.config import Evaluation
 from treetune.host import Host, LocalHost, always
 from treetune.mixture import parts_of
 from treetune.policy import Policy
@@ -22,15 +22,6 @@ from treetune.taskset import Taskset
 
 _SILENT_SECONDS = 2.0
 """After so long a person is told what is waited for."""
-
-
-def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
-    """Runs it; gives False where Ctrl-C ended it, and what was done until then is to be shown."""
-    try:
-        asyncio.run(work)
-    except KeyboardInterrupt:
-        return False
-    return True
 
 
 def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
@@ -53,9 +44,7 @@ async def ask_server(served: serve.Served, count: int = 0) -> list[Task]:
 
 
 @asynccontextmanager
-async def open_host(
-    evaluation: evaluating.Evaluation, policy: Policy | None, workers: int | None
-) -> AsyncIterator[Host]:
+async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int | None) -> AsyncIterator[Host]:
     """Where the rollouts of an evaluation run: here with the policy, on as many workers, or on its taskset's server."""
     config, taskset = evaluation.config, evaluation.taskset
     async with AsyncExitStack() as opened:
@@ -67,9 +56,13 @@ async def open_host(
             host: Host = LocalHost(Streams(taskset), always(policy), capacity=config.max_concurrent)
             opened.push_async_callback(host.close)
         elif workers is not None:
+            from treetune.policies.vllm import running
+
             # A server of our own without a door: its host is asked right here.
             settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)
-            models = serve.ModelsConfig(model=config.model, endpoint=config.endpoint)
+            models = serve.ModelsConfig(
+                model=config.model, endpoint=opened.enter_context(running(config.model, config.endpoint))
+            )
             server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers), doors=[])
             opened.push_async_callback(server.close)
             await server.start()

@@ -20,10 +20,15 @@ MOST_WARNINGS = 5
 
 class SourceSummary(msgspec.Struct):
     tasks: int
+    """Different tasks."""
     rollouts: int
+    """Rollouts of them."""
     mean_reward: float | None
+    """Over scored rollouts."""
     mean_reward_all: float | None
+    """Over all; one that failed counts as 0."""
     scored: int
+    """Rollouts that have a reward."""
 
 
 class Summary(msgspec.Struct):
@@ -38,18 +43,27 @@ class Summary(msgspec.Struct):
     pass_at_k_all: dict[str, float]
     """The same over all rollouts: one that failed did not solve it."""
     tasks: int
+    """Different tasks."""
     rollouts: int
+    """Rollouts of them, failed ones included."""
     scored: int
+    """Rollouts that have a reward."""
     outcomes: dict[str, int]
+    """How many rollouts ended in which way."""
     metrics: dict[str, float]
+    """The mean of each metric over the rollouts that have it."""
     data_sources: dict[str, SourceSummary]
+    """The same figures for each data source."""
     prompt_tokens: int
+    """The model's, over all rollouts."""
     completion_tokens: int
+    """What it sampled."""
     judge_calls: int
     """What judges were asked, repetitions after an unreadable verdict included."""
     judge_cache_hits: int
     """Of these, what had been asked before, or was being asked: nothing was paid."""
     judge_prompt_tokens: int
+    """Of the calls of judges that were paid."""
     judge_completion_tokens: int
     """Of the calls that were paid."""
     retries: int
@@ -57,6 +71,7 @@ class Summary(msgspec.Struct):
     stopped: str | None
     """The ceiling that ended the run before all its rollouts were begun."""
     seconds_per_rollout: float | None
+    """The mean, waiting included."""
     warnings: list[str]
     """What makes the figures doubtful, the commonest first."""
 
