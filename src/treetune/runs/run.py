@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from treetune.runs.images import bring_back
 from treetune.runs.index import IndexReader
 from treetune.runs.query import Query, solved
 from treetune.runs.summary import Summary, Tally
+from treetune.task import Task
 from treetune.trace import Trace, decode_trace
 
 _NAMED = 5
@@ -170,11 +171,12 @@ class Run:
             for entry in self.select(query):
                 yield self._read(file.fileno(), entry)
 
-    def trace(self, name: str | Entry) -> Trace:
-        """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index."""
+    def trace(self, name: str | Entry, type_of: Callable[[Task], type[Task]] | None = None) -> Trace:
+        """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index. Its
+        task is of the type that `type_of` (a taskset's) tells."""
         entry = name if isinstance(name, Entry) else self.find(name)
         with open(self.folder / TRACES.file, "rb") as file:
-            return self._read(file.fileno(), entry)
+            return self._read(file.fileno(), entry, type_of)
 
     def find(self, name: str) -> Entry:
         return self.columns.entry(self.row(name))
@@ -199,9 +201,9 @@ class Run:
             raise UsageError(f"{name} may be several rollouts", remedy="write more of the uid")
         return int(rows[-1])
 
-    def _read(self, file: int, entry: Entry) -> Trace:
+    def _read(self, file: int, entry: Entry, type_of: Callable[[Task], type[Task]] | None = None) -> Trace:
         try:
-            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.folder))
+            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.folder), type_of)
         except msgspec.MsgspecError as error:
             raise TasksetError(f"{self.path}: the trace of {entry.uid}/{entry.rollout} is damaged: {error}") from None
 
