@@ -11,6 +11,7 @@ Texts are kept once and named by number. A column of numbers has NaN where a rol
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -62,6 +63,8 @@ class Groups(msgspec.Struct):
     """Which of them each rollout belongs to."""
     first: Codes
     """The first rollout of each."""
+    entries: list[Entry]
+    """Those of `first`."""
     rollouts: Codes
     scored: Codes
     mean: Numbers
@@ -85,6 +88,42 @@ class Groups(msgspec.Struct):
     def all_of(self, reward: float) -> Mask:
         found: Mask = (self.scored > 0) & (self.lowest == reward) & (self.highest == reward)
         return found
+
+    def flags(self) -> list[str]:
+        """What each came to: `all 1`, `all 0`, `mixed`, `failed` where no rollout has a reward; `same` where all have
+        another one."""
+        masks = (self.failed, self.mixed, self.all_of(0.0), self.all_of(1.0))
+        found: list[str] = np.select(masks, ("failed", "mixed", "all 0", "all 1"), "same").tolist()
+        return found
+
+    def table(self) -> dict[str, Any]:
+        """Columns by name, one row a task."""
+        scored = self.scored > 0
+        return {
+            "task": [entry.idx for entry in self.entries],
+            "uid": [entry.uid for entry in self.entries],
+            "source": [entry.source for entry in self.entries],
+            "rollouts": self.rollouts,
+            "scored": self.scored,
+            "mean": self.mean,
+            "variance": self.variance,
+            "lowest": np.where(scored, self.lowest, math.nan),
+            "highest": np.where(scored, self.highest, math.nan),
+            "flag": self.flags(),
+        }
+
+    def df(self) -> Any:
+        """A pandas DataFrame, one row a task."""
+        import pandas as pd
+
+        return pd.DataFrame(self.table())
+
+    def __repr__(self) -> str:
+        counts = Counter(self.flags())
+        return f"Groups({len(self):,} tasks: {', '.join(f'{count:,} {flag}' for flag, count in counts.most_common())})"
+
+    def _repr_html_(self) -> str:
+        return str(self.df()._repr_html_())
 
 
 class Columns:
@@ -164,4 +203,5 @@ class Columns:
             spread = np.bincount(task[has], (reward[has] - mean[task[has]]) ** 2, minlength=number)
             variance = spread / scored
         rollouts = np.bincount(task, minlength=number)
-        return Groups(task, first, rollouts, scored, mean, variance, lowest, highest)
+        entries = [self.entries[at] for at in first]
+        return Groups(task, first, entries, rollouts, scored, mean, variance, lowest, highest)
