@@ -16,6 +16,7 @@ from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, wi
 from treetune.cli.output import Screen, print_json
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
+from treetune.loggers import open_loggers
 from treetune.target import is_server, read_target
 
 
@@ -47,6 +48,7 @@ def eval_command(
     rescore: Annotated[bool, option("With --resume, after a scorer changed: score again.", "--rescore")] = False,
     server: Annotated[str | None, option("The same as the address as TARGET: evaluate on the server there.")] = None,
     serve: Annotated[int | None, option("Start a server with so many workers, and evaluate on it.", min=1)] = None,
+    log: options.Log = None,
     dry_run: Annotated[bool, option("Show the resolved config and the first task.", "--dry-run")] = False,
     trust: options.Trust = False,
     json: Json = False,
@@ -81,7 +83,8 @@ def eval_command(
     def read(target: str, model: str | None, further: dict[str, str]) -> evaluating.Plan:
         raw = overrides | further
         data = {"model": "", **read_target(target, raw, split), **given, **without_none({"model": model})}
-        return evaluating.Plan(evaluating.read_config(data, evaluating.EvalConfig, raw, target), workers=serve)
+        evaluation = evaluating.read_config(data, evaluating.EvalConfig, raw, target)
+        return evaluating.Plan(evaluation, workers=serve, loggers=open_loggers(log or ()))
 
     if targets:
         plans = [read(target, name, {}) for target in targets for name in (models or (None,))]

@@ -25,6 +25,8 @@ from treetune.cli.supervise import supervise as run_supervised
 from treetune.config import convert
 from treetune.episode import Limits
 from treetune.errors import MissingExtraError, UsageError
+from treetune.loggers import About, open_loggers
+from treetune.loggers.curve import RewardCurve
 from treetune.policies import EndpointConfig
 from treetune.runs.rolling import RollingRun
 from treetune.target import build_taskset, read_target, refuse_server
@@ -72,6 +74,7 @@ def serve_command(
     metrics: Annotated[str | None, option("Show figures to Prometheus at HOST:PORT.")] = None,
     traces: Annotated[Path | None, option("Keep every rollout and episode in this run folder.")] = None,
     traces_size: Annotated[int, option("Megabytes that --traces may take; the oldest go first.", min=1)] = 4096,
+    log_to: options.Log = None,
     drain: Annotated[float | None, option("Seconds that work under way may take to end on SIGTERM (30).")] = None,
     register: Annotated[str | None, option("A register: a folder or a URL.", envvar="TREETUNE_SERVERS")] = None,
     advertise: Annotated[str | None, option("Its http address for others.", envvar="TREETUNE_ADVERTISE")] = None,
@@ -131,10 +134,16 @@ def serve_command(
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     evaluation.refuse_unservable(taskset)
     kept_traces = None
+    if log_to and traces is None:
+        raise UsageError("--log needs the traces that it tells of", remedy="pass --traces DIR too")
+    loggers = open_loggers(log_to or ())
     if traces is not None:
-        served = evaluation.EvalConfig(taskset=data["taskset"], model=models.model or "", limits=limits)
-        kept_traces = RollingRun(traces, evaluation.Evaluation(served, taskset), traces_size << 20)
+        config_eval = evaluation.EvalConfig(taskset=data["taskset"], model=models.model or "", limits=limits)
+        served = evaluation.Evaluation(config_eval, taskset)
+        kept_traces = RollingRun(traces, served, traces_size << 20)
         evaluation.remember(traces)
+        if loggers:
+            kept_traces.listener = RewardCurve(loggers, About(traces.name, served.resolved(), traces))
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, datefmt="%H:%M:%S")
     parts: dict[str, Any] = {"doors": doors, "traces": kept_traces}
     if workers or max_workers or engine != "processes":

@@ -212,12 +212,13 @@ class RunFolder(Generic[R]):
         if isinstance(record, Trace):
             self._note([entry_of(record, offset, len(line))])
 
-    def append_lines(self, lines: bytes) -> None:
-        """Records as they are kept."""
+    def append_lines(self, lines: bytes) -> list[Entry]:
+        """Records as they are kept; gives what the index says of them."""
         offset = self.size
         self._append(lines)
-        if self.records.indexed:
-            self._note(entries_in(lines, offset))
+        entries = list(entries_in(lines, offset)) if self.records.indexed else []
+        self._note(entries)
+        return entries
 
     def _note(self, entries: Iterable[Entry]) -> None:
         """In the index, which can be made again: where the disk is full, the rest of it is."""
