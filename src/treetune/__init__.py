@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from treetune.policy import Request as Request
     from treetune.policy import Sampling as Sampling
     from treetune.rollout import run_rollout as run_rollout
+    from treetune.runs.places import open_run as open_run
     from treetune.runs.run import Run as Run
     from treetune.score import UNCHECKED as UNCHECKED
     from treetune.score import VALID as VALID
@@ -63,6 +64,7 @@ _HOMES = {
         "mixture": "Mixture Union",
         "policy": "Completion Policy Request Sampling",
         "rollout": "run_rollout",
+        "runs.places": "open_run",
         "runs.run": "Run",
         "score": "UNCHECKED VALID Score Verdict invalid",
         "target": "build_taskset load_taskset",

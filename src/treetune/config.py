@@ -241,7 +241,7 @@ def defaults_of(struct: type) -> dict[str, Any]:
 
 
 def field_docs(struct: type) -> dict[str, str]:
-    """The docstring below each field of a config class, its bases included."""
+    """The docstring below each field of a struct, or each member of an enum, its bases included."""
     import ast
     import inspect
     import textwrap
@@ -255,7 +255,10 @@ def field_docs(struct: type) -> dict[str, str]:
             continue
         for field, below in pairwise(cast(ast.ClassDef, definition).body):
             match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                case (
+                    (ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)])),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
                     docs[name] = inspect.cleandoc(text)
     return docs
 

@@ -60,6 +60,9 @@ class Taskset(Generic[TaskT, ConfigT]):
     NEEDS_CONTAINER: ClassVar[bool] = False
     """Its tasks run code or commands: refused before the first task where no sandbox can serve it."""
 
+    RUNS_CODE: ClassVar[bool] = False
+    """Its config names code to run: rows that name it are played where a build of this user's wrote them."""
+
     scorer: Any = None
     """What scores its answers, where it has no `reward` of its own: `scorer = includes()`, from `treetune.scorers`."""
 

@@ -9,6 +9,7 @@ import pytest
 from treetune import load_taskset
 from treetune.builtin.shell.taskset import OSInteraction
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
+from treetune.rows.scorer import describe_taskset, taskset_of
 
 
 @pytest.fixture
@@ -102,3 +103,22 @@ def test_other_tasks_say_what_they_need(name):
 def test_a_name_that_nothing_answers_to(tmp_path):
     with pytest.raises(UnknownNameError, match="os-dev"):
         load_taskset("agentbench:os-dve")
+
+
+def test_rows_of_os_tasks_name_them_for_other_processes(checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    scorer = describe_taskset(load_taskset("agentbench:os-env_train", {"taskset.root": "."}))
+    monkeypatch.chdir("/")
+    assert taskset_of(scorer)[0].sample.description == "three"
+
+
+def test_rows_of_a_checkouts_own_code_run_it_only_where_this_user_built_them(checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    scorer = describe_taskset(load_taskset("agentbench:cg-std", {"taskset.root": "."}))
+    monkeypatch.chdir("/")
+    assert taskset_of(scorer)._find_class() == ("src.server.tasks.card_game.CardGame", {"test_time": 5})
+    taskset_of.cache_clear()
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(checkout / "another"))
+    with pytest.raises(UsageError, match="no build of yours"):
+        taskset_of(scorer)
+    assert taskset_of(scorer, trust=True).config.root == str(checkout)

@@ -16,8 +16,8 @@ SIDE = Path(__file__).parents[1] / "support" / "agentbench_side.py"
 def side():
     python = venvs.venv(*venvs.AGENTBENCH)
 
-    def ask(what: str):
-        return json.loads(venvs.run(python, SIDE, what, timeout=120).splitlines()[-1])
+    def ask(what: str, *arguments: str, **environment: str):
+        return json.loads(venvs.run(python, SIDE, what, *arguments, timeout=120, **environment).splitlines()[-1])
 
     return ask
 
@@ -67,3 +67,9 @@ def test_it_is_served_like_any_taskset(side):
     assert said["cancelled"] is True
     assert said["again"] == [True, 1.0]
     assert said["extra"] is True
+
+
+def test_rows_name_their_task_for_other_processes(side, tmp_path):
+    cache = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path)}
+    scorer = side("describe", **cache)
+    assert side("play_described", scorer, **cache) == {"shown": "Twice 2?", "reward": 1.0, "name": "Doubling"}

@@ -4,6 +4,7 @@ tried in tests/trainers/test_cpu_training.py and in the tests of each."""
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -65,6 +66,31 @@ def test_a_dry_run_builds_the_data_and_starts_nothing(folder, treetune):
     assert told["config"]["trainer.train_batch_size"] == "4"  # of a larger batch nothing would be trained
     assert told["command"][1:3] == ["-m", "treetune.trainers.skyrl"]
     assert f"tasks={file}" in told["command"]
+
+
+@pytest.mark.parametrize(
+    ("target", "turns"),
+    [
+        (["kinds_of.py:Doubles"], None),
+        (["environments.jsonl"], None),
+        (["kinds_of.py:Countdowns"], "50"),  # it does not say how many
+        (["kinds_of.py:Doubled"], "50"),
+        (["conversations.jsonl"], "5"),
+        (["long.jsonl"], "9"),
+        (["kinds_of.py:Countdowns", "generator.max_turns=3"], "3"),
+    ],
+)
+def test_skyrl_allows_as_many_turns_as_the_episodes_may_have(folder, treetune, target, turns):
+    row = {"prompt": [{"role": "user", "content": "1 + 1?"}], "reward_spec": {"method": "rule", "ground_truth": "2"}}
+    single, several = {**row, "env_class": "gsm8k"}, {**row, "env_class": "gsm8k_multi_turn"}
+    for name, rows in {
+        "conversations.jsonl": [single, several],
+        "long.jsonl": [single, several, {**several, "extra_info": {"max_turns": 9}}],
+    }.items():
+        (folder / name).write_text("".join(json.dumps(one) + "\n" for one in rows))
+    result = treetune("train", "skyrl", *target, "--dry-run", "--json")
+    assert result.code == 0, result.err
+    assert result.json["config"].get("generator.max_turns") == turns
 
 
 @pytest.mark.parametrize(("task", "played"), [("Countdowns", True), ("Doubled", True), ("Doubles", False)])

@@ -114,7 +114,7 @@ def test_the_verb_exits_with_1_only_on_a_loss_that_chance_does_not_explain(tmp_p
 def test_runs_without_a_common_task_and_folders_without_a_run_are_refused(tmp_path, treetune):
     make_run(tmp_path / "a", [[1.0]])
     assert treetune("compare", "a").code == 2
-    assert "holds no run" in treetune("compare", "a", "nowhere").err
+    assert "there is no run nowhere" in treetune("compare", "a", "nowhere").err
 
 
 def test_show_lists_the_rollouts_of_a_run_and_prints_one_whole(tmp_path, treetune):

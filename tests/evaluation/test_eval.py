@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -342,7 +343,9 @@ def test_ctrl_c_leaves_a_usable_run_folder(treetune, tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert b"--resume" in out
+    assert b"treetune eval --resume -o run" in out
+    assert re.search(rb"mean reward +1\.0000 .* over (\d+) scored", out)  # of those that had ended
+    assert b"treetune show run" in out
     assert b"Traceback" not in err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rollouts"] >= 5
     assert treetune("eval", "--resume", "-o", "run", "--json").json["rollouts"] == 120

@@ -12,7 +12,7 @@ from treetune.errors import MissingExtraError, UnknownNameError
 from treetune.loggers import About, Loggers, open_loggers
 from treetune.loggers.curve import RewardCurve
 from treetune.loggers.figures import figures_of, flatten, samples_of
-from treetune.runs.index import entry_of
+from treetune.runs.entry import entry_of
 
 BROKEN = """
 import sys
@@ -125,7 +125,7 @@ def test_a_config_is_told_by_dotted_keys():
 
 
 def entries(*traces):
-    return [entry_of(trace, 0, 0) for trace in traces]
+    return [entry_of(trace, 0, b"") for trace in traces]
 
 
 def test_the_rewards_of_a_step_are_its_sources_means(tmp_path):

@@ -12,6 +12,7 @@ import zmq
 from serve_process import resident, serve
 
 from conftest import ROOT
+from treetune import Sampling
 from treetune.builtin.arithmetic import Arithmetic
 from treetune.serve.errors import Denied, ServeError
 from treetune.serve.messages import pack, pack_head, unpack_plain
@@ -68,9 +69,36 @@ def test_a_taskset_is_served_and_told_of(tmp_path):
     assert 'treetune_seconds_bucket{le="+Inf",method="run_rollout"} 1.0' in figures
 
 
+SAYS_SAMPLING = """
+class Says:
+    async def complete(self, request):
+        asked = request.sampling
+        return f"{asked.temperature} {asked.max_tokens} {asked.logprobs} {asked.extra}"
+"""
+
+
+def test_models_are_sampled_as_the_server_says_where_a_request_does_not(tmp_path):
+    (tmp_path / "policies.py").write_text(SAYS_SAMPLING)
+
+    async def use(address):
+        async with EnvClient(address) as client:
+            task = await client.sample()
+            own = Sampling(temperature=0.0, logprobs=True, extra={"top_k": 5})
+            traces = [await client.run_rollout(task), await client.run_rollout(task, sampling=own)]
+            return [trace.turns[0].message["content"] for trace in traces]
+
+    options = ["--zmq", "tcp://127.0.0.1:0", "-m", "scripted:policies.py:Says"]
+    sampling = ["--sampling.temperature", "0.7", "--sampling.max_tokens", "9", "--sampling.extra", '{"min_p": 0.1}']
+    with serve(tmp_path, "reverse-text", *options, *sampling) as server:
+        answers = run(use(server.address))
+    assert answers == ["0.7 9 False {'min_p': 0.1}", "0.0 9 True {'min_p': 0.1, 'top_k': 5}"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
+        ["--sampling.temperatur", "1"],
+        ["--sampling.extra", '{"model": "x"}', "-m", "scripted:gold"],
         ["--zmq", "nonsense"],
         ["--zmq", "tcp://0.0.0.0:0"],
         ["--engine", "x"],

@@ -16,6 +16,7 @@ from treetune import Action, load_taskset
 from treetune.builtin.shell.agentbench import AgentBenchTask, EpisodeState, TaskServerAdapter
 from treetune.errors import TreetuneError
 from treetune.host import LocalHost
+from treetune.rows.scorer import scorer_for, taskset_of
 from treetune.streams import Streams
 
 TOOL = {
@@ -189,5 +190,19 @@ async def host() -> dict[str, Any]:
     }
 
 
+async def describe() -> str | None:
+    """What a row of Doubling says of its taskset."""
+    taskset = load_taskset(f"agentbench:{__file__}:Doubling", {"taskset.parameters.concurrency": "4"})
+    return scorer_for(taskset, taskset[1])
+
+
+async def play_described(scorer: str) -> dict[str, Any]:
+    taskset = taskset_of(scorer)
+    environment = taskset.environment(taskset[1])
+    shown = await environment.start()
+    step = await environment.step(Action.of("4"))
+    return {"shown": shown[-1]["content"], "reward": step.reward, "name": type(taskset.adapter.task).__name__}
+
+
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(globals()[sys.argv[1]]())))
+    print(json.dumps(asyncio.run(globals()[sys.argv[1]](*sys.argv[2:]))))

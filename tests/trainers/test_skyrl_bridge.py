@@ -23,7 +23,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from kinds import write_targets
 from omegaconf import OmegaConf
+from serve_process import serve
 
 from treetune import Action, Environment, Step, Task, make
 from treetune.errors import (
@@ -287,6 +289,22 @@ def test_without_any_limit_the_environment_alone_decides(gym, echo):
     env = made(gym, echo())
     env.init([{"role": "user", "content": "Say it."}])
     assert not any(env.step("no")["done"] for _ in range(50))
+
+
+def test_rows_of_an_openenv_server_are_played_there_over_all_their_turns(gym, treetune, tmp_path, monkeypatch):
+    write_targets(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with serve(tmp_path, "kinds_of.py:Countdowns", "--openenv", "127.0.0.1:0") as server:
+        planned = treetune("train", "skyrl", f"openenv:{server.report['openenv']}", "-n", "2", "--dry-run", "--json")
+        assert planned.code == 0, planned.err
+        (file,) = planned.json["data"]["train"]
+        row = pq.read_table(file).to_pylist()[1]
+        skyrl.register()
+        turns = int(planned.json["config"]["generator.max_turns"])
+        env = gym.make(row["env_class"], env_config={}, extras={**row, "max_turns": turns})
+        assert env.init(row["prompt"]) == (row["prompt"], {})
+        steps = [env.step("2"), env.step("1")]
+    assert [(step["reward"], step["done"]) for step in steps] == [(0.5, False), (0.5, True)]
 
 
 def test_a_max_turns_that_is_no_number_is_told_with_its_row(gym, echo):

@@ -23,6 +23,7 @@ VERBS = {
     "validate": ("validate:validate_command", "Check files of rows by every rule, or a taskset and its gold answers."),
     "audit": ("audit:audit_command", "Is a task worth training on: solvable, not free, no leak, what it costs."),
     "eval": ("evaluate:eval_command", "Evaluate a model on a taskset and save every trace."),
+    "view": ("view:view_command", "Look at runs in the browser: groups, rollouts, tokens, what changed."),
     "compare": ("compare:compare_command", "Compare runs of the same tasks: which is better, and is it chance?"),
     "profile": ("profile:profile_command", "How often models solve each task, for a curriculum."),
     "train": ("train:train_command", "Train on any tasks with verl, SkyRL, TRL, slime or AReaL: config, data, start."),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Group, RenderableType
@@ -14,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from treetune.cli.output import Screen, make_table, print_json
-from treetune.evaluation import Evaluation, Summary, Tally
+from treetune.evaluation import Evaluation, Summary, Tally, is_run
 from treetune.trace import Outcome, Trace
 
 _PLAIN_SECONDS = 5.0
@@ -70,7 +72,8 @@ class Display:
     def on_trace(self, trace: Trace, tally: Tally) -> None:
         mean = "-" if tally.mean_reward is None else f"{tally.mean_reward:.3f}"
         over_all = f" ({tally.mean_reward_all:.3f} over all)" if tally.errors else ""
-        total, state = tally.expected or self._total, f"reward {mean}{over_all}  errors {tally.errors}"
+        retries = f"  retries {tally.retries}" if tally.retries else ""
+        total, state = tally.expected or self._total, f"reward {mean}{over_all}  errors {tally.errors}{retries}"
         if self._screen.is_terminal:
             self._latest.append(_rollout_line(trace))
             self._progress.update(self._bar, completed=tally.rollouts, total=total, state=state)
@@ -83,7 +86,9 @@ class Display:
 
 
 def _rollout_line(trace: Trace) -> Text:
-    what = trace.failure.message if trace.failure else (trace.answer or trace.explanation or "")
+    what = trace.answer or trace.explanation or ""
+    if (failure := trace.failure) is not None:
+        what = f"{failure.type} at {failure.place}: {failure.message}" if failure.place else failure.message
     what = what.partition("\n")[0]
     return Text.assemble(
         f"task {trace.task.idx:<6} r{trace.rollout:<3} ",
@@ -110,6 +115,8 @@ def summary_table(summary: Summary) -> RenderableType:
     figures = [*rows.items(), *((name, f"{value:.4f}") for name, value in summary.metrics.items())]
     if summary.completion_tokens:
         figures.append(("tokens", f"{summary.prompt_tokens} in, {summary.completion_tokens} out"))
+    if summary.retries:
+        figures.append(("retries", f"{summary.retries} calls repeated (429, 5xx, cut connections)"))
     if summary.judge_calls:
         tokens = f"{summary.judge_prompt_tokens} tokens in, {summary.judge_completion_tokens} out"
         hits = f"{summary.judge_cache_hits} of them known already"
@@ -164,13 +171,28 @@ def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
 def finish(
     show: Callable[[], None], figures: dict[str, Any], faults: bool, stopped: str | None, screen: Screen, json: bool
 ) -> int:
-    """Reports what a run amounts to; gives the exit code. `stopped` says what to do after an interruption."""
+    """Reports what a run amounts to, or the part of it that there is; gives the exit code. `stopped` says what to do
+    after an interruption."""
     if json:
         print_json({**figures, "interrupted": stopped is not None})
-    elif stopped is None:
-        show()
-        screen.say(f"run folder: {figures['run_dir']}")
+    else:
+        if figures.get("rollouts") != 0:
+            show()
+        _tell_run(Path(figures["run_dir"]), bool(figures.get("errors")), screen)
     if stopped is not None:
         screen.say(stopped)
         return 130
     return 1 if faults else 0
+
+
+def _tell_run(folder: Path, has_failures: bool, screen: Screen) -> None:
+    """Where a run is, and how to look at it."""
+    from treetune.cli.app import VERBS  # which loads this module
+
+    screen.say(f"run folder: {folder}")
+    if is_run(folder):
+        name = shlex.quote(str(folder))
+        failures = f"look at the failures: treetune show {name} --failed"
+        screen.say(failures if has_failures else f"look at it: treetune show {name}")
+        if "view" in VERBS:
+            screen.say(f"in a browser: treetune view {name}")

@@ -38,7 +38,7 @@ def list_command(
     """What is installed: tasksets, sets that are ready by name, environments, tools, models. With a NAME: the keys of
     that taskset's config, or what a ready set is made of.
 
-    treetune list --servers FOLDER_OR_URL shows the servers that run, and how they are.
+    With --servers FOLDER_OR_URL: the servers that run, and how they are.
     """
     if servers:
         from treetune.cli.register import list_servers

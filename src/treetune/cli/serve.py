@@ -28,6 +28,7 @@ from treetune.errors import MissingExtraError, UsageError
 from treetune.loggers import About, open_loggers
 from treetune.loggers.curve import RewardCurve
 from treetune.policies import EndpointConfig
+from treetune.policy import Sampling
 from treetune.runs.rolling import RollingRun
 from treetune.target import build_taskset, read_target, refuse_server
 
@@ -85,7 +86,7 @@ def serve_command(
     """Serve a taskset: clients pull tasks in its order, and have rollouts run here; or play its episodes over HTTP.
 
     `treetune list --servers` finds it in the --register, under the address of --advertise where that is another one.
-    Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600,
+    Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600, --sampling.temperature 0.7,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     refuse_server(target, "serve")
@@ -93,9 +94,10 @@ def serve_command(
         raise UsageError("--supervise and --mcp: the client starts such a server", remedy="pass --http too, or neither")
     if supervise:
         return _supervise([zmq, http, openenv, metrics, None if port is None else f":{port}"], state, max_crashes, json)
-    overrides = read_overrides(context, (*TASKS, "limits", "endpoint"), trust=trust)
+    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"), trust=trust)
     data = read_target(target, overrides, split, "train")
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
+    sampling = convert(data.get("sampling"), Sampling, path="sampling", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)
     asked = {key: value for key, value in (data.get("endpoint") or {}).items() if key != "api_key_env"}
     names = model or ([str(data["model"])] if data.get("model") else [])
@@ -103,6 +105,7 @@ def serve_command(
         model=names[0] if names else None,
         endpoint=endpoint,
         models={name: endpoint for name in names[1:]},
+        sampling=sampling,
         allowed_endpoints=[
             convert({**asked, "base_url": url}, EndpointConfig, path="--allow-endpoint") for url in allow_endpoint or []
         ],
@@ -138,8 +141,10 @@ def serve_command(
         raise UsageError("--log needs the traces that it tells of", remedy="pass --traces DIR too")
     loggers = open_loggers(log_to or ())
     if traces is not None:
-        config_eval = evaluation.EvalConfig(taskset=data["taskset"], model=models.model or "", limits=limits)
-        served = evaluation.Evaluation(config_eval, taskset)
+        played = evaluation.EvalConfig(
+            taskset=data["taskset"], model=models.model or "", sampling=sampling, limits=limits
+        )
+        served = evaluation.Evaluation(played, taskset)
         kept_traces = RollingRun(traces, served, traces_size << 20)
         evaluation.remember(traces)
         if loggers:

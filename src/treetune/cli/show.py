@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,10 +15,11 @@ from treetune.cli.output import Screen, print_json
 from treetune.cli.show_run import show_rollout, show_rollouts
 from treetune.config import to_plain
 from treetune.errors import TreetuneError, UsageError, user_code
-from treetune.evaluation import Run, ask_server, find_served, is_run, read_taskset
+from treetune.evaluation import ask_server, find_served, means_run, no_run, read_taskset
 from treetune.images import has_images, name_images
 from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
+from treetune.runs.places import find_run, open_run
 from treetune.runs.query import Query
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -26,7 +28,7 @@ from treetune.tool_calls import list_tools
 
 def show_command(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help=f"{TARGET} Or a run folder.")],
+    target: Annotated[str, typer.Argument(help=f"{TARGET} Or a run: a folder, or what another program wrote.")],
     num_tasks: Annotated[
         int | None, option("How many tasks (5), or rollouts of a run (20).", "-n", "--num-tasks", min=1)
     ] = None,
@@ -48,8 +50,8 @@ def show_command(
     Keys of the taskset are set with --taskset.KEY VALUE.
     """
     of_run = {"--failed": failed, "--reward": reward, "--source": source, "--where": where, "--rollout": rollout}
-    if is_run(target):
-        run = Run(target)
+    if find_run(target) is not None:
+        run = open_run(target)
         if rollout is not None:
             return show_rollout(run.trace(rollout), json)
         parts = ["failed"] if failed else []
@@ -59,7 +61,10 @@ def show_command(
             Query(where)  # so that an error shows it as it was written
         query = " & ".join([*parts, f"({where})"]) if parts and where else where or " & ".join(parts)
         return show_rollouts(run, query, num_tasks or 20, json)
-    if given := [name for name, value in of_run.items() if value]:
+    given = [name for name, value in of_run.items() if value]
+    if means_run(path := Path(target)) or (given and not path.exists() and path.parent != Path()):
+        raise no_run(path)
+    if given:
         raise UsageError(f"{given[0]} is for a run, and {target} is none", remedy="name a run folder")
     num_tasks = num_tasks or 5
     taskset = read_taskset(target, read_overrides(context, TASKS, trust=trust), split)

@@ -52,7 +52,8 @@ def show_rollouts(run: Run, query: str, most: int, as_json: bool) -> None:
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in entry.__struct_fields__ if name not in ("offset", "length")}
+    places = ("offset", "length", "text_length")
+    return {name: getattr(entry, name) for name in entry.__struct_fields__ if name not in places}
 
 
 def _one_line(text: str) -> str:

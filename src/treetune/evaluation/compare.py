@@ -9,7 +9,7 @@ failed has no reward: the difference is given over the scored rollouts, and over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,8 @@ from treetune.evaluation.paired import FEWEST_TASKS, SURE, Paired, shuffled_p_va
 from treetune.runs.run import Run
 from treetune.target import config_differences
 
+Key = tuple[str, int]
+"""Of a task: its uid, and which of several equal ones it is."""
 _UNTOLD = ("max_concurrent", "endpoint", "num_tasks")
 """Keys of a config that change no result of a task."""
 
@@ -95,6 +97,23 @@ class Comparison(msgspec.Struct):
         """Whether the second is worse, and more so than chance explains: over the scored rollouts or over all."""
         return self.over_all.is_loss or (self.scored is not None and self.scored.is_loss)
 
+    @property
+    def verdict(self) -> str:
+        """In one sentence."""
+        seen = self.scored or self.over_all
+        if self.over_all.is_loss and not seen.is_loss:
+            return "The second is worse where failed rollouts count as 0: more of them failed."
+        if seen.significant:
+            return f"The second is {'better' if seen.difference > 0 else 'worse'}, and more so than chance explains."
+        if not seen.difference:
+            return "No difference."
+        sentence = "The difference may be chance"
+        if seen.tasks_to_settle is not None:
+            sentence += f": one of this size would take about {seen.tasks_to_settle:,} tasks to show"
+        if seen.detectable is not None:
+            sentence += f"; these {seen.tasks:,} show one of {seen.detectable:.3f}"
+        return sentence + "."
+
 
 class _Tasks:
     """The rollouts of a run by task."""
@@ -103,17 +122,23 @@ class _Tasks:
         columns = run.columns
         groups, reward = columns.groups(), columns.reward
         solved = run.solved()
-        order = np.argsort(groups.task, kind="stable")
-        parts = np.split(order, np.cumsum(groups.rollouts)[:-1]) if len(groups) else []
-        self.by_key: dict[tuple[str, int], tuple[list[float], int, float, Any]] = {}
-        for part in parts:
+        self.by_key: dict[Key, tuple[list[float], int, float, Any]] = {}
+        for part in map(groups.members, range(len(groups))):
             first = columns.entries[part[0]]
             scored = reward[part][~np.isnan(reward[part])].tolist()
             self.by_key[first.uid, first.occurrence] = (scored, len(part), float(solved[part].mean()), first)
 
 
-def compare(before: Run, after: Run) -> Comparison:
+def compare(before: Run, after: Run, only: Container[Key] | None = None) -> Comparison:
+    """`only`: of these tasks."""
+    return compare_tasks(before, after, only)[0]
+
+
+def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -> tuple[Comparison, list[TaskChange]]:
+    """The same, and every task that both have."""
     old, new = _Tasks(before).by_key, _Tasks(after).by_key
+    if only is not None:
+        old, new = ({key: task for key, task in tasks.items() if key in only} for tasks in (old, new))
     common = [key for key in old if key in new]
     if not common:
         raise UsageError(
@@ -123,11 +148,11 @@ def compare(before: Run, after: Run) -> Comparison:
     scored = [key for key in common if old[key][0] and new[key][0]]
     pairs = {key: (old[key][0], new[key][0]) for key in scored}
     full = [(_with_zeros(*old[key][:2]), _with_zeros(*new[key][:2])) for key in common]
-    by_source: dict[str, list[tuple[str, int]]] = {}
+    by_source: dict[str, list[Key]] = {}
     for key in scored:
         by_source.setdefault(old[key][3].source, []).append(key)
     sources = {name: _difference([pairs[key] for key in keys]) for name, keys in sorted(by_source.items())}
-    return Comparison(
+    comparison = Comparison(
         str(before.path),
         str(after.path),
         (before.model, after.model),
@@ -141,6 +166,7 @@ def compare(before: Run, after: Run) -> Comparison:
         len(new) - len(common),
         config_differences(_told(before), _told(after)),
     )
+    return comparison, changes
 
 
 def _told(run: Run) -> dict[str, Any]:
@@ -151,7 +177,7 @@ def _with_zeros(scored: list[float], rollouts: int) -> list[float]:
     return scored + [0.0] * (rollouts - len(scored))
 
 
-def _change(key: tuple[str, int], old: tuple[Any, ...], new: tuple[Any, ...]) -> TaskChange:
+def _change(key: Key, old: tuple[Any, ...], new: tuple[Any, ...]) -> TaskChange:
     def mean(rewards: list[float]) -> float | None:
         return sum(rewards) / len(rewards) if rewards else None
 

@@ -95,9 +95,10 @@ class Rescorer(Runner):
             rollout=old.rollout,
             recorded=[turn.calls for turn in old.turns if turn.calls],
         )
-        new.tools = old.tools
+        new.tools, score_seconds = old.tools, new.timing.score
         for field in POLICY_FIELDS:  # what the model did stays as it was recorded
             setattr(new, field, getattr(old, field))
+        new.timing = msgspec.structs.replace(old.timing, score=score_seconds)
         return new
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from treetune.loggers import About, Loggers
 from treetune.loggers.figures import clean_name
-from treetune.runs.index import Entry
+from treetune.runs.entry import Entry
 
 _SECONDS = 10.0
 _LAST_SECONDS = 30.0

@@ -19,6 +19,10 @@ from treetune.trace import Trace
 
 _MOST_SAMPLES = 60
 _FAILURES = 10
+_PLAIN = (
+    *("mean_reward", "mean_reward_all", "stderr", "tasks", "rollouts", "scored", "retries", "seconds_per_rollout"),
+    *("prompt_tokens", "completion_tokens", "judge_calls"),
+)
 _LONGEST = 4000
 """Letters of a text in a sample."""
 
@@ -26,18 +30,13 @@ _LONGEST = 4000
 def figures_of(summary: Summary) -> dict[str, float]:
     """Each number of a summary, by a name that every logger takes; what there is none of is left out."""
     plain = msgspec.to_builtins(summary)
-    found: dict[str, float | None] = {
-        name: plain[name]
-        for name in ("mean_reward", "mean_reward_all", "stderr", "tasks", "rollouts", "scored", "seconds_per_rollout")
-    }
+    found: dict[str, float | None] = {name: plain[name] for name in _PLAIN}
     found["errors"] = summary.errors
     found |= {f"pass_at_k/{k}": chance for k, chance in summary.pass_at_k.items()}
     found |= {f"outcomes/{name}": count for name, count in summary.outcomes.items()}
     found |= {f"metrics/{name}": value for name, value in summary.metrics.items()}
     for name, source in summary.data_sources.items():
         found |= {f"reward/{name}": source.mean_reward, f"reward_all/{name}": source.mean_reward_all}
-    for name in ("prompt_tokens", "completion_tokens", "judge_calls"):
-        found[f"tokens/{name}".removesuffix("_tokens")] = plain[name]
     return {clean_name(name): float(value) for name, value in found.items() if value is not None}
 
 
@@ -48,12 +47,11 @@ def clean_name(name: str) -> str:
 
 def samples_of(run: Run) -> Iterator[Sample]:
     """Some rollouts: failures first, then such as are spread over the whole run."""
-    entries = run.columns.entries
-    failed = [number for number, entry in enumerate(entries) if entry.failure is not None][:_FAILURES]
-    spread = np.linspace(0, len(entries) - 1, min(len(entries), _MOST_SAMPLES - len(failed))).astype(int).tolist()
-    for number in dict.fromkeys([*failed, *spread]):
+    failed = np.flatnonzero(run.columns.codes("failure") >= 0)[:_FAILURES].tolist()
+    spread = np.linspace(0, len(run) - 1, min(len(run), _MOST_SAMPLES - len(failed))).astype(int).tolist()
+    for row in dict.fromkeys([*failed, *spread]):
         try:
-            yield _sample(run.trace(entries[number]))
+            yield _sample(run.trace(run.columns.entry(row)))
         except (TreetuneError, OSError):  # a trace that is damaged
             continue
 

@@ -17,6 +17,7 @@ import msgspec
 
 from treetune.errors import ContextFullError, PolicyError
 from treetune.policies import EndpointConfig
+from treetune.policy import count_retry
 
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0
@@ -76,6 +77,7 @@ class Endpoint:
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{url}: {type(error).__name__}: {error}"
             if attempt < config.max_retries:
+                count_retry()
                 await asyncio.sleep(wait)
         remedy = "is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try"
         raise PolicyError(f"gave up after {config.max_retries + 1} attempts: {problem}", remedy=remedy)

@@ -86,10 +86,11 @@ def says_nothing(path: Path | str) -> bool:
     scorers = set()
     for chunk in extra["extra_info"].chunks if extra.column_names else ():
         scorers.update(pc.unique(chunk.field("scorer")).to_pylist())
-    return any(_is_silent(scorer) for scorer in scorers if scorer)
+    return any(is_silent(scorer) for scorer in scorers if scorer)
 
 
-def _is_silent(scorer: str) -> bool:
+def is_silent(scorer: str) -> bool:
+    """Whether what scores a row is an environment that does not say how long its episodes are."""
     if scorer == RULE or scorer.startswith(SCORER):
         return False
     try:

@@ -98,7 +98,10 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
         named = {"custom_cls": {"path": keep_class(cls, cache_dir), "name": cls.__qualname__}}
     node = {**named, **mark_variables(keep_files(keys, cache_dir))}
     _keep_tools(node, cache_dir)
-    return msgspec.json.encode(node).decode()
+    described = msgspec.json.encode(node).decode()
+    if cls.RUNS_CODE:
+        remember_scorer(described)
+    return described
 
 
 def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
@@ -156,7 +159,10 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
     if path.startswith("pkg://"):
         check_module(path.removeprefix("pkg://"), trust)
     node = fill_variables(locate_files(node, trust=trust), trust=trusts(trust) or path.startswith(SCHEME))
-    return build_taskset(node, path="scorer", source="the scorer of a row")
+    taskset = build_taskset(node, path="scorer", source="the scorer of a row")
+    if taskset.RUNS_CODE and not (trusts(trust) or is_own_scorer(scorer)):
+        raise UsageError(f"a row has code run that no build of yours named: {scorer:.200}", remedy=LOOK)
+    return taskset
 
 
 def check_tools(node: Any, trust: bool = False) -> None:

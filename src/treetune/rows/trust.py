@@ -41,7 +41,7 @@ def check_module(module: str, trust: bool = False, what: str = "a row") -> None:
 
 
 def remember_scorer(scorer: str) -> None:
-    """Marks a scorer that calls a model as one that a build of this user's has named."""
+    """Marks a scorer that calls a model or runs code as one that a build of this user's has named."""
     for folder in code_folders():
         with contextlib.suppress(OSError):  # `--trust` is needed then
             (folder / "scorers").mkdir(parents=True, exist_ok=True)

@@ -35,8 +35,7 @@ def page_of(run: Run) -> str:
 def _figures(run: Run) -> str:
     groups, reward = run.groups(), run.columns.reward
     scored, solved = ~np.isnan(reward), run.solved()
-    order = np.argsort(groups.task, kind="stable")
-    parts = np.split(order, np.cumsum(groups.rollouts)[:-1]) if len(groups) else []
+    parts = [groups.members(task) for task in range(len(groups))]
     clusters = [reward[part][scored[part]].tolist() for part in parts if scored[part].any()]
     passes = [solved[part][scored[part]].tolist() for part in parts if scored[part].any()]
     error = standard_error(clusters)
@@ -67,11 +66,11 @@ def _sources(run: Run) -> str:
 
 
 def _failures(run: Run) -> str:
-    failed = [entry for entry in run.columns.entries if entry.failure is not None]
-    if not failed:
+    failed = np.flatnonzero(run.columns.codes("failure") >= 0)
+    if not len(failed):
         return ""
     rows = []
-    for entry in failed[:_FAILURES]:
+    for entry in map(run.columns.entry, failed[:_FAILURES]):
         message = ""
         with suppress(TreetuneError, OSError):  # a trace that is damaged, or gone
             failure = run.trace(entry).failure

@@ -194,11 +194,11 @@ def _groups(columns: Columns) -> Plot:
     mean = np.where(np.isnan(groups.mean), 0.0, groups.mean)
     order = np.lexsort((mean, flags != "failed"))
     every = max(1, math.ceil(len(order) / _MOST_BARS))
-    entries = columns.entries
+    task = columns.numbers("task")[groups.first]
     bars = []
     for at in order[::every]:
-        entry, flag = entries[groups.first[at]], str(flags[at])
-        told = f"task {entry.idx}: {flag}, mean {mean[at]:.4g} of {groups.scored[at]} scored"
+        flag = str(flags[at])
+        told = f"task {task[at]:.0f}: {flag}, mean {mean[at]:.4g} of {groups.scored[at]} scored"
         bars.append(Bar("", float(mean[at]), FLAGS[flag], told))
     counts = ", ".join(f"{int((flags == flag).sum()):,} {flag}" for flag in FLAGS if (flags == flag).any())
     across = "tasks, by their mean reward" + (f" (one of {every})" if every > 1 else "")

@@ -18,8 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from treetune.errors import ResumeError, UsageError
+from treetune.runs.entry import Entry
 from treetune.runs.folder import FINGERPRINT, TRACES, Described, RunFolder
-from treetune.runs.index import Entry
 from treetune.trace import Trace
 
 log = logging.getLogger("treetune.serve")

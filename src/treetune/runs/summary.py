@@ -20,10 +20,15 @@ MOST_WARNINGS = 5
 
 class SourceSummary(msgspec.Struct):
     tasks: int
+    """Different tasks."""
     rollouts: int
+    """Rollouts of them."""
     mean_reward: float | None
+    """Over scored rollouts."""
     mean_reward_all: float | None
+    """Over all; one that failed counts as 0."""
     scored: int
+    """Rollouts that have a reward."""
 
 
 class Summary(msgspec.Struct):
@@ -38,23 +43,35 @@ class Summary(msgspec.Struct):
     pass_at_k_all: dict[str, float]
     """The same over all rollouts: one that failed did not solve it."""
     tasks: int
+    """Different tasks."""
     rollouts: int
+    """Rollouts of them, failed ones included."""
     scored: int
+    """Rollouts that have a reward."""
     outcomes: dict[str, int]
+    """How many rollouts ended in which way."""
     metrics: dict[str, float]
+    """The mean of each metric over the rollouts that have it."""
     data_sources: dict[str, SourceSummary]
+    """The same figures for each data source."""
     prompt_tokens: int
+    """The model's, over all rollouts."""
     completion_tokens: int
+    """What it sampled."""
     judge_calls: int
     """What judges were asked, repetitions after an unreadable verdict included."""
     judge_cache_hits: int
     """Of these, what had been asked before, or was being asked: nothing was paid."""
     judge_prompt_tokens: int
+    """Of the calls of judges that were paid."""
     judge_completion_tokens: int
     """Of the calls that were paid."""
+    retries: int
+    """How often calls of the model or of judges were repeated: 429, 5xx, a cut connection."""
     stopped: str | None
     """The ceiling that ended the run before all its rollouts were begun."""
     seconds_per_rollout: float | None
+    """The mean, waiting included."""
     warnings: list[str]
     """What makes the figures doubtful, the commonest first."""
 
@@ -93,6 +110,7 @@ class Tally:
         self._reward_sum = 0.0
         self._failures: Counter[str] = Counter()
         self._warnings: Counter[str] = Counter()
+        self.retries = 0
         self.rollouts = 0
         self.scored = 0
         self.expected: int | None = None
@@ -106,6 +124,7 @@ class Tally:
         self._seconds += trace.timing.total
         self._prompt_tokens += trace.usage.prompt_tokens
         self._completion_tokens += trace.usage.completion_tokens
+        self.retries += trace.all_retries
         self._warnings.update(trace.warnings)
         self._add_judgements(trace)
         if trace.failure is not None:
@@ -185,6 +204,7 @@ class Tally:
             judge_cache_hits=self._judge_cache_hits,
             judge_prompt_tokens=self._judge_prompt_tokens,
             judge_completion_tokens=self._judge_completion_tokens,
+            retries=self.retries,
             stopped=self.stopped,
             seconds_per_rollout=self._seconds / self.rollouts if self.rollouts else None,
             warnings=self._list_warnings(),

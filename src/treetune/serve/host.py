@@ -19,10 +19,11 @@ import msgspec
 
 from treetune.episode import Limits
 from treetune.episode_record import EpisodeRecord
+from treetune.errors import UsageError
 from treetune.group import was_cut_off
 from treetune.host import LocalHost
 from treetune.policies import EndpointConfig, is_behind_endpoint, load_policy
-from treetune.policy import Policy
+from treetune.policy import Policy, Sampling
 from treetune.serve.errors import BadRequest, Denied
 from treetune.serve.messages import (
     RunGroupRequest,
@@ -55,6 +56,8 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Further models that a request may name, each with its endpoint."""
     allowed_endpoints: list[EndpointConfig] = []
     """Endpoints that a request may name by their address, with any model there: a trainer's own inference servers."""
+    sampling: Sampling = Sampling()
+    """How models are sampled where a request does not say it."""
 
 
 class Models:
@@ -66,6 +69,9 @@ class Models:
         self._taskset = taskset
         self._allowed = {endpoint.base_url.rstrip("/"): endpoint for endpoint in config.allowed_endpoints}
         self._policies: OrderedDict[tuple[str, str | None], Policy] = OrderedDict()
+        self.sampling = config.sampling
+        if taken := _RESERVED.intersection(self.sampling.extra):
+            raise UsageError(f"sampling.extra must not set {', '.join(sorted(taken))}")
         if config.model is not None:
             self.policy_of(None, None)  # a wrong name or a missing key is an error at the start
 
@@ -198,7 +204,7 @@ class ServerHost(LocalHost):
             "task": self._spec.signer.read_task(request.task, self.taskset),
             "model": request.model,
             "endpoint": request.endpoint,
-            "sampling": request.sampling,
+            "sampling": request.sampling.over(self.models.sampling),
             "limits": request.limits,
             "occurrence": request.occurrence,
             "step": request.step,

@@ -20,11 +20,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from treetune.builtin.shell.taskset import OSInteraction
 from treetune.config import load_yaml
 from treetune.environment import Action, Environment, Step
 from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, UnknownNameError, UsageError
-from treetune.plugins import load_object
+from treetune.plugins import absolute_spec, load_object
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
@@ -47,6 +49,7 @@ END_SECONDS = 10.0
 """How long a cancelled episode is waited for; its code may be in the middle of something."""
 RUNNING, COMPLETED, CANCELLED, TASK_ERROR = "running", "completed", "cancelled", "task error"
 LIMIT = "task limit reached"
+CONFIG = (".yaml", ".yml")
 RESULT_KEYS = ("reward", "score", "result", "success", "succeed")
 logger = logging.getLogger(__name__)
 
@@ -54,15 +57,17 @@ logger = logging.getLogger(__name__)
 def taskset_class(spec: str) -> type[Taskset[Any, Any]]:
     """The taskset that `agentbench:SPEC` stands for."""
     if spec in OS:
-        return type("AgentBenchOS", (OSInteraction,), {"SPLIT": OS[spec]})
+        return type("AgentBenchOS", (_NamedSplit,), {"NAME": OS[spec]})
     known = [*OS, *(name for _, names in FAMILIES.values() for name in names)]
     if spec in known or ":" in spec or "." in spec:
-        return type("AgentBench", (AgentBenchTaskset,), {"SPEC": spec})
+        return type("AgentBench", (_NamedTask,), {"NAME": spec})
     remedy = "or a class, module:Class or file.py:Class, or one of its configs, tasks.yaml"
     raise UnknownNameError.of("task of AgentBench", spec, known, remedy=remedy)
 
 
 class AgentBenchConfig(TasksetConfig, frozen=True, kw_only=True):
+    spec: str = ""
+    """The task, as the TARGET names it: a class, a config file, or a name of AgentBench's."""
     task: str | None = None
     """Of a config file: the name of the task in it."""
     root: str | None = None
@@ -80,7 +85,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
     """Any task of agentrl.worker."""
 
     MULTI_TURN = True
-    SPEC: ClassVar[str] = ""
+    RUNS_CODE = True
 
     @cached_property
     def adapter(self) -> TaskServerAdapter:
@@ -88,7 +93,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         spec, parameters = self._find_class()
         if self.config.root is not None:
             # Its code finds itself and its data from there.
-            root = str(Path(self.config.root).expanduser().resolve())
+            root = _absolute(self.config.root)
             sys.path.insert(0, root)
             os.chdir(root)
         # AgentBench writes module.Class.
@@ -108,15 +113,47 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
 
     def _find_class(self) -> tuple[str, dict[str, Any]]:
         """The class of the task, and what it is made with."""
-        if self.SPEC.endswith((".yaml", ".yml")):
-            return _read_config(Path(self.SPEC).expanduser(), self.config.task)
-        family = self.SPEC.partition("-")[0]
-        if family not in FAMILIES or ":" in self.SPEC or "." in self.SPEC:
-            return self.SPEC, {}
-        if self.config.root is None:
-            why = f"{self.SPEC} is AgentBench's own code: it needs a checkout, agentrl-worker and what it asks for"
+        spec, root = self.config.spec, self.config.root
+        if spec.endswith(CONFIG):
+            return _read_config(Path(spec).expanduser(), self.config.task)
+        family = spec.partition("-")[0]
+        if family not in FAMILIES or ":" in spec or "." in spec:
+            return spec, {}
+        if root is None:
+            why = f"{spec} is AgentBench's own code: it needs a checkout, agentrl-worker and what it asks for"
             raise UsageError(why, remedy="name the checkout with --taskset.root")
-        return _read_config(Path(self.config.root).expanduser() / "configs" / "tasks" / FAMILIES[family][0], self.SPEC)
+        return _read_config(Path(root).expanduser() / "configs" / "tasks" / FAMILIES[family][0], spec)
+
+
+# The class of a TARGET is made for its name. Rows name a class that any process finds, with the name in its config.
+
+
+class _NamedSplit(OSInteraction):
+    NAME: ClassVar[Any] = ""
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> Any:
+        taskset = OSInteraction(msgspec.structs.replace(config, split=cls.NAME), **options)
+        taskset.name = cls.__name__
+        return taskset
+
+
+class _NamedTask(AgentBenchTaskset):
+    NAME: ClassVar[str] = ""
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> Any:
+        spec, root = absolute_spec(cls.NAME, [Path.cwd()]), config.root
+        if spec.endswith(CONFIG):
+            spec = _absolute(spec)
+        root = None if root is None else _absolute(root)
+        taskset = AgentBenchTaskset(msgspec.structs.replace(config, spec=spec, root=root), **options)
+        taskset.name = cls.__name__
+        return taskset
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -58,8 +58,6 @@ class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
 
 class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
     NEEDS_CONTAINER = True
-    SPLIT: ClassVar[Split | None] = None
-    """In the place of the config's."""
 
     def __init__(self, config: OSInteractionConfig | None = None) -> None:
         super().__init__(config)
@@ -74,7 +72,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
             raise ConfigError([("taskset.data", "is required: samples (or taskset.root: a checkout of AgentBench)")])
         # Absolute, so that runs can be taken up from another folder.
         fixed = {key: str(Path(path).expanduser().resolve()) for key, path in place.items() if path is not None}
-        self.config = msgspec.structs.replace(self.config, **fixed, split=self.SPLIT or self.config.split)
+        self.config = msgspec.structs.replace(self.config, **fixed)
         faults = [(f"taskset.{key}", f"there is no {path}") for key, path in fixed.items() if not Path(path).exists()]
         if faults:
             raise ConfigError(faults)

@@ -10,17 +10,21 @@ from treetune.rows.sources import File, FileKind
 from treetune.trainers import launch
 from treetune.trainers.launch import Launch, TrainRequest
 from treetune.trainers.skyrl.tasks import list_environments
+from treetune.trainers.skyrl.turns import most_turns
 
 
 def plan(request: TrainRequest) -> Launch:
     files = request.build("skyrl")
     gpus, batch = launch.count_gpus(), launch.batch_size(files)
     validates = bool(files.get("val"))
+    built = [file.path for split in files.values() for file in split]
+    turns = most_turns(built)
     planned: dict[str, Any] = {
         "trainer.policy.model.path": request.model,
         "trainer.placement.policy_num_gpus_per_node": gpus,
         "trainer.placement.ref_num_gpus_per_node": gpus,
         "generator.inference_engine.num_engines": gpus,
+        "generator.max_turns": turns if turns > 1 else None,
         "trainer.train_batch_size": batch,
         "trainer.policy_mini_batch_size": batch,
         "trainer.max_training_steps": request.steps,
@@ -33,7 +37,6 @@ def plan(request: TrainRequest) -> Launch:
         *(f"tasks={path}" for path in launch.paths(files, "train")),
         *(f"val_tasks={path}" for path in launch.paths(files, "val")),
     ]
-    built = [file.path for split in files.values() for file in split]
     # Rows choose no code by themselves; these are the user's own, just built.
     named = {id for path in built for id in list_environments(File(Path(path), FileKind.PARQUET))}
     trusted = [word for id in sorted(filter(None, named)) if ":" in id for word in ("--env", id)]

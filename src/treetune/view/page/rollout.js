@@ -1,0 +1,101 @@
+// Rollout: one conversation, with all that is known of it, beside the other rollouts of its group.
+// ← → go through the group, ↑ ↓ with Shift (or k, j) to the task before and after.
+import { useEffect, useState } from "./vendor/hooks.js";
+import { html } from "./html.js";
+import { change, go, link } from "./address.js";
+import { Instead, forget, useAnswer } from "./answer.js";
+import { ask } from "./api.js";
+import { Chat } from "./chat.js";
+import { Facts } from "./facts.js";
+import { number, signed, visible } from "./format.js";
+import { orderOf } from "./groups.js";
+import { announce, useKeys } from "./keys.js";
+import { Text } from "./message.js";
+import { cellClass, cellText, cellTitle, Outcome, Reward, spanOf } from "./reward.js";
+import { copy } from "./screen.js";
+import { Tokens } from "./tokens.js";
+
+function GroupCells({ run, group, at, span, params, tab }) {
+  return html`<nav class="cells strip" aria-label="Rollouts of this task">${group.map((cell) => html`<a href=${link(["run", run, "at", cell.at, ...tab], params)} key=${cell.at}
+    class=${`${cellClass(cell, span)}${cell.at === at ? " on" : ""}`} title=${cellTitle(cell)} aria-label=${cellTitle(cell)} aria-current=${cell.at === at ? "page" : null}>${cellText(cell)}</a>`)}</nav>`;
+}
+
+function Rendered({ rendered, markdown }) {
+  if (!rendered) return null;
+  return html`<section class="card rendered"><h2>As the environment shows it</h2><${Text} text=${rendered.text} markdown=${markdown || rendered.kind === "markdown"} data=${rendered.kind !== "markdown"} /></section>`;
+}
+
+// The task before or after this one, in the order in which the groups were listed.
+async function neighbour(run, params, by, column) {
+  const row = Number(params.row) + by;
+  if (params.row == null || row < 0) return null;
+  const { rows } = await ask("groups", { run, query: params.q || "", ...orderOf(params), start: row, count: 1 });
+  const cells = rows[0]?.cells || [];
+  return cells.length ? { row, at: cells[Math.min(column, cells.length - 1)].at } : null;
+}
+
+export function Rollout({ run, at, tab, info, params, version }) {
+  const name = /^\d+$/.test(at) ? { at: Number(at) } : { name: at };
+  const [marked, setMarked] = useState(0);
+  const { data, error } = useAnswer("rollout", { run, ...name }, `${version} ${marked}`);
+  const markdown = params.md !== "0" && Boolean(params.md);
+  const tokens = tab === "tokens";
+  const tail = tokens ? ["tokens"] : [];
+  const group = data?.group || [];
+  const column = Math.max(0, group.findIndex((cell) => cell.at === data?.at));
+  const across = (by) => {
+    const next = group[column + by];
+    if (next) go(["run", run, "at", next.at, ...tail], params, true);
+  };
+  const down = async (by) => {
+    const next = await neighbour(run, params, by, column);
+    if (next) go(["run", run, "at", next.at, ...tail], { ...params, row: next.row }, true);
+    else announce("There is no other task");
+  };
+  const turn = (by) => {
+    const turns = [...document.querySelectorAll(".turn")];
+    const box = document.getElementById("main");
+    const edge = box.getBoundingClientRect().top + 60;
+    const now = turns.filter((each) => each.getBoundingClientRect().top < edge + 4).length - 1;
+    turns[Math.min(turns.length - 1, Math.max(0, now + by))]?.scrollIntoView({ block: "start" });
+  };
+  const up = () => go(["run", run, "groups"], { q: params.q, sort: params.sort, up: params.up, down: params.down, by: params.by, row: params.row, column: params.row == null ? null : column });
+  useKeys({
+    ArrowLeft: ["the rollout before", () => across(-1)], ArrowRight: ["the rollout after", () => across(1)],
+    k: ["the task before", () => down(-1)], j: ["the task after", () => down(1)],
+    p: ["the turn before", () => turn(-1)], n: ["the turn after", () => turn(1)],
+    t: ["tokens, or the conversation", () => go(["run", run, "at", at, ...(tokens ? [] : ["tokens"])], params, true)],
+    m: ["markdown and formulas", () => change({ md: markdown ? null : "1" })],
+    y: ["copy the command that plays it again", () => data && copy(data.again)],
+    Escape: ["back to the groups", up],
+  });
+  useEffect(() => {
+    if (data) announce(`task ${data.entry.task}, rollout ${data.entry.rollout}, ${data.entry.outcome}, reward ${number(data.entry.reward)}`);
+    document.getElementById("main")?.scrollTo(0, 0);
+  }, [data?.at]);
+  if (!data) return html`<${Instead} error=${error} />`;
+  const { entry, trace } = data;
+  const span = spanOf(info);
+  const listed = params.row != null;
+  return html`<section class="page rollout" aria-labelledby="title">
+    <header class="rollout-head">
+      <div class="line"><h1 id="title" tabindex="-1">Task ${entry.task < 0 ? entry.uid.slice(0, 8) : entry.task} <small>rollout ${entry.rollout}</small></h1>
+        <${Reward} value=${entry.reward} span=${span} /><${Outcome} name=${entry.outcome} />
+        ${entry.advantage != null && html`<span class="badge" title="the reward less the mean of the group">advantage ${signed(entry.advantage)}</span>`}
+        <span class="soft">${visible(entry.source || "")}</span></div>
+      <div class="line">
+        ${listed && html`<button class="icon" aria-label="The task before" title="The task before (k)" onClick=${() => down(-1)}>↑</button><button class="icon" aria-label="The task after" title="The task after (j)" onClick=${() => down(1)}>↓</button>`}
+        <${GroupCells} run=${run} group=${group} at=${data.at} span=${span} params=${params} tab=${tail} />
+        <span class="gap"></span>
+        <div class="choices" role="group" aria-label="View">
+          <a class="chip" aria-current=${tokens ? null : "page"} href=${link(["run", run, "at", at], params)}>Conversation</a>
+          <a class=${`chip${data.has_tokens ? "" : " off"}`} aria-current=${tokens ? "page" : null} href=${link(["run", run, "at", at, "tokens"], params)} title=${data.has_tokens ? "" : "The trace has no tokens"}>Tokens</a>
+          <button class="chip" aria-pressed=${markdown} onClick=${() => change({ md: markdown ? null : "1" })}>Markdown</button></div>
+      </div>
+    </header>
+    <div class="columns">
+      <div class="conversation">${tokens ? html`<${Tokens} run=${run} at=${data.at} has=${data.has_tokens} version=${version} />` : html`<${Rendered} rendered=${data.rendered} markdown=${markdown} /><${Chat} key=${data.at} trace=${trace} markdown=${markdown} span=${span} />`}</div>
+      <${Facts} run=${run} answer=${data} onMark=${() => { forget(); setMarked(marked + 1); }} />
+    </div>
+  </section>`;
+}
