@@ -9,8 +9,9 @@ failed has no reward: the difference is given over the scored rollouts, and over
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -115,18 +116,40 @@ class Comparison(msgspec.Struct):
         return sentence + "."
 
 
-class _Tasks:
-    """The rollouts of a run by task."""
+class _Task(NamedTuple):
+    """The rollouts of one task in a run."""
 
-    def __init__(self, run: Run) -> None:
-        columns = run.columns
-        groups, reward = columns.groups(), columns.reward
-        solved = run.solved()
-        self.by_key: dict[Key, tuple[list[float], int, float, Any]] = {}
-        for part in map(groups.members, range(len(groups))):
-            first = columns.entries[part[0]]
-            scored = reward[part][~np.isnan(reward[part])].tolist()
-            self.by_key[first.uid, first.occurrence] = (scored, len(part), float(solved[part].mean()), first)
+    scored: list[float]
+    """The rewards of those that have one."""
+    rollouts: int
+    solved: float
+    """The share that solved it."""
+    idx: int
+    source: str
+
+
+def _by_task(run: Run) -> dict[Key, _Task]:
+    columns = run.columns
+    groups = columns.groups()
+    if not len(groups):
+        return {}
+    first, rewards = groups.first, columns.reward[groups.order].tolist()
+    uids, sources = columns.texts("uid"), columns.texts("source")
+    lines = zip(
+        columns.codes("uid")[first].tolist(),
+        columns.places("occurrence")[first].tolist(),
+        groups.starts.tolist(),
+        groups.rollouts.tolist(),
+        (np.bincount(groups.task, run.solved()) / groups.rollouts).tolist(),
+        columns.numbers("task")[first].tolist(),
+        columns.codes("source")[first].tolist(),
+        strict=True,
+    )
+    found = {}
+    for uid, occurrence, start, number, solved, idx, source in lines:
+        scored = [reward for reward in rewards[start : start + number] if reward == reward]  # which NaN is not
+        found[uids[uid], occurrence] = _Task(scored, number, solved, int(idx), sources[source])
+    return found
 
 
 def compare(before: Run, after: Run, only: Container[Key] | None = None) -> Comparison:
@@ -136,7 +159,7 @@ def compare(before: Run, after: Run, only: Container[Key] | None = None) -> Comp
 
 def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -> tuple[Comparison, list[TaskChange]]:
     """The same, and every task that both have."""
-    old, new = _Tasks(before).by_key, _Tasks(after).by_key
+    old, new = _by_task(before), _by_task(after)
     if only is not None:
         old, new = ({key: task for key, task in tasks.items() if key in only} for tasks in (old, new))
     common = [key for key in old if key in new]
@@ -145,12 +168,12 @@ def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -
             f"{before.path} and {after.path} have no task in common", remedy="compare runs of the same tasks"
         )
     changes = [_change(key, old[key], new[key]) for key in common]
-    scored = [key for key in common if old[key][0] and new[key][0]]
-    pairs = {key: (old[key][0], new[key][0]) for key in scored}
-    full = [(_with_zeros(*old[key][:2]), _with_zeros(*new[key][:2])) for key in common]
+    scored = [key for key in common if old[key].scored and new[key].scored]
+    pairs = {key: (old[key].scored, new[key].scored) for key in scored}
+    full = [(_with_zeros(old[key]), _with_zeros(new[key])) for key in common]
     by_source: dict[str, list[Key]] = {}
     for key in scored:
-        by_source.setdefault(old[key][3].source, []).append(key)
+        by_source.setdefault(old[key].source, []).append(key)
     sources = {name: _difference([pairs[key] for key in keys]) for name, keys in sorted(by_source.items())}
     comparison = Comparison(
         str(before.path),
@@ -173,21 +196,22 @@ def _told(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key not in _UNTOLD}
 
 
-def _with_zeros(scored: list[float], rollouts: int) -> list[float]:
-    return scored + [0.0] * (rollouts - len(scored))
+def _with_zeros(task: _Task) -> list[float]:
+    return task.scored + [0.0] * (task.rollouts - len(task.scored))
 
 
-def _change(key: Key, old: tuple[Any, ...], new: tuple[Any, ...]) -> TaskChange:
-    def mean(rewards: list[float]) -> float | None:
-        return sum(rewards) / len(rewards) if rewards else None
+def _change(key: Key, old: _Task, new: _Task) -> TaskChange:
+    before, after = (_mean(task.scored) if task.scored else None for task in (old, new))
+    return TaskChange(*key, new.idx, new.source, before, after, old.solved, new.solved)
 
-    first = new[3]
-    return TaskChange(key[0], key[1], first.idx, first.source, mean(old[0]), mean(new[0]), old[2], new[2])
+
+def _mean(rewards: list[float]) -> float:
+    return math.fsum(rewards) / len(rewards)
 
 
 def _difference(pairs: Sequence[tuple[list[float], list[float]]]) -> Difference:
     old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    before, after = (np.array([np.mean(rewards) for rewards in side]) for side in (old, new))
+    before, after = (np.array([_mean(rewards) for rewards in side]) for side in (old, new))
     paired = Paired(after - before)
     many = len(paired) >= FEWEST_TASKS
     p_value = paired.p_value if many else shuffled_p_value(old, new)
