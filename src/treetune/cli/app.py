@@ -39,7 +39,7 @@ VERBS = {
     "rescore": ("evaluate:rescore_command", "Score saved traces again after a scorer changed, without the model."),
     "cache": ("cache:cache_app", "Built datasets: list them, show what one was built from, remove them."),
     "sandbox": ("sandbox:sandbox_app", "Sandboxes: what this machine offers, and root file systems for them."),
-    "init": ("init:init_command", "Scaffold a taskset, a package to serve, or a dataset, with a test that passes."),
+    "init": ("init:init_command", "Scaffold a taskset as a package: a test that passes, a config, an entry point."),
     "demo": ("demo:demo_command", "Declare a task, evaluate it with scripts, build it into parquet: in a minute."),
 }
 """Each verb with its function in this folder, and what the overview says of it. Only the verb that is asked for is

@@ -9,9 +9,8 @@ failed has no reward: the difference is given over the scored rollouts, and over
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -116,39 +115,38 @@ class Comparison(msgspec.Struct):
         return sentence + "."
 
 
-class _Task(NamedTuple):
+class _Task(msgspec.Struct):
     """The rollouts of one task in a run."""
 
-    scored: list[float]
-    """The rewards of those that have one."""
-    rollouts: int
-    solved: float
-    """The share that solved it."""
     idx: int
     source: str
+    rollouts: int
+    scored: list[float]
+    """The rewards of those that have one."""
+    solved: float
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of all, where a failed one counts as 0."""
+        return self.scored + [0.0] * (self.rollouts - len(self.scored))
 
 
-def _by_task(run: Run) -> dict[Key, _Task]:
-    columns = run.columns
-    groups = columns.groups()
-    if not len(groups):
-        return {}
-    first, rewards = groups.first, columns.reward[groups.order].tolist()
-    uids, sources = columns.texts("uid"), columns.texts("source")
-    lines = zip(
-        columns.codes("uid")[first].tolist(),
-        columns.places("occurrence")[first].tolist(),
-        groups.starts.tolist(),
-        groups.rollouts.tolist(),
-        (np.bincount(groups.task, run.solved()) / groups.rollouts).tolist(),
-        columns.numbers("task")[first].tolist(),
-        columns.codes("source")[first].tolist(),
+def _tasks(run: Run) -> dict[Key, _Task]:
+    columns, groups = run.columns, run.columns.groups()
+    rewards, solved = columns.reward[groups.order].tolist(), run.solved()[groups.order].tolist()
+    sources = columns.texts("source")
+    known = zip(
+        *(columns.codes("uid")[groups.first].tolist(), columns.places("occurrence")[groups.first].tolist()),
+        *(columns.numbers("task")[groups.first].tolist(), columns.codes("source")[groups.first].tolist()),
+        *(groups.starts.tolist(), groups.rollouts.tolist()),
         strict=True,
     )
     found = {}
-    for uid, occurrence, start, number, solved, idx, source in lines:
-        scored = [reward for reward in rewards[start : start + number] if reward == reward]  # which NaN is not
-        found[uids[uid], occurrence] = _Task(scored, number, solved, int(idx), sources[source])
+    for uid, occurrence, idx, source, start, number in known:
+        scored = [reward for reward in rewards[start : start + number] if reward == reward]  # NaN is a failure
+        share = sum(solved[start : start + number]) / number
+        task = _Task(int(idx), sources[source], number, scored, share)
+        found[columns.texts("uid")[uid], occurrence] = task
     return found
 
 
@@ -159,7 +157,7 @@ def compare(before: Run, after: Run, only: Container[Key] | None = None) -> Comp
 
 def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -> tuple[Comparison, list[TaskChange]]:
     """The same, and every task that both have."""
-    old, new = _by_task(before), _by_task(after)
+    old, new = _tasks(before), _tasks(after)
     if only is not None:
         old, new = ({key: task for key, task in tasks.items() if key in only} for tasks in (old, new))
     common = [key for key in old if key in new]
@@ -168,20 +166,21 @@ def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -
             f"{before.path} and {after.path} have no task in common", remedy="compare runs of the same tasks"
         )
     changes = [_change(key, old[key], new[key]) for key in common]
-    scored = [key for key in common if old[key].scored and new[key].scored]
-    pairs = {key: (old[key].scored, new[key].scored) for key in scored}
-    full = [(_with_zeros(old[key]), _with_zeros(new[key])) for key in common]
+    pairs = {key: (old[key].scored, new[key].scored) for key in common if old[key].scored and new[key].scored}
+    full = [(old[key].rewards, new[key].rewards) for key in common]
+    over_scored = _difference(list(pairs.values())) if pairs else None
+    over_all = over_scored if over_scored is not None and full == list(pairs.values()) else _difference(full)
     by_source: dict[str, list[Key]] = {}
-    for key in scored:
+    for key in pairs:
         by_source.setdefault(old[key].source, []).append(key)
-    sources = {name: _difference([pairs[key] for key in keys]) for name, keys in sorted(by_source.items())}
+    sources = sorted(by_source.items()) if len(by_source) > 1 else []
     comparison = Comparison(
         str(before.path),
         str(after.path),
         (before.model, after.model),
-        _difference([pairs[key] for key in scored]) if scored else None,
-        _difference(full),
-        sources if len(sources) > 1 else {},
+        over_scored,
+        over_all,
+        {name: _difference([pairs[key] for key in keys]) for name, keys in sources},
         sorted((task for task in changes if task.change > 0), key=lambda task: -task.change),
         sorted((task for task in changes if task.change < 0), key=lambda task: task.change),
         sum(task.change == 0 for task in changes),
@@ -196,17 +195,13 @@ def _told(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key not in _UNTOLD}
 
 
-def _with_zeros(task: _Task) -> list[float]:
-    return task.scored + [0.0] * (task.rollouts - len(task.scored))
-
-
 def _change(key: Key, old: _Task, new: _Task) -> TaskChange:
     before, after = (_mean(task.scored) if task.scored else None for task in (old, new))
     return TaskChange(*key, new.idx, new.source, before, after, old.solved, new.solved)
 
 
-def _mean(rewards: list[float]) -> float:
-    return math.fsum(rewards) / len(rewards)
+def _mean(rewards: Sequence[float]) -> float:
+    return sum(rewards) / len(rewards)
 
 
 def _difference(pairs: Sequence[tuple[list[float], list[float]]]) -> Difference:
