@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from random import Random
 from urllib.parse import quote
 
 import pytest
 from view_page import Page, view
-from viewed_run import make_viewed_run
+from viewed_run import make_viewed_run, viewed_traces
+
+from treetune.task import text_of
+from treetune.tokens import Tokens
+from treetune.trace import encode_trace
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +43,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folder):
-    with view(folder) as address:
+    with view(folder.name, folder=folder.parent) as address:
         yield address
 
 
@@ -181,7 +186,7 @@ def open_one(page, query, words=""):
 
 
 def test_a_rollout_shows_calls_of_tools_with_their_results(page):
-    open_one(page, "source=tools & scored & turns>2")
+    open_one(page, "source=tools & scored & turns>3 & mixed")
     call = page.text(".call")
     assert "calculator" in call
     assert "expression" in call
@@ -190,6 +195,7 @@ def test_a_rollout_shows_calls_of_tools_with_their_results(page):
     assert "turn 1 reward 0" in page.text(".turn-end").replace("\n", " ")
     assert "calls 1" in page.text(".turn-end .info").replace("\n", " ")
     assert page.texts(".message > header").count("tool") == 0  # a result is shown once, with its call
+    page.keep("view-rollout")
 
 
 def test_reasoning_is_folded_and_markdown_is_shown_on_request(page):
@@ -202,7 +208,6 @@ def test_reasoning_is_folded_and_markdown_is_shown_on_request(page):
     assert page.all(".markdown math mfrac")
     assert page.all(".markdown table td")
     assert "md=1" in page.hash
-    page.keep("view-rollout")
 
 
 def test_answer_stands_beside_truth_with_why_judges_and_times(page):
@@ -239,7 +244,7 @@ def test_the_environment_shows_a_rollout_its_own_way(page):
 def test_tokens_are_a_strip_of_sampled_and_given_ones(page):
     from selenium.webdriver import ActionChains
 
-    page.go("/run/0/at/3/tokens", until=".token.sampled")
+    page.go("/run/0/at/3/tokens", until=".tokens .token.sampled")
     counted = re.search(r"(\d+) tokens: (\d+) sampled, (\d+) given", page.text(".sequence header"))
     assert len(page.all(".tokens .token")) == int(counted[1])
     assert len(page.all(".tokens .token.sampled")) == int(counted[2])
@@ -247,7 +252,38 @@ def test_tokens_are_a_strip_of_sampled_and_given_ones(page):
     assert len({each.get_attribute("class") for each in page.all(".tokens .token.sampled")}) > 2  # shades
     ActionChains(page.browser).move_to_element(page.all(".tokens .token.sampled")[4]).perform()
     page.sees(".token-tip", r"id \d+ · sampled · logprob −\d.*probability.*place \d+")
-    page.keep("view-tokens")
+
+
+def test_tokens_are_texts_where_a_tokenizer_is_named(browser, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    traces = [trace for trace in viewed_traces(40, 8) if trace.task.data_source == "tools" and trace.scored]
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([f"{text_of(m['content'])}\n<|user|>" for t in traces for m in t.messages], 1200)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    random = Random(0)
+    for trace in traces:
+        trace.tokens = Tokens()
+        history = []
+        for turn in trace.turns:
+            for message in turn.observed:
+                history += tokenizer.encode(f"<|{message['role']}|>\n{text_of(message['content'])}\n").ids
+            history += tokenizer.encode("<|assistant|>\n").ids
+            calls = json.dumps([call.arguments for call in turn.calls]) if turn.calls else ""
+            said = tokenizer.encode(f"{text_of(turn.message['content'])}{calls}\n").ids
+            logprobs = [-random.expovariate(1.5) * random.random() ** 3 for _ in said]
+            trace.tokens.add_turn(history, said, logprobs)
+            history = history + said
+    (tmp_path / "run" / "traces.jsonl").write_bytes(b"".join(encode_trace(trace) + b"\n" for trace in traces))
+    longest = max(range(len(traces)), key=lambda at: len(traces[at].turns))
+    with view("run", "--tokenizer", "model", folder=tmp_path) as address:
+        page = Page(browser, address)
+        page.go(f"/run/0/at/{longest}/tokens", until=".tokens .token.sampled")
+        assert "I compute that." in "".join(page.texts(".tokens .token.sampled"))
+        assert "What is" in "".join(page.texts(".tokens .token.given"))
+        page.keep("view-tokens")
+        assert page.complaints() == []
 
 
 def read_sequences(folder):
@@ -274,7 +310,7 @@ def test_of_a_long_sequence_only_what_is_near_are_elements(page, folder):
     at = lengths.index(max(lengths))
     assert lengths[at] > 1200
     page.resize(1400, 300)
-    page.go(f"/run/0/at/{at}/tokens", until=".token.sampled")
+    page.go(f"/run/0/at/{at}/tokens", until=".tokens .token.sampled")
     page.runs("document.getElementById('main').scrollTop = 1e6")
     page.waits(lambda: page.all(f".token[data-at='{lengths[at] - 1}']"), "the last token")
     page.runs("document.getElementById('main').scrollTop = 0")

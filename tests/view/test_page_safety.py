@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folder):
-    with view(folder) as address:
+    with view(folder.name, folder=folder.parent) as address:
         yield address
 
 
@@ -143,7 +143,7 @@ def test_dark_and_light_follow_the_system_and_a_switch(page):
     features = [{"name": "prefers-color-scheme", "value": "dark"}]
     page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     page.waits(lambda: back() != light, "dark")
-    page.keep("view-run-dark")
+    page.keep("view-run")
     page.click("button[aria-label^=Colours]")
     page.waits(lambda: back() == light, "light by the switch")
     page.runs("localStorage.clear()")

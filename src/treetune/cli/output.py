@@ -119,4 +119,4 @@ def error_text(error: Any, better: str | None = None) -> str:
 def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
     # Ours are UserWarnings and speak to the user; a library's deprecations do not.
     if issubclass(category, UserWarning):
-        sys.stderr.write(f"warning: {message}\n")
+        sys.stderr.write(f"warning: {str(message).translate(_PICTURES)}\n")

@@ -174,7 +174,8 @@ class Run:
             codes = [code for code, uid in enumerate(columns.texts("uid")) if uid in uids] if uids else []
             rows = np.flatnonzero(np.isin(columns.codes("uid"), codes)).tolist() if codes else []
             found = ((row, self._marks.get(key_of(columns.entry(row)))) for row in rows)
-            columns.note("mark", {row: mark.mark or "comment" for row, mark in found if mark is not None})
+            if self._marks or columns.texts("mark"):
+                columns.note("mark", {row: mark.mark or "comment" for row, mark in found if mark is not None})
         return self._marks
 
     def fits(self, query: str = "") -> Mask:

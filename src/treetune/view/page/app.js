@@ -28,7 +28,7 @@ function Help({ onClose }) {
   return html`<dialog ref=${dialog} onClose=${onClose} aria-labelledby="help-title" onClick=${(event) => event.target === dialog.current && dialog.current.close()}><form method="dialog">
     <h2 id="help-title">Keys</h2><dl class="keys">${[...knownKeys()].map(([key, says]) => html`<div><dt><kbd>${names[key] || key}</kbd></dt><dd>${says}</dd></div>`)}
       <div><dt><kbd>← ↑ ↓ →</kbd></dt><dd>move through a table</dd></div><div><dt><kbd>Enter</kbd></dt><dd>open what is chosen</dd></div></dl>
-    <button class="main" autofocus>Close</button></form></dialog>`;
+    <button class="main">Close</button></form></dialog>`;
 }
 
 function TokenForm() {
