@@ -231,7 +231,11 @@ def test_an_exported_file_opens_from_disk(browser, folder, tmp_path):
     page.press("m")
     page.waits(lambda: page.all(".markdown"), "markdown")
     page.go("/run/0", until=".timeline canvas, .u-over")
-    page.go("/run/0/groups?q=mixed")
+    page.go("/run/0/groups?q=mixed", until=".flag.mixed")
+    page.waits(lambda: set(page.texts("#groups .flag")) == {"mixed"}, "mixed groups")
+    page.go("/run/0/groups?q=reward<1")
     page.sees("main", "treetune view")
+    page.go("/compare/0,1", until=".verdict")
+    page.waits(lambda: len(page.all(".side pre")) == 2, "answers side by side")
     assert not [each for each in page.asked() if each.startswith("http")]
     assert page.complaints() == []

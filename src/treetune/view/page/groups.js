@@ -125,7 +125,7 @@ export function Groups({ run, info, params, version }) {
   };
   const total = rows.total ?? 0;
   return html`<section class="fill" aria-labelledby="title">
-    <${QueryBar} query=${query} words=${words} error=${rows.error}>
+    <${QueryBar} query=${query} words=${words} error=${rows.total == null ? null : rows.error}>
       <label class="pick">Cells <select value=${by} onChange=${(event) => change({ by: event.target.value === "reward" ? null : event.target.value })}>
         <option value="reward">reward</option><option value="advantage">advantage</option></select></label>
       <${ExportMenu} run=${run} query=${query} />

@@ -61,7 +61,7 @@ export function Rollouts({ run, info, params, version }) {
   const press = (name) => change({ sort: name, down: name === sort ? !descending : ["reward", "advantage", "seconds", "tokens", "retries", "turns"].includes(name) });
   const columns = metric ? COLUMNS.map(([name, says]) => (name === "retries" ? [metric, metric] : [name, says])) : COLUMNS;
   return html`<section class="fill" aria-labelledby="title">
-    <${QueryBar} query=${query} words=${words} error=${rows.error}><${ExportMenu} run=${run} query=${query} /></${QueryBar}>
+    <${QueryBar} query=${query} words=${words} error=${rows.total == null ? null : rows.error}><${ExportMenu} run=${run} query=${query} /></${QueryBar}>
     <div class="under"><span>${rows.total == null ? "…" : plural(total, "rollout")}</span>
       ${words.metrics.length > 0 && html`<label class="pick">Sort by metric <select value=${metric || ""} onChange=${(event) => change({ sort: event.target.value || null, down: true })}><option value="">–</option>${words.metrics.map((name) => html`<option>${name}</option>`)}</select></label>`}</div>
     ${rows.total == null ? html`<${Instead} error=${rows.error} />` : html`<div class="table" id="rollouts" role="grid" tabindex="0" aria-label="Rollouts: arrows move, Enter opens" aria-rowcount=${total + 1}
