@@ -42,7 +42,7 @@ FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<kind>\w*)\n(?P<body>.*?)^
 CAPTION = re.compile(r"`([^`\n]+)`:\n\n$")
 PORT = re.compile(r"(?<![\w.])(?:(127\.0\.0\.1|localhost|0\.0\.0\.0)?:|(--port ))(\d{4})\b")
 LISTENS = re.compile(r"--(?:zmq|http|openenv|port|metrics) \S*?(\d{4,5})\b")
-SERVES = re.compile(r"(\w+=\S+ )*treetune (serve|register)\b(?!.* --mcp$)")
+SERVES = re.compile(r"(\w+=\S+ )*treetune (serve|register|view)\b(?!.* --mcp$)(?!.* --export)")
 """Commands that go on until they are ended."""
 WHY_NOT = {
     r"^pip |install_hook": "changes the reader's Python; .ci/run installs the package as the README says",

@@ -6,12 +6,14 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn
+from rich.segment import Segment
 
 # Newer releases of typer carry their own click, older ones use the installed one: this is the base in either.
 CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -58,11 +60,23 @@ def was_printed() -> bool:
     return _printed
 
 
+_PICTURES = {
+    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
+    **dict.fromkeys([0x7F, *range(0x80, 0xA0)], "\ufffd"),
+}
+"""Characters that a terminal obeys, each with one that shows it."""
+
+
 class Screen(Console):
     """Where people read: standard output, or standard error where that belongs to JSON."""
 
     def __init__(self, as_json: bool = False) -> None:
         super().__init__(stderr=as_json, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Text of models and tasks may hold sequences that a terminal would obey: they are shown instead."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=segment.text.translate(_PICTURES))
 
     def say(self, text: str, style: str | None = None) -> None:
         """Text as it is: no markup, and a long line is left to the terminal."""
@@ -93,4 +107,4 @@ def error_text(error: Any, better: str | None = None) -> str:
 def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
     # Ours are UserWarnings and speak to the user; a library's deprecations do not.
     if issubclass(category, UserWarning):
-        sys.stderr.write(f"warning: {message}\n")
+        sys.stderr.write(f"warning: {str(message).translate(_PICTURES)}\n")

@@ -16,7 +16,7 @@ from treetune.cli.output import Screen, print_json
 from treetune.cli.show_run import show_rollout, show_rollouts
 from treetune.config import to_plain
 from treetune.errors import TreetuneError, UsageError, user_code
-from treetune.evaluation import ask_server, find_served, means_run, no_run, read_taskset
+from treetune.evaluation import ask_server, find_served, means_run, no_run, read_taskset, render
 from treetune.images import has_images, name_all, name_images
 from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
@@ -54,7 +54,7 @@ def show_command(
     if find_run(target) is not None:
         run = open_run(target)
         if rollout is not None:
-            return show_rollout(run.trace(rollout), json)
+            return show_rollout(run.trace(rollout), *render(run, rollout), json)
         parts = ["failed"] if failed else []
         parts += [f"reward{reward.strip()}"] if reward else []
         parts += [f'source="{source}"'] if source else []

@@ -17,6 +17,7 @@ from treetune.evaluation.config import (
 from treetune.evaluation.hosts import ask_server, find_served, refuse_unservable
 from treetune.evaluation.pass_rates import PassRates
 from treetune.evaluation.plan import Plan, Watch
+from treetune.evaluation.rendering import render
 from treetune.evaluation.rescore import MORE, RescorePreview, Rescorer
 from treetune.evaluation.run_set import RunSet
 from treetune.evaluation.run_trust import refuse_foreign, remember, take_up, trust_rows

@@ -59,7 +59,7 @@ def refuse_foreign(run: Path, *, trust: bool = False, calls_model: bool = False)
             raise _refusal(run, f"names code: {text}")
         if "://" in text and not text.startswith("pkg://"):  # which would be sent your token
             raise _refusal(run, f"would have a server called: {text}")
-    for node in _nodes_of(data.get("taskset")):
+    for node in nodes_of(data.get("taskset")):
         if node.get("trust"):
             raise _refusal(run, "has rows run the code that they name")
         for entry in [node["tools"]] if isinstance(node.get("tools"), Mapping) else node.get("tools") or []:
@@ -116,11 +116,11 @@ def _texts_of(value: Any) -> Iterator[str]:
             yield from _texts_of(item)
 
 
-def _nodes_of(node: Any) -> Iterator[Mapping[str, Any]]:
+def nodes_of(node: Any) -> Iterator[Mapping[str, Any]]:
     """A taskset's node, and those of the sources that it mixes."""
     if isinstance(node, str):
         node = {"id": node}
     if isinstance(node, Mapping):
         yield node
         for source in node.get("sources") or []:
-            yield from _nodes_of(source)
+            yield from nodes_of(source)

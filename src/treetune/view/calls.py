@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.evaluation import Run
+from treetune.evaluation import Run, render
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS
 from treetune.runs.marks import Word, write_mark, write_tags
 from treetune.runs.query import WORDS
@@ -202,7 +202,11 @@ class Calls:
 
     def rollout(self, body: OfRollout) -> dict[str, Any]:
         with self._runs[body.run].open() as run:
-            return show_rollout(run, _place(run, body))
+            at = _place(run, body)
+            entry, told = run.columns.entries[at], show_rollout(run, at)
+        # Code of the task, which may take its time: others may look at the run meanwhile.
+        rendered, why_not = render(run, entry)
+        return {**told, "rendered": rendered, "not_rendered": why_not}
 
     def tokens(self, body: OfRollout) -> dict[str, Any]:
         with self._runs[body.run].open() as run:

@@ -57,8 +57,8 @@ def overview(run: Run) -> dict[str, Any]:
         "taskset": run.taskset,
         "model": run.model,
         "mean": mean_of(reward),
-        "stderr": standard_error([task for task in by_task if task]),
-        "pass_at": pass_at_k([task for task in solved if task]),
+        "stderr": standard_error(by_task),
+        "pass_at": pass_at_k(solved),
         "tasks": len(groups),
         "rollouts": len(columns),
         "scored": int(scored.sum()),
@@ -86,10 +86,10 @@ def _fingerprint(run: Run) -> str | None:
 
 
 def _split(codes: Codes, values: Any, number: int) -> list[list[Any]]:
-    """The values of each code."""
-    order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes, minlength=number))
-    return [part.tolist() for part in np.split(values[order], ends[:-1])] if number else []
+    """The values of each code that has any."""
+    together = values[np.argsort(codes, kind="stable")].tolist()
+    ends = np.cumsum(np.bincount(codes, minlength=number)).tolist()
+    return [together[start:end] for start, end in pairwise([0, *ends]) if end > start]
 
 
 def _count(columns: Columns, name: str) -> dict[str, int]:
@@ -151,7 +151,7 @@ def _sources(columns: Columns) -> list[dict[str, Any]]:
                 "rollouts": int(own.sum()),
                 "scored": int(scored.sum()),
                 "mean": mean_of(reward[own]),
-                "stderr": standard_error([cluster for cluster in clusters if cluster]),
+                "stderr": standard_error(clusters),
             }
         )
     return sorted(found, key=lambda source: str(source["name"]))

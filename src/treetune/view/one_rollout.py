@@ -11,17 +11,16 @@ import msgspec
 from treetune.audit import suspicions
 from treetune.evaluation import Run
 from treetune.runs.folder import CONFIG
-from treetune.runs.images import bring_back
 from treetune.runs.marks import key_of
 from treetune.trace import Trace, decode_trace
-from treetune.view.lines import damaged, read_line
+from treetune.view.lines import damaged, read_line, read_text, show_images
 from treetune.view.tables import describe, group_of
 
 _parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def show_rollout(run: Run, at: int) -> dict[str, Any]:
-    line = bring_back(read_line(run, at), run.folder)
+    line = show_images(run, read_text(run, at))
     try:
         trace, parts = decode_trace(line), _parts.decode(line)
     except msgspec.MsgspecError as error:
@@ -32,11 +31,10 @@ def show_rollout(run: Run, at: int) -> dict[str, Any]:
         "at": at,
         "entry": describe(run, at),
         "trace": parts,
-        "has_tokens": trace.tokens is not None,
+        "has_tokens": run.columns.entries[at].tokens,
         "group": group_of(run.columns, at),
         "truth": trace.task.ground_truth,
         "suspicions": suspicions(trace, run.pass_threshold),
-        "rendered": None,
         "again": command_again(run, trace),
         "show": f"treetune show {shlex.quote(str(run.path))} --rollout {_name(run, at)}",
         "mark": None if mark is None else {"mark": mark.mark, "comment": mark.comment},

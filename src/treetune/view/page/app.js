@@ -28,7 +28,7 @@ function Help({ onClose }) {
   return html`<dialog ref=${dialog} onClose=${onClose} aria-labelledby="help-title" onClick=${(event) => event.target === dialog.current && dialog.current.close()}><form method="dialog">
     <h2 id="help-title">Keys</h2><dl class="keys">${[...knownKeys()].map(([key, says]) => html`<div><dt><kbd>${names[key] || key}</kbd></dt><dd>${says}</dd></div>`)}
       <div><dt><kbd>← ↑ ↓ →</kbd></dt><dd>move through a table</dd></div><div><dt><kbd>Enter</kbd></dt><dd>open what is chosen</dd></div></dl>
-    <button class="main" autofocus>Close</button></form></dialog>`;
+    <button class="main">Close</button></form></dialog>`;
 }
 
 function TokenForm() {
@@ -76,9 +76,9 @@ function App() {
     document.title = [row?.name, path[0] === "compare" && "Compare", "Treetune"].filter(Boolean).join(" · ");
   }, [row?.name, path[0]]);
   useEffect(() => {
-    // One run alone is what one came for.
+    // One run alone is what one came for, at first.
     if (answer && runs.length === 1 && !read().path.length) go(["run", runs[0].id], {}, true);
-  }, [answer !== null, path.length]);
+  }, [answer !== null]);
   useEffect(() => {
     // What had the focus may be gone with the view before.
     const timer = setTimeout(() => document.activeElement === document.body && document.getElementById("title")?.focus({ preventScroll: true }), 50);

@@ -21,6 +21,7 @@ const LANES = [["policy", "policy"], ["environment", "environment"], ["scorer", 
 // Seconds by who took them. What judges took is part of the environment's time, and has a lane of its own.
 export function Times({ trace }) {
   const timing = trace.timing || {};
+  if (!timing.total) return null;
   const judged = (trace.judgements || []).reduce((sum, judgement) => sum + (judgement.cached ? 0 : judgement.seconds || 0), 0);
   const scorer = timing.scorer ?? judged;
   const spent = { ...timing, scorer, environment: Math.max(0, (timing.environment || 0) - (timing.scorer == null ? Math.min(judged, timing.environment || 0) : 0)) };

@@ -22,7 +22,8 @@ function GroupCells({ run, group, at, span, params, tab }) {
 
 function Rendered({ rendered, markdown }) {
   if (!rendered) return null;
-  return html`<section class="card rendered"><h2>As the environment shows it</h2><${Text} text=${rendered.text} markdown=${markdown || rendered.kind === "markdown"} data=${rendered.kind !== "markdown"} /></section>`;
+  const short = rendered.text.split("\n").length <= 24;
+  return html`<details class="card rendered" open=${short}><summary>As the environment shows it</summary><${Text} text=${rendered.text} markdown=${markdown || rendered.kind === "markdown"} data=${rendered.kind !== "markdown"} /></details>`;
 }
 
 // What comes before or after, in the order in which it was listed: the next group (`row`), or the next rollout (`nth`).

@@ -47,7 +47,7 @@ export function Rollouts({ run, info, params, version }) {
   }, [found]);
   const pressed = (event) => {
     const moves = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1, PageDown: 20, PageUp: -20, Home: -1e9, End: 1e9 };
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target !== event.currentTarget || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key in moves) {
       const next = Math.min(total - 1, Math.max(0, active + moves[event.key]));
       setActive(next);
@@ -61,13 +61,13 @@ export function Rollouts({ run, info, params, version }) {
   const press = (name) => change({ sort: name, down: name === sort ? !descending : ["reward", "advantage", "seconds", "tokens", "retries", "turns"].includes(name) });
   const columns = metric ? COLUMNS.map(([name, says]) => (name === "retries" ? [metric, metric] : [name, says])) : COLUMNS;
   return html`<section class="fill" aria-labelledby="title">
-    <${QueryBar} query=${query} words=${words} error=${rows.error}><${ExportMenu} run=${run} query=${query} /></${QueryBar}>
+    <${QueryBar} query=${query} words=${words} error=${rows.total == null ? null : rows.error}><${ExportMenu} run=${run} query=${query} /></${QueryBar}>
     <div class="under"><span>${rows.total == null ? "…" : plural(total, "rollout")}</span>
       ${words.metrics.length > 0 && html`<label class="pick">Sort by metric <select value=${metric || ""} onChange=${(event) => change({ sort: event.target.value || null, down: true })}><option value="">–</option>${words.metrics.map((name) => html`<option>${name}</option>`)}</select></label>`}</div>
-    ${rows.total == null ? html`<${Instead} error=${rows.error} />` : html`<div class="table" role="grid" aria-label="Rollouts" aria-rowcount=${total + 1}>
-      <div class="heads rollout-row" role="row">${columns.map(([name, says], at) => html`<div role="columnheader" class=${`c-${COLUMNS[at][0]}`} aria-sort=${name === sort ? (descending ? "descending" : "ascending") : "none"}><button onClick=${() => press(name)}>${says}${name === sort ? (descending ? " ↓" : " ↑") : ""}</button></div>`)}</div>
-      <${Recycled} name=${`rollouts ${run} ${query} ${sort} ${descending}`} count=${total} height=${narrow ? 58 : 30} active=${active} onRange=${rows.want} tabindex="0" role="rowgroup" id="rollouts" aria-label="Rollouts: arrows move, Enter opens"
-        aria-activedescendant=${active >= 0 ? `rollout-${active}` : null} onKeyDown=${pressed} onFocus=${() => active < 0 && total && setActive(0)}
+    ${rows.total == null ? html`<${Instead} error=${rows.error} />` : html`<div class="table" id="rollouts" role="grid" tabindex="0" aria-label="Rollouts: arrows move, Enter opens" aria-rowcount=${total + 1}
+      aria-activedescendant=${active >= 0 ? `rollout-${active}` : null} onKeyDown=${pressed} onFocus=${(event) => event.target === event.currentTarget && active < 0 && total && setActive(0)}>
+      <div class="heads rollout-row" role="row" aria-rowindex="1">${columns.map(([name, says], at) => html`<div role="columnheader" class=${`c-${COLUMNS[at][0]}`} aria-sort=${name === sort ? (descending ? "descending" : "ascending") : "none"}><button onClick=${() => press(name)}>${says}${name === sort ? (descending ? " ↓" : " ↑") : ""}</button></div>`)}</div>
+      <${Recycled} name=${`rollouts ${run} ${query} ${sort} ${descending}`} count=${total} height=${narrow ? 58 : 30} active=${active} onRange=${rows.want} role="rowgroup"
         row=${(at) => html`<${Row} row=${rows.at(at)} index=${at} where=${where} active=${at === active} span=${span} metric=${metric} />`} />
       ${total === 0 && html`<p class="none">No rollout fits. <button class="quiet" onClick=${() => change({ q: null })}>Clear the query</button></p>`}
     </div>`}
