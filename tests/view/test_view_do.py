@@ -12,6 +12,7 @@ from made_runs import make_run
 from viewing import viewing
 
 from treetune.evaluation import Run
+from treetune.runs.places import open_run
 from treetune.trace import decode_trace
 
 TASKS = """
@@ -120,6 +121,16 @@ def test_a_selection_as_parquet_has_the_columns_and_what_was_said(server, viewed
     assert {row["source"] for row in rows} == {"sums"}
     assert rows[0]["length"] == traces[0].metrics["length"]
     assert [row["uid"] for row in rows] == [trace.uid for trace in traces]
+
+
+def test_what_is_selected_is_saved_as_a_log_of_inspect(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    query = b'{"run": 0, "query": "source=sums", "format": "eval"}'
+    status, _, body = server.send("POST", "/api/export", query)
+    (tmp_path / "selected.eval").write_bytes(body)
+    run = open_run(tmp_path / "selected.eval")
+    assert (status, run.kind) == (200, "inspect")
+    assert {entry.source for entry in run.columns.entries} == {"sums"}
 
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])

@@ -17,6 +17,7 @@ from treetune.cli.options import TARGET, Json, option, read_overrides, without_n
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
+from treetune.loggers import open_loggers
 from treetune.target import is_server, read_target
 
 _MOST_SHOWN = 40
@@ -45,7 +46,8 @@ def eval_command(
     ] = None,
     num_tasks: options.NumTasks = None,
     task: Annotated[
-        list[int] | None, option("Only the task with this index, as `show` tells it. Repeatable.", "--task", min=0)
+        list[str] | None,
+        option("Only the task with this index, as `show` tells it. Repeatable.", "--task", metavar="INDEX"),
     ] = None,
     num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,
     max_concurrent: options.MaxConcurrent = None,
@@ -60,6 +62,7 @@ def eval_command(
     rescore: Annotated[bool, option("With --resume, after a scorer changed: score again.", "--rescore")] = False,
     server: Annotated[str | None, option("The same as the address as TARGET: evaluate on the server there.")] = None,
     serve: Annotated[int | None, option("Start a server with so many workers, and evaluate on it.", min=1)] = None,
+    log: options.Log = None,
     dry_run: Annotated[bool, option("Show the resolved config and the first task.", "--dry-run")] = False,
     trust: options.Trust = False,
     json: Json = False,
@@ -88,12 +91,15 @@ def eval_command(
     known = group.take_up() if from_run and group is not None and group.exists else None
     sizes = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "max_concurrent": max_concurrent}
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": max_tokens_total}
-    given = without_none({"pass_threshold": pass_threshold, "tasks": task or None, **sizes, **ceilings})
+    given = without_none(
+        {"pass_threshold": pass_threshold, "tasks": _read_indices(task or []) or None, **sizes, **ceilings}
+    )
 
     def read(target: str, model: str | None, further: dict[str, str]) -> evaluating.Plan:
         raw = overrides | further
         data = {"model": "", **read_target(target, raw, split), **given, **without_none({"model": model})}
-        return evaluating.Plan(evaluating.read_config(data, evaluating.EvalConfig, raw, target), workers=serve)
+        evaluation = evaluating.read_config(data, evaluating.EvalConfig, raw, target)
+        return evaluating.Plan(evaluation, workers=serve, loggers=open_loggers(log or ()))
 
     if targets:
         plans = [read(target, name, {}) for target in targets for name in (models or (None,))]
@@ -204,6 +210,14 @@ def _watch(screen: Screen, place: str = "") -> evaluating.Watch:
         return Display(screen, plan.evaluation, done, place)
 
     return show
+
+
+def _read_indices(words: list[str]) -> list[int]:
+    for word in words:
+        if not word.isdecimal():
+            remedy = f"the TARGET stands alone: treetune eval {shlex.quote(word)}"
+            raise UsageError(f"--task takes the index of a task, not {word!r}", remedy=remedy)
+    return [int(word) for word in words]
 
 
 def rescore_command(

@@ -52,6 +52,10 @@ Split = Annotated[
 Output = Annotated[Path | None, option("The folder for the results.", "-o", "--output")]
 Resume = Annotated[bool, option("Go on with what is in -o: only what is missing or failed.")]
 Trust = Annotated[bool, option("Run code that rows, or a run folder of somebody else's, name.", "--trust")]
+Log = Annotated[
+    list[str] | None,
+    option("Tell it to wandb, mlflow or tensorboard too (extras of these names). Repeatable.", "--log"),
+]
 Format = Annotated[str, option("verl, skyrl or trl.")]
 Tokenizer = Annotated[
     str | None, option("A tokenizer, a folder or a name: it counts the tokens of prompts (extra `local`).")

@@ -45,9 +45,11 @@ class IndexWriter:
         if len(self._waiting) >= _AT_ONCE:
             self.flush()
 
-    def add_lines(self, lines: bytes, offset: int) -> None:
-        self._waiting += entries_in(lines, offset)
+    def add_lines(self, lines: bytes, offset: int) -> list[Entry]:
+        entries = list(entries_in(lines, offset))
+        self._waiting += entries
         self.flush()
+        return entries
 
     def flush(self) -> None:
         with suppress(OSError):

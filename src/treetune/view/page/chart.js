@@ -97,7 +97,7 @@ export function Spark({ values, span = [0, 1], says }) {
 export function Interval({ value, error, low, high, zero = null }) {
   const place = (each) => `${(100 * Math.min(1, Math.max(0, (each - low) / (high - low || 1)))).toFixed(1)}%`;
   const reach = 1.96 * (error || 0);
-  return html`<svg class="interval" role="img" aria-label=${`${number(value)} ± ${number(reach)}`}>
+  return html`<svg class="interval" role="img" aria-label=${`${number(value)}, 95 %: ${number(value - reach)} to ${number(value + reach)}`}>
     <line class="base" x1="0%" x2="100%" y1="50%" y2="50%" />
     ${zero != null && html`<line class="zero" x1=${place(zero)} x2=${place(zero)} y1="0" y2="100%" />`}
     <line class="reach" x1=${place(value - reach)} x2=${place(value + reach)} y1="50%" y2="50%" />

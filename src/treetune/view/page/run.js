@@ -63,7 +63,7 @@ export function RunView({ run, info }) {
   return html`<section class="page" aria-labelledby="title">
     <div class="line about">${info.model && html`<span>model <b>${info.model}</b></span>`}${info.taskset && html`<span title=${info.taskset}>taskset <b>${lastPart(info.taskset)}</b></span>`}${info.fingerprint && html`<span>print <code>${info.fingerprint}</code></span>`}<span class="gap"></span><${CompareWith} run=${run} /></div>
     <dl class="figures">
-      <${Figure} says="Mean reward" small=${`± ${number(info.stderr == null ? null : 1.96 * info.stderr)}`}>${number(info.mean)}</${Figure}>
+      <${Figure} says="Mean reward" small=${`± ${number(info.stderr)}`}>${number(info.mean)}</${Figure}>
       <${Figure} says="pass@k"><${PassAt} rates=${info.pass_at} /></${Figure}>
       <${Figure} says="Rollouts" small=${`of ${plural(info.tasks, "task")}`}>${count(info.rollouts)}</${Figure}>
       <${Figure} says="Failed" small=${failed ? percent(failed / info.rollouts) : ""}>${count(failed)}</${Figure}>
