@@ -175,15 +175,19 @@ class Calls:
         shown = self._runs[body.run]
         with shown.open() as run:
             row = self._overviews.row(shown)
-            return {**(row or {}), **details(run)}
+            return {**(row or {}), **details(run), "read": shown.share_read}
 
     def groups(self, body: OfTable) -> dict[str, Any]:
-        with self._runs[body.run].open() as run:
-            return list_groups(run, body.query, body.sort or "task", body.descending, body.start, body.count)
+        shown = self._runs[body.run]
+        with shown.open() as run:
+            found = list_groups(run, body.query, body.sort or "task", body.descending, body.start, body.count)
+            return {**found, "read": shown.share_read}  # of a part, the page asks again
 
     def rollouts(self, body: OfTable) -> dict[str, Any]:
-        with self._runs[body.run].open() as run:
-            return list_rollouts(run, body.query, body.sort, body.descending, body.start, body.count)
+        shown = self._runs[body.run]
+        with shown.open() as run:
+            found = list_rollouts(run, body.query, body.sort, body.descending, body.start, body.count)
+            return {**found, "read": shown.share_read}
 
     def suspicious(self, body: OfRun) -> dict[str, Any]:
         return self._suspicions.answer(self._runs[body.run])
