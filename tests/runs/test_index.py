@@ -213,7 +213,7 @@ def test_half_of_a_surrogate_pair_which_a_model_can_sample_ends_no_run(tmp_path)
         run.append(make_trace(0, 0, 1.0, said="half \ud83d", answer="half \ud83d"))
         run.append(make_trace(1, 0, 1.0))
     assert index_lines(tmp_path) == from_traces(tmp_path)
-    assert [entry.answer for entry in read_entries(tmp_path)][0] == r"half \ud83d"
+    assert next(read_entries(tmp_path)).answer == r"half \ud83d"
 
 
 def test_a_folder_without_a_run_is_told(tmp_path):
