@@ -127,11 +127,11 @@ def test_a_run_is_followed_while_its_index_lags_behind(tmp_path):
     assert [entry.idx for entry in run.columns.entries] == list(range(150))
 
 
-@pytest.mark.parametrize("has_index", [True, False])
-def test_a_long_run_can_be_read_a_part_at_a_time(tmp_path, monkeypatch, has_index):
+@pytest.mark.parametrize(("has_index", "block"), [(True, 5000), (False, 5000), (False, 100)])
+def test_a_long_run_can_be_read_a_part_at_a_time(tmp_path, monkeypatch, has_index, block):
     make_run(tmp_path, [[1.0] * 4] * 50)
     monkeypatch.setattr(index, "_PART", 2000)
-    monkeypatch.setattr(index, "_BLOCK", 5000)
+    monkeypatch.setattr(index, "_BLOCK", block)  # or shorter than a line
     if not has_index:
         (tmp_path / INDEX).unlink()
     run, parts = Run(tmp_path, seconds=0), 1

@@ -127,7 +127,7 @@ def entry_of(trace: Trace, offset: int, line: bytes) -> Entry:
     return _make(trace, offset, len(line), text_length(line, 0, len(line)))
 
 
-def glance(block: bytes, start: int, stop: int, offset: int) -> Entry:
+def glance(block: bytes | bytearray, start: int, stop: int, offset: int) -> Entry:
     """That of the line from `start` to `stop`, whoever wrote it, which stands at this offset of its file. Raises
     `msgspec.MsgspecError` where it is damaged."""
     end = start + text_length(block, start, stop)
@@ -136,7 +136,7 @@ def glance(block: bytes, start: int, stop: int, offset: int) -> Entry:
     return _make(_decode(block[start:stop]), offset, stop - start, end - start)
 
 
-def text_length(block: bytes, start: int, stop: int) -> int:
+def text_length(block: bytes | bytearray, start: int, stop: int) -> int:
     """How long the line from `start` to `stop` is without its tokens."""
     if block.endswith(_NO_TOKENS, start, stop):
         return stop - start - len(_NO_TOKENS)
