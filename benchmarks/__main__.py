@@ -27,6 +27,7 @@ QUICK = {
     "draw": [],
     "startup": [],
     "rollouts": [],
+    "view": ["--tasks", "625"],
     "trajectory": [],
     "environments": [],
     "textarena_episodes": [],

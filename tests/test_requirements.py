@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from treetune import Task, Taskset
-from treetune.cli.hosts import refuse_unservable
 from treetune.cli.listing import missing_extra
 from treetune.errors import TasksetError
+from treetune.evaluation import refuse_unservable
 from treetune.sandbox import Capability, probe
 
 

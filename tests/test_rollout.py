@@ -154,6 +154,24 @@ def test_a_trace_records_turns_rewards_metrics_and_the_conversation():
     assert trace.timing.total >= trace.timing.policy
 
 
+@pytest.mark.parametrize("answers", [["talk", 0.05, "sleep", "end 1"], ["talk", 0.05, "sleep", "fail"]])
+def test_a_trace_says_when_it_began_and_what_each_turn_took(answers):
+    before = time.time()
+    trace = run(Script(*answers))
+    assert before <= trace.timing.began <= time.time() - trace.timing.total
+    policy = [turn.policy_seconds for turn in trace.turns]
+    environment = [turn.environment_seconds for turn in trace.turns]
+    assert sum(policy) == pytest.approx(trace.timing.policy)
+    assert sum(environment) == pytest.approx(trace.timing.environment)
+    assert max(environment) == environment[[turn.message["content"] for turn in trace.turns].index("sleep")] > 0.4
+    assert (trace.timing.score, all(policy)) == (0.0, True)
+
+
+def test_what_scoring_took_is_told_where_it_is_all_there_is_to_a_step():
+    trace = run(Script("yes"), Single())
+    assert trace.timing.score == trace.timing.environment > 0
+
+
 def test_a_synchronous_environment_never_blocks_the_loop():
     async def beat_while_sleeping():
         taskset, beats = Talks(), 0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from treetune.environment import Action as Action
     from treetune.environment import Environment as Environment
     from treetune.environment import Observation as Observation
+    from treetune.environment import Rendered as Rendered
     from treetune.environment import Step as Step
     from treetune.environment import make as make
     from treetune.environment import register as register
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from treetune.errors import InvalidAction as InvalidAction
     from treetune.errors import ToolError as ToolError
     from treetune.errors import TreetuneError as TreetuneError
+    from treetune.evaluation.call import evaluate as evaluate
+    from treetune.evaluation.call import evaluate_async as evaluate_async
+    from treetune.evaluation.compare import compare as compare
     from treetune.mixture import Mixture as Mixture
     from treetune.mixture import Union as Union
     from treetune.policy import Completion as Completion
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from treetune.policy import Request as Request
     from treetune.policy import Sampling as Sampling
     from treetune.rollout import run_rollout as run_rollout
+    from treetune.runs.places import open_run as open_run
     from treetune.runs.run import Run as Run
     from treetune.score import UNCHECKED as UNCHECKED
     from treetune.score import VALID as VALID
@@ -52,12 +57,15 @@ __version__ = "0.1.0"
 _HOMES = {
     name: module
     for module, names in {
-        "environment": "Action Environment Observation Step make register",
+        "environment": "Action Environment Observation Rendered Step make register",
         "episode": "Limits",
         "errors": "InvalidAction ToolError TreetuneError",
+        "evaluation.call": "evaluate evaluate_async",
+        "evaluation.compare": "compare",
         "mixture": "Mixture Union",
         "policy": "Completion Policy Request Sampling",
         "rollout": "run_rollout",
+        "runs.places": "open_run",
         "runs.run": "Run",
         "score": "UNCHECKED VALID Score Verdict invalid",
         "target": "build_taskset load_taskset",

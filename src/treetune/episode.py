@@ -163,6 +163,8 @@ class Episode:
         self._told = 0
         """How many judgements whoever plays from outside was told of."""
         self.start_seconds = self.step_seconds = self.close_seconds = 0.0
+        self.score_seconds = 0.0
+        """Of the steps: where the taskset's `reward` is all there is to one."""
         self.close_failure: str | None = None
         """What went wrong when the environment was closed. What the episode earned stands all the same."""
 
@@ -248,7 +250,9 @@ class Episode:
                 await self.close()
                 raise
         finally:
-            self.step_seconds += time.perf_counter() - began
+            self.step_seconds += (seconds := time.perf_counter() - began)
+            if type(environment) is SingleTurn:
+                self.score_seconds += seconds
         most = self._limits.max_turns
         if not step.done and most is not None and len(self.result.rewards) >= most:
             step.done = step.truncated = self.cut_short = True

@@ -39,6 +39,7 @@ class EpisodeRecord:
         "_environment",
         "_failure",
         "_is_whole",
+        "_last",
         "_observed",
         "_on_end",
         "_result",
@@ -62,14 +63,15 @@ class EpisodeRecord:
         """As JSON: what an environment has shown it may change, and plain bytes are little work for the collector."""
         self._observed: list[Message] = []
         self._bytes, self._is_whole = 0, True
-        self._began = time.perf_counter()
+        self._began = self._last = time.perf_counter()
         self._start = self._environment = 0.0
         self._tools: list[dict[str, Any]] = []
 
     def begin(self, observation: Observation, tools: list[dict[str, Any]] | None = None) -> None:
         """The environment has started; `tools` may be called."""
         self._tools = tools or []
-        self._start = time.perf_counter() - self._began
+        self._last = time.perf_counter()
+        self._start = self._last - self._began
         if self._task is not None:
             self._observe(observation)
 
@@ -88,7 +90,10 @@ class EpisodeRecord:
         if self._task is not None:
             message = with_calls(_as_message(action), step.calls) if step.calls else _as_message(action)
             info = {key: value for key, value in step.info.items() if key != "judgements"}  # the trace's own
-            self._add_turn(Turn(self._observed, message, step.reward, info, calls=step.calls))
+            now = time.perf_counter()
+            turn = Turn(self._observed, message, step.reward, info, calls=step.calls, environment_seconds=seconds)
+            turn.policy_seconds, self._last = max(0.0, now - seconds - self._last), now
+            self._add_turn(turn)
             self._observe(step.observation)
 
     def _add_turn(self, turn: Turn) -> None:
@@ -135,6 +140,8 @@ class EpisodeRecord:
         turns, final = _decode_turns(b"[%s]" % b",".join(self._turns)), self._observed
         if not outcome.scored and final:
             turns, final = [*turns, Turn(final)], []  # shown, and not answered
+        timing = Timing(start=self._start, policy=policy, environment=self._environment, total=total)
+        timing.began = time.time() - total
         return Trace(
             task=task,
             uid=task.uid,
@@ -150,7 +157,7 @@ class EpisodeRecord:
             metrics=result.metrics,
             judgements=result.judgements,
             failure=failure,
-            timing=Timing(start=self._start, policy=policy, environment=self._environment, total=total),
+            timing=timing,
         )
 
 

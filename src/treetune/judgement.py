@@ -23,7 +23,9 @@ class Judgement(msgspec.Struct, kw_only=True):
     asked: str
     """What about: `grade`, the name of a criterion, which of two answers stood first."""
     prompt: str
+    """What the judge was shown."""
     answer: str = ""
+    """What it said."""
     verdict: dict[str, str] | None = None
     """What was decided, by what it is about; None where the answer could not be read."""
     failure: str | None = None
@@ -33,6 +35,9 @@ class Judgement(msgspec.Struct, kw_only=True):
     usage: Usage = msgspec.field(default_factory=Usage)
     """The judge's tokens, also those of a verdict that was paid for earlier."""
     seconds: float = 0.0
+    """How long it took."""
+    retries: int = 0
+    """How often the call was repeated: 429, 5xx, a cut connection."""
 
 
 _list: ContextVar[list[Judgement] | None] = ContextVar("judgements", default=None)

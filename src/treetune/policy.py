@@ -8,7 +8,8 @@ class Shout:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol
+from contextvars import ContextVar, Token
+from typing import Annotated, Any, Literal, Protocol, Self
 
 import msgspec
 
@@ -45,7 +46,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class Usage(msgspec.Struct):
     prompt_tokens: int = 0
+    """The tokens that were given to the model, over all turns."""
     completion_tokens: int = 0
+    """The tokens that it sampled."""
 
 
 class Request(msgspec.Struct):
@@ -114,6 +117,37 @@ def cannot_continue(problem: str, remedy: str = "use a model that can: local:PAT
         f"the prompt ends with the beginning of an answer, a message of the assistant's: {problem}",
         remedy=f"{remedy}; or leave that message out",
     )
+
+
+class RetryCount:
+    """How often calls of a model were repeated (429, 5xx, a cut connection) within it, whichever code made them:
+
+    with retries:
+        await policy.complete(request)
+    """
+
+    __slots__ = ("_outer", "number")
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._outer: Token[RetryCount | None] | None = None
+
+    def __enter__(self) -> Self:
+        self._outer = _retries.set(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._outer is not None:
+            _retries.reset(self._outer)
+
+
+_retries: ContextVar[RetryCount | None] = ContextVar("retries", default=None)
+
+
+def count_retry() -> None:
+    """A call is about to be repeated."""
+    if (count := _retries.get()) is not None:
+        count.number += 1
 
 
 class Policy(Protocol):

@@ -15,7 +15,7 @@ from typing import Any
 from treetune.environment import Action
 from treetune.episode import DeadlinePassed, Episode, Limits, Recorded, in_time
 from treetune.errors import ContextFullError, EnvironmentFault, PolicyError
-from treetune.policy import Completion, Policy, Request, Sampling, Usage, check_continues
+from treetune.policy import Completion, Policy, Request, RetryCount, Sampling, Usage, check_continues
 from treetune.score import finite
 from treetune.task import Message, Task, begins_answer, without_surrogates
 from treetune.taskset import Taskset
@@ -55,7 +55,7 @@ async def score_together(
     taskset: Taskset[Any, Any], task: Task, traces: Sequence[Trace], limits: Limits | None = None
 ) -> None:
     """Give the traces of one task the rewards that the taskset's `score_group` finds for them."""
-    scored = [trace for trace in traces if trace.outcome.scored]
+    scored, began = [trace for trace in traces if trace.outcome.scored], time.perf_counter()
     try:
         given = await in_time(call(taskset.score_group, task, scored), limits or Limits())
         rewards = [finite(reward, "reward") for reward in given]
@@ -66,6 +66,8 @@ async def score_together(
     except Exception as error:
         for trace in scored:
             _fail(trace, error, "score_group", limits)
+    for trace in scored:
+        trace.timing.score += time.perf_counter() - began
 
 
 def _fail(trace: Trace, error: Exception, phase: str, limits: Limits | None) -> None:
@@ -98,6 +100,7 @@ class Rollout:
         self._until: float | None = None
         self._phase = "start"
         self._staleness: Staleness | None = None
+        self._retries = RetryCount()
 
     async def run_within(self, staleness: Staleness) -> Trace:
         """The same; cut off or marked where the weights move on too far meanwhile."""
@@ -122,7 +125,7 @@ class Rollout:
 
     async def run(self) -> Trace:
         trace, began, staleness = self.trace, time.perf_counter(), self._staleness
-        self._until = self._limits.until()
+        self._until, trace.timing.began = self._limits.until(), time.time()
         episode = Episode(self._taskset, trace.task, self._limits, self._until, self._recorded)
         try:
             if staleness is None:
@@ -166,7 +169,11 @@ class Rollout:
                 conversation.pop()
             conversation.append(turn.message)
             self._phase = "environment"
-            step = await episode.step(_action(completion))
+            before = episode.step_seconds
+            try:
+                step = await episode.step(_action(completion))
+            finally:
+                turn.environment_seconds = episode.step_seconds - before
             turn.reward, turn.info = step.reward, step.info
             if step.calls:
                 turn.calls = step.calls
@@ -195,20 +202,24 @@ class Rollout:
             continues=continues,
             tools=trace.tools,
         )
-        weights, timing = self._weights, trace.timing
+        weights, timing, turn = self._weights, trace.timing, trace.turns[-1]
         for number in range(_MOST_ABORTS):
             if weights is not None and weights.paused:
                 await self._wait(weights, episode)
             version, began = None if weights is None else weights.version, time.perf_counter()
             call = None if weights is None else weights.begin_call()
             try:
-                completion = await in_time(self._policy.complete(request), self._limits, self._until)
+                with self._retries:
+                    completion = await in_time(self._policy.complete(request), self._limits, self._until)
             except asyncio.CancelledError:
                 if weights is None or call is None or not weights.was_aborted(call):
                     raise
                 continue
             finally:
-                timing.policy += time.perf_counter() - began
+                seconds = time.perf_counter() - began
+                timing.policy += seconds
+                turn.policy_seconds += seconds
+                trace.retries = self._retries.number
                 if weights is not None and call is not None:
                     weights.end_call(call)
             if version is not None or completion.version is not None or completion.versions is not None:
@@ -283,7 +294,7 @@ class Rollout:
         trace.metrics, trace.judgements = result.metrics, result.judgements
         trace.warnings += result.warnings
         timing.start, timing.environment = episode.start_seconds, episode.step_seconds
-        timing.close = episode.close_seconds
+        timing.score, timing.close = episode.score_seconds, episode.close_seconds
         if episode.close_failure is not None:
             trace.warnings.append(f"close failed: {episode.close_failure}")
 

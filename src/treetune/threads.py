@@ -16,13 +16,18 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache, lru_cache
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 MOST_CALLS = 256
 """Calls of one event loop that are under way in threads at once; others wait."""
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.2
 
 Late = Callable[[Any], None]
 """Given the result of a call whose caller has gone."""
@@ -122,6 +127,44 @@ def run_in_background(work: Coroutine[Any, Any, Any]) -> Any:
         return under_way.result()
     except BaseException:
         under_way.cancel()
+        raise
+
+
+def run_apart(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine gives, run to its end on a loop of its own: in this thread, or in another where this one has a
+    loop under way, as in a notebook. Who stops waiting (Ctrl-C) cancels it, and waits until it has ended."""
+    try:
+        waiting = asyncio.current_task()
+    except RuntimeError:
+        return asyncio.run(work)
+    outcome: Future[T] = Future()
+    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
+
+    async def begin() -> T:
+        begun.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        return await work
+
+    def run() -> None:
+        try:
+            outcome.set_result(asyncio.run(begin()))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, name="treetune apart", daemon=True)
+    thread.start()
+    try:
+        # `asyncio.run` answers Ctrl-C by cancelling its task, which cannot notice while it waits here.
+        while waiting is None or not waiting.cancelling():
+            with suppress(TimeoutError):
+                return outcome.result(_LOOK_SECONDS)
+            if outcome.done():  # with a TimeoutError of its own
+                return outcome.result()
+        raise asyncio.CancelledError
+    except BaseException:
+        loop, task = begun.result()
+        with suppress(RuntimeError):  # it has ended, and the loop is closed
+            loop.call_soon_threadsafe(cast(Any, task).cancel)
+        thread.join()
         raise
 
 

@@ -53,6 +53,7 @@ class LastTurn(NamedTuple):
 
 class TokenSequence(msgspec.Struct):
     ids: list[int] = []
+    """The tokens, those given and those sampled."""
     mask: list[int] = []
     """1 where the token was sampled by the policy, 0 where it was given to it."""
     logprobs: list[float] = []
@@ -67,6 +68,7 @@ class TokenSequence(msgspec.Struct):
 
 class Tokens(msgspec.Struct, dict=True):
     sequences: list[TokenSequence] = []
+    """One for each stretch in which every prompt goes on from the tokens before; most rollouts have one."""
 
     def __post_init__(self) -> None:
         self.last: LastTurn | None = None  # of use only while a conversation goes on: no part of the record

@@ -39,11 +39,13 @@ class ToolCall(msgspec.Struct):
     id: str
     """By which its result is known: the `tool_call_id` of the message."""
     name: str
+    """The tool."""
     arguments: Any = None
     """As they were read from JSON; the text itself where it is none."""
     result: Any = ""
     """What the model was shown: text, or parts with images."""
     seconds: float = 0.0
+    """How long it took."""
     error: str | None = None
     """What went wrong; None where the tool gave its result."""
 

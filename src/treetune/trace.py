@@ -16,7 +16,7 @@ import msgspec
 from treetune.errors import place_of
 from treetune.judgement import Judgement
 from treetune.policy import Usage
-from treetune.task import Message, Task, begins_answer, without_surrogates
+from treetune.task import Message, Task, begins_answer, shorten, without_surrogates
 from treetune.tokens import Tokens
 from treetune.tools import ToolCall
 
@@ -47,10 +47,13 @@ class Failure(msgspec.Struct):
     """Why a rollout ended badly."""
 
     type: str
+    """The kind of exception, such as `TimeoutError`."""
     message: str
+    """What it said."""
     phase: str
     """start, policy, environment or score_group."""
     traceback: str = ""
+    """Python's own account of it."""
     place: str = ""
     """The line of the author's own code that raised: `tasks.py:12`."""
 
@@ -67,31 +70,49 @@ class Turn(msgspec.Struct):
     message: Message | None = None
     """What it answered, with a beginning that the task had written; None in a turn that ended before it did."""
     reward: float = 0.0
+    """What the environment gave for this answer."""
     info: dict[str, Any] = {}
+    """What else the environment told of it."""
     finish_reason: str | None = None
+    """Why the model stopped, as its server says: `stop`, `length`, `tool_calls`."""
     calls: list[ToolCall] = []
     """The tools that it called, and what came of it."""
+    policy_seconds: float = 0.0
+    """Until the policy had answered."""
+    environment_seconds: float = 0.0
+    """Until the environment had."""
 
 
 class Timing(msgspec.Struct):
     """Seconds per phase."""
 
     start: float = 0.0
+    """Making the environment, until its first observation."""
     policy: float = 0.0
+    """Waiting for the policy."""
     environment: float = 0.0
+    """The steps, a taskset's `reward` included."""
+    score: float = 0.0
+    """Of these: a taskset's `reward`; and beside these the `score_group` of all rollouts of its task."""
     close: float = 0.0
+    """Closing the environment."""
     paused: float = 0.0
     """While the weights were being changed; no limit on time counts it."""
     total: float = 0.0
+    """From the beginning to the end."""
+    began: float | None = None
+    """When it began, in seconds since 1970; None where nobody noted it."""
 
 
-POLICY_FIELDS = ("model", "usage", "tokens", "timing", "version", "last_version", "stale")
+POLICY_FIELDS = ("model", "usage", "retries", "tokens", "timing", "version", "last_version", "stale")
 """Those fields of a trace that the policy made: scoring it again leaves them as they are."""
 
 
 class Trace(msgspec.Struct, kw_only=True):
     task: Task
+    """What was to be solved, whole."""
     uid: str
+    """A hash of the problem: the same in every run and every file format."""
     occurrence: int = 0
     """Equal tasks share a uid: which of them this is."""
     attempt: int = 0
@@ -101,6 +122,7 @@ class Trace(msgspec.Struct, kw_only=True):
     step: int | None = None
     """The trainer's step that it was asked for in, where the trainer told."""
     model: str = ""
+    """Who answered."""
     version: int | None = None
     """Of the weights that sampled its first token; None where nobody told. `tokens` has that of each."""
     last_version: int | None = None
@@ -108,32 +130,57 @@ class Trace(msgspec.Struct, kw_only=True):
     stale: bool = False
     """The weights had moved on by more than `max_staleness` versions when it ended."""
     outcome: Outcome = Outcome.COMPLETED
+    """How it ended."""
     reward: float | None = None
     """The sum over the turns, or what `score_group` gave; None where it failed: a failure has no reward."""
     turns: list[Turn] = []
+    """What was shown and answered, one after the other."""
     tools: list[dict[str, Any]] = []
     """What could be called, in OpenAI's form."""
     final: list[Message] = []
     """What the environment said last, after the last answer."""
     answer: str | None = None
+    """What the scorer took for the answer, where it says so."""
     explanation: str | None = None
+    """Why it earned what it did, where the scorer says so."""
     success: bool | None = None
     """What the environment says of success, where it says anything."""
     metrics: dict[str, float] = {}
+    """Named numbers of the environment and the scorer."""
     judgements: list[Judgement] = []
     """Each call of a judge that scored it: prompt, answer, verdict, tokens. Those of a comparison are with the first of
     the two."""
     failure: Failure | None = None
+    """Why it ended badly, where it did."""
     warnings: list[str] = []
+    """What makes its reward doubtful."""
     usage: Usage = msgspec.field(default_factory=Usage)
+    """The tokens of the policy."""
+    retries: int = 0
+    """How often calls of the policy were repeated: 429, 5xx, a cut connection. Those of judges are in `judgements`."""
     timing: Timing = msgspec.field(default_factory=Timing)
+    """Where the seconds went."""
     tokens: Tokens | None = None
-    """Present where the policy gives token ids."""
+    """Present where the policy gives token ids. The last field: what stands before it in a line is text."""
+
+    def __repr__(self) -> str:
+        """What it was and came to, in a line."""
+        came_to = f"reward {self.reward:g}" if self.reward is not None else "no reward"
+        turns = f"{len(self.turns)} turn{'s' if len(self.turns) != 1 else ''}"
+        said = self.failure.message if self.failure is not None else self.answer
+        more = f", {shorten(said)}" if said else ""
+        of = f"task {self.task.idx} of {self.task.data_source or 'no source'}"
+        return f"Trace({of}, rollout {self.rollout}: {self.outcome.value}, {came_to}, {turns}{more})"
 
     @property
     def scored(self) -> bool:
         """Whether it has a reward, which says something of the policy."""
         return self.reward is not None
+
+    @property
+    def all_retries(self) -> int:
+        """Those of the policy and of judges."""
+        return self.retries + sum(judgement.retries for judgement in self.judgements)
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -150,6 +197,12 @@ class Trace(msgspec.Struct, kw_only=True):
                     conversation.pop()  # the beginning of the answer, which the answer holds
                 conversation.append(turn.message)
         return conversation + self.final
+
+    @property
+    def exchanges(self) -> list[tuple[Turn, list[Message]]]:
+        """Each turn, and what the environment said to it: nothing yet where it failed."""
+        said = [*(turn.observed for turn in self.turns[1:]), self.final]
+        return list(zip(self.turns, said, strict=True)) if self.turns else []
 
     def passed(self, threshold: float = 1.0) -> bool:
         """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold."""

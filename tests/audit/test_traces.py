@@ -6,7 +6,8 @@ import pytest
 
 from treetune.audit import judge_traces, suspicions
 from treetune.audit.rules import Report
-from treetune.audit.traces import OF_ALL, OF_ONE, group_traces, spread_of
+from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, group_traces, spread_of
+from treetune.judgement import Judgement
 from treetune.policy import Usage
 from treetune.task import Task
 from treetune.trace import Failure, Outcome, Trace, Turn
@@ -29,6 +30,7 @@ SUSPECT = {
     "tiny-answer-paid": trace("the"),
     "repeated-answer-paid": trace(*["the right answer"] * 5),
     "truncated-paid": trace("it is the right answer", outcome=Outcome.TRUNCATED),
+    "floor-answer-paid": trace(r"\boxed{1} \boxed{2} or \boxed{the right answer}"),
 }
 
 
@@ -39,6 +41,28 @@ def test_a_trace_that_was_paid_for_nothing_is_suspicious(rule):
     SUSPECT[rule].reward, kept = 0.0, SUSPECT[rule].reward
     assert suspicions(SUSPECT[rule]) == []  # it was not paid
     SUSPECT[rule].reward = kept
+
+
+def test_a_shrug_and_an_echo_are_what_solves_nothing():
+    echo = trace("  What is it?\n", truth="it")
+    echo.turns[0].observed = [{"role": "user", "content": "What is it?"}]
+    assert [one.rule for one in suspicions(trace("I do not know.", truth="x"))] == ["floor-answer-paid"]
+    assert [one.why for one in suspicions(echo)] == ["1 for the last message, repeated"]
+
+
+def judged(*verdicts, reward=0.5):
+    calls = [
+        Judgement(model=f"judge {number}", asked="grade", prompt="?", verdict=None if said is None else {"grade": said})
+        for number, said in enumerate(verdicts)
+    ]
+    return trace("the right answer", reward=reward, judgements=calls)
+
+
+def test_judges_that_disagree_are_told_also_where_nothing_was_paid():
+    assert [one.rule for one in suspicions(judged("C", "I"))] == ["judges-disagree"]
+    assert judge(judged("C", "I", reward=0.0))["judges-disagree"].evidence
+    assert suspicions(judged("C", "C")) == suspicions(judged("C", None)) == []
+    assert suspicions(trace("x", truth="x", metrics={"judge_split": 1.0}))[0].rule == "judges-disagree"
 
 
 def test_a_text_that_loops_is_suspicious():
@@ -108,4 +132,4 @@ def test_failures_are_told_with_their_cause():
 def test_without_rollouts_the_rules_are_said_to_be_untried():
     report = Report("nothing")
     judge_traces([], report)
-    assert set(report.not_tried) == {*OF_ONE, *OF_ALL}
+    assert set(report.not_tried) == {*OF_ONE, *OF_SCORED, *OF_ALL}

@@ -19,10 +19,10 @@ from treetune import Action, Outcome, Task, Taskset, make, run_rollout
 from treetune.builtin.code import lcb
 from treetune.builtin.code.lcb import CodingProblem, find_stub, read_reports, same_lines, same_value
 from treetune.builtin.search import find_tool
-from treetune.cli.hosts import refuse_unservable
 from treetune.datasets.declared import load_task
 from treetune.environment import contract_of
 from treetune.errors import EnvironmentFault, TasksetError
+from treetune.evaluation import refuse_unservable
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rows import read_tasks

@@ -16,8 +16,8 @@ from treetune import Action, Completion, build_taskset, make
 from treetune.builtin.harbor.dockerfile import Recipe, Refused, pack
 from treetune.builtin.harbor.folder import HarborFolder
 from treetune.builtin.shell import list_blocks
-from treetune.cli.hosts import refuse_unservable
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError, UnknownNameError
+from treetune.evaluation import refuse_unservable
 from treetune.rollout import run_rollout
 from treetune.sandbox import Capability, probe
 from treetune.score import Validity

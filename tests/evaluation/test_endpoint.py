@@ -41,21 +41,21 @@ def test_busy_and_broken_servers_are_asked_again():
     ]
     trace, requests = ask(lambda n, r: answers[n])
     assert trace.outcome is Outcome.COMPLETED
-    assert len(requests) == 4
+    assert (len(requests), trace.retries) == (4, 3)
 
 
 def test_a_refusal_is_a_policy_error_at_once():
     trace, requests = ask(lambda n, r: web.Response(status=400, text="context too long"))
     assert trace.outcome is Outcome.POLICY_ERROR
     assert "context too long" in trace.failure.message
-    assert len(requests) == 1
+    assert (len(requests), trace.retries) == (1, 0)
 
 
 def test_it_gives_up_after_its_retries():
     trace, requests = ask(lambda n, r: web.Response(status=500, headers={"Retry-After": "0"}), max_retries=1)
     assert trace.outcome is Outcome.POLICY_ERROR
     assert "gave up after 2 attempts" in trace.failure.message
-    assert len(requests) == 2
+    assert (len(requests), trace.retries) == (2, 1)
 
 
 def test_a_server_that_hangs_runs_into_the_timeout():
@@ -76,7 +76,7 @@ def test_a_cut_connection_is_tried_again():
 
     trace, requests = ask(cut)
     assert trace.outcome is Outcome.COMPLETED
-    assert len(requests) == 2
+    assert (len(requests), trace.retries) == (2, 1)
 
 
 def test_an_address_that_is_none_is_not_tried_again():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 
 from http_playing import BOTH, playing
 from serve_process import post, serve
@@ -134,7 +135,9 @@ def test_every_door_and_kind_is_kept_with_its_step(workers, tmp_path):
         "green",
     )
     assert episode.uid == next(task.uid for task in taskset.draw() if task.idx == episode.task.idx)
-    assert episode.timing.total >= episode.timing.environment > 0
+    assert episode.timing.total >= episode.timing.environment == episode.turns[0].environment_seconds > 0
+    assert episode.timing.policy >= episode.turns[0].policy_seconds > 0
+    assert time.time() - 60 < episode.timing.began < time.time()
 
 
 @BOTH

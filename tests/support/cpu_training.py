@@ -150,6 +150,8 @@ class CpuTraining:
         if url:
             settings |= {"trainer": "async", "vllm_server_base_url": url, "max_staleness": 0, "weight_sync_steps": 1}
             settings |= {"max_inflight_tasks": PROMPTS * GROUP, "dtype": "float32", "token_budget": -1}
+        else:
+            settings["log_completions"] = "true"
         words = [f"{key}={value}" for key, value in settings.items()]
         arguments = ("train", "trl", "letters.py:Letters", "-n", "256", "--steps", str(steps), "--model", model, *words)
         planned = self._treetune(venvs.venv(*venvs.TRL), *arguments, "--dry-run", "--json")

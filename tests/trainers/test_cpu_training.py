@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 from cpu_training import GROUP, PROMPTS, CpuTraining
 
+from treetune.runs.places import open_run
+
 pytestmark = pytest.mark.slow
 
 SMALL = set("abcdefghijklmnopqrstuvwxyz")
@@ -19,6 +21,12 @@ EXACT = 1e-4
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> CpuTraining:
     return CpuTraining(tmp_path_factory.mktemp("training"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """For the traces of what trainers wrote."""
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +63,10 @@ def test_verl_takes_steps(training, task, turns):
         assert step["reward"] == pytest.approx(sum(scores) / len(scores))
     first, second = ({rollout["output"] for rollout in step["rollouts"]} for step in steps)
     assert first != second
+    run = open_run(training.folder / f"verl-{task}" / "rollouts")
+    assert run.groups().rollouts.tolist() == [GROUP] * PROMPTS * 2
+    for number, step in enumerate(steps, 1):
+        assert run.columns.reward[run.columns.numbers("step") == number].mean() == pytest.approx(step["reward"])
 
 
 def test_trl_takes_steps(training):
@@ -63,6 +75,10 @@ def test_trl_takes_steps(training):
     assert all(log["grad_norm"] > 0 for log in found["logs"])
     assert found["moved"] > 0
     assert found["finite"]
+    run = open_run(training.folder / "trl")
+    assert run.groups().rollouts.tolist() == [GROUP] * PROMPTS * 2
+    for number, log in enumerate(found["logs"], 1):
+        assert run.columns.reward[run.columns.numbers("step") == number].mean() == pytest.approx(log["reward"])
 
 
 def test_skyrls_jax_backend_takes_steps_on_what_its_generator_plays(training):

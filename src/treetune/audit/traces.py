@@ -9,6 +9,7 @@ They need nothing but traces, so what was recorded elsewhere can be looked at to
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +19,7 @@ from treetune.audit.answers import texts_of
 from treetune.audit.chance import rank_correlation
 from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Quantiles, Report, Rule
 from treetune.audit.solvable import gather
+from treetune.policies.scripted import WRONG
 from treetune.task import text_of
 from treetune.trace import Outcome, Trace
 
@@ -25,6 +27,10 @@ MOSTLY = 0.9
 CORRELATED, SURE = 0.4, 3.0
 """How strong a rank correlation is worth a word, and how many standard deviations from none."""
 FEWEST = 30
+HEDGED = 3
+"""How many different answers in one are a hedge."""
+_GIVEN = [re.compile(text) for text in (r"\\boxed\{([^{}]+)\}", r"<answer>(.*?)</answer>", r"(?m)^#### *(.+)$")]
+"""The formats in which an answer is given as the final one."""
 
 Rule(
     "empty-answer-paid",
@@ -49,6 +55,18 @@ Rule(
     Family.SPREAD,
     "a rollout that was cut off does not earn all there is",
     "raise the limit, or score what was cut off 0",
+)
+Rule(
+    "floor-answer-paid",
+    Family.SPREAD,
+    "no rollout is paid for what solves nothing: a shrug, the question repeated, several answers at once",
+    "look at the trace; `treetune audit` plays such policies on every task",
+)
+Rule(
+    "judges-disagree",
+    Family.SPREAD,
+    "judges say the same of the same answer",
+    "look at what each was asked: a sharper instruction, or more judges by majority",
 )
 Rule(
     "same-answer-paid",
@@ -81,7 +99,10 @@ Rule(
     "within the rollouts of a task, reward and length have little to do with each other",
     "look at long and short traces: training will push lengths that way",
 )
-OF_ONE = ("empty-answer-paid", "tiny-answer-paid", "repeated-answer-paid", "truncated-paid")
+OF_ONE = ("empty-answer-paid", "tiny-answer-paid", "repeated-answer-paid", "truncated-paid", "floor-answer-paid")
+"""Of a trace that was paid."""
+OF_SCORED = ("judges-disagree",)
+"""Of any that was scored."""
 OF_ALL = (
     "same-answer-paid",
     "rollouts-fail",
@@ -110,10 +131,10 @@ def answers_of(trace: Trace) -> list[str]:
 
 
 def suspicions(trace: Trace, threshold: float = 1.0) -> list[Suspicion]:
-    """What is odd about a trace that was paid; nothing of one that was not."""
+    """What is odd about a trace that was paid, and of any that was scored, whether its judges disagree."""
+    found = [] if trace.reward is None else [Suspicion("judges-disagree", why) for why in _disagreements(trace)]
     if not trace.passed(threshold):
-        return []
-    found: list[Suspicion] = []
+        return found
     said = answers_of(trace)
     text = "".join(said).strip()
     truths = [truth.strip() for truth in texts_of(trace.task.ground_truth) if truth.strip()]
@@ -131,7 +152,42 @@ def suspicions(trace: Trace, threshold: float = 1.0) -> list[Suspicion]:
     if trace.outcome is Outcome.TRUNCATED:
         why = f"{trace.reward:g} for a rollout that was cut off after {len(trace.turns)} turns"
         found.append(Suspicion("truncated-paid", why))
+    if (floor := _floor_answer(trace)) is not None:
+        found.append(Suspicion("floor-answer-paid", f"{trace.reward:g} for {floor}"))
     return found
+
+
+def _disagreements(trace: Trace) -> Iterable[str]:
+    """Where judges were asked the same and said something else; or one of them, the other way round."""
+    said: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for judgement in trace.judgements:
+        for about, verdict in (judgement.verdict or {}).items():
+            said[judgement.asked, about][judgement.model] = verdict
+    for (_, about), by_model in said.items():
+        if len(set(by_model.values())) > 1:
+            told = ", ".join(f"{model} says {verdict}" for model, verdict in by_model.items())
+            yield f"{about}: {told}"
+            return
+    if trace.metrics.get("judge_split"):
+        yield "the judge says something else where the two texts change places"
+
+
+def _floor_answer(trace: Trace) -> str | None:
+    """What a policy that solves nothing says; None where it says more."""
+    last = trace.turns[-1] if trace.turns else None
+    text = (text_of((last.message or {}).get("content")) or "").strip() if last is not None else ""
+    if last is None or not text:
+        return None
+    shown = text_of(last.observed[-1].get("content")) if last.observed else None
+    if text == WRONG:
+        return f"a shrug: {WRONG!r}"
+    if shown and text == shown.strip():
+        return "the last message, repeated"
+    for given in _GIVEN:
+        answers = {one.strip() for one in given.findall(text)}
+        if len(answers) >= HEDGED:
+            return f"{len(answers)} different answers at once: {', '.join(sorted(answers)[:5])[:80]}"
+    return None
 
 
 def _loops(text: str) -> str | None:
@@ -146,8 +202,8 @@ def _loops(text: str) -> str | None:
 def judge_traces(traces: Sequence[Trace], report: Report, threshold: float = 1.0) -> None:
     """Every rule over traces. Rollouts of one task are a group."""
     if not traces:
-        return report.leave_out("there are no rollouts of a model: pass -m", *OF_ONE, *OF_ALL)
-    if not report.wants(*OF_ONE, *OF_ALL):
+        return report.leave_out("there are no rollouts of a model: pass -m", *OF_ONE, *OF_SCORED, *OF_ALL)
+    if not report.wants(*OF_ONE, *OF_SCORED, *OF_ALL):
         return None
     by_rule: dict[str, dict[int, str]] = defaultdict(dict)
     for trace in traces:
@@ -155,8 +211,7 @@ def judge_traces(traces: Sequence[Trace], report: Report, threshold: float = 1.0
             by_rule[one.rule].setdefault(trace.task.idx, one.why)
     for rule, found in by_rule.items():
         severity = ERROR if rule == "empty-answer-paid" else WARNING
-        what = RULE_WORDS[rule]
-        report.add(rule, severity, f"{len(found)} tasks pay {what}", tasks=found, evidence=gather(found))
+        report.add(rule, severity, f"{len(found)} tasks {RULE_WORDS[rule]}", tasks=found, evidence=gather(found))
     groups = group_traces(traces)
     report.spread = spread_of(groups, threshold)
     report.costs |= effort_of(traces)
@@ -168,10 +223,12 @@ def judge_traces(traces: Sequence[Trace], report: Report, threshold: float = 1.0
 
 
 RULE_WORDS = {
-    "empty-answer-paid": "an empty answer",
-    "tiny-answer-paid": "an answer that is much shorter than the right one",
-    "repeated-answer-paid": "an answer that repeats itself",
-    "truncated-paid": "a rollout that was cut off",
+    "empty-answer-paid": "pay an empty answer",
+    "tiny-answer-paid": "pay an answer that is much shorter than the right one",
+    "repeated-answer-paid": "pay an answer that repeats itself",
+    "truncated-paid": "pay a rollout that was cut off",
+    "floor-answer-paid": "pay what solves nothing",
+    "judges-disagree": "have rollouts of which judges say different things",
 }
 
 

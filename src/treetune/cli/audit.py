@@ -16,13 +16,13 @@ from rich.text import Text
 
 from treetune import audit, evaluation
 from treetune.cli import options
-from treetune.cli.hosts import ask_server, find_served, refuse_unservable
-from treetune.cli.options import TASKS, Json, Target, option, read_overrides, without_none
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.options import Json, Target, option, read_overrides, without_none
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import convert, load_yaml, to_plain, with_overrides
 from treetune.errors import UsageError
 from treetune.host import Host, LocalHost, always
-from treetune.policies import EndpointConfig, load_policy
+from treetune.policies import EndpointConfig, check_reachable, load_policy
 from treetune.policies.scripted import Echo
 from treetune.target import is_server
 from treetune.taskset import Taskset
@@ -62,7 +62,7 @@ def audit_command(
     where there are errors; warnings and notes are none. A config with train_tasks and val_tasks is audited as `train`,
     and compared with `val`.
     """
-    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"), trust=trust)
+    overrides = read_overrides(context, trust=trust)
     own = {key: raw for key, raw in overrides.items() if key.split(".")[0] in ("sampling", "limits", "endpoint")}
     of_taskset = {key: raw for key, raw in overrides.items() if key not in own}
     split, other_split = _splits(target, split)
@@ -86,9 +86,9 @@ def audit_command(
     other = _read_other(target, of_taskset, val, other_split)
     endpoint = convert(settings.get("endpoint", {}), EndpointConfig)
     screen = Screen(json)
-    served = find_served(taskset)
+    served = evaluation.find_served(taskset)
     if served is not None:
-        asyncio.run(ask_server(served))
+        asyncio.run(evaluation.ask_server(served))
         if val is not None:
             raise UsageError(
                 "--val: the tasks of a server cannot be compared", remedy="name the taskset that it serves"
@@ -97,7 +97,9 @@ def audit_command(
             remedy = f"it serves: {', '.join(served.models)}" if served.models else "start it with -m MODEL"
             raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
     else:
-        refuse_unservable(taskset)
+        evaluation.refuse_unservable(taskset)
+    if model and (served is None or served.models is None):
+        check_reachable(model, endpoint)
     report = asyncio.run(_audit(taskset, config, other, endpoint, screen))
     if html is not None:
         audit.write_page(report, html)
@@ -159,7 +161,7 @@ async def _audit(
             config,
             other=other[0] if other else None,
             other_name=other[1] if other else "",
-            elsewhere=find_served(taskset) is not None,
+            elsewhere=evaluation.find_served(taskset) is not None,
             on_progress=show,
         )
         async with _open_host(taskset, config, endpoint) as host:
@@ -172,7 +174,7 @@ async def _open_host(
 ) -> AsyncIterator[Host]:
     """What gives the tasks, and plays the model: here, or a pull server, which has models of its own."""
     async with AsyncExitStack() as opened:
-        if (served := find_served(taskset)) is not None:
+        if (served := evaluation.find_served(taskset)) is not None:
             await opened.enter_async_context(aclosing(served))
             await served.learn()
             if served.models is not None:

@@ -9,16 +9,20 @@ import typer
 
 from treetune import evaluation as evaluating
 from treetune.cli.options import Json, option
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import to_plain
 from treetune.errors import UsageError
 from treetune.evaluation import Comparison, Difference, TaskChange
+from treetune.runs.places import open_run
 
 _MOST_TASKS = 10
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; each is compared with the first.", metavar="A B …")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Runs, of any program; each is compared with the first.", metavar="A B …")
+    ],
     fail_on_regression: Annotated[
         bool, option("Exit with 1 where a run is worse than the first, and more so than chance explains.")
     ] = False,
@@ -30,10 +34,10 @@ def compare_command(
     """
     if len(runs) < 2:
         raise UsageError("one run is nothing to compare", remedy="name two: treetune compare runs/a runs/b")
-    first, *others = map(evaluating.Run, runs)
+    first, *others = map(open_run, runs)
     found = [evaluating.compare(first, other) for other in others]
     if json:
-        print_json({"comparisons": [{**to_plain(each), "is_loss": each.is_loss} for each in found]})
+        print_json({"comparisons": [plain_comparison(each) for each in found]})
     else:
         screen = Screen()
         for number, comparison in enumerate(found):
@@ -41,6 +45,10 @@ def compare_command(
                 screen.say("")
             show_comparison(comparison, screen)
     return int(fail_on_regression and any(comparison.is_loss for comparison in found))
+
+
+def plain_comparison(found: Comparison) -> dict[str, Any]:
+    return {**to_plain(found), "is_loss": found.is_loss}
 
 
 def show_comparison(found: Comparison, screen: Screen) -> None:
@@ -51,7 +59,7 @@ def show_comparison(found: Comparison, screen: Screen) -> None:
     rows += [_row(f"  {name}", difference) for name, difference in found.sources.items()]
     numbers = ("tasks", "before", "after")
     screen.print(make_table(rows, ("", *numbers, "difference", "p"), right=numbers))
-    screen.say(verdict(found), style="bold")
+    screen.say(found.verdict, style="bold")
     counts = (
         f"{len(found.fixed)} tasks are solved more often, {len(found.broken)} less often, {found.unchanged} as often"
     )
@@ -67,23 +75,6 @@ def show_comparison(found: Comparison, screen: Screen) -> None:
                 screen.say(f"  and {len(tasks) - _MOST_TASKS} more (--json has them all)", style="dim")
     for change in found.config:
         screen.say(f"config: {change}", style="dim")
-
-
-def verdict(found: Comparison) -> str:
-    """In one sentence."""
-    seen = found.scored or found.over_all
-    if found.over_all.is_loss and not seen.is_loss:
-        return "The second is worse where failed rollouts count as 0: more of them failed."
-    if seen.significant:
-        return f"The second is {'better' if seen.difference > 0 else 'worse'}, and more so than chance explains."
-    if not seen.difference:
-        return "No difference."
-    sentence = "The difference may be chance"
-    if seen.tasks_to_settle is not None:
-        sentence += f": one of this size would take about {seen.tasks_to_settle:,} tasks to show"
-    if seen.detectable is not None:
-        sentence += f"; these {seen.tasks:,} show one of {seen.detectable:.3f}"
-    return sentence + "."
 
 
 def _row(name: str, difference: Difference) -> tuple[str, ...]:

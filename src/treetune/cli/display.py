@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import shlex
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Group, RenderableType
@@ -12,12 +15,14 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from treetune.cli.output import Screen, make_table, print_json
-from treetune.evaluation import Evaluation, Summary, Tally
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
+from treetune.evaluation import Evaluation, Summary, Tally, is_run
 from treetune.trace import Outcome, Trace
 
 _PLAIN_SECONDS = 5.0
 _LATEST = 8
+_NARROW = 70
 
 _COLOURS = {
     Outcome.COMPLETED: "green",
@@ -32,7 +37,8 @@ class Display:
     """On a terminal, live: the overridden settings, a bar with mean reward and errors, the latest rollouts. Elsewhere,
     for logs: a line at the start, one for each of the first errors, and one every few seconds."""
 
-    def __init__(self, screen: Screen, evaluation: Evaluation, done: int) -> None:
+    def __init__(self, screen: Screen, evaluation: Evaluation, done: int, place: str = "") -> None:
+        """`place` says which of several runs it is (`2 of 3`); its display then goes away at the end."""
         self._screen = screen
         config, taskset = evaluation.config, evaluation.taskset
         # How many rollouts there will be, where that can be known without building every task.
@@ -41,17 +47,23 @@ class Display:
         self._total = min(known) * config.num_rollouts if known else None
         self._next = time.monotonic() + _PLAIN_SECONDS
         self._latest: deque[Text] = deque(maxlen=_LATEST)
-        state, times = TextColumn("{task.fields[state]}"), (TimeElapsedColumn(), TimeRemainingColumn())
-        self._progress = Progress(BarColumn(bar_width=None), MofNCompleteColumn(), state, *times, console=screen)
+        counts = (MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
+        # A narrow terminal has room for the figures only.
+        bar, times = BarColumn(bar_width=None), (TimeElapsedColumn(), TimeRemainingColumn())
+        columns = counts if screen.width < _NARROW else (bar, *counts, *times)
+        self._progress = Progress(*columns, console=screen)
         self._bar = self._progress.add_task("", total=self._total, completed=done, state="")
         settings = [f"{key}={value}" for key, value in evaluation.overridden().items()]
-        above = Text("\n".join(settings))
+        above = Text("\n".join([*([f"run {place}"] if place else []), *settings]))
         self._live = Live(
-            get_renderable=lambda: Group(above, self._progress, *self._latest), console=screen, refresh_per_second=8
+            get_renderable=lambda: Group(above, self._progress, *self._latest),
+            console=screen,
+            refresh_per_second=8,
+            transient=bool(place),
         )
         if not screen.is_terminal:
             begun = f" ({done} rollouts done already)" if done else ""
-            screen.say(f"evaluating {' '.join(settings)}{begun}")
+            screen.say(f"evaluating {f'({place}) ' if place else ''}{' '.join(settings)}{begun}")
 
     def __enter__(self) -> Self:
         if self._screen.is_terminal:
@@ -65,7 +77,8 @@ class Display:
     def on_trace(self, trace: Trace, tally: Tally) -> None:
         mean = "-" if tally.mean_reward is None else f"{tally.mean_reward:.3f}"
         over_all = f" ({tally.mean_reward_all:.3f} over all)" if tally.errors else ""
-        total, state = tally.expected or self._total, f"reward {mean}{over_all}  errors {tally.errors}"
+        retries = f"  retries {tally.retries}" if tally.retries else ""
+        total, state = tally.expected or self._total, f"reward {mean}{over_all}  errors {tally.errors}{retries}"
         if self._screen.is_terminal:
             self._latest.append(_rollout_line(trace))
             self._progress.update(self._bar, completed=tally.rollouts, total=total, state=state)
@@ -78,12 +91,16 @@ class Display:
 
 
 def _rollout_line(trace: Trace) -> Text:
-    what = trace.failure.message if trace.failure else (trace.answer or trace.explanation or "")
+    what = trace.answer or trace.explanation or ""
+    if (failure := trace.failure) is not None:
+        what = f"{failure.type} at {failure.place}: {failure.message}" if failure.place else failure.message
     what = what.partition("\n")[0]
     return Text.assemble(
+        # The reward early: a narrow terminal cuts the end.
         f"task {trace.task.idx:<6} r{trace.rollout:<3} ",
+        f"{'-' if trace.reward is None else format(trace.reward, '.2f'):>6}  ",
         (f"{trace.outcome.value:<18}", _COLOURS.get(trace.outcome, "red")),
-        f"{'-' if trace.reward is None else format(trace.reward, '.2f'):>6}  {trace.timing.total:7.2f}s  ",
+        f"{trace.timing.total:7.2f}s  ",
         what if len(what) <= 80 else what[:79] + "…",
         no_wrap=True,
     )
@@ -105,6 +122,8 @@ def summary_table(summary: Summary) -> RenderableType:
     figures = [*rows.items(), *((name, f"{value:.4f}") for name, value in summary.metrics.items())]
     if summary.completion_tokens:
         figures.append(("tokens", f"{summary.prompt_tokens} in, {summary.completion_tokens} out"))
+    if summary.retries:
+        figures.append(("retries", f"{summary.retries} calls repeated (429, 5xx, cut connections)"))
     if summary.judge_calls:
         tokens = f"{summary.judge_prompt_tokens} tokens in, {summary.judge_completion_tokens} out"
         hits = f"{summary.judge_cache_hits} of them known already"
@@ -124,6 +143,16 @@ def summary_table(summary: Summary) -> RenderableType:
     return Group(table, "", make_table(sources, ("source", *numbers), right=numbers))
 
 
+def runs_table(runs: Sequence[tuple[str, str, Summary]]) -> RenderableType:
+    """A line for each of several runs: its taskset, its model, and what it amounts to."""
+    numbers = ("mean", "±", "over all", "pass@1", "scored", "failed")
+    rows = []
+    for taskset, model, summary in runs:
+        means = summary.mean_reward, summary.stderr, summary.mean_reward_all, summary.pass_at_k.get("1")
+        rows.append((taskset, model, *map(_figure, means), f"{summary.scored:,}", f"{summary.errors:,}"))
+    return make_table(rows, ("taskset", "model", *numbers), right=numbers)
+
+
 def _figure(reward: float | None) -> str:
     return "-" if reward is None else f"{reward:.4f}"
 
@@ -137,16 +166,40 @@ def show_warnings(summary: Summary, screen: Screen) -> None:
         screen.say(f"warning: {text}", style="yellow")
 
 
+def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
+    """Runs it; gives False where Ctrl-C ended it, and what was done until then is to be shown."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
 def finish(
     show: Callable[[], None], figures: dict[str, Any], faults: bool, stopped: str | None, screen: Screen, json: bool
 ) -> int:
-    """Reports what a run amounts to; gives the exit code. `stopped` says what to do after an interruption."""
+    """Reports what a run amounts to, or the part of it that there is; gives the exit code. `stopped` says what to do
+    after an interruption."""
     if json:
         print_json({**figures, "interrupted": stopped is not None})
-    elif stopped is None:
-        show()
-        screen.say(f"run folder: {figures['run_dir']}")
+    else:
+        if figures.get("rollouts") != 0:
+            show()
+        _tell_run(Path(figures["run_dir"]), bool(figures.get("errors")), screen)
     if stopped is not None:
         screen.say(stopped)
         return 130
     return 1 if faults else 0
+
+
+def _tell_run(folder: Path, has_failures: bool, screen: Screen) -> None:
+    """Where a run is, and how to look at it."""
+    from treetune.cli.app import VERBS  # which loads this module
+
+    screen.say(f"run folder: {folder}")
+    if is_run(folder):
+        name = shlex.quote(str(folder))
+        failures = f"look at the failures: treetune show {name} --failed"
+        screen.say(failures if has_failures else f"look at it: treetune show {name}")
+        if "view" in VERBS:
+            screen.say(f"in a browser: treetune view {name}")

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from treetune import evaluation as evaluating
 from treetune.cli import options
-from treetune.cli.display import Display, finish, show_warnings, summary_table
-from treetune.cli.hosts import ask_server, find_served, open_host, refuse_unservable, run_to_end
-from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, without_none
+from treetune.cli.compare import plain_comparison, show_comparison
+from treetune.cli.completion import complete_model, complete_target
+from treetune.cli.display import Display, finish, run_to_end, runs_table, show_warnings, summary_table
+from treetune.cli.options import TARGET, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
-from treetune.policies import check_policy, load_policy
+from treetune.images import name_all
+from treetune.loggers import open_loggers
 from treetune.target import is_server, read_target
-from treetune.task import Task
+
+_MOST_SHOWN = 40
+"""Rollouts of a preview, in the terminal."""
 
 
 def eval_command(
     context: typer.Context,
-    target: Annotated[str | None, typer.Argument(help=f"{TARGET} Absent with --resume -o DIR.")] = None,
-    model: Annotated[
-        str | None, option("scripted:gold, local:PATH, or a model at --endpoint.base_url.", "-m", "--model")
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET...",
+            help=f"{TARGET} Several: a run each. Absent with --resume -o DIR.",
+            autocompletion=complete_target,
+        ),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        option(
+            "scripted:gold, local:PATH, vllm:MODEL, anthropic/NAME, or a model at --endpoint.base_url. "
+            "Repeatable: a run each, compared.",
+            "-m",
+            "--model",
+            autocompletion=complete_model,
+        ),
     ] = None,
     num_tasks: options.NumTasks = None,
+    task: Annotated[
+        list[str] | None,
+        option("Only the task with this index, as `show` tells it. Repeatable.", "--task", metavar="INDEX"),
+    ] = None,
     num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,
     max_concurrent: options.MaxConcurrent = None,
     pass_threshold: Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")] = None,
@@ -43,151 +64,181 @@ def eval_command(
     rescore: Annotated[bool, option("With --resume, after a scorer changed: score again.", "--rescore")] = False,
     server: Annotated[str | None, option("The same as the address as TARGET: evaluate on the server there.")] = None,
     serve: Annotated[int | None, option("Start a server with so many workers, and evaluate on it.", min=1)] = None,
+    log: options.Log = None,
     dry_run: Annotated[bool, option("Show the resolved config and the first task.", "--dry-run")] = False,
     trust: options.Trust = False,
     json: Json = False,
 ) -> int:
     """Evaluate a model on a taskset and save every trace.
 
+    Several models, or several TARGETs, are a run each in one folder, and the models of a taskset are compared with the
+    first.
+
     Keys of the config are set with dots: --taskset.level 2, --sampling.temperature 0.7, --limits.timeout 60,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
-    from_run = resume and target is None and server is None and output is not None
-    groups = (*TASKS, "sampling", "limits", "endpoint")
-    overrides = read_overrides(context, groups, trust=trust and not from_run)
+    from_run = resume and not targets and server is None and output is not None
+    overrides = read_overrides(context, trust=trust and not from_run)
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
     if rescore and not resume:
         raise UsageError("--rescore goes with --resume", remedy="`treetune rescore DIR` scores a run into a new folder")
     if server is not None:
-        if target is not None:
+        if targets:
             raise UsageError("--server brings its own taskset", remedy="leave out TARGET")
         if not is_server(server):
             raise UsageError(f"cannot connect to {server!r}", remedy="write tcp://HOST:PORT or http://HOST:PORT")
-        target = server
-    if target is None:
-        if not resume or output is None:
-            raise UsageError("nothing to evaluate", remedy="name a TARGET; `treetune list` shows what there is")
-        evaluating.refuse_foreign(output, trust=trust, calls_model=True)
-        overrides |= evaluating.trust_rows(output, trust)
-        target = str(output / "config.yaml")
+        targets = [server]
+    group = evaluating.RunSet(output) if output is not None else None
+    known = group.take_up() if from_run and group is not None and group.exists else None
     sizes = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "max_concurrent": max_concurrent}
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": max_tokens_total}
-    given = without_none({"model": model, "pass_threshold": pass_threshold, **sizes, **ceilings})
-    data = {"model": "", **read_target(target, overrides, split), **given}
-    evaluation = evaluating.read_config(data, evaluating.EvalConfig, overrides, target)
-    first: list[Task] = []
-    remote = False  # whether the rollouts run on the taskset's own server
-    if (served := find_served(evaluation.taskset)) is not None:
-        if serve is not None:
-            raise UsageError(f"--serve starts a server, and {target} is one already", remedy="leave out --serve")
-        first = asyncio.run(ask_server(served, int(dry_run)))
-        if served.models is not None:
-            remote = True
-            choose_model(evaluation, served.models)
-    if not evaluation.config.model:
-        raise UsageError("no model given", remedy="pass -m, for example -m scripted:gold")
-    if dry_run:
-        if not remote:
-            check_policy(evaluation.config.model, evaluation.taskset, evaluation.config.endpoint)
-        task = first[0] if first else next(evaluation.taskset.draw(evaluation.config.num_tasks))
-        return _show_plan(evaluation, task, json)
-    if rescore and remote:
-        raise UsageError("the scorer is on the server: only there can answers be scored again", remedy="use another -o")
-    path = output or evaluating.name_run(evaluation.taskset.name, evaluation.config.model)
-    screen = Screen(json)
-    remedy = "" if remote else "pass --rescore to score what there is again, "
-    tally, interrupted = play(
-        evaluation,
-        path,
-        screen,
-        resume=resume,
-        rescore=rescore,
-        remote=remote,
-        workers=serve,
-        remedy=remedy,
-        trust=trust,
+    given = without_none(
+        {"pass_threshold": pass_threshold, "tasks": _read_indices(task or []) or None, **sizes, **ceilings}
     )
-    summary = tally.summary()
+
+    def read(target: str, model: str | None, further: dict[str, str]) -> evaluating.Plan:
+        raw = overrides | further
+        data = {"model": "", **read_target(target, raw, split), **given, **without_none({"model": model})}
+        evaluation = evaluating.read_config(data, evaluating.EvalConfig, raw, target)
+        return evaluating.Plan(evaluation, workers=serve, loggers=open_loggers(log or ()))
+
+    if targets:
+        plans = [read(target, name, {}) for target in targets for name in (models or (None,))]
+    elif from_run and output is not None:
+        if models is not None and (len(models) > 1 or known is not None):
+            raise UsageError("-m with several runs: of which taskset?", remedy="name the TARGET too")
+        model = models[0] if models else None
+        taken = [evaluating.take_up(folder, trust) for folder in known or [output]]
+        plans = [read(target, model, of_rows) for target, of_rows in taken]
+    else:
+        raise UsageError("nothing to evaluate", remedy="name a TARGET; `treetune list` shows what there is")
+    if dry_run:
+        return _show_plans(plans, json)
+    screen = Screen(json)
+    how = {"resume": resume, "rescore": rescore, "trust": trust}
+    if len(plans) > 1 or (group is not None and group.exists):
+        group = group or evaluating.RunSet.named_after(plans)
+        return _evaluate_set(group, plans, None if known is None else [path.name for path in known], screen, json, how)
+    (plan,) = plans
+    path = output or evaluating.name_run(plan.evaluation.taskset.name, plan.model)
+    interrupted = not play(plan, path, screen, **how)
+    summary = plan.tally.summary()
     figures = {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
     faults = bool(summary.errors) or summary.stopped is not None
     show_warnings(summary, screen)
-    go_on = f"go on with: treetune eval --resume -o {shlex.quote(str(path))}"
-    if summary.stopped is not None:
-        screen.say(f"stopped: {summary.stopped}; {go_on} and a higher ceiling", style="yellow")
-    stopped = f"interrupted; {go_on}" if interrupted else None
+    stopped = _tell_stop(summary, path, interrupted, screen)
     return finish(lambda: screen.print(summary_table(summary)), figures, faults, stopped, screen, json)
 
 
-def choose_model(evaluation: evaluating.Evaluation, models: list[str]) -> None:
-    """The one that the server has, where none was named; one that it does not serve is refused now."""
-    model = evaluation.config.model or (models[0] if models else "")
-    if model and model not in models:
-        remedy = f"it serves: {', '.join(models)}" if models else "start it with -m MODEL"
-        raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
-    evaluation.config = msgspec.structs.replace(evaluation.config, model=model)
+def _tell_stop(summary: evaluating.Summary, path: Path, interrupted: bool, screen: Screen) -> str | None:
+    """Says that a ceiling was reached; gives what to say of an interruption."""
+    go_on = f"go on with: treetune eval --resume -o {shlex.quote(str(path))}"
+    if summary.stopped is not None:
+        screen.say(f"stopped: {summary.stopped}; {go_on} and a higher ceiling", style="yellow")
+    return f"interrupted; {go_on}" if interrupted else None
 
 
-def _show_plan(evaluation: evaluating.Evaluation, first: Task, json: bool) -> int:
-    config = evaluation.config
+def _evaluate_set(
+    group: evaluating.RunSet,
+    plans: list[evaluating.Plan],
+    names: list[str] | None,
+    screen: Screen,
+    json: bool,
+    how: dict[str, bool],
+) -> int:
+    """Plays several plans, one after the other, and compares their runs."""
+    for plan in plans:
+        plan.check()
+        plan.check_model()
+    played: list[tuple[str, str, evaluating.Summary]] = []
+    figures: list[dict[str, Any]] = []
+    interrupted = False
+    with group.begin(plans, names, **how) as paths:
+        for number, (plan, path) in enumerate(zip(plans, paths, strict=True), 1):
+            interrupted = not run_to_end(plan.play(_watch(screen, f"{number} of {len(plans)}")))
+            summary, taskset = plan.tally.summary(), plan.evaluation.taskset.name
+            played.append((taskset, plan.model, summary))
+            about = {"taskset": taskset, "model": plan.model, "run_dir": str(path)}
+            figures.append({**about, **to_plain(summary), "errors": summary.errors})
+            mean = "-" if summary.mean_reward is None else f"{summary.mean_reward:.4f}"
+            screen.say(f"{number} of {len(plans)}: {taskset} by {plan.model}: mean reward {mean}", style="bold")
+            show_warnings(summary, screen)
+            stopped = _tell_stop(summary, group.path, interrupted, screen)
+            if interrupted:
+                break
+    found = [] if interrupted else group.compare()
+
+    def show() -> None:
+        screen.print(runs_table(played))
+        for comparison in found:
+            screen.say("")
+            show_comparison(comparison, screen)
+
+    report = {"run_dir": str(group.path), "runs": figures, "comparisons": [plain_comparison(each) for each in found]}
+    faults = any(summary.errors or summary.stopped is not None for _, _, summary in played)
+    return finish(show, report, faults, stopped, screen, json)
+
+
+def _show_plans(plans: list[evaluating.Plan], json: bool) -> int:
+    for plan in plans:
+        plan.check_model()
+    found = [(plan.evaluation, plan.first_task()) for plan in plans]
     if json:
-        print_json({"config": evaluation.resolved(), "first_task": to_plain(first)})
+        shown = [{"config": each.resolved(), "first_task": to_plain(first)} for each, first in found]
+        print_json(shown[0] if len(shown) == 1 else {"runs": shown})
         return 0
     screen = Screen()
-    screen.say(dump_yaml(evaluation.resolved()))
-    screen.say(f"first task: {first.messages}")
-    screen.say(f"would run {config.num_tasks or 'all'} tasks x {config.num_rollouts} rollouts; nothing was run")
+    for evaluation, first in found:
+        config = evaluation.config
+        screen.say(dump_yaml(evaluation.resolved()))
+        screen.say(f"first task: {name_all(first.messages)}")
+        screen.say(f"would run {config.num_tasks or 'all'} tasks x {config.num_rollouts} rollouts; nothing was run")
     return 0
 
 
-def play(
-    evaluation: evaluating.Evaluation,
-    path: Path,
-    screen: Screen,
-    *,
-    resume: bool,
-    rescore: bool = False,
-    remote: bool = False,
-    workers: int | None = None,
-    remedy: str = "",
-    trust: bool = False,
-) -> tuple[evaluating.Tally, bool]:
-    """Plays what the run in `path` lacks; gives what it amounts to, and whether it was interrupted. `remedy` begins the
-    advice where the taskset changed."""
-    taskset, config = evaluation.taskset, evaluation.config
-    refuse_unservable(taskset)
-    taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
-    policy = None if remote or workers is not None else load_policy(config.model, taskset, config.endpoint)
-    if resume:
-        run = evaluating.RunFolder.resume(path, evaluating.TRACES, evaluation, changed=rescore, remedy=remedy)
-    else:
-        run = evaluating.RunFolder.create(path, evaluating.TRACES, evaluation)
-        evaluating.remember(path)
-    runner = evaluating.Runner(evaluation, run)
+def play(plan: evaluating.Plan, path: Path, screen: Screen, **how: bool) -> bool:
+    """Plays what the run in `path` lacks; says whether it came to its end. `how` is for `Plan.begin`."""
+    plan.check()
+    plan.load()
+    with plan.begin(path, **how):
+        return run_to_end(plan.play(_watch(screen)))
 
-    async def evaluate() -> None:
-        if rescore:
-            again = await evaluating.score_again(evaluation, run, trust)
+
+def _watch(screen: Screen, place: str = "") -> evaluating.Watch:
+    def show(plan: evaluating.Plan, done: int) -> Display:
+        if (again := plan.rescored) is not None:
             screen.say(f"scored again: {again.changed} of {again.after.rollouts} rewards changed")
-        async with open_host(evaluation, policy, workers) as host:
-            done = runner.resume() if resume else 0
-            with Display(screen, evaluation, done) as display:
-                runner.on_trace = display.on_trace
-                await runner.run(host)
+        return Display(screen, plan.evaluation, done, place)
 
-    with run:
-        interrupted = not run_to_end(evaluate())
-    return runner.tally, interrupted
+    return show
+
+
+def _read_indices(words: list[str]) -> list[int]:
+    for word in words:
+        if not word.isdecimal():
+            remedy = f"the TARGET stands alone: treetune eval {shlex.quote(word)}"
+            raise UsageError(f"--task takes the index of a task, not {word!r}", remedy=remedy)
+    return [int(word) for word in words]
 
 
 def rescore_command(
     run: Annotated[Path, typer.Argument(help="A run folder: of an earlier `treetune eval`, or of `serve --traces`.")],
     output: Annotated[Path | None, option("A new run folder (RUN/rescored).", "-o", "--output")] = None,
+    dry_run: Annotated[
+        bool, option("Write nothing: show what rollouts would earn, and what changes.", "--dry-run")
+    ] = False,
+    where: Annotated[str | None, option("With --dry-run: only rollouts that a query fits, as 'source=gsm8k'.")] = None,
+    num_rollouts: Annotated[
+        int | None, option("With --dry-run: at most so many rollouts.", "-n", "--num-rollouts", min=1)
+    ] = None,
     max_judge_tokens: options.MaxJudgeTokens = None,
     trust: options.Trust = False,
     json: Json = False,
 ) -> int:
     """Score saved traces again after a scorer changed, without the model. The old run is left as it is."""
+    if not dry_run and (where is not None or num_rollouts is not None):
+        raise UsageError("--where and -n choose what --dry-run shows", remedy="pass --dry-run, or neither")
     config = run / "config.yaml"
     if not config.exists() or not (run / evaluating.TRACES.file).exists():
         raise UsageError(f"{run} holds no run", remedy="name a folder that `eval` or `serve --traces` has written")
@@ -195,7 +246,10 @@ def rescore_command(
     data = read_target(str(config), evaluating.trust_rows(run, trust))
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # those of the run counted the run
     evaluation = evaluating.read_config({**data, **ceilings}, evaluating.EvalConfig, source=str(config))
-    refuse_unservable(evaluation.taskset)
+    evaluating.refuse_unservable(evaluation.taskset)
+    if dry_run:
+        preview = evaluating.RescorePreview(evaluation, run, where or "", num_rollouts, trust)
+        return _show_preview(preview, run_to_end(preview.run_all()), json)
     path = output or evaluating.unused_path(run / "rescored")
     with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as folder:
         rescorer = evaluating.Rescorer(evaluation, run, folder, trust)
@@ -217,3 +271,28 @@ def rescore_command(
         screen.say(f"stopped: {after.stopped}; only a part is scored again: {evaluating.MORE}", style="yellow")
     faults = bool(after.errors) or after.stopped is not None
     return finish(lambda: screen.print(summary_table(after)), figures, faults, stopped, screen, json)
+
+
+def _show_preview(preview: evaluating.RescorePreview, ended: bool, json: bool) -> int:
+    rows = sorted(preview.rows, key=lambda row: row.at)
+    code = 130 if not ended else int(preview.failed > 0)
+    if json:
+        figures = {"changed": preview.changed, "failed": preview.failed, "left": preview.left}
+        print_json({"rows": rows, **figures, "interrupted": not ended})
+        return code
+    screen, changed = Screen(), [row for row in rows if row.before != row.after]
+    lines = [
+        (f"{row.task}/{row.rollout}", _figure(row.before), _figure(row.after), " ".join(row.why.split())[:60])
+        for row in changed[:_MOST_SHOWN]
+    ]
+    if lines:
+        screen.print(make_table(lines, ("rollout", "before", "after", "why"), right=("before", "after")))
+    more = f" ({len(changed) - _MOST_SHOWN} are not shown: --json)" if len(changed) > _MOST_SHOWN else ""
+    left = f"; {preview.left} more fit" if preview.left else ""
+    stop = "interrupted: " if not ended else ""
+    screen.say(f"{stop}{len(changed)} of {len(rows)} rewards would change{more}{left}; nothing was written")
+    return code
+
+
+def _figure(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:g}"

@@ -6,15 +6,14 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn
-from rich.table import Table
-from rich.text import Text
+from rich.segment import Segment
 
 # Newer releases of typer carry their own click, older ones use the installed one: this is the base in either.
 CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -61,11 +60,23 @@ def was_printed() -> bool:
     return _printed
 
 
+_PICTURES = {
+    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
+    **dict.fromkeys([0x7F, *range(0x80, 0xA0)], "\ufffd"),
+}
+"""Characters that a terminal obeys, each with one that shows it."""
+
+
 class Screen(Console):
     """Where people read: standard output, or standard error where that belongs to JSON."""
 
     def __init__(self, as_json: bool = False) -> None:
         super().__init__(stderr=as_json, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Text of models and tasks may hold sequences that a terminal would obey: they are shown instead."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=segment.text.translate(_PICTURES))
 
     def say(self, text: str, style: str | None = None) -> None:
         """Text as it is: no markup, and a long line is left to the terminal."""
@@ -74,16 +85,6 @@ class Screen(Console):
     def progress(self, *columns: ProgressColumn) -> Progress:
         """A bar that goes away when the work is done; none where nobody watches."""
         return Progress(*columns, console=self, transient=True, disable=not self.is_terminal)
-
-
-def make_table(rows: Iterable[Sequence[str | Text]], headings: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
-    """A table without lines. Text is shown as it is; the headings in `right` stand above numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=bool(headings))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return table
 
 
 def report_error(message: str, remedy: str | None, code: int, as_json: bool) -> int:
@@ -95,13 +96,15 @@ def report_error(message: str, remedy: str | None, code: int, as_json: bool) -> 
     return code
 
 
-def error_text(error: Any) -> str:
-    """What typer found wrong, and where to read more."""
+def error_text(error: Any, better: str | None = None) -> str:
+    """What typer found wrong, or `better` words for it, and where to read more."""
     context = getattr(error, "ctx", None)
-    return str(error.format_message()) + (f" (see `{context.command_path} --help`)" if context is not None else "")
+    return (better or str(error.format_message())) + (
+        f" (see `{context.command_path} --help`)" if context is not None else ""
+    )
 
 
 def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
     # Ours are UserWarnings and speak to the user; a library's deprecations do not.
     if issubclass(category, UserWarning):
-        sys.stderr.write(f"warning: {message}\n")
+        sys.stderr.write(f"warning: {str(message).translate(_PICTURES)}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
 from collections.abc import Mapping
@@ -14,10 +13,10 @@ from rich.text import Text
 
 from treetune import evaluation as evaluating
 from treetune.cli import options
-from treetune.cli.evaluate import choose_model, play
-from treetune.cli.hosts import ask_server, find_served
-from treetune.cli.options import TASKS, Json, option, read_overrides, without_none
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.evaluate import play
+from treetune.cli.options import Json, option, read_overrides, without_none
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.errors import UsageError
 from treetune.target import read_target
 from treetune.task import digest
@@ -58,7 +57,7 @@ def profile_command(
 
     treetune profile arithmetic --by level=1,2,3,4,5 -m my-model -n 500
     """
-    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"), trust=trust)
+    overrides = read_overrides(context, trust=trust)
     data = read_target(target, overrides, split, usual="train")
     data["taskset"], named = _without_profile(data["taskset"], None if by is None else _read_values(by))
     path = (output or (Path(named) if named else USUAL)).expanduser()
@@ -69,20 +68,14 @@ def profile_command(
     for name in models:
         given = {**data, "model": name, "num_rollouts": num_rollouts, **sizes}
         evaluation = evaluating.read_config(given, evaluating.EvalConfig, overrides, target)
-        if (served := find_served(evaluation.taskset)) is not None:
-            asyncio.run(ask_server(served))
-            if served.models is not None:
-                choose_model(evaluation, served.models)
-            elif not served.BY_NUMBER:
-                problem = f"{target} does not show its tasks, and a pass rate is known by the uid of its task"
-                raise UsageError(problem, remedy="profile the taskset itself, or the tcp:// address of its server")
-        if not evaluation.config.model:
-            raise UsageError("no model given", remedy="pass -m, for example -m scripted:gold")
-        run = _run_folder(path, evaluation.config.model)
+        plan = evaluating.Plan(evaluation)
+        if plan.served is not None and not plan.remote and not plan.served.BY_NUMBER:
+            problem = f"{target} does not show its tasks, and a pass rate is known by the uid of its task"
+            raise UsageError(problem, remedy="profile the taskset itself, or the tcp:// address of its server")
+        run = _run_folder(path, plan.model)
         resume = (run / evaluating.FINGERPRINT).exists()
-        tally, interrupted = play(
-            evaluation, run, screen, resume=resume, remote=served is not None and served.models is not None
-        )
+        interrupted = not play(plan, run, screen, resume=resume, may_rescore=False)
+        tally = plan.tally
         if tally.stopped is not None:
             raise UsageError(f"the profile is not complete: {tally.stopped}", remedy="raise that ceiling and go on")
         if interrupted:

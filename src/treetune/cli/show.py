@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from treetune.cli.hosts import ask_server, find_served
-from treetune.cli.options import TARGET, TASKS, Json, Split, Tokenizer, Trust, option, read_overrides
+from treetune.cli import options
+from treetune.cli.options import TARGET, Json, Split, Tokenizer, Trust, option, read_overrides
 from treetune.cli.output import Screen, print_json
 from treetune.cli.show_run import show_rollout, show_rollouts
 from treetune.config import to_plain
 from treetune.errors import TreetuneError, UsageError, user_code
-from treetune.evaluation import Run, is_run, read_taskset
-from treetune.images import has_images, name_images
+from treetune.evaluation import ask_server, find_served, means_run, no_run, read_taskset, render
+from treetune.images import has_images, name_all, name_images
 from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
+from treetune.runs.places import find_run, open_run
 from treetune.runs.query import Query
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -27,7 +29,7 @@ from treetune.tool_calls import list_tools
 
 def show_command(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help=f"{TARGET} Or a run folder.")],
+    target: Annotated[str, options.target(f"{TARGET} Or a run: a folder, or what another program wrote.")],
     num_tasks: Annotated[
         int | None, option("How many tasks (5), or rollouts of a run (20).", "-n", "--num-tasks", min=1)
     ] = None,
@@ -49,10 +51,10 @@ def show_command(
     Keys of the taskset are set with --taskset.KEY VALUE.
     """
     of_run = {"--failed": failed, "--reward": reward, "--source": source, "--where": where, "--rollout": rollout}
-    if is_run(target):
-        run = Run(target)
+    if find_run(target) is not None:
+        run = open_run(target)
         if rollout is not None:
-            return show_rollout(run.trace(rollout), json)
+            return show_rollout(run.trace(rollout), *render(run, rollout), json)
         parts = ["failed"] if failed else []
         parts += [f"reward{reward.strip()}"] if reward else []
         parts += [f'source="{source}"'] if source else []
@@ -60,10 +62,13 @@ def show_command(
             Query(where)  # so that an error shows it as it was written
         query = " & ".join([*parts, f"({where})"]) if parts and where else where or " & ".join(parts)
         return show_rollouts(run, query, num_tasks or 20, json)
-    if given := [name for name, value in of_run.items() if value]:
+    given = [name for name, value in of_run.items() if value]
+    if means_run(path := Path(target)) or (given and not path.exists() and path.parent != Path()):
+        raise no_run(path)
+    if given:
         raise UsageError(f"{given[0]} is for a run, and {target} is none", remedy="name a run folder")
     num_tasks = num_tasks or 5
-    taskset = read_taskset(target, read_overrides(context, TASKS, trust=trust), split)
+    taskset = read_taskset(target, read_overrides(context, trust=trust), split)
     chat = load_tokenizer(tokenizer) if tokenizer else None
     tasks, golds, tools = asyncio.run(_draw(taskset, num_tasks))
     shown = []
@@ -129,5 +134,5 @@ def _as_text(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value):
         return "".join(f"\n[{message['role']}] {name_images(message.get('content'))}" for message in value)
     if isinstance(value, list):
-        return "".join(f"\n{number}. {item}" for number, item in enumerate(value, 1))
-    return str(value)
+        return "".join(f"\n{number}. {name_all(item)}" for number, item in enumerate(value, 1))
+    return str(name_all(value))

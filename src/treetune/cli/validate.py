@@ -13,10 +13,11 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from treetune import evaluation
 from treetune.cli import options
-from treetune.cli.display import finish
-from treetune.cli.hosts import refuse_unservable, run_to_end
-from treetune.cli.options import TASKS, Json, option, read_overrides, without_none
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.completion import complete_target
+from treetune.cli.display import finish, run_to_end
+from treetune.cli.options import Json, option, read_overrides, without_none
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import to_plain
 from treetune.errors import UsageError
 from treetune.rows.sources import find, kind_of, names_rows, refuse_unwritable
@@ -37,6 +38,7 @@ def validate_command(
         list[str],
         typer.Argument(
             metavar="TARGET...",
+            autocompletion=complete_target,
             help="Files of rows (parquet, JSON, JSON lines; folders, globs, name\\[@config]\\[:split] of the hub), "
             "or one taskset: an id, config.yaml, file.py:Name or module:Name.",
         ),
@@ -77,7 +79,7 @@ def validate_command(
     if not are_files:
         if resume and output is None:
             raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
-        overrides = read_overrides(context, (*TASKS, "limits"))
+        overrides = read_overrides(context)
         chosen = without_none({"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold})
         data = {**read_target(targets[0], overrides, split), **chosen}
         validation = evaluation.read_config(data, evaluation.ValidateConfig, overrides, targets[0])
@@ -150,7 +152,7 @@ def _print_fixed(fixed: Any, screen: Screen) -> None:
 def _validate_taskset(validation: evaluation.Validation, output: Path | None, resume: bool, json: bool) -> int:
     config, taskset = validation.config, validation.taskset
     if config.gold:
-        refuse_unservable(taskset)
+        evaluation.refuse_unservable(taskset)
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
     path = output or evaluation.name_run("validate", taskset.name)
     if resume:  # after a taskset was corrected too: what failed is checked again

@@ -3,14 +3,27 @@
 from treetune import evaluation
 """
 
-from treetune.evaluation.compare import Comparison, Difference, TaskChange, compare
-from treetune.evaluation.config import EvalConfig, Evaluation, ValidateConfig, Validation, read_config, read_taskset
+from treetune.evaluation.compare import Comparison, Difference, TaskChange, compare, compare_tasks
+from treetune.evaluation.config import (
+    EvalConfig,
+    Evaluation,
+    ValidateConfig,
+    Validation,
+    keys_of,
+    read_config,
+    read_taskset,
+    unknown_keys,
+)
+from treetune.evaluation.hosts import ask_server, find_served, refuse_unservable
 from treetune.evaluation.pass_rates import PassRates
-from treetune.evaluation.rescore import MORE, Rescorer, score_again
-from treetune.evaluation.run_trust import refuse_foreign, remember, trust_rows
+from treetune.evaluation.plan import Plan, Watch
+from treetune.evaluation.rendering import render
+from treetune.evaluation.rescore import MORE, RescorePreview, Rescorer
+from treetune.evaluation.run_set import RunSet
+from treetune.evaluation.run_trust import refuse_foreign, remember, take_up, trust_rows
 from treetune.evaluation.runner import Runner, run_bounded
-from treetune.evaluation.summary import Summary, Tally
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
+from treetune.runs.entry import Entry
 from treetune.runs.folder import FINGERPRINT, TRACES, RunFolder, name_run, unused_path
-from treetune.runs.index import Entry
-from treetune.runs.run import Run, is_run
+from treetune.runs.run import Run, is_run, means_run, no_run
+from treetune.runs.summary import Summary, Tally, pass_at_k, standard_error

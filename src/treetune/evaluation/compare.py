@@ -9,7 +9,7 @@ failed has no reward: the difference is given over the scored rollouts, and over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,8 @@ from treetune.evaluation.paired import FEWEST_TASKS, SURE, Paired, shuffled_p_va
 from treetune.runs.run import Run
 from treetune.target import config_differences
 
+Key = tuple[str, int]
+"""Of a task: its uid, and which of several equal ones it is."""
 _UNTOLD = ("max_concurrent", "endpoint", "num_tasks")
 """Keys of a config that change no result of a task."""
 
@@ -95,45 +97,90 @@ class Comparison(msgspec.Struct):
         """Whether the second is worse, and more so than chance explains: over the scored rollouts or over all."""
         return self.over_all.is_loss or (self.scored is not None and self.scored.is_loss)
 
+    @property
+    def verdict(self) -> str:
+        """In one sentence."""
+        seen = self.scored or self.over_all
+        if self.over_all.is_loss and not seen.is_loss:
+            return "The second is worse where failed rollouts count as 0: more of them failed."
+        if seen.significant:
+            return f"The second is {'better' if seen.difference > 0 else 'worse'}, and more so than chance explains."
+        if not seen.difference:
+            return "No difference."
+        sentence = "The difference may be chance"
+        if seen.tasks_to_settle is not None:
+            sentence += f": one of this size would take about {seen.tasks_to_settle:,} tasks to show"
+        if seen.detectable is not None:
+            sentence += f"; these {seen.tasks:,} show one of {seen.detectable:.3f}"
+        return sentence + "."
 
-class _Tasks:
-    """The rollouts of a run by task."""
 
-    def __init__(self, run: Run) -> None:
-        columns = run.columns
-        groups, reward = columns.groups(), columns.reward
-        solved = run.solved()
-        order = np.argsort(groups.task, kind="stable")
-        parts = np.split(order, np.cumsum(groups.rollouts)[:-1]) if len(groups) else []
-        self.by_key: dict[tuple[str, int], tuple[list[float], int, float, Any]] = {}
-        for part in parts:
-            first = columns.entries[part[0]]
-            scored = reward[part][~np.isnan(reward[part])].tolist()
-            self.by_key[first.uid, first.occurrence] = (scored, len(part), float(solved[part].mean()), first)
+class _Task(msgspec.Struct):
+    """The rollouts of one task in a run."""
+
+    idx: int
+    source: str
+    rollouts: int
+    scored: list[float]
+    """The rewards of those that have one."""
+    solved: float
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of all, where a failed one counts as 0."""
+        return self.scored + [0.0] * (self.rollouts - len(self.scored))
 
 
-def compare(before: Run, after: Run) -> Comparison:
-    old, new = _Tasks(before).by_key, _Tasks(after).by_key
+def _tasks(run: Run) -> dict[Key, _Task]:
+    columns, groups = run.columns, run.columns.groups()
+    rewards, solved = columns.reward[groups.order].tolist(), run.solved()[groups.order].tolist()
+    sources = columns.texts("source")
+    known = zip(
+        *(columns.codes("uid")[groups.first].tolist(), columns.places("occurrence")[groups.first].tolist()),
+        *(columns.numbers("task")[groups.first].tolist(), columns.codes("source")[groups.first].tolist()),
+        *(groups.starts.tolist(), groups.rollouts.tolist()),
+        strict=True,
+    )
+    found = {}
+    for uid, occurrence, idx, source, start, number in known:
+        scored = [reward for reward in rewards[start : start + number] if reward == reward]  # NaN is a failure
+        share = sum(solved[start : start + number]) / number
+        task = _Task(int(idx), sources[source], number, scored, share)
+        found[columns.texts("uid")[uid], occurrence] = task
+    return found
+
+
+def compare(before: Run, after: Run, only: Container[Key] | None = None) -> Comparison:
+    """`only`: of these tasks."""
+    return compare_tasks(before, after, only)[0]
+
+
+def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -> tuple[Comparison, list[TaskChange]]:
+    """The same, and every task that both have."""
+    old, new = _tasks(before), _tasks(after)
+    if only is not None:
+        old, new = ({key: task for key, task in tasks.items() if key in only} for tasks in (old, new))
     common = [key for key in old if key in new]
     if not common:
         raise UsageError(
             f"{before.path} and {after.path} have no task in common", remedy="compare runs of the same tasks"
         )
     changes = [_change(key, old[key], new[key]) for key in common]
-    scored = [key for key in common if old[key][0] and new[key][0]]
-    pairs = {key: (old[key][0], new[key][0]) for key in scored}
-    full = [(_with_zeros(*old[key][:2]), _with_zeros(*new[key][:2])) for key in common]
-    by_source: dict[str, list[tuple[str, int]]] = {}
-    for key in scored:
-        by_source.setdefault(old[key][3].source, []).append(key)
-    sources = {name: _difference([pairs[key] for key in keys]) for name, keys in sorted(by_source.items())}
-    return Comparison(
+    pairs = {key: (old[key].scored, new[key].scored) for key in common if old[key].scored and new[key].scored}
+    full = [(old[key].rewards, new[key].rewards) for key in common]
+    over_scored = _difference(list(pairs.values())) if pairs else None
+    over_all = over_scored if over_scored is not None and full == list(pairs.values()) else _difference(full)
+    by_source: dict[str, list[Key]] = {}
+    for key in pairs:
+        by_source.setdefault(old[key].source, []).append(key)
+    sources = sorted(by_source.items()) if len(by_source) > 1 else []
+    comparison = Comparison(
         str(before.path),
         str(after.path),
         (before.model, after.model),
-        _difference([pairs[key] for key in scored]) if scored else None,
-        _difference(full),
-        sources if len(sources) > 1 else {},
+        over_scored,
+        over_all,
+        {name: _difference([pairs[key] for key in keys]) for name, keys in sources},
         sorted((task for task in changes if task.change > 0), key=lambda task: -task.change),
         sorted((task for task in changes if task.change < 0), key=lambda task: task.change),
         sum(task.change == 0 for task in changes),
@@ -141,27 +188,25 @@ def compare(before: Run, after: Run) -> Comparison:
         len(new) - len(common),
         config_differences(_told(before), _told(after)),
     )
+    return comparison, changes
 
 
 def _told(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key not in _UNTOLD}
 
 
-def _with_zeros(scored: list[float], rollouts: int) -> list[float]:
-    return scored + [0.0] * (rollouts - len(scored))
+def _change(key: Key, old: _Task, new: _Task) -> TaskChange:
+    before, after = (_mean(task.scored) if task.scored else None for task in (old, new))
+    return TaskChange(*key, new.idx, new.source, before, after, old.solved, new.solved)
 
 
-def _change(key: tuple[str, int], old: tuple[Any, ...], new: tuple[Any, ...]) -> TaskChange:
-    def mean(rewards: list[float]) -> float | None:
-        return sum(rewards) / len(rewards) if rewards else None
-
-    first = new[3]
-    return TaskChange(key[0], key[1], first.idx, first.source, mean(old[0]), mean(new[0]), old[2], new[2])
+def _mean(rewards: Sequence[float]) -> float:
+    return sum(rewards) / len(rewards)
 
 
 def _difference(pairs: Sequence[tuple[list[float], list[float]]]) -> Difference:
     old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    before, after = (np.array([np.mean(rewards) for rewards in side]) for side in (old, new))
+    before, after = (np.array([_mean(rewards) for rewards in side]) for side in (old, new))
     paired = Paired(after - before)
     many = len(paired) >= FEWEST_TASKS
     p_value = paired.p_value if many else shuffled_p_value(old, new)

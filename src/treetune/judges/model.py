@@ -27,8 +27,8 @@ from treetune.files import hash_files
 from treetune.judgement import Judgement
 from treetune.judges.question import Question, Unreadable
 from treetune.judges.verdicts import VerdictCache
-from treetune.policies import EndpointConfig, check_policy, is_behind_endpoint, load_policy, script_file
-from treetune.policy import Completion, Policy, Request, Sampling, Usage
+from treetune.policies import EndpointConfig, check_policy, endpoint_of, is_behind_endpoint, load_policy, script_file
+from treetune.policy import Completion, Policy, Request, RetryCount, Sampling, Usage
 from treetune.task import Message, Task, without_surrogates
 from treetune.threads import submit_in_background
 
@@ -61,7 +61,7 @@ class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def check(self) -> None:
         """Raises what is wrong with it, before anything is asked."""
         if is_behind_endpoint(self.model):
-            self.endpoint.api_key("scorer.endpoint")
+            endpoint_of(self.model, self.endpoint)[1].api_key("scorer.endpoint")
         check_policy(self.model, _NO_TASKS, self.endpoint)
 
 
@@ -155,14 +155,16 @@ class Client:
                 began = time.perf_counter()
                 judgement = self._judgement(question, str(messages[-1]["content"]))
                 asked.judgements.append(judgement)
+                retries = RetryCount()
                 try:
-                    completion = await self._complete(messages, question.code, attempt)
+                    with retries:
+                        completion = await self._complete(messages, question.code, attempt)
                 except Exception as error:  # the endpoint's own retries are used up
                     judgement.failure = error.message if isinstance(error, TreetuneError) else described(error)
                     asked.too_long = isinstance(error, ContextFullError)
                     return asked
                 finally:
-                    judgement.seconds = time.perf_counter() - began
+                    judgement.seconds, judgement.retries = time.perf_counter() - began, retries.number
                 judgement.answer = without_surrogates(completion.text)
                 judgement.usage = completion.usage or Usage()
                 try:
@@ -195,7 +197,7 @@ def _read(question: Question, completion: Completion, answer: str) -> dict[str, 
 
 def _shared(asked: Asked, name: str) -> Asked:
     """What another caller's call came to: nothing is paid for it again."""
-    last = msgspec.structs.replace(asked.judgements[-1], asked=name, cached=True)
+    last = msgspec.structs.replace(asked.judgements[-1], asked=name, cached=True, retries=0)
     return Asked([last], asked.too_long)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 import re
+import warnings
 from typing import Any
 
 import aiohttp
@@ -17,6 +18,7 @@ import msgspec
 
 from treetune.errors import ContextFullError, PolicyError
 from treetune.policies import EndpointConfig
+from treetune.policy import count_retry
 
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0
@@ -36,6 +38,7 @@ class Endpoint:
         if key := config.api_key():
             self.headers["Authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession | None = None
+        self._has_told = False
 
     async def get(self, path: str) -> Any:
         return await self._ask("GET", self.url + path, None)
@@ -76,9 +79,18 @@ class Endpoint:
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{url}: {type(error).__name__}: {error}"
             if attempt < config.max_retries:
+                count_retry()
+                self._tell(problem)
                 await asyncio.sleep(wait)
         remedy = "is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try"
         raise PolicyError(f"gave up after {config.max_retries + 1} attempts: {problem}", remedy=remedy)
+
+    def _tell(self, problem: str) -> None:
+        """That calls are repeated, once: who waits for the first rollouts should know why."""
+        if not self._has_told:
+            self._has_told = True
+            most = self._config.max_retries
+            warnings.warn(f"{problem[:200].strip(': ')}; calls are repeated, up to {most} times each", stacklevel=2)
 
 
 def _decode(content: bytes) -> Any:

@@ -40,19 +40,33 @@ def _load_own(spec: str) -> Policy:
     """A policy of the user's own, from a file."""
     made = load_object(spec)
     policy: Any = made() if isinstance(made, type) else made
-    if not callable(getattr(policy, "complete", None)):
-        raise UsageError(f"{spec} is no policy", remedy="give the class `async def complete(self, request)`")
-    return _Named(policy, f"scripted:{spec}")
+    return _Named(policy, _complete_of(policy, spec), f"scripted:{spec}")
+
+
+def given_policy(own: Any) -> Policy:
+    """A policy object, or a function of a request, that the caller has: it stays theirs, and is not closed."""
+    named = getattr(own, "name", None) or getattr(own, "__name__", None) or type(own).__name__
+    ours = type(own).__module__.startswith("treetune.policies.")  # whose names `-m` takes
+    name = str(named) if ours or str(named).startswith("scripted:") else f"scripted:{named}"
+    return _Named(None, _complete_of(own, repr(own)), name)
+
+
+def _complete_of(policy: Any, shown: str) -> Any:
+    complete = getattr(policy, "complete", policy)
+    if not callable(complete) or isinstance(policy, type):
+        remedy = "give the class `async def complete(self, request)`, or pass a function of the request"
+        raise UsageError(f"{shown:.100} is no policy", remedy=remedy)
+    return complete
 
 
 class _Named(Policy):
     """A policy of the user's own; it needs neither a name nor `close`."""
 
-    def __init__(self, own: Any, name: str) -> None:
-        self._own, self.name = own, name
+    def __init__(self, own: Any, complete: Any, name: str) -> None:
+        self._own, self._complete, self.name = own, complete, name
 
     async def complete(self, request: Request) -> Completion:
-        said = await call(self._own.complete, request)
+        said = await call(self._complete, request)
         return Completion(text=said) if isinstance(said, str) else said
 
     async def close(self) -> None:

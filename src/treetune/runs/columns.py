@@ -1,23 +1,26 @@
-"""The entries of a run as columns: what a viewer sorts, filters and groups by.
+"""The rollouts of a run as columns: what a viewer sorts, filters and groups by.
 
     columns = Columns()
-    columns.extend(read_index(folder))
+    columns.extend(entries)                              # what an `IndexReader` gives, again and again
     columns.reward[columns.numbers("turns") > 2]
     columns.groups()                                     # one line for each task
+    columns.entries[17]                                  # all that is known of one
 
-Texts are kept once and named by number. A column of numbers has NaN where a rollout has none.
+A hundred thousand rollouts are some ten megabytes: numbers are arrays, texts are kept once and named by number, and an
+`Entry` is made when it is asked for. A column of numbers has NaN where a rollout has none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 import msgspec
 import numpy as np
 
-from treetune.runs.index import Entry
+from treetune.runs.entry import Entry
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 Codes = np.ndarray[Any, np.dtype[np.int64]]
@@ -28,7 +31,11 @@ NUMBERS = {
     "turns": "turns",
     "prompt_tokens": "prompt_tokens",
     "tokens": "completion_tokens",
+    "began": "began",
     "seconds": "seconds",
+    "policy": "policy",
+    "environment": "environment",
+    "retries": "retries",
     "rollout": "rollout",
     "attempt": "attempt",
     "step": "step",
@@ -37,22 +44,53 @@ NUMBERS = {
 }
 """The names of the columns of numbers, each with the field of an entry."""
 TEXTS = {"source": "source", "outcome": "outcome", "failure": "failure", "answer": "answer", "uid": "uid"}
+NOTES = ("mark",)
+"""Texts that are not of the index: whoever has them sets them with `note`."""
+PLACES = ("offset", "length", "text_length", "occurrence", "tokens")
+"""Whole numbers that every entry has, which nobody compares."""
 
 
-class Coded:
+class _Column:
+    """An array that grows."""
+
+    __slots__ = ("_parts", "_type")
+
+    def __init__(self, type: Any, first: int = 0) -> None:
+        """Its first rows, so many, have no number."""
+        self._type = type
+        self._parts = [np.full(first, math.nan)] if first else []
+
+    def add(self, values: Sequence[Any]) -> None:
+        self._parts.append(np.array(values, self._type))  # None is NaN then
+
+    @property
+    def array(self) -> np.ndarray[Any, Any]:
+        if len(self._parts) != 1:
+            self._parts = [np.concatenate(self._parts) if self._parts else np.zeros(0, self._type)]
+        return self._parts[0]
+
+
+class _Texts:
     """A column of texts, each of which is kept once."""
+
+    __slots__ = ("_numbers", "codes", "texts")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self._codes: dict[str | None, int] = {None: -1}
+        self.codes = _Column(np.int64)
+        self._numbers: dict[str | None, int] = {None: -1}
 
-    def code(self, text: str | None) -> int:
-        found = self._codes.get(text)
-        if found is None:
-            assert text is not None
-            found = self._codes[text] = len(self.texts)
-            self.texts.append(text)
-        return found
+    def add(self, values: Sequence[str | None]) -> None:
+        numbers, texts = self._numbers, self.texts
+        for text in dict.fromkeys(values):
+            if text not in numbers and text is not None:
+                numbers[text] = len(texts)
+                texts.append(text)
+        self.codes.add([numbers[text] for text in values])
+
+    def text(self, row: int) -> str | None:
+        code = int(self.codes.array[row])
+        return None if code < 0 else self.texts[code]
 
 
 class Groups(msgspec.Struct):
@@ -69,9 +107,20 @@ class Groups(msgspec.Struct):
     variance: Numbers
     lowest: Numbers
     highest: Numbers
+    order: Codes
+    """The rollouts, those of the first task first."""
+    starts: Codes
+    """Where those of each task begin in `order`."""
+    columns: Columns
+    """Of the rollouts."""
 
     def __len__(self) -> int:
         return len(self.first)
+
+    def members(self, task: int) -> Codes:
+        """The rollouts of one of them, as they came."""
+        start = self.starts[task]
+        return self.order[start : start + self.rollouts[task]]
 
     @property
     def failed(self) -> Mask:
@@ -86,31 +135,122 @@ class Groups(msgspec.Struct):
         found: Mask = (self.scored > 0) & (self.lowest == reward) & (self.highest == reward)
         return found
 
+    def flags(self) -> list[str]:
+        """What each came to: `all 1`, `all 0`, `mixed`, `failed` where no rollout has a reward; `same` where all have
+        another one."""
+        masks = (self.failed, self.mixed, self.all_of(0.0), self.all_of(1.0))
+        found: list[str] = np.select(masks, ("failed", "mixed", "all 0", "all 1"), "same").tolist()
+        return found
+
+    def table(self) -> dict[str, Any]:
+        """Columns by name, one row a task."""
+        columns, first = self.columns, self.first
+        named = {name: [columns.texts(name)[code] for code in columns.codes(name)[first]] for name in ("uid", "source")}
+        names = ("rollouts", "scored", "mean", "variance", "lowest", "highest")
+        figures = {name: getattr(self, name) for name in names}
+        return {"task": columns.numbers("task")[first].astype(int), **named, **figures, "flag": self.flags()}
+
+    def df(self) -> Any:
+        """A pandas DataFrame, one row a task."""
+        import pandas as pd
+
+        return pd.DataFrame(self.table())
+
+    def __repr__(self) -> str:
+        counts = Counter(self.flags())
+        return f"Groups({len(self):,} tasks: {', '.join(f'{count:,} {flag}' for flag, count in counts.most_common())})"
+
+    def _repr_html_(self) -> str:
+        return str(self.df()._repr_html_())
+
+
+class Entries(Sequence[Entry]):
+    """The entries of some rows, each made when it is asked for."""
+
+    def __init__(self, columns: Columns, rows: Codes | None = None) -> None:
+        self._columns, self._rows = columns, rows
+
+    @property
+    def rows(self) -> Codes:
+        """Their places in the run."""
+        return np.arange(len(self._columns)) if self._rows is None else self._rows
+
+    def __len__(self) -> int:
+        return len(self._columns) if self._rows is None else len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+    @overload
+    def __getitem__(self, at: slice) -> Entries: ...
+    def __getitem__(self, at: int | slice) -> Entry | Entries:
+        if isinstance(at, slice):
+            return Entries(self._columns, self.rows[at])
+        at = range(len(self))[at]  # raises an IndexError
+        return self._columns.entry(at if self._rows is None else int(self._rows[at]))
+
 
 class Columns:
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self._columns: dict[str, np.ndarray[Any, Any]] = {}
-        self._coded: dict[str, Coded] = {}
+        self._number = 0
+        self._numbers = {name: _Column(np.float64) for name in NUMBERS}
+        self._places = {name: _Column(np.int64) for name in PLACES}
+        self._texts = {name: _Texts() for name in TEXTS}
+        self._metrics: dict[str, _Column] = {}
+        self._notes = {name: _Texts() for name in NOTES}
         self._groups: Groups | None = None
-        self.metrics: list[str] = []
-        """The names of the metrics that any rollout has."""
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return self._number
 
-    def extend(self, entries: Iterable[Entry]) -> int:
+    def extend(self, entries: Sequence[Entry]) -> int:
         """Adds entries; gives how many there were."""
-        before = len(self.entries)
-        self.entries.extend(entries)
-        if len(self.entries) > before:
-            self._columns, self._coded, self._groups = {}, {}, None
-            known = dict.fromkeys(self.metrics)
-            for entry in self.entries[before:]:
-                if entry.metrics:
-                    known.update(dict.fromkeys(entry.metrics))
-            self.metrics = list(known)
-        return len(self.entries) - before
+        if not entries:
+            return 0
+        for name, field in NUMBERS.items():
+            self._numbers[name].add([getattr(entry, field) for entry in entries])
+        for name, place in self._places.items():
+            place.add([getattr(entry, name) for entry in entries])
+        for name, field in TEXTS.items():
+            self._texts[name].add([getattr(entry, field) for entry in entries])
+        for name in dict.fromkeys(name for entry in entries for name in entry.metrics):
+            if name not in self._metrics:
+                self._metrics[name] = _Column(np.float64, first=self._number)
+        for name, metric in self._metrics.items():
+            metric.add([entry.metrics.get(name) for entry in entries])
+        self._number += len(entries)
+        self._groups = None
+        return len(entries)
+
+    @property
+    def entries(self) -> Entries:
+        return Entries(self)
+
+    def entry(self, row: int) -> Entry:
+        """All that is known of a rollout, by its place in the run."""
+        fields: dict[str, Any] = {name: int(place.array[row]) for name, place in self._places.items()}
+        for name, field in NUMBERS.items():
+            value = float(self._numbers[name].array[row])
+            whole = field not in _FRACTIONS
+            fields[field] = None if math.isnan(value) else int(value) if whole else value
+        for name, field in TEXTS.items():
+            fields[field] = self._texts[name].text(row)
+        fields["metrics"] = {
+            name: value for name, metric in self._metrics.items() if not math.isnan(value := float(metric.array[row]))
+        }
+        fields["tokens"] = bool(fields["tokens"])
+        if fields["success"] is not None:
+            fields["success"] = bool(fields["success"])
+        return Entry(**fields)
+
+    @property
+    def end(self) -> int:
+        """Where the last trace ends."""
+        return int(self.places("offset")[-1] + self.places("length")[-1]) if self._number else 0
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics that any rollout has."""
+        return list(self._metrics)
 
     @property
     def reward(self) -> Numbers:
@@ -118,26 +258,26 @@ class Columns:
 
     def numbers(self, name: str) -> Numbers:
         """A column of `NUMBERS`, or a metric."""
-        if name not in self._columns:
-            if name in NUMBERS:
-                field = NUMBERS[name]
-                values: Sequence[Any] = [getattr(entry, field) for entry in self.entries]
-            else:
-                values = [entry.metrics.get(name) for entry in self.entries]
-            self._columns[name] = np.array([math.nan if value is None else value for value in values], np.float64)
-        return self._columns[name]
+        return (self._numbers.get(name) or self._metrics[name]).array
+
+    def places(self, name: str) -> Codes:
+        """A column of `PLACES`."""
+        return self._places[name].array
 
     def codes(self, name: str) -> Codes:
-        """A column of `TEXTS`, as numbers of `texts(name)`; -1 where there is none."""
-        if name not in self._coded:
-            coded, field = Coded(), TEXTS[name]
-            codes = [coded.code(getattr(entry, field)) for entry in self.entries]
-            self._columns[name], self._coded[name] = np.array(codes, np.int64), coded
-        return self._columns[name]
+        """A column of `TEXTS` or `NOTES`, as numbers of `texts(name)`; -1 where there is none."""
+        if name not in self._notes:
+            return self._texts[name].codes.array
+        noted = self._notes[name].codes.array
+        return np.concatenate([noted, np.full(self._number - len(noted), -1)])
 
     def texts(self, name: str) -> list[str]:
-        self.codes(name)
-        return self._coded[name].texts
+        return (self._texts.get(name) or self._notes[name]).texts
+
+    def note(self, name: str, texts: Mapping[int, str]) -> None:
+        """Sets one of `NOTES`: the texts of some rows, in the place of those before."""
+        self._notes[name] = _Texts()
+        self._notes[name].add([texts.get(row) for row in range(self._number)])
 
     def groups(self) -> Groups:
         """The rollouts by task: those of equal tasks (`occurrence`) apart."""
@@ -146,22 +286,26 @@ class Columns:
         return self._groups
 
     def _group(self) -> Groups:
-        known: dict[tuple[str, int], int] = {}
-        task = np.array(
-            [known.setdefault((entry.uid, entry.occurrence), len(known)) for entry in self.entries], np.int64
-        )
-        number, reward = len(known), self.reward
-        first = np.full(number, len(task), np.int64)
-        np.minimum.at(first, task, np.arange(len(task)))
-        has = ~np.isnan(reward)
-        scored = np.bincount(task[has], minlength=number)
-        sums = np.bincount(task[has], reward[has], minlength=number)
-        lowest, highest = np.full(number, np.inf), np.full(number, -np.inf)
-        np.minimum.at(lowest, task[has], reward[has])
-        np.maximum.at(highest, task[has], reward[has])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = sums / scored
-            spread = np.bincount(task[has], (reward[has] - mean[task[has]]) ** 2, minlength=number)
-            variance = spread / scored
+        # Texts have numbers in the order in which they were first seen, and so have groups.
+        task, occurrence, reward = self.codes("uid"), self.places("occurrence"), self.reward
+        if occurrence.any():
+            key = task * (occurrence.max() + 1) + occurrence
+            _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+            task = np.argsort(np.argsort(first))[inverse]
+        number = int(task.max()) + 1 if len(task) else 0
+        order = np.argsort(task, kind="stable")
         rollouts = np.bincount(task, minlength=number)
-        return Groups(task, first, rollouts, scored, mean, variance, lowest, highest)
+        starts = np.cumsum(rollouts) - rollouts
+        has = ~np.isnan(reward)
+        paid, of = reward[has], task[has]
+        scored = np.bincount(of, minlength=number)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = np.bincount(of, paid, minlength=number) / scored
+            variance = np.bincount(of, (paid - mean[of]) ** 2, minlength=number) / scored
+        together = reward[order]
+        lowest = np.fmin.reduceat(together, starts) if number else np.zeros(0)
+        highest = np.fmax.reduceat(together, starts) if number else np.zeros(0)
+        return Groups(task, order[starts], rollouts, scored, mean, variance, lowest, highest, order, starts, self)
+
+
+_FRACTIONS = ("reward", "began", "seconds", "policy", "environment")

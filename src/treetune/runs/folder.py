@@ -14,7 +14,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -26,8 +26,9 @@ from filelock import FileLock, Timeout
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.rows.cache import write_atomically
+from treetune.runs.entry import Entry
 from treetune.runs.images import bring_back, move_images, move_out
-from treetune.runs.index import INDEX, Entry, encode, entries_in, entry_of, mend_index
+from treetune.runs.index import INDEX, IndexWriter, mend_index
 from treetune.target import Fingerprint, config_differences, taskset_fingerprint
 from treetune.taskset import Taskset
 from treetune.trace import Trace, decode_trace, encode_trace
@@ -197,36 +198,30 @@ class RunFolder(Generic[R]):
         how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with _writing(self.path):
             self._file = os.open(self.path / self.records.file, how, 0o644)
-            self._index = os.open(self.path / INDEX, how, 0o644) if self.records.indexed else None
+            self._index = IndexWriter(self.path) if self.records.indexed else None
+        self.size = os.fstat(self._file).st_size
+        """Bytes of the records. Nobody else writes to them: the folder is locked."""
 
     def _close_files(self) -> None:
         os.close(self._file)
         if self._index is not None:
-            os.close(self._index)
+            self._index.close()
 
     def append(self, record: R) -> None:
         with _writing(self.path):
             line = move_out(self.records.encode(record), self.path) + b"\n"
-        offset = self.size
         self._append(line)
-        if isinstance(record, Trace):
-            self._note([entry_of(record, offset, len(line))])
+        if self._index is not None and isinstance(record, Trace):
+            self._index.add(record, self.size - len(line), line)
 
-    def append_lines(self, lines: bytes) -> None:
-        """Records as they are kept."""
-        offset = self.size
+    def append_lines(self, lines: bytes) -> list[Entry]:
+        """Records as they are kept; gives what the index says of them."""
         self._append(lines)
-        if self.records.indexed:
-            self._note(entries_in(lines, offset))
-
-    def _note(self, entries: Iterable[Entry]) -> None:
-        """In the index, which can be made again: where the disk is full, the rest of it is."""
-        if self._index is not None:
-            with suppress(OSError):
-                os.write(self._index, b"".join(map(encode, entries)))
+        return self._index.add_lines(lines, self.size - len(lines)) if self._index is not None else []
 
     def _mend_index(self) -> None:
-        if self.records.indexed:
+        if self._index is not None:
+            self._index.flush()
             mend_index(self.path, self.records.file)
 
     def _append(self, lines: bytes) -> None:
@@ -238,13 +233,10 @@ class RunFolder(Generic[R]):
                     written += os.write(self._file, lines[written:])
             except OSError:
                 with suppress(OSError):
-                    os.ftruncate(self._file, self.size - written)
+                    os.ftruncate(self._file, self.size)
+                self.size = os.fstat(self._file).st_size
                 raise
-
-    @property
-    def size(self) -> int:
-        """Bytes of the records."""
-        return os.fstat(self._file).st_size
+        self.size += written
 
     def drop_cut_line(self) -> None:
         """Drops what a kill has left of a last line, so that more can be appended."""
@@ -258,6 +250,7 @@ class RunFolder(Generic[R]):
                     break
                 at = start
             os.ftruncate(self._file, at)
+            self.size = at
             self._mend_index()
 
     def set_aside(self, folder: Path) -> None:
@@ -296,8 +289,12 @@ def unused_path(path: Path) -> Path:
 
 def name_run(*parts: str) -> Path:
     """A folder below `runs` that is not used yet, named after what runs and when."""
-    words = [re.sub(r"[^A-Za-z0-9.=_-]+", "-", part).strip("-")[-60:] for part in parts]
-    return unused_path(Path("runs") / "--".join([*words, time.strftime("%Y%m%d-%H%M%S")]))
+    return unused_path(Path("runs") / "--".join([*map(slug, parts), time.strftime("%Y%m%d-%H%M%S")]))
+
+
+def slug(name: str) -> str:
+    """A name as a part of a folder's."""
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-")[-60:]
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """The index of a run: a short entry for each trace, by which a run is sorted, filtered and grouped without reading it.
 
-    for entry in read_index(Path("runs/x")):
-        entry.reward, entry.offset, entry.length       # where its trace stands in traces.jsonl
+    reader = IndexReader(Path("runs/x"))
+    for entries in reader.read():                      # again and again while the run is being written
+        entries[0].reward, entries[0].offset           # where its trace stands in traces.jsonl
 
-The writer appends an entry as it appends a trace. Where entries are missing (a kill between the two, an older run, a
-file of somebody else's) they are made from the traces themselves: the traces are what counts, the index only saves
-reading them.
+The writer appends entries as it appends traces, some at a time. Where entries are missing (a kill before they were
+written, an older run, a file of somebody else's) they are made from the traces themselves: the traces are what counts,
+the index only saves reading them.
 """
 
 from __future__ import annotations
@@ -17,193 +18,136 @@ from pathlib import Path
 
 import msgspec
 
-from treetune.task import text_of
+from treetune.runs.entry import Entry, entry_of, glance
 from treetune.trace import Trace
 
 INDEX = "index.jsonl"
-_ANSWER = 120
-"""How much of an answer an entry has."""
-_PART = 1 << 22
-"""Bytes of entries that are read at once."""
+_PART, _BLOCK = 1 << 19, 1 << 22
+"""Bytes of entries, and of traces, that are read at once."""
+_AT_ONCE = 64
+"""Entries that are written at once."""
+
+_decoder = msgspec.json.Decoder(Entry)
+encode = msgspec.json.Encoder().encode_lines
+"""Entries as lines of the index."""
 
 
-class Entry(msgspec.Struct, array_like=True):
-    """What is known of a rollout without reading its trace."""
+class IndexWriter:
+    """Writes entries to the index of a folder. Where the disk is full the rest is left out: it can be made again."""
 
-    offset: int
-    length: int
-    """Of its line, the end of the line included."""
-    idx: int
-    uid: str
-    occurrence: int
-    rollout: int
-    attempt: int
-    step: int | None
-    source: str
-    outcome: str
-    reward: float | None
-    success: bool | None
-    turns: int
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
-    answer: str | None
-    """What it gave as its answer, or the end of what it said last; the beginning of that."""
-    failure: str | None
-    """Its type and where it was raised: `ZeroDivisionError (environment) at tasks.py:12`."""
-    metrics: dict[str, float | None]
-    tokens: bool
-    """Whether the trace has the tokens themselves."""
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / INDEX, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._waiting: list[Entry] = []
+
+    def add(self, trace: Trace, offset: int, line: bytes) -> None:
+        """That of a trace whose line stands at this offset."""
+        self._waiting.append(entry_of(trace, offset, line))
+        if len(self._waiting) >= _AT_ONCE:
+            self.flush()
+
+    def add_lines(self, lines: bytes, offset: int) -> list[Entry]:
+        entries = list(entries_in(lines, offset))
+        self._waiting += entries
+        self.flush()
+        return entries
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            os.write(self._file, encode(self._waiting))
+        self._waiting = []
+
+    def close(self) -> None:
+        self.flush()
+        os.close(self._file)
+
+
+class IndexReader:
+    """Reads the entries of a run in their order, and those that were added since when asked again."""
+
+    def __init__(self, folder: Path, records: str = "traces.jsonl") -> None:
+        self._index, self._records = folder / INDEX, folder / records
+        self.end = 0
+        """Up to where the traces are known."""
+        self._place: int | None = 0
+        """Up to where the index was read; None where it does not fit the traces."""
+        self._file: tuple[int, int] | None = None
 
     @property
-    def end(self) -> int:
-        return self.offset + self.length
+    def replaced(self) -> bool:
+        """Whether another file stands in the place of the one that was read, so that all must be read anew."""
+        try:
+            state = os.stat(self._records)
+        except FileNotFoundError:
+            return self._file is not None
+        return self._file is not None and ((state.st_dev, state.st_ino) != self._file or state.st_size < self.end)
 
+    def read(self) -> Iterator[list[Entry]]:
+        """The entries of traces that are complete, a part at a time. A damaged trace has none."""
+        with suppress(FileNotFoundError), open(self._records, "rb", buffering=0) as traces:
+            state = os.fstat(traces.fileno())
+            self._file = state.st_dev, state.st_ino
+            yield from self.read_index(state.st_size)
+            yield from self.read_traces(traces.fileno())
 
-# The parts of a trace that an entry is made of; whatever else a line holds is passed over.
-
-
-class _Task(msgspec.Struct):
-    idx: int = -1
-    data_source: str = ""
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Failure(msgspec.Struct):
-    type: str = ""
-    phase: str = ""
-    place: str = ""
-
-
-class _Timing(msgspec.Struct):
-    total: float = 0.0
-
-
-class _Nothing(msgspec.Struct):
-    pass
-
-
-class _Turn(msgspec.Struct):
-    message: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Glance(msgspec.Struct):
-    task: _Task
-    uid: str
-    occurrence: int = 0
-    attempt: int = 0
-    rollout: int = 0
-    step: int | None = None
-    outcome: str = "completed"
-    reward: float | None = None
-    success: bool | None = None
-    turns: list[_Turn] = []
-    usage: _Usage = msgspec.field(default_factory=_Usage)
-    timing: _Timing = msgspec.field(default_factory=_Timing)
-    answer: str | None = None
-    failure: _Failure | None = None
-    metrics: dict[str, float | None] = {}
-    tokens: _Nothing | None = None
-
-
-_glance = msgspec.json.Decoder(_Glance).decode
-_entries = msgspec.json.Decoder(Entry)
-
-
-def entry_of(trace: Trace | _Glance, offset: int, length: int) -> Entry:
-    failure = trace.failure
-    told = None
-    if failure is not None:
-        told = f"{failure.type} ({failure.phase})" + (f" at {failure.place}" if failure.place else "")
-    return Entry(
-        offset,
-        length,
-        trace.task.idx,
-        trace.uid,
-        trace.occurrence,
-        trace.rollout,
-        trace.attempt,
-        trace.step,
-        trace.task.data_source,
-        str(trace.outcome),
-        trace.reward,
-        trace.success,
-        len(trace.turns),
-        trace.usage.prompt_tokens,
-        trace.usage.completion_tokens,
-        round(trace.timing.total, 6),
-        _answer(trace),
-        told,
-        dict(trace.metrics),
-        trace.tokens is not None,
-    )
-
-
-def _answer(trace: Trace | _Glance) -> str | None:
-    """What it gave as its answer; where none was found, what it said last."""
-    if trace.answer is not None:
-        return trace.answer[:_ANSWER]
-    message = trace.turns[-1].message if trace.turns else None
-    if isinstance(message, msgspec.Raw):
-        message = msgspec.json.decode(message)
-    text = text_of(message.get("content")) if isinstance(message, dict) else None
-    return text[-_ANSWER:] if text else None
-
-
-def entries_in(lines: bytes, offset: int) -> Iterator[Entry]:
-    """Those of whole lines of traces, the first of which stands at that offset; a damaged one has none."""
-    for line in lines.splitlines(keepends=True):
-        with suppress(msgspec.MsgspecError):
-            yield entry_of(_glance(line), offset, len(line))
-        offset += len(line)
-
-
-def encode(entry: Entry) -> bytes:
-    return msgspec.json.encode(entry) + b"\n"
-
-
-def read_index(folder: Path, records: str = "traces.jsonl", after: int = 0) -> Iterator[Entry]:
-    """The entries of the traces that are complete, in their order, from a place in the file on. One that is damaged is
-    left out, with those that the index and the traces disagree about read from the traces."""
-    path = folder / records
-    with suppress(FileNotFoundError), open(path, "rb") as traces:
-        size = os.fstat(traces.fileno()).st_size
-        for entry in _known(folder, size) if not after else ():
-            yield entry
-            after = entry.end
-        traces.seek(after)
-        for line in traces:
-            if not line.endswith(b"\n"):
-                return  # it is being written
-            yield from entries_in(line, after)
-            after += len(line)
-
-
-def _known(folder: Path, size: int) -> Iterator[Entry]:
-    """The entries of the index, as far as they lie one behind the other within the traces."""
-    end = 0
-    with suppress(OSError), open(folder / INDEX, "rb") as file:
-        rest = b""
-        while part := file.read(_PART):
-            lines, newline, rest = (rest + part).rpartition(b"\n")
-            try:
-                entries = _entries.decode_lines(lines + newline)
-            except msgspec.MsgspecError:
-                return
-            for entry in entries:
-                if entry.offset != end or entry.end > size:
+    def read_index(self, size: int) -> Iterator[list[Entry]]:
+        """The entries of the index, as far as they lie one behind the other within the traces."""
+        if self._place is None or self.end == size:
+            return
+        with suppress(OSError), open(self._index, "rb", buffering=0) as file:
+            file.seek(self._place)
+            rest = b""
+            while part := file.read(_PART):
+                lines, newline, rest = (rest + part).rpartition(b"\n")
+                fitting: list[Entry] = []
+                try:
+                    for entry in _decoder.decode_lines(lines + newline):
+                        if entry.offset == self.end and entry.end <= size:
+                            fitting.append(entry)
+                            self.end = entry.end
+                        elif entry.offset >= self.end or entry.end > self.end:  # else it was read from the traces
+                            self._place = None
+                            break
+                except msgspec.MsgspecError:
+                    self._place = None
+                if fitting:
+                    yield fitting
+                if self._place is None:
                     return
-                end = entry.end
-                yield entry
+                self._place += len(lines) + len(newline)
+
+    def read_traces(self, file: int) -> Iterator[list[Entry]]:
+        """Those of the traces that come after."""
+        block = b""
+        while part := os.pread(file, _BLOCK, self.end + len(block)):
+            block += part
+            whole = block.rfind(b"\n") + 1
+            if whole:
+                found = list(entries_in(block, self.end, whole))
+                self.end += whole
+                block = block[whole:]
+                if found:
+                    yield found
+
+
+def entries_in(lines: bytes, offset: int, stop: int | None = None) -> Iterator[Entry]:
+    """Those of whole lines of traces, the first of which stands at that offset; a damaged one has none."""
+    start, stop = 0, len(lines) if stop is None else stop
+    while start < stop:
+        end = (lines.find(b"\n", start, stop) + 1) or stop
+        with suppress(msgspec.MsgspecError):
+            yield glance(lines, start, end, offset + start)
+        start = end
+
+
+def read_entries(folder: Path, records: str = "traces.jsonl") -> Iterator[Entry]:
+    """All entries of a run."""
+    for entries in IndexReader(folder, records).read():
+        yield from entries
 
 
 def mend_index(folder: Path, records: str = "traces.jsonl") -> None:
     """Drops entries of what is not there, and what a kill has left of one; adds those that are missing."""
-    with open(folder / INDEX, "ab") as index:
-        known = list(_known(folder, (folder / records).stat().st_size))
-        index.truncate(sum(len(encode(entry)) for entry in known))
-        index.writelines(map(encode, read_index(folder, records, after=known[-1].end if known else 0)))
+    reader = IndexReader(folder, records)
+    with open(folder / records, "rb") as traces, open(folder / INDEX, "ab") as index:
+        index.truncate(sum(len(encode(part)) for part in reader.read_index(os.fstat(traces.fileno()).st_size)))
+        index.writelines(map(encode, reader.read_traces(traces.fileno())))

@@ -2,10 +2,11 @@
 
     mask = Query('reward<0.5 & source=gsm8k "therefore"').select(columns, folder)
 
-    reward<0.5            numbers: reward, turns, tokens, prompt_tokens, seconds, task, rollout, step, any metric
-    source=gsm8k          texts: source, outcome, failure, answer, uid; `~` for a part of one: failure~timeout
+    reward<0.5            numbers: reward, turns, tokens, prompt_tokens, seconds, policy and environment (seconds of
+                          each), retries, task, rollout, step, any metric
+    source=gsm8k          texts: source, outcome, failure, answer, uid, mark; `~` for a part of one: failure~timeout
     failed  scored  solved  truncated  mixed  all0  all1  allfailed
-    "therefore"           the words of the trace, whichever case
+    "therefore"           what was said in it, whichever case
     a & b   a b           both;  a | b  either;  !a  not;  ( ) group
 
 Words beside each other must all hold.
@@ -13,18 +14,17 @@ Words beside each other must all hold.
 
 from __future__ import annotations
 
-import json
 import operator
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from treetune.errors import UsageError, did_you_mean
-from treetune.runs.columns import NUMBERS, TEXTS, Columns, Mask
+from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Columns, Mask
+from treetune.runs.search import Search
 from treetune.trace import Outcome
 
 _TOKENS = re.compile(
@@ -47,6 +47,8 @@ _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     "!=": operator.ne,
 }
 _SCORED = {outcome.value for outcome in Outcome if outcome.scored}
+
+_DEEPEST = 100
 
 Test = Callable[[Columns, Mask], Mask]
 """Which of the rollouts it holds for; it need only look at those of the mask."""
@@ -84,16 +86,18 @@ def _is_text(columns: Columns, name: str, test: Callable[[str], bool]) -> Mask:
 class Query:
     def __init__(self, text: str) -> None:
         self.text = text.strip()
-        self._folder: Path | None = None
+        self._traces: Path | None = None
         self._tokens = list(self._read(self.text))
         self._at = 0
+        if sum(token["mark"] in ("(", "!") for token in self._tokens) > _DEEPEST:
+            raise self._wrong(f"it has more than {_DEEPEST} ( and !")
         self._test = self._either() if self._tokens else None
         if self._at < len(self._tokens):
             raise self._wrong("a ) too many")
 
     def select(self, columns: Columns, traces: Path | None = None) -> Mask:
         """Which rollouts fit. `traces` is the file that words are looked for in."""
-        self._folder = traces
+        self._traces = traces
         everything = np.ones(len(columns), bool)
         return everything if self._test is None else self._test(columns, everything)
 
@@ -111,7 +115,8 @@ class Query:
     def _wrong(self, problem: str) -> UsageError:
         words = ", ".join(WORDS)
         remedy = f'write for example: reward<0.5 & source=gsm8k "therefore"; words are {words}'
-        return UsageError(f"the query {self.text!r}: {problem}", remedy=remedy)
+        shown = self.text if len(self.text) <= 200 else f"{self.text[:200]}…"
+        return UsageError(f"the query {shown!r}: {problem}", remedy=remedy)
 
     def _next(self) -> str | None:
         """The mark that comes next; "" where it is a condition."""
@@ -131,7 +136,7 @@ class Query:
                 found |= test(columns, within & ~found)
             return found
 
-        return either
+        return _read_by(either, tests)
 
     def _all(self) -> Test:
         tests = [self._one()]
@@ -140,14 +145,14 @@ class Query:
                 self._at += 1
             tests.append(self._one())
         # Words are looked for last, in what is left then: that reads the file.
-        tests.sort(key=lambda test: getattr(test, "reads", False))
+        tests.sort(key=_reads)
 
         def both(columns: Columns, within: Mask) -> Mask:
             for test in tests:
                 within = within & test(columns, within)
             return within
 
-        return both
+        return _read_by(both, tests)
 
     def _one(self) -> Test:
         if (mark := self._next()) is None:
@@ -156,7 +161,7 @@ class Query:
         self._at += 1
         if mark == "!":
             negated = self._one()
-            return lambda columns, within: within & ~negated(columns, within)
+            return _read_by(lambda columns, within: within & ~negated(columns, within), [negated])
         if mark == "(":
             inner = self._either()
             if self._next() != ")":
@@ -175,7 +180,7 @@ class Query:
         return _Words(self, text)
 
     def _comparison(self, name: str, sign: str, value: str) -> Test:
-        if name in TEXTS:
+        if name in TEXTS or name in NOTES:
             return self._text_comparison(name, sign, value)
         try:
             wanted = {"true": 1.0, "false": 0.0, "none": float("nan")}.get(value.lower())
@@ -213,31 +218,27 @@ class Query:
         return lambda columns, within: _is_text(columns, name, compare)
 
 
+def _reads(test: Test) -> bool:
+    """Whether it reads the traces, which takes longer than all others."""
+    return getattr(test, "reads", False)
+
+
+def _read_by(test: Test, parts: Sequence[Test]) -> Test:
+    test.reads = any(map(_reads, parts))  # type: ignore[attr-defined]
+    return test
+
+
 class _Words:
     """Looks for words in the lines of the traces."""
 
     reads = True
 
     def __init__(self, query: Query, text: str) -> None:
-        self._query = query
-        # As a line of JSON has it; the letters of other alphabets as they are.
-        self._wanted = json.dumps(text, ensure_ascii=False)[1:-1].encode()
-        self._plain = self._wanted.isascii()
+        self._query, self._search = query, Search(text)
 
     def __call__(self, columns: Columns, within: Mask) -> Mask:
-        found = np.zeros(len(columns), bool)
-        if self._query._folder is None or not len(columns):
-            return found
-        wanted = self._wanted.lower() if self._plain else self._wanted.decode().lower().encode()
-        file = os.open(self._query._folder, os.O_RDONLY)
-        try:
-            for at in np.flatnonzero(within):
-                entry = columns.entries[at]
-                line = os.pread(file, entry.length, entry.offset)
-                found[at] = wanted in (line.lower() if self._plain else line.decode().lower().encode())
-        finally:
-            os.close(file)
-        return found
+        traces = self._query._traces
+        return np.zeros(len(columns), bool) if traces is None else self._search.among(traces, columns, within)
 
 
 def _unquote(text: str) -> str:

@@ -1,17 +1,19 @@
 """A run as data: what `eval` and `serve --traces` have written.
 
     run = Run("runs/x")
-    run.mean_reward, run.groups(), run.df()
+    run.mean_reward, run.groups().df(), run.df(), run.plot()
     for trace in run.traces("failed"):
         print(trace.failure)
 
 Opening one reads its index, not its traces; a run that is still being written can be asked for what is new (`follow`).
+A long one without an index can be opened for a part: `Run("runs/x", seconds=0.5)`, and `follow(seconds=0.5)` goes on.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,23 @@ import msgspec
 import numpy as np
 
 from treetune.config import load_yaml
-from treetune.errors import TasksetError, UsageError
-from treetune.runs.columns import NUMBERS, TEXTS, Columns, Groups, Mask
+from treetune.errors import TasksetError, UsageError, did_you_mean
+from treetune.runs.columns import NUMBERS, TEXTS, Columns, Entries, Groups, Mask
+from treetune.runs.entry import Entry
 from treetune.runs.folder import CONFIG, SUMMARY, TRACES
+from treetune.runs.html import page_of
 from treetune.runs.images import bring_back
-from treetune.runs.index import Entry, read_index
+from treetune.runs.index import IndexReader
+from treetune.runs.marks import Key, Mark, key_of, marks_stamp, read_marks
+from treetune.runs.plot import Plot, draw
 from treetune.runs.query import Query, solved
+from treetune.runs.summary import Summary, Tally
+from treetune.task import Task
 from treetune.trace import Trace, decode_trace
+
+TypeOf = Callable[[Task], type[Task]]
+_NAMED = 5
+"""How many runs a message names."""
 
 
 def is_run(path: str | Path) -> bool:
@@ -34,20 +46,66 @@ def is_run(path: str | Path) -> bool:
     return (Path(path) / TRACES.file).is_file()
 
 
-class Run:
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        if not is_run(self.path):
-            raise UsageError(
-                f"{self.path} holds no run", remedy="name a folder that `eval` or `serve --traces` has written"
-            )
-        self.columns = Columns()
-        self.follow()
+def means_run(path: Path) -> bool:
+    """Whether a path without a run is meant as one: it has runs in it, or is not there and others are beside it."""
+    return bool(_runs_in(path)) or (not path.exists() and path.parent != Path() and bool(_runs_in(path.parent)))
 
-    def follow(self) -> int:
-        """Takes up what was written since; gives how many rollouts there are more."""
-        entries = self.columns.entries
-        return self.columns.extend(read_index(self.path, TRACES.file, entries[-1].end if entries else 0))
+
+def no_run(path: Path) -> UsageError:
+    """Says that there is no run at a path, and which are near."""
+    problem = f"{path} holds no run" if path.exists() else f"there is no run {path}"
+    remedy = "name a folder that `eval` or `serve --traces` has written, or a run of verl, TRL, SkyRL or Inspect"
+    if within := _runs_in(path):
+        remedy = f"name one of those in it: {', '.join(within[:_NAMED])}{', ...' if len(within) > _NAMED else ''}"
+    return UsageError(f"{problem}{did_you_mean(str(path), _runs_in(path.parent))}", remedy=remedy)
+
+
+def _runs_in(folder: Path) -> list[str]:
+    return [str(path) for path in sorted(folder.iterdir()) if is_run(path)] if folder.is_dir() else []
+
+
+class Run:
+    kind = "treetune"
+    """Which program wrote it; `runs/foreign` has those of others."""
+    warnings: Sequence[str] = ()
+    """What whoever looks at it should know: what could not be read."""
+
+    def __init__(self, path: str | Path, seconds: float | None = None) -> None:
+        """Of a long run without an index, `seconds` is how long to read at first."""
+        self.path = self.folder = Path(path)  # where its files are, which may be elsewhere for a run of another program
+        if not is_run(self.path):
+            raise no_run(self.path)
+        self._begin_anew()
+        self.follow(seconds)
+
+    def _begin_anew(self) -> None:
+        self.columns, self._reader = Columns(), IndexReader(self.folder, TRACES.file)
+        self._summary: Summary | None = None
+        self._marks: dict[Key, Mark] = {}
+        self._marked: object = None
+        """Which marks of which rollouts the columns have."""
+
+    def follow(self, seconds: float | None = None) -> int:
+        """Takes up what was written since, in no more than about so many seconds; gives how many rollouts there are
+        more. Where the run was resumed or scored again, all is read anew: `columns` are others then."""
+        if self._reader.replaced:
+            self._begin_anew()
+        until = None if seconds is None else time.monotonic() + seconds
+        before = len(self.columns)
+        for entries in self._reader.read():
+            self.columns.extend(entries)
+            if until is not None and time.monotonic() >= until:
+                break
+        return len(self.columns) - before
+
+    @property
+    def share_read(self) -> float:
+        """How much of what is there was read: 1.0 is all."""
+        try:
+            size = os.stat(self.folder / TRACES.file).st_size
+        except FileNotFoundError:
+            return 1.0
+        return min(1.0, self._reader.end / size) if size else 1.0
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -55,16 +113,33 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """What it ran: `config.yaml`; empty where there is none."""
-        file = self.path / CONFIG
+        file = self.folder / CONFIG
         return dict(load_yaml(str(file))) if file.exists() else {}
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """What `summary.json` says; empty before its end."""
+    def summary(self) -> Summary:
+        """What it amounts to: `summary.json`; where that does not speak of all rollouts, as in a run that is being
+        written, the traces are read."""
+        if self._summary is None or self._summary.rollouts != len(self):
+            self._summary = self.written_summary()
+        if self._summary is None or self._summary.rollouts != len(self):
+            tally = Tally(self.pass_threshold)
+            for trace in self.traces():
+                tally.add(trace)
+            self._summary = tally.summary()
+        return self._summary
+
+    def written_summary(self) -> Summary | None:
+        """What `summary.json` says; None before its end."""
         try:
-            return msgspec.json.decode((self.path / SUMMARY).read_bytes(), type=dict[str, Any])
+            return msgspec.json.decode((self.folder / SUMMARY).read_bytes(), type=Summary)
         except (OSError, msgspec.MsgspecError):
-            return {}
+            return None
+
+    @property
+    def pass_threshold(self) -> float:
+        """The reward from which a rollout counts as solved."""
+        return float(self.config.get("pass_threshold", 1.0))
 
     @property
     def model(self) -> str:
@@ -85,48 +160,73 @@ class Run:
 
     def solved(self) -> Mask:
         """Which rollouts count as solved, by the threshold that the run had."""
-        return solved(self.columns, float(self.config.get("pass_threshold", 1.0)))
+        return solved(self.columns, self.pass_threshold)
 
     # One by one
 
-    def select(self, query: str = "") -> list[Entry]:
-        """The entries of the rollouts that a query fits (`reward<1 & source=gsm8k "therefore"`)."""
-        mask = Query(query).select(self.columns, self.path / TRACES.file)
-        return [self.columns.entries[at] for at in np.flatnonzero(mask)]
+    def read_marks(self) -> dict[Key, Mark]:
+        """What people have noted about its rollouts; the words are the column `mark` then."""
+        stamp = marks_stamp(self.path), len(self.columns)
+        if self._marked != stamp:
+            self._marks, self._marked = read_marks(self.path), stamp
+            columns = self.columns
+            uids = {mark.uid for mark in self._marks.values()}
+            codes = [code for code, uid in enumerate(columns.texts("uid")) if uid in uids] if uids else []
+            rows = np.flatnonzero(np.isin(columns.codes("uid"), codes)).tolist() if codes else []
+            found = ((row, self._marks.get(key_of(columns.entry(row)))) for row in rows)
+            if self._marks or columns.texts("mark"):
+                columns.note("mark", {row: mark.mark or "comment" for row, mark in found if mark is not None})
+        return self._marks
+
+    def fits(self, query: str = "") -> Mask:
+        """Which rollouts a query fits (`reward<1 & source=gsm8k "therefore"`)."""
+        if "mark" in query:
+            self.read_marks()
+        return Query(query).select(self.columns, self.folder / TRACES.file)
+
+    def select(self, query: str = "") -> Entries:
+        """Their entries."""
+        return Entries(self.columns, np.flatnonzero(self.fits(query)))
 
     def traces(self, query: str = "") -> Iterator[Trace]:
         """Their traces, read as they are asked for."""
-        with open(self.path / TRACES.file, "rb") as file:
+        with open(self.folder / TRACES.file, "rb") as file:
             for entry in self.select(query):
                 yield self._read(file.fileno(), entry)
 
-    def trace(self, name: str | Entry) -> Trace:
-        """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index."""
+    def trace(self, name: str | Entry, type_of: TypeOf | None = None) -> Trace:
+        """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index. Its
+        task is of the concrete type that `type_of` (a taskset's) tells."""
         entry = name if isinstance(name, Entry) else self.find(name)
-        with open(self.path / TRACES.file, "rb") as file:
-            return self._read(file.fileno(), entry)
+        with open(self.folder / TRACES.file, "rb") as file:
+            return self._read(file.fileno(), entry, type_of)
 
     def find(self, name: str) -> Entry:
+        return self.columns.entry(self.row(name))
+
+    def row(self, name: str) -> int:
+        """The place of the rollout that a name means."""
         task, _, number = name.rpartition("/")
         if not task or not number.isdigit():
             raise UsageError(f"{name!r} names no rollout", remedy="write UID/NUMBER, or INDEX/NUMBER: 17/3")
-        uid, _, occurrence = task.partition("#")
-        found = [
-            entry
-            for entry in self.columns.entries
-            if entry.rollout == int(number)
-            and (str(entry.idx) == uid or (len(uid) >= 6 and entry.uid.startswith(uid)))
-            and (not occurrence or entry.occurrence == int(occurrence))
-        ]
-        if not found:
+        columns, (uid, _, occurrence) = self.columns, task.partition("#")
+        meant = [len(uid) >= 6 and text.startswith(uid) for text in columns.texts("uid")]
+        found = np.array([*meant, False], bool)[columns.codes("uid")]
+        if uid.isdigit():
+            found |= columns.numbers("task") == int(uid)
+        found &= columns.numbers("rollout") == int(number)
+        if occurrence.isdigit():
+            found &= columns.places("occurrence") == int(occurrence)
+        rows = np.flatnonzero(found)
+        if not len(rows):
             raise UsageError(f"{self.path} has no rollout {name}", remedy="`treetune show RUN` lists them")
-        if len({entry.uid for entry in found}) > 1:
+        if len(np.unique(columns.codes("uid")[rows])) > 1:
             raise UsageError(f"{name} may be several rollouts", remedy="write more of the uid")
-        return found[-1]
+        return int(rows[-1])
 
-    def _read(self, file: int, entry: Entry) -> Trace:
+    def _read(self, file: int, entry: Entry, type_of: TypeOf | None = None) -> Trace:
         try:
-            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.path))
+            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.folder), type_of)
         except msgspec.MsgspecError as error:
             raise TasksetError(f"{self.path}: the trace of {entry.uid}/{entry.rollout} is damaged: {error}") from None
 
@@ -139,9 +239,10 @@ class Run:
     def table(self) -> dict[str, Any]:
         """Columns by name, one row a rollout."""
         columns = self.columns
-        named: dict[str, Any] = {
-            name: [getattr(each, field) for each in columns.entries] for name, field in TEXTS.items()
-        }
+        named: dict[str, Any] = {}
+        for name in TEXTS:
+            texts: list[str | None] = [*columns.texts(name), None]  # the last is that of no text: code -1
+            named[name] = [texts[code] for code in columns.codes(name).tolist()]
         named |= {name: columns.numbers(name) for name in NUMBERS}
         named |= {name: columns.numbers(name) for name in columns.metrics if name not in named}
         return named
@@ -151,6 +252,15 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(self.table())
+
+    # To look at
+
+    def plot(self, kind: str = "rewards") -> Plot:
+        """`rewards`, `sources`, `turns`, `groups` or `steps`: a notebook shows it, and `save` writes it."""
+        return draw(self.columns, kind)
+
+    def _repr_html_(self) -> str:
+        return page_of(self)
 
     def __repr__(self) -> str:
         mean = "-" if self.mean_reward is None else f"{self.mean_reward:.4f}"

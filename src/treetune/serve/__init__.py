@@ -11,13 +11,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.serve.access import Access
+    from treetune.serve.access import Access, is_loopback
     from treetune.serve.errors import Denied, Misused, ServeError
     from treetune.serve.host import ModelsConfig
     from treetune.serve.http import HttpConfig
+    from treetune.serve.http.asgi import HttpRequest, JsonApp, Parts, Route
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
     from treetune.serve.http.door import HttpDoor, MetricsDoor
+    from treetune.serve.http.listener import Listener
     from treetune.serve.http.probe import probe
+    from treetune.serve.http.wire import HttpError, encode, read_body
     from treetune.serve.mcp.door import McpDoor, keep_standard_streams
     from treetune.serve.openenv.door import OpenEnvDoor
     from treetune.serve.pool.broker import EnvServerPool
@@ -42,13 +45,16 @@ if TYPE_CHECKING:
     from treetune.serve.zmq.door import ZmqDoor
 
 _HOMES = {
-    "access": "Access",
+    "access": "Access is_loopback",
     "errors": "Denied Misused ServeError",
     "host": "ModelsConfig",
     "http": "HttpConfig",
+    "http.asgi": "HttpRequest JsonApp Parts Route",
     "http.client": "RemoteEpisode TaskServerClient",
     "http.door": "HttpDoor MetricsDoor",
+    "http.listener": "Listener",
     "http.probe": "probe",
+    "http.wire": "HttpError encode read_body",
     "openenv.door": "OpenEnvDoor",
     "mcp.door": "McpDoor keep_standard_streams",
     "pool.broker": "EnvServerPool",

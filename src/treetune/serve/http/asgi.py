@@ -60,8 +60,17 @@ class HttpRequest:
 
 
 Events = AsyncGenerator[bytes]
-Handler = Callable[[HttpRequest], Awaitable[bytes | Events]]
-"""Gives the body of the answer, or the server-sent events that it consists of."""
+
+
+class Parts(NamedTuple):
+    """A body that is sent as it is made: a file that is too large for memory."""
+
+    parts: AsyncGenerator[bytes]
+    content_type: bytes
+
+
+Handler = Callable[[HttpRequest], Awaitable[bytes | Parts | Events]]
+"""Gives the body of the answer, its parts, or the server-sent events that it consists of."""
 
 
 class Route(NamedTuple):
@@ -89,10 +98,11 @@ class JsonApp:
         mounts: Mapping[str, Asgi] = {},
         key_header: bytes | None = None,
         render_error: Callable[[HttpError], bytes] = lambda error: error.body,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         """`count` is called after each request with its name, its seconds, and the kind of its error; `websockets` has
         by its path what serves a connection, `mounts` another application, once it is known who asks. A token may also
-        stand in the `key_header`, alone."""
+        stand in the `key_header`, alone. `headers` are sent with every answer."""
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = route
@@ -101,6 +111,7 @@ class JsonApp:
         self._max_bytes, self._token_remedy = max_bytes, token_remedy
         self._count, self._websockets, self._mounts = count, websockets, mounts
         self._key_header, self._render_error = key_header, render_error
+        self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -112,7 +123,7 @@ class JsonApp:
         method = scope["method"]
         request = HttpRequest(scope["path"], receive, method == "POST", scope["headers"])
         began, kind = time.perf_counter(), None
-        status, headers = 200, [(b"content-type", JSON)]
+        status = 200
         try:
             if mounted is not None:
                 self.admit(scope["headers"])  # which raises
@@ -123,16 +134,18 @@ class JsonApp:
                 await self._read_body(request)
             body = await route.handler(request)
             if not isinstance(body, bytes):
-                await _send_events(body, send)
+                sent = body if isinstance(body, Parts) else Parts(body, b"text/event-stream")
+                headers = [(b"content-type", sent.content_type), (b"cache-control", b"no-store"), *self._headers]
+                await _send_parts(sent.parts, headers, send)
                 self._count(request.name, time.perf_counter() - began, None)
                 return
             headers = [(b"content-type", request.content_type)]
         except Exception as error:
             answer = to_http_error(error)
             status, kind, body = answer.status, answer.kind, self._render_error(answer)
-            headers += answer.headers
+            headers = [(b"content-type", JSON), *answer.headers]
         self._count(request.name, time.perf_counter() - began, kind)
-        headers.append((b"content-length", b"%d" % len(body)))
+        headers += [*self._headers, (b"content-length", b"%d" % len(body))]
         if request.arriving:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -241,14 +254,15 @@ async def _discard(receive: Receive) -> None:
                 left -= len(message["body"])
 
 
-async def _send_events(events: Events, send: Send) -> None:
-    """Nothing is sent before the first event: a failure until then is an ordinary answer."""
-    begun = False
-    async with contextlib.aclosing(events):
-        async for event in events:
-            if not begun:
-                begun = True
-                headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+async def _send_parts(parts: AsyncGenerator[bytes], headers: Headers, send: Send) -> None:
+    """Nothing is sent before the first part: a failure until then is an ordinary answer."""
+    start: dict[str, Any] | None = {"type": "http.response.start", "status": 200, "headers": headers}
+    async with contextlib.aclosing(parts):
+        async for part in parts:
+            if start is not None:
+                await send(start)
+                start = None
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    if start is not None:
+        await send(start)
     await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,97 @@
+"""Where a TARGET is played: in this process, on the server that it names, or on workers that are started for it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+from treetune import serve
+from treetune.environment import contract_of
+from treetune.errors import TasksetError
+from treetune.evaluation.config import Evaluation
+from treetune.host import Host, LocalHost, always
+from treetune.mixture import parts_of
+from treetune.policy import Policy
+from treetune.streams import Streams
+from treetune.target import is_server
+from treetune.task import Task
+from treetune.taskset import Taskset
+
+_SILENT_SECONDS = 2.0
+"""After so long a person is told what is waited for."""
+
+
+def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
+    """The taskset as one of a server; None where its tasks are here."""
+    named = is_server(str(getattr(taskset.config, "address", "")))  # asked first: `serve` takes long to load
+    return taskset if named and isinstance(taskset, serve.Served) else None
+
+
+async def ask_server(served: serve.Served, count: int = 0) -> list[Task]:
+    """Has the server say what it serves, which `served` then knows; gives its first tasks."""
+    waiting = f"no answer from {served.config.address} yet; waiting up to {served.deadline:g} seconds"
+    loop = asyncio.get_running_loop()
+    notice = loop.call_later(_SILENT_SECONDS, lambda: print(waiting, file=sys.stderr, flush=True))
+    async with aclosing(served):
+        try:
+            await served.learn()
+        finally:
+            notice.cancel()
+        return await served.first_tasks(count) if count else []
+
+
+@asynccontextmanager
+async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int | None) -> AsyncIterator[Host]:
+    """Where the rollouts of an evaluation run: here with the policy, on as many workers, or on its taskset's server."""
+    config, taskset = evaluation.config, evaluation.taskset
+    async with AsyncExitStack() as opened:
+        if (served := find_served(taskset)) is not None:
+            await opened.enter_async_context(aclosing(served))
+        if policy is not None:
+            opened.push_async_callback(policy.close)
+            # It loads nothing: only what is drawn is made.
+            host: Host = LocalHost(Streams(taskset), always(policy), capacity=config.max_concurrent)
+            opened.push_async_callback(host.close)
+        elif workers is not None:
+            from treetune.policies.vllm import running
+
+            # A server of our own without a door: its host is asked right here.
+            settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)
+            models = serve.ModelsConfig(
+                model=config.model, endpoint=opened.enter_context(running(config.model, config.endpoint))
+            )
+            server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers), doors=[])
+            opened.push_async_callback(server.close)
+            await server.start()
+            host = server.host
+        else:
+            assert served is not None
+            host = await opened.enter_async_context(served.open_host())
+        yield host
+
+
+def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
+    """A taskset whose tasks run code is refused where nothing can contain that code, or nobody trusts it."""
+    for part in parts_of(taskset):
+        if (refuse_untrusted := getattr(part, "refuse_untrusted", None)) is not None:
+            refuse_untrusted()
+        if part.scorer is not None:
+            part.scorer.check()
+        if _runs_code(part):
+            from treetune.sandbox import probe
+
+            if not (found := probe()).available:
+                problem = f"{part.name} runs code, and no sandbox can start here to run it in: {found.cause}"
+                raise TasksetError(problem, remedy=found.remedy)
+
+
+def _runs_code(taskset: Taskset[Any, Any]) -> bool:
+    """Whether it does so itself, or the environment that its config names for all tasks."""
+    if getattr(taskset.config, "has_images", False):
+        return False  # the engine of its images contains it, and says itself where it does not
+    env_class = getattr(taskset.config, "env_class", None)
+    contract = contract_of(env_class) if isinstance(env_class, str) else None
+    return taskset.NEEDS_CONTAINER or (contract is not None and contract.sandbox)

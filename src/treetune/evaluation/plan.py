@@ -1,0 +1,201 @@
+"""A Plan is one evaluation, ready to be played into a run folder: what `treetune eval` and `treetune.evaluate` share.
+
+    plan = Plan(read_config(data, EvalConfig))
+    plan.check()                                  # refuses what can be refused now
+    plan.load()
+    with plan.begin(Path("runs/x")):
+        await plan.play(watch)
+
+Nothing before `play` may be called within an event loop: it may ask a server, or try a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from treetune.errors import UsageError
+from treetune.evaluation.config import Evaluation
+from treetune.evaluation.hosts import ask_server, find_served, open_host, refuse_unservable
+from treetune.evaluation.rescore import RescoreSummary, score_again
+from treetune.evaluation.run_trust import remember
+from treetune.evaluation.runner import Runner
+from treetune.loggers import About, Loggers
+from treetune.loggers.figures import figures_of, samples_of
+from treetune.policies import check_policy, check_reachable, load_policy
+from treetune.policy import Policy
+from treetune.runs.folder import TRACES, RunFolder
+from treetune.runs.run import Run
+from treetune.runs.summary import Tally
+from treetune.task import Task
+from treetune.threads import call_apart
+from treetune.trace import Trace
+
+_RESCORE = "pass --rescore to score what there is again, "
+
+
+class Watcher(Protocol):
+    """Sees rollouts as they end."""
+
+    def on_trace(self, trace: Trace, tally: Tally) -> None: ...
+
+
+class Unwatched:
+    def on_trace(self, trace: Trace, tally: Tally) -> None:
+        return None
+
+
+class Plan:
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        *,
+        policy: Policy | None = None,
+        workers: int | None = None,
+        loggers: Loggers | None = None,
+    ) -> None:
+        """Who answers is a `policy` that there is already, or what the config names; `workers` are processes that are
+        started for the rollouts. A server is asked what it serves."""
+        self.evaluation = evaluation
+        self._policy, self._workers, self._loggers = policy, workers, loggers
+        self.remote = False
+        """Whether the rollouts run on the taskset's own server."""
+        self.rescored: RescoreSummary | None = None
+        """What scoring again came to, where it was asked for."""
+        self.served = find_served(evaluation.taskset)
+        if policy is not None and workers is not None:
+            raise UsageError(
+                f"{policy.name} is an object of this process: workers cannot use it", remedy="name a model"
+            )
+        if self.served is not None:
+            self._ask()
+        if not self.evaluation.config.model:
+            raise UsageError("no model given", remedy="pass -m (in Python, model=), for example -m scripted:gold")
+
+    def _ask(self) -> None:
+        assert self.served is not None
+        address = self.served.config.address
+        if self._workers is not None:
+            raise UsageError(f"--serve starts a server, and {address} is one already", remedy="leave out --serve")
+        asyncio.run(ask_server(self.served))
+        if self.served.models is None:
+            return
+        if self._policy is not None:
+            raise UsageError(f"{address} plays with models of its own", remedy="name one of them, or none")
+        self.remote = True
+        self._choose_model(self.served.models)
+
+    def _choose_model(self, models: list[str]) -> None:
+        """The one that the server has, where none was named; one that it does not serve is refused now."""
+        config = self.evaluation.config
+        model = config.model or (models[0] if models else "")
+        if model and model not in models:
+            remedy = f"it serves: {', '.join(models)}" if models else "start it with -m MODEL"
+            raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
+        self.evaluation.config = msgspec.structs.replace(config, model=model)
+
+    @property
+    def model(self) -> str:
+        return self.evaluation.config.model
+
+    def first_task(self) -> Task:
+        """The task that would be played first."""
+        if self.served is not None:
+            return asyncio.run(ask_server(self.served, 1))[0]
+        taskset, config = self.evaluation.taskset, self.evaluation.config
+        task: Task = taskset[config.tasks[0]] if config.tasks else next(taskset.draw(config.num_tasks))
+        return task
+
+    # Before it runs
+
+    def check(self) -> None:
+        """Refuses tasks that cannot be played here, and a model behind an endpoint that does not answer."""
+        taskset, config = self.evaluation.taskset, self.evaluation.config
+        refuse_unservable(taskset)
+        if config.tasks and self.served is not None:
+            raise UsageError("a server gives tasks in its own order: none is chosen by its index", remedy="use -n")
+        if not config.tasks:
+            taskset.draw(config.num_tasks)  # an unbounded draw
+        if not self.remote and self._policy is None:
+            check_reachable(config.model, config.endpoint)
+
+    def check_model(self) -> None:
+        """Refuses a model that cannot be loaded, and loads none."""
+        if not self._is_elsewhere and self._policy is None:
+            check_policy(self.model, self.evaluation.taskset, self.evaluation.config.endpoint)
+
+    def load(self) -> None:
+        """The model, where it is played here; without this it is loaded when the plan is played."""
+        if not self._is_elsewhere and self._policy is None:
+            self._policy = load_policy(self.model, self.evaluation.taskset, self.evaluation.config.endpoint)
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self.remote or self._workers is not None
+
+    def begin(
+        self,
+        path: Path,
+        *,
+        resume: bool = False,
+        rescore: bool = False,
+        trust: bool = False,
+        may_rescore: bool = True,
+    ) -> RunFolder[Trace]:
+        """Its run folder, new or the one to go on with. Where the taskset changed, `may_rescore` is the advice."""
+        if rescore and self.remote:
+            problem = "the scorer is on the server: only there can answers be scored again"
+            raise UsageError(problem, remedy="use another -o")
+        if resume:
+            remedy = _RESCORE if may_rescore and not self.remote else ""
+            run = RunFolder.resume(path, TRACES, self.evaluation, changed=rescore, remedy=remedy)
+        else:
+            run = RunFolder.create(path, TRACES, self.evaluation)
+            remember(path)
+        self._resume, self._rescore, self._trust = resume, rescore, trust
+        self.run, self.runner = run, Runner(self.evaluation, run)
+        return run
+
+    # Played
+
+    @property
+    def tally(self) -> Tally:
+        """What there is so far."""
+        return self.runner.tally
+
+    async def play(self, watch: Watch | None = None) -> None:
+        """Plays what the run lacks."""
+        if self._rescore:
+            self.rescored = await score_again(self.evaluation, self.run, self._trust)
+        self.load()
+        policy, self._policy = self._policy, None  # it is closed at the end, and may be large
+        async with self._logged(), open_host(self.evaluation, policy, self._workers) as host:
+            done = self.runner.resume() if self._resume else 0
+            with watch(self, done) if watch is not None else nullcontext(Unwatched()) as watcher:
+                self.runner.on_trace = watcher.on_trace
+                await self.runner.run(host)
+
+    @asynccontextmanager
+    async def _logged(self) -> AsyncIterator[None]:
+        """Within it the run is told to the loggers, in a thread: some talk to a server."""
+        if not self._loggers:
+            yield
+            return
+        loggers, path = self._loggers, self.run.path
+        await call_apart(loggers.start, About(path.name, self.evaluation.resolved(), path))
+        ended = False
+        try:
+            yield
+            ended = True
+        finally:
+            samples = samples_of(Run(path))
+            await call_apart(loggers.finish, figures_of(self.tally.summary()), samples, not ended)
+
+
+Watch = Callable[[Plan, int], AbstractContextManager[Watcher]]
+"""Makes what watches a plan being played, which has so many rollouts already."""

@@ -1,0 +1,129 @@
+"""A RunSet is a folder of runs that were asked for together, several models or several tasksets: a run folder each.
+
+    with RunSet(Path("runs/both")).begin(plans) as folders: ...   # then play them, one after the other
+    RunSet(Path("runs/both")).compare()            # the models of each taskset with the first of them
+
+`runs.json` names them in their order. All are begun before the first is played, so a set that was interrupted can be
+gone on with by its folder alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from treetune.cache_folder import write_atomically
+from treetune.errors import ResumeError, StorageError, UsageError
+from treetune.evaluation.compare import Comparison, compare
+from treetune.evaluation.plan import Plan
+from treetune.runs.folder import FINGERPRINT, name_run, slug
+from treetune.runs.run import Run, is_run
+from treetune.task import canonical
+
+SET = "runs.json"
+
+
+class _Named(msgspec.Struct):
+    runs: list[str]
+    """Folders beside this file."""
+
+
+class RunSet:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def named_after(cls, plans: Sequence[Plan]) -> RunSet:
+        """In a new folder below `runs`."""
+        tasksets = {plan.evaluation.taskset.name for plan in plans}
+        models = {plan.model for plan in plans}
+        one, other = (names.pop() if len(names) == 1 else None for names in (tasksets.copy(), models.copy()))
+        return cls(name_run(one or f"{len(tasksets)}-tasksets", other or f"{len(models)}-models"))
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / SET).is_file()
+
+    @property
+    def names(self) -> list[str]:
+        if not self.exists:
+            return []
+        try:
+            found = msgspec.json.decode((self.path / SET).read_bytes(), type=_Named).runs
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ResumeError(f"{self.path / SET} cannot be read: {error}", remedy="name its run folders") from None
+        if any(name in ("", ".", "..") or Path(name).name != name for name in found):
+            raise ResumeError(f"{self.path / SET} names folders elsewhere", remedy="name the run folders themselves")
+        return found
+
+    @property
+    def folders(self) -> list[Path]:
+        """Those that were begun."""
+        return [self.path / name for name in self.names if (self.path / name / FINGERPRINT).exists()]
+
+    def take_up(self) -> list[Path]:
+        """The folders to go on with; refused where a kill left one that was never begun."""
+        if missing := [name for name in self.names if self.path / name not in self.folders]:
+            problem = f"{self.path} has runs that were never begun: {', '.join(missing)}"
+            raise ResumeError(problem, remedy="name TARGET and models again, with --resume")
+        return self.folders
+
+    def name(self, plans: Sequence[Plan]) -> list[str]:
+        """A folder for each plan, the same for the same plans; equal ones are numbered."""
+        seen: Counter[str] = Counter()
+        names = []
+        for plan in plans:
+            name = f"{slug(plan.evaluation.taskset.name)}--{slug(plan.model)}"
+            seen[name] += 1
+            names.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+        return names
+
+    @contextmanager
+    def begin(
+        self,
+        plans: Sequence[Plan],
+        names: Sequence[str] | None = None,
+        *,
+        resume: bool = False,
+        rescore: bool = False,
+        trust: bool = False,
+    ) -> Iterator[list[Path]]:
+        """Opens the run folder of every plan, `names` where they have one; with `resume` those that there are already
+        are gone on with."""
+        if is_run(self.path):
+            raise UsageError(f"{self.path} holds a single run", remedy="pass another -o for several")
+        if self.exists and not resume:
+            remedy = "pass --resume to go on with them, or another -o"
+            raise UsageError(f"{self.path} already holds runs", remedy=remedy)
+        if resume and not self.exists:
+            raise ResumeError(f"{self.path} holds no runs to resume", remedy="leave out --resume, or correct -o")
+        names, known = names or self.name(plans), self.names
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            named = _Named([*known, *(name for name in names if name not in known)])
+            write_atomically(self.path / SET, msgspec.json.format(msgspec.json.encode(named)) + b"\n")
+        except OSError as error:
+            raise StorageError(f"cannot write to {self.path}: {error.strerror or error}") from error
+        with ExitStack() as opened:
+            paths = [self.path / name for name in names]
+            for plan, path in zip(plans, paths, strict=True):
+                begun = (path / FINGERPRINT).exists()
+                opened.enter_context(plan.begin(path, resume=begun, rescore=rescore and begun, trust=trust))
+            yield paths
+
+    def compare(self) -> list[Comparison]:
+        """The runs of each taskset, each with the first of them; runs without a task in common are left out."""
+        by_taskset: dict[str, list[Run]] = {}
+        for folder in self.folders:
+            run = Run(folder)
+            by_taskset.setdefault(canonical(run.config.get("taskset")).decode(), []).append(run)
+        found = []
+        for first, *others in by_taskset.values():
+            for other in others:
+                with suppress(UsageError):
+                    found.append(compare(first, other))
+        return found

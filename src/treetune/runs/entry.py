@@ -1,0 +1,195 @@
+"""An Entry is what is known of a rollout without reading its trace: a line of the index of a run.
+
+entry = entry_of(trace, offset, line)             # of a trace that is being written
+entry = glance(block, start, stop, offset)        # of a line of a file, of which little is decoded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from treetune.task import text_of
+from treetune.trace import Failure, Trace
+
+_ANSWER = 120
+"""How much of an answer an entry has."""
+_TOKENS, _NO_TOKENS = b'"tokens":{"sequences":[', b',"tokens":null}\n'
+"""How the last field of a line begins, and a line ends without one. Text never holds these: quotes stand there as
+\\". No digit and no comma is in the first, so it is found without looking at each."""
+_TIMING = 600
+"""The most bytes of the field before the tokens: where it is not there, the line is somebody else's."""
+
+
+class Entry(msgspec.Struct, array_like=True, gc=False):
+    """What is known of a rollout without reading its trace."""
+
+    offset: int
+    length: int
+    """Of its line, the end of the line included."""
+    text_length: int
+    """Of what stands before its tokens: whatever anybody has said."""
+    idx: int
+    uid: str
+    occurrence: int
+    rollout: int
+    attempt: int
+    step: int | None
+    source: str
+    outcome: str
+    reward: float | None
+    success: bool | None
+    turns: int
+    prompt_tokens: int
+    completion_tokens: int
+    began: float | None
+    """When, in seconds since 1970."""
+    seconds: float
+    policy: float
+    """Of these, those that the policy took."""
+    environment: float
+    retries: int
+    """How often calls of the policy or of judges were repeated."""
+    answer: str | None
+    """What it gave as its answer, or the end of what it said last; the beginning of that."""
+    failure: str | None
+    """Its type and where it was raised: `ZeroDivisionError (environment) at tasks.py:12`."""
+    metrics: Mapping[str, float | None]
+    tokens: bool
+    """Whether the trace has the tokens themselves."""
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+# The parts of a trace that an entry is made of; whatever else a line holds is passed over.
+
+
+class _Task(msgspec.Struct):
+    idx: int = -1
+    data_source: str = ""
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Failure(msgspec.Struct):
+    type: str = ""
+    phase: str = ""
+    place: str = ""
+
+
+class _Timing(msgspec.Struct):
+    policy: float = 0.0
+    environment: float = 0.0
+    total: float = 0.0
+    began: float | None = None
+
+
+class _Judgement(msgspec.Struct):
+    retries: int = 0
+
+
+class _Turn(msgspec.Struct):
+    message: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Glance(msgspec.Struct):
+    task: _Task
+    uid: str
+    occurrence: int = 0
+    attempt: int = 0
+    rollout: int = 0
+    step: int | None = None
+    outcome: str = "completed"
+    reward: float | None = None
+    success: bool | None = None
+    turns: list[_Turn] = []
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+    timing: _Timing = msgspec.field(default_factory=_Timing)
+    answer: str | None = None
+    failure: _Failure | None = None
+    metrics: dict[str, float | None] = {}
+    judgements: list[_Judgement] = []
+    retries: int = 0
+
+
+_decode = msgspec.json.Decoder(_Glance).decode
+
+
+def entry_of(trace: Trace, offset: int, line: bytes) -> Entry:
+    """That of a trace whose line stands at this offset."""
+    return _make(trace, offset, len(line), text_length(line, 0, len(line)))
+
+
+def glance(block: bytes, start: int, stop: int, offset: int) -> Entry:
+    """That of the line from `start` to `stop`, whoever wrote it, which stands at this offset of its file. Raises
+    `msgspec.MsgspecError` where it is damaged."""
+    end = start + text_length(block, start, stop)
+    if end < stop and ends_with_tokens(block, end, start):
+        return _make(_decode(block[start:end] + b"}"), offset, stop - start, end - start)
+    return _make(_decode(block[start:stop]), offset, stop - start, end - start)
+
+
+def text_length(block: bytes, start: int, stop: int) -> int:
+    """How long the line from `start` to `stop` is without its tokens."""
+    if block.endswith(_NO_TOKENS, start, stop):
+        return stop - start - len(_NO_TOKENS)
+    tokens = block.rfind(_TOKENS, start, stop)
+    return (tokens - 1 if tokens > start else stop) - start
+
+
+def ends_with_tokens(block: bytes, end: int, start: int = 0) -> bool:
+    """Whether what follows this end of the text of a line is its last field: so where the one before it is there."""
+    return block.rfind(b'"timing":{', max(start, end - _TIMING), end) > 0
+
+
+def _make(trace: Trace | _Glance, offset: int, length: int, text: int) -> Entry:
+    # For each rollout of an evaluation: what is looked up twice, or called, would be a part of its cost.
+    task, usage, timing, failure, retries = trace.task, trace.usage, trace.timing, trace.failure, trace.retries
+    if trace.judgements:
+        retries += sum(judgement.retries for judgement in trace.judgements)
+    return Entry(
+        offset,
+        length,
+        text,
+        task.idx,
+        trace.uid,
+        trace.occurrence,
+        trace.rollout,
+        trace.attempt,
+        trace.step,
+        task.data_source,
+        trace.outcome,
+        trace.reward,
+        trace.success,
+        len(trace.turns),
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        timing.began,
+        timing.total,
+        timing.policy,
+        timing.environment,
+        retries,
+        _last_said(trace) if trace.answer is None else trace.answer[:_ANSWER],
+        None if failure is None else _tell(failure),
+        trace.metrics,
+        length - text > len(_NO_TOKENS),
+    )
+
+
+def _tell(failure: Failure | _Failure) -> str:
+    return f"{failure.type} ({failure.phase})" + (f" at {failure.place}" if failure.place else "")
+
+
+def _last_said(trace: Trace | _Glance) -> str | None:
+    message: Any = trace.turns[-1].message if trace.turns else None
+    if isinstance(message, msgspec.Raw):
+        message = msgspec.json.decode(message)
+    text = text_of(message.get("content")) if isinstance(message, dict) else None
+    return text[-_ANSWER:] if text else None

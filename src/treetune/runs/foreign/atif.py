@@ -1,0 +1,198 @@
+"""Trajectories of agents in ATIF, up to 1.8: one file, a folder of them, or a job of Harbor, with a folder a trial.
+
+A step of the agent is a turn: its message, its calls, and what it observed after them. What a trial was worth is in the
+`result.json` of Harbor beside it (`harbor_result.py`). A trial that has no trajectory is there by its result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from treetune.policy import Usage
+from treetune.runs.foreign.chat import call_of, turns_of
+from treetune.runs.foreign.harbor_result import note_result, result_of, seconds
+from treetune.runs.foreign.kind import Found, Kind, Stamp, decode, files_in, number_of, time_of
+from treetune.task import Message, Task, digest
+from treetune.tokens import Tokens
+from treetune.trace import Timing, Trace
+
+_RESULT, _TRAJECTORY = "result.json", "trajectory.json"
+_VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF-v\d')
+
+
+class Atif(Kind):
+    name = "atif"
+
+    def files(self, path: Path) -> list[Path]:
+        if path.suffix == ".json":
+            return [path] if _is_trajectory(path) else []
+        if found := _of_trial(path):
+            return found
+        names = files_in(path)
+        flat = [path / name for name in names if name.endswith(".json") and _is_trajectory(path / name)]
+        found = flat or [file for name in names if (path / name).is_dir() for file in _of_trial(path / name)]
+        return sorted(found, key=lambda file: (self.stamp(file)[1], file))
+
+    def stamp(self, file: Path) -> Stamp:
+        """With the result of its trial, which comes later."""
+        told = [each.stat() for each in {file, _trial_of(file) / _RESULT} if each.exists()]
+        return sum(each.st_size for each in told), max(each.st_mtime_ns for each in told)
+
+    def read(self, file: Path, after: int) -> Iterator[Found]:
+        if after:
+            return
+        result = _read(_trial_of(file) / _RESULT)
+        trajectory = {} if file.name == _RESULT else _read(file)
+        if file.name != _RESULT and not trajectory:
+            raise ValueError("no trajectory")
+        yield Found(_trace(file, trajectory, result), 1)
+
+    def describe(self, files: list[Path]) -> dict[str, Any]:
+        agent = (_read(files[0]).get("agent") or {}) if files[0].name != _RESULT else {}
+        source = _read(_trial_of(files[0]) / _RESULT).get("source")
+        told = {"taskset": source, "model": agent.get("model_name"), "agent": agent.get("name")}
+        return {name: value for name, value in told.items() if value}
+
+
+def _of_trial(folder: Path) -> list[Path]:
+    """The trajectory of a trial, or those of its steps; where there is none, its result."""
+    found = [folder / "agent" / _TRAJECTORY]
+    found += sorted(folder.glob(f"steps/*/agent/{_TRAJECTORY}"))
+    found = [file for file in found if file.is_file()]
+    return found or ([folder / _RESULT] if "trial_name" in _read(folder / _RESULT) else [])
+
+
+def _trial_of(file: Path) -> Path:
+    """The folder of the trial that a trajectory is of."""
+    if file.parent.name != "agent":
+        return file.parent
+    place = file.parent.parent
+    return place.parent.parent if place.parent.name == "steps" else place
+
+
+def _is_trajectory(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return bool(_VERSION.search(file.read(4096)))
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = decode(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _trace(file: Path, trajectory: dict[str, Any], result: dict[str, Any]) -> Trace:
+    steps = _steps(file, trajectory)
+    agent = trajectory.get("agent") or {}
+    begins = next((at for at, step in enumerate(steps) if _is_turn(step)), len(steps))
+    prompt = [message for step in steps[:begins] for message in _messages(step)]
+    said = [message for step in steps[begins:] for message in _messages(step)]
+    stage = file.parent.parent.name if file.parent.parent.parent.name == "steps" else ""
+    name = str(result.get("task_name") or "")
+    task = Task(
+        prompt=prompt,
+        data_source=str(result.get("source") or agent.get("name") or ""),
+        extra_info={"task_name": f"{name}/{stage}" if stage else name} if name else {},
+    )
+    uid = digest([name, result.get("task_checksum"), stage]) if name else ""
+    trace = Trace(task=task, uid=uid, model=str(agent.get("model_name") or ""))
+    trace.turns, trace.final = turns_of(prompt, said)
+    trace.tokens = _tokens(steps)
+    _note_usage(trace, trajectory, steps, result)
+    note_result(trace, result_of(result, stage), file)
+    if trajectory.get("subagent_trajectories"):
+        trace.warnings.append(f"{len(trajectory['subagent_trajectories'])} agents that it called are not shown")
+    return trace
+
+
+def _steps(file: Path, trajectory: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of a trajectory and of the files that go on with it, without what these repeat."""
+    steps, seen = list(trajectory.get("steps") or []), {file.name}
+    while (following := trajectory.get("continued_trajectory_ref")) and following not in seen:
+        seen.add(following)
+        trajectory = _read(file.parent / Path(str(following)).name)
+        steps += [step for step in trajectory.get("steps") or [] if not step.get("is_copied_context")]
+    return steps
+
+
+def _is_turn(step: dict[str, Any]) -> bool:
+    return step.get("source") == "agent" and not step.get("is_copied_context")
+
+
+def _messages(step: dict[str, Any]) -> Iterator[Message]:
+    content = _content(step.get("message"))
+    calls = step.get("tool_calls") or []
+    if step.get("source") == "agent":
+        message: Message = {"role": "assistant", "content": content}
+        if step.get("reasoning_content"):
+            message["reasoning_content"] = step["reasoning_content"]
+        if calls:
+            message["tool_calls"] = [
+                call_of(call["function_name"], call.get("arguments"), call["tool_call_id"]) for call in calls
+            ]
+        yield message
+    else:
+        yield {"role": step.get("source") or "user", "content": content}
+    known = {call["tool_call_id"] for call in calls}
+    for found in (step.get("observation") or {}).get("results") or []:
+        if found.get("source_call_id") in known:
+            yield {"role": "tool", "tool_call_id": found["source_call_id"], "content": _content(found.get("content"))}
+        else:
+            yield {"role": "user", "content": _content(found.get("content"))}
+
+
+def _content(content: Any) -> Any:
+    """An image is only named: its file may be anywhere."""
+    if not isinstance(content, list):
+        return content or ""
+    texts = [
+        str(part.get("text") or "") if part.get("type") == "text" else f"[{part.get('type')} {_path_of(part)}]"
+        for part in content
+    ]
+    return "\n".join(texts)
+
+
+def _path_of(part: dict[str, Any]) -> str:
+    return str((part.get("source") or {}).get("path") or "")
+
+
+def _tokens(steps: list[dict[str, Any]]) -> Tokens | None:
+    tokens = Tokens()
+    for step in filter(_is_turn, steps):
+        told = step.get("metrics") or {}
+        if told.get("completion_token_ids"):
+            given, sampled = told.get("prompt_token_ids") or [], told["completion_token_ids"]
+            logprobs = told.get("logprobs")
+            tokens.add_turn(given, sampled, logprobs if logprobs and len(logprobs) == len(sampled) else None)
+    return tokens if tokens.sequences else None
+
+
+def _note_usage(trace: Trace, trajectory: dict[str, Any], steps: list[dict[str, Any]], result: dict[str, Any]) -> None:
+    total, of_agent = trajectory.get("final_metrics") or {}, result.get("agent_result") or {}
+
+    def count(name: str, of_result: str) -> int:
+        told = [(step.get("metrics") or {}).get(name) or 0 for step in filter(_is_turn, steps)]
+        return total.get(f"total_{name}") or of_agent.get(of_result) or sum(told)
+
+    trace.usage = Usage(count("prompt_tokens", "n_input_tokens"), count("completion_tokens", "n_output_tokens"))
+    cost = number_of(total.get("total_cost_usd")) or number_of(of_agent.get("cost_usd"))
+    if cost is not None:
+        trace.metrics["cost_usd"] = cost
+    trace.timing = Timing(
+        policy=seconds(result.get("agent_execution")),
+        environment=seconds(result.get("verifier")),
+        total=seconds(result) or seconds({"started_at": _time(steps[:1]), "finished_at": _time(steps[-1:])}),
+        began=time_of(result.get("started_at") or _time(steps[:1])),
+    )
+
+
+def _time(steps: list[dict[str, Any]]) -> Any:
+    return steps[0].get("timestamp") if steps else None

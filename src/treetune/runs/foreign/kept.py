@@ -1,0 +1,254 @@
+"""A run of another program, kept as a run folder of ours: each of its rollouts is made a trace once.
+
+    kept = KeptRun(Path("outputs/rollout_data"), Verl())
+    kept.update()                              # takes up what is new
+    kept.folder                                # has traces.jsonl and its index
+
+Traces are kept in the user's cache, and not made anew whenever one is looked at: so a query, the text search, groups
+and the viewer read them as they read a run of ours, by the same index, and a file of another format is opened once.
+A training that goes on writes further files, or adds to the last; only what is new is taken. From the first file that
+is no longer what it was, all is taken anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from filelock import FileLock
+
+from treetune.cache_folder import default_cache_dir, write_atomically
+from treetune.errors import described
+from treetune.runs.entry import Entry
+from treetune.runs.folder import TRACES, RunFolder
+from treetune.runs.foreign.kind import Found, Kind, Stamp
+from treetune.runs.index import read_entries
+from treetune.task import digest
+from treetune.trace import Trace, decode_trace, encode_trace
+
+_VERSION = 2
+"""Of what traces are made of records; raised when a kind reads more of them."""
+_SOURCE = "source.json"
+
+
+class Taken(msgspec.Struct):
+    """A file that was read."""
+
+    name: str
+    stamp: Stamp
+    position: int
+    mark: str
+    end: int
+    """Where the traces end that were made of it and of those before it."""
+    whole: bool = False
+    """Whether all of it was read; else the rest follows."""
+    faults: int = 0
+    """How many of its records could not be read."""
+    fault: str = ""
+    """What was wrong with the first of them."""
+
+
+class Source(msgspec.Struct):
+    """What the traces were made of."""
+
+    path: str
+    kind: str
+    version: int = _VERSION
+    config: dict[str, Any] = {}
+    files: list[Taken] = []
+    times: int = 0
+    """How often traces were taken back that somebody may have read."""
+
+    bytes: int = 0
+    """Of all its files."""
+
+    @property
+    def share_read(self) -> float:
+        read = sum(file.stamp[0] for file in self.files if file.whole)
+        return read / self.bytes if self.bytes else 1.0
+
+    @property
+    def warnings(self) -> list[str]:
+        faults = sum(file.faults for file in self.files)
+        if not faults:
+            return []
+        first = next(file.fault for file in self.files if file.faults)
+        return [f"{faults:,} of the records cannot be read, and are left out; the first: {first}"]
+
+
+class Numbers:
+    """Which task, which occurrence of it and which rollout each trace is."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._tasks: dict[str, int] = {}
+        self._occurrences: dict[tuple[str, int | None, str], list[int]] = {}
+        self._count: dict[str, int] = {}
+        self._rollouts: dict[tuple[str, int], set[int]] = {}
+        for entry in entries:
+            self._tasks.setdefault(entry.uid, entry.idx)
+            places = self._occurrences.setdefault((entry.uid, entry.step, ""), [])
+            if entry.occurrence not in places:
+                places.append(entry.occurrence)
+            self._count[entry.uid] = max(self._count.get(entry.uid, 0), entry.occurrence + 1)
+            self._rollouts.setdefault((entry.uid, entry.occurrence), set()).add(entry.rollout)
+
+    def note(self, trace: Trace, found: Found) -> None:
+        """Equal prompts of one step are a group; those of another step, or under another name, are the same task once
+        more."""
+        uid = trace.uid or trace.task.uid
+        places = self._occurrences.setdefault((uid, trace.step, found.group), [])
+        free = (place for place in places if found.rollout not in self._rollouts[uid, place])
+        occurrence = next(free, None)
+        if occurrence is None:
+            occurrence = self._count.get(uid, 0)
+            self._count[uid] = occurrence + 1
+            places.append(occurrence)
+        rollouts = self._rollouts.setdefault((uid, occurrence), set())
+        trace.uid, trace.occurrence = uid, occurrence
+        trace.rollout = len(rollouts) if found.rollout is None else found.rollout
+        rollouts.add(trace.rollout)
+        if trace.task.idx < 0:
+            trace.task = msgspec.structs.replace(trace.task, idx=self._tasks.setdefault(uid, len(self._tasks)))
+
+
+class KeptRun:
+    def __init__(self, path: Path, kind: Kind) -> None:
+        self.path, self.kind = path.absolute(), kind
+        self.folder = _kept_runs() / digest([str(self.path), kind.name])
+
+    def update(self, seconds: float | None = None) -> Source:
+        """Takes up what is new in the files of the run, for no more than about so many seconds, and says what was
+        read."""
+        files = self.kind.files(self.path)
+        stamps = [self.kind.stamp(file) for file in files]
+        source = self._read()
+        known = [(file.name, file.stamp) for file in source.files if file.whole]
+        if not files or known == [(str(file), stamp) for file, stamp in zip(files, stamps, strict=True)]:
+            return source  # where its files are gone, what is kept is what there was
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(self.folder / ".update")):
+            source = self._read()
+            source.config, source.bytes = self.kind.describe(files), sum(size for size, _ in stamps)
+            self._take(source, files, stamps, None if seconds is None else time.monotonic() + seconds)
+            return source
+
+    def _read(self) -> Source:
+        with suppress(OSError, msgspec.MsgspecError):
+            source = msgspec.json.decode((self.folder / _SOURCE).read_bytes(), type=Source)
+            if source.version == _VERSION:
+                return source
+        return Source(str(self.path), self.kind.name)
+
+    def _take(self, source: Source, files: list[Path], stamps: list[Stamp], until: float | None) -> None:
+        older, known = source.files, list(zip(map(str, files), stamps, strict=True))
+        same = 0
+        while same < min(len(older), len(known)) and older[same].whole and _is(older[same], known[same]):
+            same += 1
+        source.files = older[:same]
+        begun = older[same] if same < min(len(older), len(known)) and self._goes_on(older[same], *known[same]) else None
+        end = begun.end if begun is not None else source.files[-1].end if source.files else 0
+        with RunFolder(self.folder, TRACES) as out:
+            if older and end < older[-1].end:
+                source.times += 1
+            if out.size != end:
+                os.truncate(self.folder / TRACES.file, end)
+                out.drop_cut_line()
+            try:
+                numbers = Numbers(read_entries(self.folder))
+                for at in range(same, len(files)):
+                    taken = begun or Taken(*known[at], 0, "", 0)
+                    taken.stamp, begun = stamps[at], None
+                    self._take_file(taken, files[at], files[at - 1] if at else None, numbers, out, until)
+                    source.files.append(taken)
+                    if until is not None and time.monotonic() >= until:
+                        break
+            finally:
+                write_atomically(self.folder / _SOURCE, msgspec.json.encode(source))
+
+    def _goes_on(self, taken: Taken, name: str, stamp: Stamp) -> bool:
+        """Whether a file is as it was as far as it was read, so that only what comes after is new."""
+        if taken.name != name or not taken.mark:
+            return False
+        return taken.stamp == stamp or taken.mark == self._mark(Path(name), taken.position)
+
+    def _mark(self, file: Path, position: int) -> str:
+        """Nothing, of a file that cannot be read as what it should be."""
+        try:
+            return self.kind.mark(file, position)
+        except Exception:
+            return ""
+
+    def _take_file(
+        self,
+        taken: Taken,
+        file: Path,
+        before: Path | None,
+        numbers: Numbers,
+        out: RunFolder[Trace],
+        until: float | None,
+    ) -> None:
+        taken.whole = True
+        if not taken.position and before is not None and self.kind.repeats(file, before):
+            taken.end = out.size
+            return
+        for found in self._found(file, taken.position):
+            taken.position = found.position
+            try:
+                if found.trace is not None:
+                    decode_trace(encode_trace(found.trace))  # a value of another type is the record's fault, now
+                    numbers.note(found.trace, found)
+                    out.append(found.trace)
+                    if until is not None and time.monotonic() >= until and self._mark(file, found.position):
+                        taken.whole = False
+                        break
+                    continue
+            except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:  # what no trace can hold
+                found.fault = f"{file.name}: {error}"
+            taken.fault = taken.fault or found.fault
+            taken.faults += 1
+        taken.mark = self._mark(file, taken.position)
+        taken.end = out.size
+
+    def _found(self, file: Path, after: int) -> Iterator[Found]:
+        """A file that cannot be read as what it should be is being written, or is damaged: it counts as one record."""
+        try:
+            yield from self.kind.read(file, after)
+        except Exception as error:  # whatever a damaged file makes of its reader
+            yield Found(None, after, fault=f"{file.name}: {described(error)}")
+
+
+def _is(taken: Taken, known: tuple[str, Stamp]) -> bool:
+    return (taken.name, taken.stamp) == known
+
+
+def _kept_runs() -> Path:
+    return default_cache_dir() / "runs"
+
+
+def prune_kept(cache_dir: Path, older_than_days: float | None = None) -> tuple[int, int]:
+    """Removes what is kept of runs of others: all, or what is so many days old. How many runs, and their bytes."""
+    number = freed = 0
+    for folder, size, made in _measure(cache_dir):
+        if older_than_days is None or made < time.time() - older_than_days * 86400:
+            shutil.rmtree(folder, ignore_errors=True)
+            number, freed = number + 1, freed + size
+    return number, freed
+
+
+def measure_kept(cache_dir: Path) -> tuple[int, int]:
+    """How many runs of others are kept, and their bytes."""
+    sizes = [size for _, size, _ in _measure(cache_dir)]
+    return len(sizes), sum(sizes)
+
+
+def _measure(cache_dir: Path) -> Iterator[tuple[Path, int, float]]:
+    for folder in (cache_dir / "runs").glob("*"):
+        with suppress(OSError):
+            made = (folder / _SOURCE).stat().st_mtime
+            yield folder, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()), made

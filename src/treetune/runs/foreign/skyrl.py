@@ -1,0 +1,123 @@
+"""SkyRL's dumps: evaluations in `dumped_evals` of its `export_path` (`trainer.dump_eval_results`), and the batches that
+it trained on in `dumped_data` (`trainer.dump_data_batch`).
+
+A line of an evaluation has the texts with their special tokens. Those of ChatML are split into messages; any other is
+one message. A rollout that SkyRL trains on step by step has a line for each step: what begins with the prompt and the
+answer of the line before goes on from it. A batch has tokens and advantages, no text and no reward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from treetune.runs.foreign.chat import split_chat, turns_of
+from treetune.runs.foreign.kind import Found, Kind, files_in, first_row, number_of, read_rows
+from treetune.runs.foreign.skyrl_batch import read_batch
+from treetune.task import Message, Task
+from treetune.trace import Outcome, Trace, Turn
+
+_STEP = re.compile(r"global_step_(\d+)_(?:evals|training_input\.pkl)|eval_only")
+_WHOLE = "aggregated_results.jsonl"
+"""Figures over all sources; no rollouts."""
+
+
+class SkyRL(Kind):
+    name = "skyrl"
+
+    def files(self, path: Path) -> list[Path]:
+        if path.suffix == ".pkl" and _STEP.fullmatch(path.name):
+            return [path]
+        if path.suffix == ".jsonl":
+            return [path] if path.name != _WHOLE and _is_dump(path) else []
+        found = (
+            [path] if _STEP.fullmatch(path.name) else [path / name for name in files_in(path) if _STEP.fullmatch(name)]
+        )
+        files: list[Path] = []
+        for place in sorted(found, key=_order):
+            if place.suffix == ".pkl":
+                files.append(place)
+            else:
+                lines = sorted(name for name in files_in(place) if name.endswith(".jsonl") and name != _WHOLE)
+                files += [place / name for name in lines]
+        return files if files and (files[0].suffix == ".pkl" or _is_dump(files[0])) else []
+
+    def read(self, file: Path, after: int) -> Iterator[Found]:
+        if file.suffix == ".pkl":
+            yield from read_batch(file, after, _step_of(file))
+            return
+        parts: list[dict[str, Any]] = []
+        position = after
+        for row in read_rows(file, after):
+            if parts and not (row.values and _goes_on(parts[-1], row.values)):
+                yield _found(parts, position, _step_of(file))
+                parts = []
+            position = row.position
+            if row.values is None or "output_response" not in row.values:
+                yield Found(None, position, fault=row.fault or f"{file.name}, before byte {position}: no output")
+            else:
+                parts.append(row.values)
+        if parts:
+            yield _found(parts, position, _step_of(file))
+
+
+def _is_dump(file: Path) -> bool:
+    return {"input_prompt", "output_response", "score"} <= first_row(file).keys()
+
+
+def _order(path: Path) -> int:
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match and match[1] else -1
+
+
+def _step_of(file: Path) -> int | None:
+    step = max(_order(file), _order(file.parent))
+    return None if step < 0 else step
+
+
+def _goes_on(before: dict[str, Any], row: dict[str, Any]) -> bool:
+    prompt = str(row.get("input_prompt") or "")
+    return bool(before["output_response"]) and prompt.startswith(f"{before['input_prompt']}{before['output_response']}")
+
+
+def _found(parts: list[dict[str, Any]], position: int, step: int | None) -> Found:
+    first, last = parts[0], parts[-1]
+    extras = first.get("env_extras")
+    spec = (extras.get("reward_spec") or extras.get("reward_model")) if isinstance(extras, dict) else None
+    asked = str(first["input_prompt"])
+    whole = f"{last['input_prompt']}{last['output_response']}"
+    prompt, said = split_chat(asked, whole[len(asked) :]) or (None, [])
+    task = Task(
+        prompt=asked if prompt is None else prompt,
+        data_source=str(first.get("data_source") or ""),
+        reward_spec=spec if isinstance(spec, dict) else {},
+        env_class=str(first["env_class"]) if first.get("env_class") else None,
+    )
+    trace = Trace(task=task, uid="", step=step, reward=_reward(last.get("score")))
+    if prompt is None:
+        trace.turns = [_turn(part, before) for part, before in zip(parts, [None, *parts], strict=False)]
+    else:
+        trace.turns, trace.final = turns_of(prompt, said)
+    trace.turns[-1].reward = trace.reward or 0.0
+    stop = last.get("stop_reason")
+    trace.turns[-1].finish_reason = str(stop) if stop else None
+    if stop == "length":
+        trace.outcome = Outcome.TRUNCATED
+    return Found(trace, position)
+
+
+def _turn(part: dict[str, Any], before: dict[str, Any] | None) -> Turn:
+    """A step, with what its prompt has beyond that of the step before and its answer."""
+    known = 0 if before is None else len(before["input_prompt"]) + len(before["output_response"])
+    observed: Message = {"role": "user", "content": str(part["input_prompt"])[known:]}
+    return Turn(observed=[observed], message={"role": "assistant", "content": str(part["output_response"])})
+
+
+def _reward(score: Any) -> float | None:
+    """Rewards may be given for each token."""
+    if isinstance(score, list):
+        numbers = [number for number in map(number_of, score) if number is not None]
+        return sum(numbers) if numbers else None
+    return number_of(score)

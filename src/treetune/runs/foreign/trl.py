@@ -1,0 +1,120 @@
+"""TRL's completions: `log_completions` of its trainers writes `completions_{step}.parquet` in the folder `completions`
+of the output folder.
+
+The columns are `step`, `prompt`, `completion`, one for each reward function, what these logged beside, and `advantage`.
+Which columns are rewards is not said. The first few are, and the advantage shows how many: within a group it rises with
+the reward and with nothing else. Their weights are not said either.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treetune.runs.foreign.chat import turns_of
+from treetune.runs.foreign.kind import Found, Kind, files_in, number_of, numbers_in, prune
+from treetune.task import Message, Task
+from treetune.trace import Trace
+
+_FILE = re.compile(r"completions_(\d+)\.parquet")
+_OWN = ("step", "prompt", "completion", "advantage")
+_ALMOST = 1e-3
+"""What rounding does to advantages, which are of single precision."""
+
+
+class Trl(Kind):
+    name = "trl"
+
+    def files(self, path: Path) -> list[Path]:
+        if _FILE.fullmatch(path.name):
+            return [path] if path.is_file() else []
+        steps = [match for match in map(_FILE.fullmatch, files_in(path)) if match]
+        return [path / match[0] for match in sorted(steps, key=lambda match: int(match[1]))]
+
+    def read(self, file: Path, after: int) -> Iterator[Found]:
+        table = _read(file)
+        rows = table.to_pylist()
+        rewards, exact = _reward_columns(table.schema, rows)
+        for at, row in enumerate(rows[after:], after):
+            yield Found(_trace(prune(row), rewards, exact), at + 1)
+
+    def repeats(self, file: Path, before: Path) -> bool:
+        """What was sampled once is logged with each step that trains on it (`steps_per_generation`)."""
+        try:
+            one, other = (_read(each).drop_columns(["step"]) for each in (file, before))
+        except (OSError, ValueError, KeyError):
+            return False
+        return bool(one.equals(other))
+
+
+def _read(file: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(file).read()
+
+
+def _trace(row: dict[str, Any], rewards: Sequence[str], exact: bool) -> Trace:
+    prompt, completion = row.get("prompt"), row.get("completion")
+    task = Task(prompt=prompt if isinstance(prompt, list) else str(prompt or ""))
+    said = completion if isinstance(completion, list) else [{"role": "assistant", "content": str(completion or "")}]
+    given = [value for value in (number_of(row.get(name)) for name in rewards) if value is not None]
+    trace = Trace(task=task, uid="", step=row.get("step"), reward=sum(given) if given else None)
+    trace.turns, trace.final = turns_of(task.messages, [_with_calls(message) for message in said])
+    trace.turns[-1].reward = trace.reward or 0.0
+    trace.metrics = numbers_in(row, without=("step",))
+    trace.turns[-1].info = {name: row[name] for name in row if name not in _OWN and name not in trace.metrics}
+    if len(given) > 1 and not exact:
+        trace.warnings = [f"TRL does not write the weights of rewards: the reward is the sum of {', '.join(rewards)}"]
+    return trace
+
+
+def _with_calls(message: Message) -> Message:
+    """A call that is a function alone is one as OpenAI's API has it."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [call if "function" in call else {"function": call} for call in message["tool_calls"]]
+    return {**message, "tool_calls": [{"type": "function", **call} for call in calls]}
+
+
+def _reward_columns(schema: Any, rows: list[dict[str, Any]]) -> tuple[list[str], bool]:
+    """The names of the columns that are rewards, and whether their sum is what the advantages were made of."""
+    import pyarrow as pa
+
+    further = [field for field in schema if field.name not in _OWN]
+    columns = [field.name for field in takewhile(lambda field: pa.types.is_floating(field.type), further)]
+    if "advantage" not in schema.names or not rows:
+        return columns, False
+    groups = [str(row.get("prompt")) for row in rows]
+    advantage = np.array([_float(row["advantage"]) for row in rows])
+    values = np.array([[_float(row[name]) for name in columns] for row in rows])
+    totals = np.cumsum(np.nan_to_num(values), axis=1)
+    for count in range(len(columns), 0, -1):
+        if _rises(groups, totals[:, count - 1], advantage):
+            return columns[:count], True
+    return columns, False
+
+
+def _float(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _rises(groups: list[str], rewards: Any, advantages: Any) -> bool:
+    """Whether within each group the advantages are the rewards, moved and scaled."""
+    _, group = np.unique(groups, return_inverse=True)
+    count = np.bincount(group)
+
+    def centred(values: Any) -> Any:
+        return values - (np.bincount(group, values) / count)[group]
+
+    one, other = centred(rewards), centred(advantages)
+    along = np.bincount(group, one * other)
+    lengths = np.sqrt(np.bincount(group, one * one) * np.bincount(group, other * other))
+    zero = [np.sqrt(np.bincount(group, side * side)) < _ALMOST for side in (one, other)]
+    fits = np.where(zero[0] | zero[1], zero[0] == zero[1], along >= (1 - _ALMOST) * lengths)
+    return bool(fits.all())

@@ -1,0 +1,84 @@
+"""verl's rollouts and validations: `trainer.rollout_data_dir` and `trainer.validation_data_dir`, a file `{step}.jsonl`
+for each step.
+
+A line has `input`, `output`, `gts`, `score`, `step`, and what the reward function told beside the score. The trainer of
+v1 adds `uid`, which is `{prompt}_{rollout}_{part}`: where an agent loop gave several outputs, the parts of one rollout
+are its turns. Texts are as the tokenizer decodes them, without special tokens, so no roles can be told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from treetune.runs.foreign.kind import Found, Kind, files_in, first_row, number_of, numbers_in, read_rows
+from treetune.task import Message, Task
+from treetune.trace import Trace, Turn
+
+_FILE = re.compile(r"(\d+)\.jsonl")
+_UID = re.compile(r"(.+)_(\d+)_(\d+)", re.DOTALL)
+_OWN = ("input", "output", "gts", "score", "step", "reward", "uid")
+
+
+class Verl(Kind):
+    name = "verl"
+
+    def files(self, path: Path) -> list[Path]:
+        if path.suffix == ".jsonl":
+            found = [path]
+        else:
+            steps = [match for match in map(_FILE.fullmatch, files_in(path)) if match]
+            found = [path / match[0] for match in sorted(steps, key=lambda match: int(match[1]))]
+        return found if found and {"input", "output", "score"} <= first_row(found[0]).keys() else []
+
+    def read(self, file: Path, after: int) -> Iterator[Found]:
+        parts: list[dict[str, Any]] = []
+        position = after
+        for row in read_rows(file, after):
+            if parts and (row.values is None or _rollout(row.values) != _rollout(parts[0])):
+                yield _found(parts, position)
+                parts = []
+            position = row.position
+            if row.values is None or "output" not in row.values:
+                yield Found(None, position, fault=row.fault or f"{file.name}, before byte {position}: no output")
+            elif _rollout(row.values) is None:
+                yield _found([row.values], position)
+            else:
+                parts.append(row.values)
+        if parts:
+            yield _found(parts, position)
+
+
+def _rollout(row: dict[str, Any]) -> tuple[str, int] | None:
+    """The prompt and the number of the rollout that a line is a part of; None where it is one by itself."""
+    match = _UID.fullmatch(row["uid"]) if isinstance(row.get("uid"), str) else None
+    return (match[1], int(match[2])) if match else None
+
+
+def _found(parts: list[dict[str, Any]], position: int) -> Found:
+    first, last = parts[0], parts[-1]
+    truth = first.get("gts")
+    task = Task(
+        prompt=str(first.get("input") or ""),
+        data_source=str(first.get("data_source") or ""),
+        reward_spec={} if truth is None else {"ground_truth": truth},
+    )
+    reward, metrics = number_of(last.get("score")), numbers_in(last, without=_OWN)
+    trace = Trace(task=task, uid="", reward=reward, metrics=metrics)
+    trace.turns = [Turn(observed=[_message("user", part.get("input"))], message=_said(part)) for part in parts]
+    trace.turns[-1].reward = reward or 0.0
+    trace.turns[-1].info = {name: last[name] for name in last if name not in _OWN and name not in metrics}
+    step = first.get("step")
+    trace.step = step if isinstance(step, int) else None
+    named = _rollout(first)
+    return Found(trace, position, named[1] if named else None, named[0] if named else "")
+
+
+def _said(part: dict[str, Any]) -> Message:
+    return _message("assistant", part["output"])
+
+
+def _message(role: str, text: Any) -> Message:
+    return {"role": role, "content": str(text or "")}

@@ -1,0 +1,253 @@
+"""What a run amounts to: mean, standard error, pass@k, per metric, per outcome, per data source.
+
+A rollout that failed has no reward. Means are given twice: over the scored rollouts, and over all, where a failed one
+counts as 0. Where the two differ, the summary warns: a policy may be what makes its rollouts fail.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from treetune.trace import Trace
+
+MOST_WARNINGS = 5
+"""How many kinds of failures, and of warnings, are told."""
+
+
+class SourceSummary(msgspec.Struct):
+    tasks: int
+    """Different tasks."""
+    rollouts: int
+    """Rollouts of them."""
+    mean_reward: float | None
+    """Over scored rollouts."""
+    mean_reward_all: float | None
+    """Over all; one that failed counts as 0."""
+    scored: int
+    """Rollouts that have a reward."""
+
+
+class Summary(msgspec.Struct):
+    mean_reward: float | None
+    """Over scored rollouts; None where there is none."""
+    mean_reward_all: float | None
+    """Over all rollouts: one that failed counts as 0."""
+    stderr: float | None
+    """Of the mean over scored rollouts, with those of one task counted as one cluster."""
+    pass_at_k: dict[str, float]
+    """The chance that at least one of k rollouts of a task solves it, over scored rollouts."""
+    pass_at_k_all: dict[str, float]
+    """The same over all rollouts: one that failed did not solve it."""
+    tasks: int
+    """Different tasks."""
+    rollouts: int
+    """Rollouts of them, failed ones included."""
+    scored: int
+    """Rollouts that have a reward."""
+    outcomes: dict[str, int]
+    """How many rollouts ended in which way."""
+    metrics: dict[str, float]
+    """The mean of each metric over the rollouts that have it."""
+    data_sources: dict[str, SourceSummary]
+    """The same figures for each data source."""
+    prompt_tokens: int
+    """The model's, over all rollouts."""
+    completion_tokens: int
+    """What it sampled."""
+    judge_calls: int
+    """What judges were asked, repetitions after an unreadable verdict included."""
+    judge_cache_hits: int
+    """Of these, what had been asked before, or was being asked: nothing was paid."""
+    judge_prompt_tokens: int
+    """Of the calls of judges that were paid."""
+    judge_completion_tokens: int
+    """Of the calls that were paid."""
+    retries: int
+    """How often calls of the model or of judges were repeated: 429, 5xx, a cut connection."""
+    stopped: str | None
+    """The ceiling that ended the run before all its rollouts were begun."""
+    seconds_per_rollout: float | None
+    """The mean, waiting included."""
+    warnings: list[str]
+    """What makes the figures doubtful, the commonest first."""
+
+    @property
+    def errors(self) -> int:
+        return self.rollouts - self.scored
+
+
+class TaskTally(msgspec.Struct):
+    """What the summary needs of one task's rollouts."""
+
+    source: str
+    rollouts: int = 0
+    rewards: list[float] = []
+    passes: list[bool] = []
+
+    @property
+    def all_passes(self) -> list[bool]:
+        return self.passes + [False] * (self.rollouts - len(self.passes))
+
+
+class Tally:
+    """Collects traces one by one and keeps only what the summary needs of them."""
+
+    def __init__(self, pass_threshold: float = 1.0) -> None:
+        self._threshold = pass_threshold
+        self._tasks: dict[tuple[str, int], TaskTally] = {}
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._outcomes: Counter[str] = Counter()
+        self._seconds = 0.0
+        self._prompt_tokens = self._completion_tokens = 0
+        self._judge_calls = self._judge_cache_hits = self._judge_calls_untold = 0
+        self._judge_prompt_tokens = self._judge_completion_tokens = 0
+        self.stopped: str | None = None
+        """Why no more rollouts are begun."""
+        self._reward_sum = 0.0
+        self._failures: Counter[str] = Counter()
+        self._warnings: Counter[str] = Counter()
+        self.retries = 0
+        self.rollouts = 0
+        self.scored = 0
+        self.expected: int | None = None
+        """How many rollouts there will be, once that is known."""
+
+    def add(self, trace: Trace) -> None:
+        task = self._tasks.setdefault((trace.uid, trace.occurrence), TaskTally(trace.task.data_source))
+        task.rollouts += 1
+        self.rollouts += 1
+        self._outcomes[trace.outcome.value] += 1
+        self._seconds += trace.timing.total
+        self._prompt_tokens += trace.usage.prompt_tokens
+        self._completion_tokens += trace.usage.completion_tokens
+        self.retries += trace.all_retries
+        self._warnings.update(trace.warnings)
+        self._add_judgements(trace)
+        if trace.failure is not None:
+            self._failures[_describe(trace)] += 1
+        if trace.reward is None:
+            return
+        self.scored += 1
+        self._reward_sum += trace.reward
+        task.rewards.append(trace.reward)
+        task.passes.append(trace.passed(self._threshold))
+        for name, value in trace.metrics.items():
+            self._metrics[name].append(value)
+
+    def _add_judgements(self, trace: Trace) -> None:
+        self._judge_calls += len(trace.judgements)
+        for judgement in trace.judgements:
+            if judgement.cached:
+                self._judge_cache_hits += 1
+                continue
+            usage = judgement.usage
+            self._judge_prompt_tokens += usage.prompt_tokens
+            self._judge_completion_tokens += usage.completion_tokens
+            self._judge_calls_untold += bool(judgement.answer) and not (usage.prompt_tokens + usage.completion_tokens)
+
+    @property
+    def judge_tokens(self) -> int:
+        return self._judge_prompt_tokens + self._judge_completion_tokens
+
+    @property
+    def tokens_total(self) -> int:
+        return self._prompt_tokens + self._completion_tokens + self.judge_tokens
+
+    @property
+    def mean_reward(self) -> float | None:
+        return self._reward_sum / self.scored if self.scored else None
+
+    @property
+    def mean_reward_all(self) -> float | None:
+        return self._reward_sum / self.rollouts if self.rollouts else None
+
+    @property
+    def errors(self) -> int:
+        return self.rollouts - self.scored
+
+    def _list_warnings(self) -> list[str]:
+        found = []
+        if self.mean_reward != self.mean_reward_all:
+            means = f"{_figure(self.mean_reward)} over the scored, {_figure(self.mean_reward_all)} over all"
+            found.append(f"{self.errors} of {self.rollouts} rollouts have no reward: the mean is {means}")
+        if self._judge_calls_untold:
+            calls = f"{self._judge_calls_untold} calls of judges did not say how many tokens they took"
+            found.append(f"{calls}: no ceiling counts them")
+        for texts in (self._failures, self._warnings):
+            found += [f"{count} x {text}" for text, count in texts.most_common(MOST_WARNINGS)]
+        return found
+
+    def summary(self) -> Summary:
+        scored = [task for task in self._tasks.values() if task.rewards]
+        by_source: dict[str, list[TaskTally]] = defaultdict(list)
+        for task in self._tasks.values():
+            by_source[task.source].append(task)
+        return Summary(
+            mean_reward=self.mean_reward,
+            mean_reward_all=self.mean_reward_all,
+            stderr=standard_error([task.rewards for task in scored]),
+            pass_at_k=pass_at_k([task.passes for task in scored]),
+            pass_at_k_all=pass_at_k([task.all_passes for task in self._tasks.values()]),
+            tasks=len(self._tasks),
+            rollouts=self.rollouts,
+            scored=self.scored,
+            outcomes=dict(sorted(self._outcomes.items())),
+            metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
+            data_sources={source: _summarise_source(tasks) for source, tasks in sorted(by_source.items())},
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            judge_calls=self._judge_calls,
+            judge_cache_hits=self._judge_cache_hits,
+            judge_prompt_tokens=self._judge_prompt_tokens,
+            judge_completion_tokens=self._judge_completion_tokens,
+            retries=self.retries,
+            stopped=self.stopped,
+            seconds_per_rollout=self._seconds / self.rollouts if self.rollouts else None,
+            warnings=self._list_warnings(),
+        )
+
+
+def _summarise_source(tasks: Sequence[TaskTally]) -> SourceSummary:
+    rewards = [reward for task in tasks for reward in task.rewards]
+    rollouts = sum(task.rollouts for task in tasks)
+    mean = sum(rewards) / len(rewards) if rewards else None
+    return SourceSummary(len(tasks), rollouts, mean, sum(rewards) / rollouts if rollouts else None, len(rewards))
+
+
+def _describe(trace: Trace) -> str:
+    """A failure without what differs from rollout to rollout."""
+    assert trace.failure is not None
+    where = f" at {trace.failure.place}" if trace.failure.place else ""
+    return f"{trace.outcome.value} ({trace.failure.phase}): {trace.failure.type}{where}"
+
+
+def _figure(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:.4f}"
+
+
+def standard_error(clusters: Sequence[Sequence[float]]) -> float | None:
+    """Of the mean over all values. Rollouts of one task are not independent, so tasks are the clusters; with a
+    single task its rollouts are."""
+    if len(clusters) == 1:
+        clusters = [[value] for value in clusters[0]]
+    number = len(clusters)
+    if number < 2:
+        return None
+    total = sum(len(cluster) for cluster in clusters)
+    mean = sum(map(sum, clusters)) / total
+    spread = sum((sum(cluster) - mean * len(cluster)) ** 2 for cluster in clusters)
+    return math.sqrt(number / (number - 1) * spread) / total
+
+
+def pass_at_k(tries: Sequence[Sequence[bool]]) -> dict[str, float]:
+    """The unbiased estimate for k = 1, 2, 4, ... as far as every task has that many scored rollouts."""
+    fewest = min(map(len, tries), default=0)
+    estimates: dict[str, float] = {}
+    for k in (2**power for power in range(fewest.bit_length())):
+        chances = [1 - math.comb(len(task) - sum(task), k) / math.comb(len(task), k) for task in tries]
+        estimates[str(k)] = sum(chances) / len(chances)
+    return estimates

@@ -1,0 +1,255 @@
+"""What the pages ask: a struct for the body of each call, and the function that answers it, in a thread.
+
+    Calls(runs).answer("groups", b'{"run": 0, "sort": "variance", "descending": true}')
+
+`docs/viewing.md` lists them for those who want to ask themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from treetune.errors import TreetuneError, UsageError
+from treetune.evaluation import Run, render
+from treetune.runs.columns import NOTES, NUMBERS, TEXTS
+from treetune.runs.marks import Word, write_mark, write_tags
+from treetune.runs.query import WORDS
+from treetune.runs.rolling import EARLIER
+from treetune.serve import encode, read_body
+from treetune.view.comparisons import compare_runs, rollouts_of
+from treetune.view.figures import details, steps_of
+from treetune.view.one_rollout import show_rollout, show_tokens
+from treetune.view.overviews import Overviews
+from treetune.view.rescoring import Rescoring, refusal
+from treetune.view.run_list import RunList
+from treetune.view.selection import Selection
+from treetune.view.suspicious import Suspicions
+from treetune.view.tables import list_groups, list_rollouts
+from treetune.view.token_texts import load_texts, tokenizer_of
+
+Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Text = Annotated[str, msgspec.Meta(max_length=10_000)]
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class OfRun(Body, kw_only=True):
+    run: Place
+
+
+class OfQuery(OfRun, kw_only=True):
+    query: Text = ""
+
+
+class OfTable(OfQuery, kw_only=True):
+    sort: Text = ""
+    descending: bool = False
+    start: Place = 0
+    count: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 50
+
+
+class OfRollout(OfRun, kw_only=True):
+    at: Place | None = None
+    name: Text | None = None
+
+
+class OfRuns(Body, kw_only=True):
+    runs: Annotated[list[Place], msgspec.Meta(min_length=2, max_length=16)]
+    query: Text = ""
+
+
+class OfTask(Body, kw_only=True):
+    runs: Annotated[list[Place], msgspec.Meta(max_length=16)]
+    uid: Text
+    occurrence: int = 0
+
+
+class Known(Body, kw_only=True):
+    runs: dict[str, int] = {}
+
+
+class Marked(OfRollout, kw_only=True):
+    mark: Word | None = None
+    comment: str = ""
+
+
+class Tagged(OfRun, kw_only=True):
+    tags: list[str]
+
+
+class Exported(OfQuery, kw_only=True):
+    format: Literal["jsonl", "parquet", "eval"] = "jsonl"
+
+
+class Calls:
+    def __init__(self, runs: RunList, tokenizer: str | None = None) -> None:
+        """`tokenizer` is a folder or a name, for runs that do not say which they had."""
+        self._runs, self._tokenizer = runs, tokenizer
+        self._overviews = Overviews(runs)
+        self._suspicions = Suspicions()
+        self._rescoring = Rescoring()
+        self.by_name: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
+            "runs": (Body, self.runs),
+            "changes": (Known, self.changes),
+            "words": (Body, self.words),
+            "run": (OfRun, self.run),
+            "groups": (OfTable, self.groups),
+            "rollouts": (OfTable, self.rollouts),
+            "rollout": (OfRollout, self.rollout),
+            "tokens": (OfRollout, self.tokens),
+            "suspicious": (OfRun, self.suspicious),
+            "compare": (OfRuns, self.compare),
+            "pair": (OfTask, self.pair),
+            "rescore": (OfQuery, self.rescore),
+            "mark": (Marked, self.mark),
+            "tag": (Tagged, self.tag),
+        }
+
+    def answer(self, name: str, body: bytes) -> bytes:
+        struct, function = self.by_name[name]
+        return encode(function(read_body(struct, body)))
+
+    def select(self, body: bytes) -> Selection:
+        """What `export` asks for."""
+        asked = read_body(Exported, body)
+        with self._runs[asked.run].open() as run:
+            return Selection(run, asked.query, asked.format)
+
+    @property
+    def shown(self) -> RunList:
+        return self._runs
+
+    def close(self) -> None:
+        self._rescoring.close()
+
+    # Lists
+
+    def runs(self, body: Body) -> dict[str, Any]:
+        self._runs.look(now=True)
+        rows = self._overviews.rows()
+        return {"place": self._runs.place, "runs": rows, "curve": self._curve(rows)}
+
+    def _curve(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+        """The steps of the one training that is shown: a run with steps, and a server's `earlier` ones below it."""
+        trained = [self._runs[row["id"]] for row in rows if row["steps"]]
+        folders = {shown.path.parent if shown.path.name == EARLIER else shown.path for shown in trained}
+        if len(folders) != 1:
+            return None
+        steps: dict[int, dict[str, Any]] = {}
+        for shown in sorted(trained, key=lambda shown: shown.path.name != EARLIER):
+            with shown.open() as run:
+                steps |= {step["step"]: step for step in steps_of(run.columns)}
+        return [steps[step] for step in sorted(steps)]
+
+    def changes(self, body: Known) -> dict[str, Any]:
+        changed = []
+        for id, known in body.runs.items():
+            if not id.isdigit():
+                raise UsageError(f"{id:.20} is no run")
+            shown = self._runs[int(id)]
+            try:
+                if shown.rollouts is not None:
+                    with shown.open() as run:
+                        is_new = len(run) != known
+                else:
+                    is_new = not self._overviews.is_current(shown) or (self._overviews.rollouts(shown) != known)
+            except (OSError, TreetuneError):
+                is_new = known >= 0  # it is gone
+            if is_new:
+                changed.append(int(id))
+        return {"changed": changed, "new_runs": self._runs.look()}
+
+    def words(self, body: Body) -> dict[str, Any]:
+        rows = self._overviews.rows()
+        metrics = {str(row["id"]): row["metrics"] for row in rows}
+        return {"numbers": list(NUMBERS), "texts": [*TEXTS, *NOTES], "words": list(WORDS), "metrics": metrics}
+
+    # One run
+
+    def run(self, body: OfRun) -> dict[str, Any]:
+        shown = self._runs[body.run]
+        with shown.open() as run:
+            row = self._overviews.row(shown)
+            return {**(row or {}), **details(run), "read": shown.share_read}
+
+    def groups(self, body: OfTable) -> dict[str, Any]:
+        shown = self._runs[body.run]
+        with shown.open() as run:
+            found = list_groups(run, body.query, body.sort or "task", body.descending, body.start, body.count)
+            return {**found, "read": shown.share_read}  # of a part, the page asks again
+
+    def rollouts(self, body: OfTable) -> dict[str, Any]:
+        shown = self._runs[body.run]
+        with shown.open() as run:
+            found = list_rollouts(run, body.query, body.sort, body.descending, body.start, body.count)
+            return {**found, "read": shown.share_read}
+
+    def suspicious(self, body: OfRun) -> dict[str, Any]:
+        return self._suspicions.answer(self._runs[body.run])
+
+    def rescore(self, body: OfQuery) -> dict[str, Any]:
+        shown = self._runs[body.run]
+        if not shown.is_own:
+            return refusal(f"a run of {shown.kind} does not say how its answers are scored")
+        return self._rescoring.preview(shown.path, body.query)
+
+    def tag(self, body: Tagged) -> dict[str, Any]:
+        return {"tags": write_tags(self._runs[body.run].path, body.tags)}
+
+    # One rollout
+
+    def rollout(self, body: OfRollout) -> dict[str, Any]:
+        with self._runs[body.run].open() as run:
+            at = _place(run, body)
+            entry, told = run.columns.entries[at], show_rollout(run, at)
+        # Code of the task, which may take its time: others may look at the run meanwhile.
+        rendered, why_not = render(run, entry)
+        return {**told, "rendered": rendered, "not_rendered": why_not}
+
+    def tokens(self, body: OfRollout) -> dict[str, Any]:
+        with self._runs[body.run].open() as run:
+            tokenizer = self._tokenizer or tokenizer_of(run.model)
+            texts = load_texts(tokenizer) if tokenizer is not None else None
+            return show_tokens(run, _place(run, body), texts, tokenizer)
+
+    def mark(self, body: Marked) -> dict[str, Any]:
+        shown = self._runs[body.run]
+        with shown.open() as run:
+            mark = write_mark(shown.path, run.columns.entries[_place(run, body)], body.mark, body.comment)
+        return {"mark": {"mark": mark.mark, "comment": mark.comment} if mark.mark or mark.comment else None}
+
+    # Several runs
+
+    def compare(self, body: OfRuns) -> list[dict[str, Any]]:
+        first, *others = (self._runs[id] for id in body.runs)
+        found = []
+        for other in others:
+            # In the order of their ids, so that two who compare the same runs never wait for each other.
+            one, two = sorted((first, other), key=lambda shown: shown.id)
+            with one.open() as earlier, two.open() as later:
+                before, after = (earlier, later) if one is first else (later, earlier)
+                compared = compare_runs(before, after, body.query)
+            found.append({"before": first.id, "after": other.id, **compared})
+        return found
+
+    def pair(self, body: OfTask) -> list[dict[str, Any]]:
+        found = []
+        for id in body.runs:
+            with self._runs[id].open() as run:
+                found.append({"run": id, "rollouts": rollouts_of(run, body.uid, body.occurrence)})
+        return found
+
+
+def _place(run: Run, body: OfRollout) -> int:
+    if body.at is not None:
+        if body.at >= len(run):
+            raise UsageError(f"there is no rollout {body.at}", remedy=f"the run has {len(run)}")
+        return body.at
+    if body.name is None:
+        raise UsageError("no rollout is named", remedy="pass `at`, or `name`: UID/0")
+    return run.row(body.name)

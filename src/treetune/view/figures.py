@@ -1,0 +1,264 @@
+"""The figures of a run: what the list of runs says of it, and what its own page shows. Pure functions of its columns.
+
+    overview(run)["mean"], details(run)["sources"]
+
+JSON has no NaN: what is not known is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from treetune.config import defaults_of, dump_yaml
+from treetune.evaluation import FINGERPRINT, EvalConfig, Run, pass_at_k, standard_error
+from treetune.runs.columns import Codes, Columns, Mask, Numbers
+from treetune.runs.folder import CONFIG
+from treetune.target import find_differences
+from treetune.task import digest
+
+_SLICES = 24
+_BINS = 20
+_MOST_TURNS = 40
+_MOST_ON_TIMELINE = 2000
+_MOST_FAILURES = 50
+
+
+def plain(value: Any) -> Any:
+    """A number that JSON can hold."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def mean_of(values: Numbers) -> float | None:
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else None
+
+
+def first_of(values: Numbers) -> float | None:
+    values = values[~np.isnan(values)]
+    return float(values.min()) if len(values) else None
+
+
+def overview(run: Run) -> dict[str, Any]:
+    """What a list of runs says of each."""
+    columns = run.columns
+    groups, reward = columns.groups(), columns.reward
+    scored = ~np.isnan(reward)
+    began = first_of(columns.numbers("began"))
+    by_task = _split(groups.task[scored], reward[scored], len(groups))
+    solved = _split(groups.task[scored], run.solved()[scored], len(groups))
+    return {
+        "taskset": run.taskset,
+        "model": run.model,
+        "mean": mean_of(reward),
+        "stderr": standard_error(by_task),
+        "pass_at": pass_at_k(solved),
+        "tasks": len(groups),
+        "rollouts": len(columns),
+        "scored": int(scored.sum()),
+        "outcomes": _count(columns, "outcome"),
+        "prompt_tokens": int(np.nansum(columns.numbers("prompt_tokens"))),
+        "completion_tokens": int(np.nansum(columns.numbers("tokens"))),
+        "retries": int(np.nansum(columns.numbers("retries"))),
+        "seconds": None
+        if began is None
+        else plain(np.nanmax(columns.numbers("began") + columns.numbers("seconds")) - began),
+        "began": began,
+        "fingerprint": _fingerprint(run),
+        "spark": [mean_of(part) for part in np.array_split(reward, min(_SLICES, max(1, len(reward))))],
+        "steps": bool((~np.isnan(columns.numbers("step"))).any()),
+        "metrics": columns.metrics,
+    }
+
+
+def _fingerprint(run: Run) -> str | None:
+    """Equal where two runs have the same taskset, by its code, config and data."""
+    try:
+        return digest(msgspec.json.decode((run.folder / FINGERPRINT).read_bytes())["taskset"], 4)
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError):
+        return None
+
+
+def _split(codes: Codes, values: Any, number: int) -> list[list[Any]]:
+    """The values of each code that has any."""
+    together = values[np.argsort(codes, kind="stable")].tolist()
+    ends = np.cumsum(np.bincount(codes, minlength=number)).tolist()
+    return [together[start:end] for start, end in pairwise([0, *ends]) if end > start]
+
+
+def _count(columns: Columns, name: str) -> dict[str, int]:
+    texts = columns.texts(name)
+    counts = np.bincount(columns.codes(name) + 1, minlength=len(texts) + 1)[1:]
+    return {text: int(count) for text, count in sorted(zip(texts, counts, strict=True)) if count}
+
+
+def details(run: Run) -> dict[str, Any]:
+    """What the page of a run shows beyond its line in the list."""
+    columns, summary = run.columns, run.written_summary()
+    return {
+        **_config(run),
+        "warnings": [*run.warnings, *(summary.warnings if (summary := run.written_summary()) is not None else ())],
+        "histogram": _histogram(columns.reward),
+        "sources": _sources(columns),
+        "metrics": [_metric(name, columns.numbers(name)) for name in columns.metrics],
+        "by_turns": _by_turns(columns),
+        "by_tokens": _by_tokens(columns),
+        "timeline": timeline(columns),
+        "failures": _failures(columns),
+        "steps": steps_of(columns),
+        "group_flags": count_flags(columns),
+    }
+
+
+def _config(run: Run) -> dict[str, Any]:
+    try:
+        text = (run.folder / CONFIG).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {"config": dump_yaml(run.config) if run.config else "", "overridden": {}}
+    changed = find_differences(defaults_of(EvalConfig), run.config)
+    overridden = {path: value for path, _, value in changed if value not in (None, [], {})}
+    return {"config": text, "overridden": overridden}
+
+
+def _histogram(reward: Numbers) -> dict[str, list[float]]:
+    reward = reward[~np.isnan(reward)]
+    if not len(reward):
+        return {"edges": [], "counts": []}
+    low, high = min(0.0, float(reward.min())), max(1.0, float(reward.max()))
+    counts, edges = np.histogram(reward, _BINS, (low, high))
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
+
+
+def _sources(columns: Columns) -> list[dict[str, Any]]:
+    groups, codes = columns.groups(), columns.codes("source")
+    reward = columns.reward
+    found = []
+    for code, name in enumerate(columns.texts("source")):
+        own = codes == code
+        scored = own & ~np.isnan(reward)
+        tasks = np.unique(groups.task[own])
+        clusters = _split(groups.task[scored], reward[scored], len(groups))
+        found.append(
+            {
+                "name": name,
+                "tasks": len(tasks),
+                "rollouts": int(own.sum()),
+                "scored": int(scored.sum()),
+                "mean": mean_of(reward[own]),
+                "stderr": standard_error(clusters),
+            }
+        )
+    return sorted(found, key=lambda source: str(source["name"]))
+
+
+def _metric(name: str, values: Numbers) -> dict[str, Any]:
+    values = values[~np.isnan(values)]
+    low, high = (plain(values.min()), plain(values.max())) if len(values) else (None, None)
+    return {"name": name, "mean": mean_of(values), "count": len(values), "low": low, "high": high}
+
+
+def _by_turns(columns: Columns) -> list[dict[str, Any]]:
+    turns, reward = columns.numbers("turns"), columns.reward
+    return [
+        {"turns": int(number), "rollouts": int((turns == number).sum()), "mean": mean_of(reward[turns == number])}
+        for number in np.unique(turns[~np.isnan(turns)])[:_MOST_TURNS]
+    ]
+
+
+def _by_tokens(columns: Columns) -> list[dict[str, Any]]:
+    """In ten parts of about as many rollouts."""
+    tokens, reward = columns.numbers("tokens"), columns.reward
+    known = tokens[~np.isnan(tokens)]
+    if not len(known) or not known.max():
+        return []
+    edges = np.unique(np.quantile(known, np.linspace(0, 1, 11), method="nearest"))
+    if len(edges) == 1:
+        edges = np.array([edges[0], edges[0]])
+    found = []
+    for number, (low, high) in enumerate(pairwise(edges)):
+        last = number == len(edges) - 2
+        part = (tokens >= low) & ((tokens <= high) if last else (tokens < high))
+        found.append(
+            {"low": plain(low), "high": plain(high), "rollouts": int(part.sum()), "mean": mean_of(reward[part])}
+        )
+    return found
+
+
+def timeline(columns: Columns) -> list[dict[str, Any]]:
+    """When rollouts began, in seconds after the first, and how long they took; evenly chosen where there are many."""
+    number = len(columns)
+    if not number:
+        return []
+    chosen = sorted({number * part // min(number, _MOST_ON_TIMELINE) for part in range(min(number, _MOST_ON_TIMELINE))})
+    names = ("began", "seconds", "reward", "retries", "policy", "environment")
+    numbers = {name: columns.numbers(name)[chosen] for name in names}
+    first = first_of(columns.numbers("began"))
+    numbers["began"] = numbers["began"] - (first or 0.0)
+    outcomes, texts = columns.codes("outcome")[chosen], columns.texts("outcome")
+    lines = zip(*(map(plain, numbers[name].tolist()) for name in names), strict=True)
+    return [
+        {"at": at, "outcome": texts[outcome], **dict(zip(names, line, strict=True))}
+        for at, outcome, line in zip(chosen, outcomes.tolist(), lines, strict=True)
+    ]
+
+
+def _failures(columns: Columns) -> list[dict[str, Any]]:
+    codes, texts = columns.codes("failure"), columns.texts("failure")
+    outcomes, names = columns.codes("outcome"), columns.texts("outcome")
+    found = []
+    for code, count in Counter(codes[codes >= 0].tolist()).most_common(_MOST_FAILURES):
+        at = int(np.argmax(codes == code))
+        found.append({"failure": texts[code], "count": count, "at": at, "outcome": names[outcomes[at]]})
+    return found
+
+
+def steps_of(columns: Columns) -> list[dict[str, Any]]:
+    """The mean reward at each step of a training, and that of each source."""
+    step, reward = columns.numbers("step"), columns.reward
+    known = ~np.isnan(step)
+    if not known.any():
+        return []
+    steps, places = np.unique(step[known], return_inverse=True)
+    sources, names = columns.codes("source")[known], columns.texts("source")
+    reward = reward[known]
+    means = {name: _means(places, reward, sources == code, len(steps)) for code, name in enumerate(names)}
+    every = _means(places, reward, np.ones(len(reward), bool), len(steps))
+    return [
+        {
+            "step": int(number),
+            "rollouts": int(count),
+            "mean": every[at],
+            "sources": {name: mean[at] for name, mean in means.items() if mean[at] is not None},
+        }
+        for at, (number, count) in enumerate(zip(steps, np.bincount(places), strict=True))
+    ]
+
+
+def _means(places: Codes, values: Numbers, among: Mask, number: int) -> list[float | None]:
+    among = among & ~np.isnan(values)
+    counts = np.bincount(places[among], minlength=number)
+    sums = np.bincount(places[among], values[among], minlength=number)
+    return [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
+
+
+FLAGS = ("all0", "all1", "mixed", "failed")
+
+
+def flags_of(columns: Columns) -> Codes:
+    """Of each group, its place in `FLAGS`; -1 where it has none: all earned the same, which is neither 0 nor 1."""
+    groups = columns.groups()
+    flags = np.full(len(groups), -1, np.int64)
+    for code, mask in enumerate((groups.all_of(0.0), groups.all_of(1.0), groups.mixed, groups.failed)):
+        flags[mask] = code
+    return flags
+
+
+def count_flags(columns: Columns) -> dict[str, int]:
+    other, *counts = np.bincount(flags_of(columns) + 1, minlength=len(FLAGS) + 1).tolist()
+    return {**dict(zip(FLAGS, counts, strict=True)), "other": other}

@@ -1,0 +1,180 @@
+"""The line of each run in the list, kept by the size and the time of its traces; on disk too, for the next time.
+
+    overviews = Overviews(runs)
+    overviews.rows()        # at once: what is not known yet is `pending`, and is made meanwhile
+
+A folder may hold hundreds of runs, and each is read to its end for its line.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treetune.cache_folder import default_cache_dir, write_atomically
+from treetune.errors import TreetuneError
+from treetune.runs.folder import SUMMARY
+from treetune.runs.marks import read_tags
+from treetune.task import digest
+from treetune.view.figures import overview
+from treetune.view.run_list import RunList, ShownRun, Stamp, Writers
+
+_WAIT_SECONDS = 0.7
+"""How long the list waits for lines that are not known yet."""
+_FEW = 3
+"""So many runs are kept open, as somebody will look at them; of more only their lines are."""
+_VERSION = 1
+"""Of what a line holds."""
+_OF_A_PART: Stamp = (-1, -1)
+"""The stamp of a line whose run was not yet read to its end."""
+
+
+class _Kept(msgspec.Struct):
+    version: int
+    path: str
+    stamp: Stamp
+    row: dict[str, Any]
+
+
+class Overviews:
+    def __init__(self, runs: RunList) -> None:
+        self._runs = runs
+        self._folder = default_cache_dir() / "views"
+        self._known: dict[int, tuple[Stamp, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self._worker: threading.Thread | None = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each run that is still there."""
+        self._make_all()
+        writers = Writers()
+        rows = (self.row(shown, writers, wait=False) for shown in self._runs)
+        return [row for row in rows if row is not None]
+
+    def row(self, shown: ShownRun, writers: Writers | None = None, wait: bool = True) -> dict[str, Any] | None:
+        """That of one run; None where the run is gone. Without `wait` it may be `pending`."""
+        try:
+            stamp = shown.stamp()
+            found = self._find(shown, stamp)
+            if found is None and wait:
+                found = self._make(shown, stamp)
+        except OSError:
+            return None
+        about = {"id": shown.id, "name": shown.name, "path": str(shown.path), "kind": shown.kind}
+        live = (writers or Writers()).has(shown)
+        if found is None:  # what was true a moment ago, or what the summary says
+            known = self._known.get(shown.id)
+            found = known[1] if known is not None else _pending(shown)
+        return {**about, **found, "live": live, "tags": read_tags(shown.path)}
+
+    def is_current(self, shown: ShownRun) -> bool:
+        """Whether its line was made of what is there now."""
+        known = self._known.get(shown.id)
+        return known is not None and known[0] == shown.stamp()
+
+    def rollouts(self, shown: ShownRun) -> int:
+        """As many as its line says; 0 where it is not known."""
+        known = self._known.get(shown.id)
+        return 0 if known is None else int(known[1]["rollouts"])
+
+    # How they are made
+
+    def _find(self, shown: ShownRun, stamp: Stamp) -> dict[str, Any] | None:
+        known = self._known.get(shown.id)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        if (known is None or known[0] == _OF_A_PART) and (kept := self._read(shown, stamp)) is not None:
+            self._known[shown.id] = stamp, kept
+            return kept
+        return None
+
+    def _make(self, shown: ShownRun, stamp: Stamp) -> dict[str, Any]:
+        row: dict[str, Any]
+        try:
+            if shown.rollouts is None and len(self._runs) > _FEW:
+                row = {**overview(shown.read()), "read": 1.0}  # read for this, and not kept
+            else:
+                with shown.open() as run:
+                    row = {**overview(run), "read": shown.share_read}
+        except TreetuneError as error:
+            row = {**_pending(shown), "pending": False, "read": 1.0, "error": error.message}
+        is_whole = row["read"] == 1.0
+        self._known[shown.id] = stamp if is_whole else _OF_A_PART, row
+        if is_whole and "error" not in row:
+            self._keep(shown, stamp, row)
+        return row
+
+    def _make_all(self) -> None:
+        """Those that are missing, in a thread; waits for it a moment."""
+        until = time.monotonic() + _WAIT_SECONDS
+        with self._lock:
+            if self._worker is None or not self._worker.is_alive():
+                self._worker = threading.Thread(target=self._work, name="treetune view", daemon=True)
+                self._worker.start()
+        self._worker.join(max(0.0, until - time.monotonic()))
+
+    def _work(self) -> None:
+        for shown in self._runs:
+            with suppress(OSError):
+                stamp = shown.stamp()
+                if self._find(shown, stamp) is None:
+                    self._make(shown, stamp)
+
+    # On disk
+
+    def _file(self, shown: ShownRun) -> Path:
+        return self._folder / f"{digest(str(shown.path.resolve()))}.json"
+
+    def _read(self, shown: ShownRun, stamp: Stamp) -> dict[str, Any] | None:
+        with suppress(OSError, msgspec.MsgspecError):
+            kept = msgspec.json.decode(self._file(shown).read_bytes(), type=_Kept)
+            if (kept.version, kept.path, kept.stamp) == (_VERSION, str(shown.path.resolve()), stamp):
+                return kept.row
+        return None
+
+    def _keep(self, shown: ShownRun, stamp: Stamp, row: dict[str, Any]) -> None:
+        kept = _Kept(_VERSION, str(shown.path.resolve()), stamp, row)
+        with suppress(OSError):  # only the next start is slower
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file(shown), msgspec.json.encode(kept))
+
+
+_NOTHING: dict[str, Any] = {
+    "taskset": "",
+    "model": "",
+    "mean": None,
+    "stderr": None,
+    "pass_at": {},
+    "tasks": 0,
+    "rollouts": 0,
+    "scored": 0,
+    "outcomes": {},
+    "prompt_tokens": 0,
+    "completion_tokens": 0,
+    "retries": 0,
+    "seconds": None,
+    "began": None,
+    "fingerprint": None,
+    "spark": [],
+    "steps": False,
+    "metrics": [],
+    "read": 0.0,
+}
+
+
+def _pending(shown: ShownRun) -> dict[str, Any]:
+    """What its summary says, where there is one. It has no rollouts yet, so that whoever asks for changes is told when
+    it has."""
+    row = {**_NOTHING, "pending": True}
+    with suppress(OSError, msgspec.MsgspecError):
+        if not shown.is_own:
+            return row
+        summary = msgspec.json.decode((shown.path / SUMMARY).read_bytes(), type=dict[str, Any])
+        row |= {name: summary[name] for name in ("stderr", "tasks", "scored", "outcomes") if name in summary}
+        row |= {"mean": summary.get("mean_reward"), "pass_at": summary.get("pass_at_k") or {}}
+    return row

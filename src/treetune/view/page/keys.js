@@ -1,0 +1,50 @@
+// Keys. A view names those that it takes, with what they do; `?` shows all that are taken now.
+//
+//   useKeys({ t: ["tokens", () => go(...)] });
+import { useEffect, useRef } from "./vendor/hooks.js";
+
+const layers = [];
+
+export function useKeys(keys) {
+  const layer = useRef({});
+  layer.current.keys = keys;
+  useEffect(() => {
+    layers.push(layer.current);
+    return () => layers.splice(layers.indexOf(layer.current), 1);
+  }, []);
+}
+
+// All keys by name, the innermost view's last.
+export function knownKeys() {
+  const known = new Map();
+  for (const { keys } of layers) for (const [key, [says]] of Object.entries(keys)) if (says) known.set(key, says);
+  return known;
+}
+
+function writes(element) {
+  return element?.closest?.("input:not([type=checkbox]), textarea, select, [contenteditable]");
+}
+
+export function listen() {
+  document.addEventListener("keydown", (event) => {
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (writes(event.target) && event.key !== "Escape") return;
+    if (document.querySelector("dialog[open]")) return;
+    for (let at = layers.length - 1; at >= 0; at -= 1) {
+      const found = layers[at].keys[event.key];
+      if (found) {
+        event.preventDefault();
+        found[1](event);
+        return;
+      }
+    }
+  });
+}
+
+let voice;
+
+// Says something to whoever hears the page instead of seeing it.
+export function announce(text) {
+  voice ||= document.getElementById("voice");
+  if (voice) voice.textContent = text;
+}

@@ -1,0 +1,51 @@
+// Dark or light: what the system wants, or what was chosen here.
+import { useState } from "./vendor/hooks.js";
+import { html } from "./html.js";
+
+const KEPT = "treetune-theme";
+const NEXT = { system: "light", light: "dark", dark: "system" };
+const SIGN = { system: "◐", light: "☀", dark: "☾" };
+
+function kept() {
+  try {
+    return localStorage.getItem(KEPT) || "system";
+  } catch {
+    return "system";
+  }
+}
+
+export function applyTheme(theme = kept()) {
+  document.documentElement.dataset.theme = theme;
+  try {
+    localStorage.setItem(KEPT, theme);
+  } catch {
+    // Without storage it holds until the page is closed.
+  }
+  dispatchEvent(new Event("theme"));
+}
+
+export function nextTheme() {
+  applyTheme(NEXT[document.documentElement.dataset.theme] || "light");
+}
+
+export function ThemeSwitch() {
+  const [theme, set] = useState(kept());
+  const press = () => {
+    nextTheme();
+    set(document.documentElement.dataset.theme);
+  };
+  return html`<button class="icon" onClick=${press} title=${`Colours: ${theme}`} aria-label=${`Colours: ${theme}. Change them`}>
+    ${SIGN[theme]}
+  </button>`;
+}
+
+// Canvases need colours as they are computed.
+export function colour(name) {
+  const probe = document.createElement("span");
+  probe.className = "probe";
+  probe.style.color = `var(--${name})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}

@@ -1,0 +1,189 @@
+"""Runs as one page in a file, which needs nothing else: `treetune view RUN --export report.html`.
+
+    made = write_report(calls, Path("report.html"), where="failed")
+    made.note             # what was left out, where something was
+
+The pages ask the file in place of a server: it holds the answers to their calls, up to a size. Beyond it, the rollouts
+that a query selects are kept; without one, those of the groups with the highest variance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from base64 import b64encode
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treetune.cache_folder import write_atomically
+from treetune.errors import StorageError, TreetuneError, UsageError
+from treetune.evaluation import Run
+from treetune.serve import encode
+from treetune.view.bundle import bundle
+from treetune.view.calls import Body, Calls, OfRollout, OfRun, OfRuns, OfTask
+from treetune.view.pages import page_files
+from treetune.view.run_list import ShownRun
+from treetune.view.tables import describe, list_groups
+
+MOST_BYTES = 20_000_000
+"""Of the answers."""
+_GROUPS_SHARE, _PAIRS_SHARE = 0.25, 0.25
+"""Of these, for the lines of groups, and for what was said in both runs about tasks that changed."""
+_MOST_RUNS = 16
+_LOOK_SECONDS = 20.0
+"""For what is suspicious about a long run; what is left then is told."""
+_POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; connect-src 'none'; "
+    "base-uri 'none'; form-action 'none'"
+)
+_LIBRARIES = ("vendor/uplot.js", "vendor/markdown-it.js", "vendor/temml.js")
+"""Scripts that are no modules."""
+
+
+class Report(msgspec.Struct):
+    path: Path
+    rollouts: int
+    of: int
+    size: int
+    note: str | None
+
+
+def write_report(calls: Calls, path: Path, where: str = "", most_bytes: int = MOST_BYTES) -> Report:
+    runs = list(calls.shown)
+    if not runs:
+        raise UsageError("there is no run to export", remedy="name a run folder")
+    if len(runs) > _MOST_RUNS:
+        raise UsageError(f"{len(runs)} runs are too many for one file", remedy=f"name at most {_MOST_RUNS} of them")
+    kept = _Kept(calls, where)
+    if len(runs) > 1:
+        most_bytes -= kept.compare([shown.id for shown in runs], int(_PAIRS_SHARE * most_bytes))
+    for shown in runs:
+        kept.add(shown, most_bytes // len(runs))
+    content = make_page(kept.answers())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    return Report(path, kept.rollouts, kept.of, len(content), kept.note)
+
+
+class _Kept:
+    """The answers of one file, by call and by what was asked."""
+
+    def __init__(self, calls: Calls, where: str) -> None:
+        self._calls, self._where = calls, where
+        self._by_call: dict[str, dict[str, msgspec.Raw]] = {}
+        self.rollouts = self.of = 0
+
+    @property
+    def note(self) -> str | None:
+        chosen = f"those that fit {self._where!r}" if self._where else "those of the groups with the highest variance"
+        if self.rollouts == self.of:
+            return f"This file holds {chosen}." if self._where else None
+        return f"This file holds {self.rollouts:,} of {self.of:,} rollouts: {chosen}, as many as have room."
+
+    def answers(self) -> bytes:
+        single = {"runs": self._calls.runs(Body()), "words": self._calls.words(Body()), "note": self.note}
+        return encode({**single, **self._by_call})
+
+    def _keep(self, call: str, key: str, answer: Any) -> int:
+        encoded = encode(answer)
+        self._by_call.setdefault(call, {})[key] = msgspec.Raw(encoded)
+        return len(encoded)
+
+    def add(self, shown: ShownRun, room: int) -> None:
+        """The answers of one run, in about so many bytes."""
+        id, asked = str(shown.id), OfRun(run=shown.id)
+        left = room - self._keep("run", id, self._calls.run(asked))
+        until = time.monotonic() + _LOOK_SECONDS
+        while (suspicious := self._calls.suspicious(asked))["left"] and time.monotonic() < until:
+            pass
+        left -= self._keep("suspicious", id, suspicious)
+        with shown.open() as run:
+            groups = list_groups(run, self._where, "variance", True, 0, len(run))
+            rows = _while_room(groups["rows"], int(_GROUPS_SHARE * room))
+            left -= self._keep("groups", id, {**groups, "total": len(rows), "rows": rows})
+            self._add_rollouts(run, shown.id, rows, left)
+
+    def _add_rollouts(self, run: Run, id: int, groups: list[dict[str, Any]], left: int) -> None:
+        fits = run.fits(self._where)
+        self.of += int(fits.sum())
+        kept: list[int] = []
+        for at in (cell["at"] for group in groups for cell in group["cells"] if fits[cell["at"]]):
+            parts = [("rollout", f"{id}/{at}", self._calls.rollout(OfRollout(run=id, at=at)))]
+            if parts[0][2]["has_tokens"]:
+                parts.append(("tokens", f"{id}/{at}", self._calls.tokens(OfRollout(run=id, at=at))))
+            size = sum(len(encode(answer)) for _, _, answer in parts)
+            if size > left:
+                continue  # a smaller one may have room
+            left -= size
+            kept.append(at)
+            for part in parts:
+                self._keep(*part)
+        self.rollouts += len(kept)
+        self._keep("rollouts", str(id), {"total": len(kept), "rows": [describe(run, at) for at in sorted(kept)]})
+
+    def compare(self, ids: list[int], room: int) -> int:
+        """The first with the others, in about so many bytes; gives how many it took."""
+        try:
+            compared = self._calls.compare(OfRuns(runs=ids))
+        except TreetuneError:
+            return 0  # they have no task in common
+        left = room - self._keep("compare", ",".join(map(str, ids)), compared)
+        for found in compared:
+            pair = [found["before"], found["after"]]
+            for task in found["tasks"]:
+                if task["kind"] == "unchanged" or left <= 0:
+                    break  # those that changed come first
+                uid, occurrence = task["uid"], task["occurrence"]
+                asked = OfTask(runs=pair, uid=uid, occurrence=occurrence)
+                key = f"{','.join(map(str, pair))}/{uid}/{occurrence}"
+                left -= self._keep("pair", key, self._calls.pair(asked))
+        return room - left
+
+
+def _while_room(rows: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        room -= len(encode(row))
+        if room < 0 and kept:
+            break
+        kept.append(row)
+    return kept
+
+
+def make_page(answers: bytes) -> bytes:
+    """The page with all that it needs in it. Only the scripts and styles that are ours may run: they are named by
+    their hashes."""
+    files = {name: content.decode() for name, content in page_files() if name.endswith((".js", ".css"))}
+    style = files["style.css"]
+    modules = {name: text for name, text in files.items() if name.endswith(".js") and name not in _LIBRARIES}
+    scripts = [_closed(files[name]) for name in _LIBRARIES] + [_closed(bundle("app.js", modules))]
+    policy = _POLICY.format(scripts=" ".join(map(_hash, scripts)), styles=_hash(style))
+    *libraries, script = scripts
+    head = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
+        f'<title>Treetune</title><link rel="icon" href="data:,"><style>{style}</style></head><body>'
+        "<noscript>This page needs JavaScript.</noscript>"
+    )
+    # What models said stands in JSON, in which < is written otherwise: so no text ends the element, or begins another.
+    data = b'<script type="application/json" id="kept">' + answers.replace(b"<", b"\\u003c") + b"</script>"
+    tail = "".join(f"<script>{library}</script>" for library in libraries)
+    tail += f'<script type="module">{script}</script></body></html>'
+    return head.encode() + data + tail.encode()
+
+
+def _closed(script: str) -> str:
+    """A script in which no text looks like the end of one."""
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,213 @@
+"""The runs that are shown: found below the paths that were named, opened when they are asked for, followed as they
+grow.
+
+    runs = RunList([Path("runs")])
+    with runs[0].open() as run:
+        run.mean_reward
+
+A run is known by its place in the list, which stays the same for as long as the list lives. Of the runs that were
+opened the last are kept, as many as hold some hundred thousand rollouts.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+
+from treetune.errors import TreetuneError, UsageError
+from treetune.runs.folder import SUMMARY
+from treetune.runs.places import Place, find_run, runs_below
+from treetune.runs.run import Run, is_run
+
+_MOST_ROLLOUTS = 300_000
+"""Of all runs that are kept open."""
+_READ_SECONDS = 0.5
+"""How long a run is read until what there is of it is shown; the rest follows."""
+_SLICE_SECONDS = 0.2
+_FRESH_SECONDS = 60.0
+"""So long after its last line a run without a summary counts as being written, where no lock tells."""
+_LOOK_SHARE = 0.1
+"""The most of the time that looking for new runs may take."""
+
+GONE: ContextVar[threading.Event | None] = ContextVar("gone", default=None)
+"""Whether whoever asked has gone: what waits for a run then is not done."""
+Stamp = tuple[int, int]
+
+
+class ShownRun:
+    """A run of the list. It is read by one thread at a time."""
+
+    def __init__(self, id: int, place: Place, name: str) -> None:
+        self.id, self.name = id, name
+        self.place, self.path, self.kind = place, place.path, place.kind
+        self.used = 0.0
+        """When it was last asked for."""
+        self._lock = threading.RLock()
+        self._run: Run | None = None
+        self._reader: threading.Thread | None = None
+
+    @contextmanager
+    def open(self, follow: bool = True) -> Iterator[Run]:
+        """The run with what was written since; others wait meanwhile."""
+        with self._lock:
+            if (gone := GONE.get()) is not None and gone.is_set():
+                raise UsageError("nobody waits for this any more")
+            self.used = time.monotonic()
+            try:
+                self.stamp()  # raises where it is gone
+                if self._run is None:
+                    self._run = self.read(_READ_SECONDS)
+                    self._read_on(self._run, len(self._run))
+                elif follow and self._reader is not None:
+                    self._run.follow(0.0)  # a little; the thread reads on
+                elif follow:
+                    self._read_on(self._run, self._run.follow(_READ_SECONDS))
+                self._run.read_marks()
+                yield self._run
+            except FileNotFoundError:
+                self._run = None
+                raise UsageError(f"{self.path} is gone", remedy="was it moved or removed?") from None
+
+    def _read_on(self, run: Run, new: int) -> None:
+        """Reads the rest of a long run, a little at a time, while what there is of it is shown. A last line that was
+        cut short is no rest: nothing is new then."""
+
+        def read() -> None:
+            more = new
+            with suppress(OSError, TreetuneError):
+                while more and self._run is run and run.share_read < 1.0:
+                    with self._lock:
+                        more = run.follow(_SLICE_SECONDS)
+                    time.sleep(_SLICE_SECONDS / 10)  # others want it too
+            self._reader = None
+
+        if new and run.share_read < 1.0:
+            self._reader = threading.Thread(target=read, name="treetune view", daemon=True)
+            self._reader.start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._run = None
+
+    @property
+    def share_read(self) -> float:
+        """How much of it is known; 1.0 is all."""
+        run = self._run
+        return run.share_read if run is not None and self._reader is not None else 1.0
+
+    @property
+    def rollouts(self) -> int | None:
+        """How many are known; None where it is not open."""
+        run = self._run
+        return None if run is None else len(run)
+
+    def read(self, seconds: float | None = None) -> Run:
+        """The run, read anew."""
+        return self.place.open(seconds)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a run folder of ours, not one of another program's."""
+        return self.kind == Run.kind
+
+    def stamp(self) -> Stamp:
+        """What changes when something is written to it. Raises where it is gone."""
+        return self.place.stamp()
+
+
+class RunList:
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Paths of runs, and of folders with runs in them, at any depth."""
+        self._paths = [Path(path) for path in paths]
+        self._lock = threading.Lock()
+        self._next_look = 0.0
+        self._runs: list[ShownRun] = []
+        self._known: set[Path] = set()
+        for path in self._paths:
+            if not path.exists():
+                raise UsageError(f"there is no {path}", remedy="name a run folder, or a folder of runs")
+            if path.is_file() and find_run(path) is None:
+                raise UsageError(f"{path} is no run", remedy="name a run folder, a folder of runs, or a file of one")
+        self.look()
+
+    @property
+    def place(self) -> str:
+        """What was named."""
+        return ", ".join(map(str, self._paths))
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[ShownRun]:
+        return iter(list(self._runs))
+
+    def __getitem__(self, id: int) -> ShownRun:
+        if not 0 <= id < len(self._runs):
+            raise UsageError(f"there is no run {id}", remedy=f"there are {len(self._runs)}: look at the list again")
+        self._close_others(id)
+        return self._runs[id]
+
+    def look(self, now: bool = False) -> bool:
+        """Looks for runs again, `now` or only now and then; gives whether there are new ones."""
+        with self._lock:
+            began = time.monotonic()
+            if began < self._next_look and not now:
+                return False
+            before = len(self._runs)
+            for top in self._paths:
+                for place in _places(top):
+                    if place.path not in self._known:
+                        self._known.add(place.path)
+                        name = _name(place.path, top, len(self._paths) > 1)
+                        self._runs.append(ShownRun(len(self._runs), place, name))
+            self._next_look = began + (time.monotonic() - began) / _LOOK_SHARE
+            return len(self._runs) > before
+
+    def _close_others(self, id: int) -> None:
+        """Those that nobody has looked at for the longest, where too much is open."""
+        others = sorted((run for run in self if run.rollouts and run.id != id), key=lambda run: -run.used)
+        held = self._runs[id].rollouts or 0
+        for run in others:
+            held += run.rollouts or 0
+            if held > _MOST_ROLLOUTS:
+                run.close()
+
+
+def _name(path: Path, top: Path, several: bool) -> str:
+    """Short, and not that of another one."""
+    if path == top:
+        return str(path) if several else path.resolve().name
+    return str(path.relative_to(top.parent if several else top))
+
+
+def _places(top: Path) -> Iterator[Place]:
+    """The runs at a path or below it; also those within a run of ours: `rescored`, or a server's `earlier` ones."""
+    for place in runs_below(top):
+        yield place
+        if place.kind == Run.kind:
+            with suppress(OSError), os.scandir(place.path) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+                yield from (Place(place.path / name, Run.kind) for name in names if is_run(place.path / name))
+
+
+class Writers:
+    """Which runs are being written just now: those whose lock somebody holds."""
+
+    def __init__(self) -> None:
+        self._locked: set[int] | None = None
+        with suppress(OSError), open("/proc/locks") as file:
+            self._locked = {int(line.split()[5].rpartition(":")[2]) for line in file if " FLOCK " in line}
+
+    def has(self, shown: ShownRun) -> bool:
+        try:
+            if shown.is_own and self._locked is not None:
+                return os.stat(shown.path / ".lock").st_ino in self._locked
+            fresh = time.time() - shown.stamp()[1] / 1e9 < _FRESH_SECONDS
+            return fresh and not (shown.is_own and (shown.path / SUMMARY).exists())
+        except OSError:
+            return False

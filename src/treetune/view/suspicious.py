@@ -1,0 +1,152 @@
+"""What is odd about the rollouts of a run: the rules of the audit that need nothing but traces.
+
+    Suspicions().answer(shown)["rows"]
+
+A run is looked at in the order in which something is likely: first what was cut off or said little and was paid, then
+what else was paid, then the rest, for what judges say. What a first look has no time for is told as `left`, and looked
+at meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from treetune.audit import OF_ONE, OF_SCORED, RULES, answers_of, suspicions, texts_of
+from treetune.errors import TreetuneError
+from treetune.evaluation import Run
+from treetune.runs.columns import Codes, Columns
+from treetune.view.lines import read_trace
+from treetune.view.run_list import ShownRun
+
+SAME = "same-answer-paid"
+_SAME_TASKS = 3
+"""A text that solves so many tasks with different truths is suspicious."""
+_SAME_TRIED, _SAME_READ = 20, 50
+"""How many answers are looked at for that, and how many rollouts of each."""
+_MOST_ROWS = 2000
+_FEW_TOKENS = 4
+_FIRST_SECONDS, _SLICE_SECONDS, _IDLE_SECONDS = 1.0, 0.2, 30.0
+
+
+class SuspicionSearch:
+    def __init__(self) -> None:
+        self._columns: Columns | None = None
+        self._order: Codes = np.zeros(0, np.int64)
+        self._done = self._known = 0
+        self._found: list[tuple[int, str, str]] = []
+        self._same: list[tuple[int, str, str]] = []
+
+    def go_on(self, run: Run, seconds: float) -> None:
+        """Looks at more of the rollouts, for about so long."""
+        until = time.monotonic() + seconds
+        if self._columns is not run.columns:  # another file took the place of the one that was looked at
+            self.__init__()  # type: ignore[misc]
+            self._columns = run.columns
+        if self._known < len(run):
+            new = _order(run, self._known)
+            self._order = np.concatenate([self._order[self._done :], new])
+            self._done, self._known = 0, len(run)
+            self._same = _same_answers(run)
+        threshold = run.pass_threshold
+        while self._done < len(self._order) and time.monotonic() < until:
+            at = int(self._order[self._done])
+            self._done += 1
+            try:
+                found = suspicions(read_trace(run, at), threshold)
+            except TreetuneError:
+                continue  # a damaged line says nothing
+            self._found += [(at, one.rule, one.why) for one in found]
+
+    @property
+    def left(self) -> int:
+        return len(self._order) - self._done
+
+    def answer(self, run: Run) -> dict[str, Any]:
+        found = [*self._found, *self._same]
+        counts = Counter(rule for _, rule, _ in found)
+        rules = [
+            {"rule": name, "means": RULES[name].expected, "remedy": RULES[name].remedy, "count": counts[name]}
+            for name in (*OF_ONE, *OF_SCORED, SAME)
+        ]
+        left = self.left
+        rows = [_row(run, *one) for one in sorted(found, key=lambda one: one[0])[:_MOST_ROWS]]
+        return {"rules": rules, "rows": rows, "checked": len(run) - left, "left": left}
+
+
+def _row(run: Run, at: int, rule: str, why: str) -> dict[str, Any]:
+    entry = run.columns.entries[at]
+    return {"at": at, "task": entry.idx, "rollout": entry.rollout, "rule": rule, "why": why, "reward": entry.reward}
+
+
+def _order(run: Run, start: int) -> Codes:
+    """The rollouts from one on, those first whose index says that a rule may be broken. What failed breaks none."""
+    columns = run.columns
+    paid, scored = run.solved(), ~np.isnan(columns.reward)
+    outcomes = columns.texts("outcome")
+    cut = columns.codes("outcome") == (outcomes.index("truncated") if "truncated" in outcomes else -2)
+    little = (columns.numbers("tokens") <= _FEW_TOKENS) | (columns.codes("answer") < 0)
+    likely = np.where(paid & (cut | little), 0, np.where(paid, 1, 2))
+    rows = np.flatnonzero(scored)
+    rows = rows[rows >= start]
+    return rows[np.argsort(likely[rows], kind="stable")]
+
+
+def _same_answers(run: Run) -> list[tuple[int, str, str]]:
+    """Texts that solve several tasks, where the right answers of these are different. The index says which may be the
+    same; these are read."""
+    columns = run.columns
+    answers, of_task = columns.codes("answer"), columns.groups().task
+    tasks: dict[int, dict[int, int]] = defaultdict(dict)
+    for at in np.flatnonzero(run.solved() & (answers >= 0)).tolist():
+        tasks[int(answers[at])].setdefault(int(of_task[at]), at)
+    found: list[tuple[int, str, str]] = []
+    for by_task in sorted(tasks.values(), key=len, reverse=True)[:_SAME_TRIED]:
+        if len(by_task) < _SAME_TASKS:
+            break
+        by_text: dict[str, dict[str, int]] = defaultdict(dict)
+        for at in list(by_task.values())[:_SAME_READ]:
+            with suppress(TreetuneError):
+                trace = read_trace(run, at)
+                truth = "|".join(texts_of(trace.task.ground_truth)) or trace.uid
+                by_text["\n".join(answers_of(trace)).strip()].setdefault(truth, at)
+        for text, truths in by_text.items():
+            if len(truths) >= _SAME_TASKS:
+                why = f"{text[:60]!r} is paid on {len(truths)} tasks with different right answers"
+                found += [(at, SAME, why) for at in truths.values()]
+    return found
+
+
+class Suspicions:
+    """The searches of a list of runs. One goes on for as long as somebody asks."""
+
+    def __init__(self) -> None:
+        self._searches: dict[int, SuspicionSearch] = defaultdict(SuspicionSearch)
+        self._threads: dict[int, threading.Thread] = {}
+        self._asked: dict[int, float] = {}
+
+    def answer(self, shown: ShownRun) -> dict[str, Any]:
+        self._asked[shown.id] = time.monotonic()
+        search = self._searches[shown.id]
+        with shown.open() as run:
+            search.go_on(run, _FIRST_SECONDS)
+            found = search.answer(run)
+            thread = self._threads.get(shown.id)
+            if found["left"] and (thread is None or not thread.is_alive()):
+                thread = threading.Thread(target=self._go_on, args=(shown,), name="treetune view", daemon=True)
+                self._threads[shown.id] = thread
+                thread.start()
+        return found
+
+    def _go_on(self, shown: ShownRun) -> None:
+        search = self._searches[shown.id]
+        with suppress(TreetuneError):
+            while search.left and time.monotonic() - self._asked[shown.id] < _IDLE_SECONDS:
+                with shown.open(follow=False) as run:
+                    search.go_on(run, _SLICE_SECONDS)
+                time.sleep(_SLICE_SECONDS / 4)  # others want the run too

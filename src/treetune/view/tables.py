@@ -1,0 +1,185 @@
+"""The tables of a run: its groups, and its rollouts one by one, sorted, filtered, and only the part that is shown.
+
+list_groups(run, query="reward<0.5", sort="variance", descending=True, start=0, count=50)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from treetune.errors import UsageError, did_you_mean
+from treetune.evaluation import Run
+from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
+from treetune.runs.marks import key_of
+from treetune.task import text_of
+from treetune.view.figures import FLAGS, flags_of, plain
+from treetune.view.lines import read_text
+
+_QUESTION = 160
+SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
+
+
+# Rollouts
+
+
+def describe(run: Run, at: int) -> dict[str, Any]:
+    """The line of a rollout."""
+    entry, groups = run.columns.entries[at], run.columns.groups()
+    return {
+        "at": at,
+        "task": entry.idx,
+        "rollout": entry.rollout,
+        "uid": entry.uid,
+        "occurrence": entry.occurrence,
+        "source": entry.source,
+        "outcome": entry.outcome,
+        "reward": entry.reward,
+        "advantage": None if entry.reward is None else plain(entry.reward - groups.mean[groups.task[at]]),
+        "turns": entry.turns,
+        "tokens": entry.completion_tokens,
+        "seconds": entry.seconds,
+        "retries": entry.retries,
+        "answer": entry.answer,
+        "failure": entry.failure,
+        "step": entry.step,
+        "metrics": entry.metrics,
+        "mark": _mark(run, at),
+    }
+
+
+def _mark(run: Run, at: int) -> str | None:
+    """What somebody marked it as."""
+    marks = run.read_marks()
+    mark = marks.get(key_of(run.columns.entries[at])) if marks else None
+    return None if mark is None else mark.mark or "comment"
+
+
+def list_rollouts(run: Run, query: str, sort: str, descending: bool, start: int, count: int) -> dict[str, Any]:
+    fitting = np.flatnonzero(run.fits(query))
+    order = fitting[_order(_column(run.columns, sort)[fitting], descending)] if sort else fitting
+    rows = [describe(run, at) for at in order[start : start + count].tolist()]
+    return {"total": len(fitting), "rows": rows}
+
+
+def _column(columns: Columns, name: str) -> Numbers:
+    """A column to sort by: numbers as they are, texts by their alphabet."""
+    if name == "advantage":
+        groups = columns.groups()
+        return columns.reward - groups.mean[groups.task]
+    if name in NUMBERS or name in columns.metrics:
+        return columns.numbers(name)
+    if name not in TEXTS and name not in NOTES:
+        known = [*NUMBERS, *TEXTS, *NOTES, *columns.metrics, "advantage"]
+        raise UsageError(f"rollouts are not sorted by {name!r:.80}{did_you_mean(name, known)}", remedy=", ".join(known))
+    return _rank(columns.texts(name))[columns.codes(name)]
+
+
+def _rank(texts: list[str]) -> Numbers:
+    """The place of each text in the alphabet; last, for -1, that of none."""
+    ranks = np.full(len(texts) + 1, np.nan)
+    ranks[np.array(sorted(range(len(texts)), key=texts.__getitem__), np.int64)] = np.arange(len(texts))
+    return ranks
+
+
+def _order(keys: Numbers, descending: bool) -> Codes:
+    """What has no value stands last either way."""
+    return np.argsort(-keys if descending else keys, kind="stable")
+
+
+# Groups
+
+
+def list_groups(run: Run, query: str, sort: str, descending: bool, start: int, count: int) -> dict[str, Any]:
+    """The groups of which a rollout fits the query."""
+    columns = run.columns
+    groups = columns.groups()
+    fits = run.fits(query)
+    shown = np.flatnonzero(np.bincount(groups.task[fits], minlength=len(groups)))
+    order = shown[_order(_group_column(columns, sort)[shown], descending)]
+    flags = flags_of(columns)
+    rows = [_describe_group(run, group, flags[group], fits) for group in order[start : start + count].tolist()]
+    return {"total": len(order), "matching_rollouts": int(fits.sum()), "rows": rows}
+
+
+def _group_column(columns: Columns, name: str) -> Numbers:
+    groups = columns.groups()
+    if name in ("variance", "mean"):
+        return np.asarray(getattr(groups, name), np.float64)
+    if name == "rollouts":
+        return groups.rollouts.astype(np.float64)
+    if name == "failed":
+        return (groups.rollouts - groups.scored).astype(np.float64)
+    if name == "seconds":
+        seconds = np.nan_to_num(columns.numbers("seconds"))
+        return np.bincount(groups.task, seconds, minlength=len(groups)).astype(np.float64)
+    if name in ("task", "source"):
+        return _column(columns, name)[groups.first]
+    raise UsageError(f"groups are not sorted by {name!r:.80}{did_you_mean(name, SORTS)}", remedy=", ".join(SORTS))
+
+
+def group_of(columns: Columns, at: int) -> list[dict[str, Any]]:
+    """The rollouts of the task of one of them."""
+    return _cells(columns, int(columns.groups().task[at]))
+
+
+def _cells(columns: Columns, group: int) -> list[dict[str, Any]]:
+    places = columns.groups().members(group)
+    rollout = columns.numbers("rollout")
+    places = places[np.argsort(rollout[places], kind="stable")]
+    outcomes = columns.texts("outcome")
+    lines = zip(places, rollout[places], columns.reward[places], columns.codes("outcome")[places], strict=True)
+    return [
+        {"at": int(at), "rollout": int(number), "reward": plain(reward), "outcome": outcomes[outcome]}
+        for at, number, reward, outcome in lines
+    ]
+
+
+def _describe_group(run: Run, group: int, flag: int, fits: Mask) -> dict[str, Any]:
+    columns = run.columns
+    groups = columns.groups()
+    first = columns.entries[int(groups.first[group])]
+    mean, cells = groups.mean[group], _cells(columns, group)
+    for cell in cells:
+        cell["advantage"] = None if cell["reward"] is None else plain(cell["reward"] - mean)
+        cell["fits"] = bool(fits[cell["at"]])
+        cell["tag"] = _mark(run, cell["at"])
+    return {
+        "uid": first.uid,
+        "occurrence": first.occurrence,
+        "task": first.idx,
+        "source": first.source,
+        "mean": plain(mean),
+        "variance": plain(groups.variance[group]),
+        "flag": FLAGS[flag] if flag >= 0 else None,
+        "question": question_of(run, int(groups.first[group])),
+        "cells": cells,
+    }
+
+
+class _Asked(msgspec.Struct):
+    prompt: str | list[dict[str, Any]] | None = None
+
+
+class _Glance(msgspec.Struct):
+    task: _Asked
+
+
+_glance = msgspec.json.Decoder(_Glance)
+
+
+def question_of(run: Run, at: int) -> str:
+    """The beginning of what the task asks."""
+    try:
+        prompt = _glance.decode(read_text(run, at)).task.prompt
+    except msgspec.MsgspecError:
+        return ""
+    if isinstance(prompt, list):
+        asked = [message for message in prompt if message.get("role") == "user"] or prompt
+        content = asked[-1].get("content") if asked else ""
+        if isinstance(content, list):
+            content = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        prompt = text_of(content)
+    return " ".join((prompt or "")[: 4 * _QUESTION].split())[:_QUESTION]
