@@ -351,7 +351,7 @@ def test_a_hub_that_does_not_answer_is_given_up(monkeypatch):
     assert loading.WAIT < 15
     monkeypatch.setattr(loading, "WAIT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert loading._problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert loading.hub_problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
 
 
 # The command line

@@ -29,6 +29,7 @@ VERBS = {
     "train": ("train:train_command", "Train on any tasks with verl, SkyRL, TRL, slime or AReaL: config, data, start."),
     "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),
     "convert": ("build:convert_command", "Write tasks to a file as another trainer's rows."),
+    "push": ("push:push_command", "Push tasks, built into rows, or a run to the hub, with a card."),
     "export": ("export:export_app", "Write a TARGET as a package of another ecosystem's: verifiers, prime-rl."),
     "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
     "register": ("register:register_command", "Run a register of servers, for machines that share no folder."),
@@ -41,7 +42,7 @@ VERBS = {
 }
 """Each verb with its function in this folder, and what the overview says of it. Only the verb that is asked for is
 loaded, so a verb's module may import what it needs at its top."""
-OVERRIDABLE = {"build", "export", "show", "validate", "audit", "eval", "profile", "train", "serve"}
+OVERRIDABLE = {"build", "export", "push", "show", "validate", "audit", "eval", "profile", "train", "serve"}
 """The verbs that take dotted overrides."""
 
 

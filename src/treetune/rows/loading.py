@@ -193,7 +193,7 @@ def offline_where_unreachable() -> Iterator[str | None]:
 
     import datasets
 
-    problem = None if datasets.config.HF_HUB_OFFLINE else _problem(constants.ENDPOINT)
+    problem = None if datasets.config.HF_HUB_OFFLINE else hub_problem(constants.ENDPOINT)
     if problem is None:
         yield None
         return
@@ -204,8 +204,8 @@ def offline_where_unreachable() -> Iterator[str | None]:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = False
 
 
-def _problem(endpoint: str) -> str | None:
-    """Why this address does not answer, or None."""
+def hub_problem(endpoint: str) -> str | None:
+    """Why the hub at this address does not answer, or None."""
     from huggingface_hub import get_session
 
     try:
