@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from treetune import Limits, Sampling, TasksetConfig
 from treetune.builtin.alphabet_sort import AlphabetSortConfig
+from treetune.builtin.arithmetic import ArithmeticConfig
 from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain, with_overrides
+from treetune.datasets.config import DatasetConfig
 from treetune.errors import ConfigError
 from treetune.evaluation.config import EvalConfig, ValidateConfig, read_config
+from treetune.other_names import OTHER_NAMES
 from treetune.policies import EndpointConfig
 from treetune.variables import conceal
 
@@ -117,6 +120,79 @@ def test_one_file_serves_every_verb_and_a_typo_is_told_by_each(treetune, tmp_pat
         result = treetune(verb, "all.yaml")
         assert result.code == 2
         assert "did you mean 'num_tasks'" in result.err
+
+
+def faults_in(treetune, tmp_path, text, verb="show", file="c.yaml"):
+    (tmp_path / file).write_text(text)
+    result = treetune(verb, file)
+    assert result.code == 2
+    assert f"in {file}:" in result.err
+    return [line.strip() for line in result.err.splitlines()[1:]]
+
+
+MIXED = """taskset:
+  id: mixture
+  sources:
+    - id: arithmetic
+      wieght: 2
+    - {id: mixture, sources: [{id: arithmetic, levle: 2}]}
+"""
+
+
+@pytest.mark.parametrize("verb", ["show", "validate", "serve", "build", "audit", "profile"])
+def test_faults_inside_mixtures_have_their_file_line_and_nearest_key(treetune, tmp_path, verb):
+    assert faults_in(treetune, tmp_path, MIXED, verb) == [
+        "line 5, taskset.sources[0].wieght: unknown key; did you mean 'weight'?",
+        "line 6, taskset.sources[1].sources[0].levle: unknown key; did you mean 'level'?",
+    ]
+
+
+def test_a_key_is_found_by_what_other_tools_call_it(treetune, tmp_path):
+    text = """taskset: {id: arithmetic, difficulty: 3, temperature: 1}
+model: scripted:gold
+temperature: 0.5
+level: 2
+limit: 3
+sampling: {max_new_tokens: 9, num_generations: 4}
+endpoint: {api_base: x}
+limits: {max_steps: 3}
+"""
+    assert sorted(faults_in(treetune, tmp_path, text, "eval")) == [
+        "line 1, taskset.difficulty: unknown key; did you mean 'level'?",
+        "line 1, taskset.temperature: unknown key; did you mean 'sampling.temperature', at the top of the file?",
+        "line 3, temperature: unknown key; did you mean 'sampling.temperature'?",
+        "line 4, level: unknown key; did you mean 'taskset.level'?",
+        "line 5, limit: unknown key; did you mean 'num_tasks'?",
+        "line 6, sampling.max_new_tokens: unknown key; did you mean 'max_tokens'?",
+        "line 6, sampling.num_generations: unknown key; did you mean 'num_rollouts', at the top of the file?",
+        "line 7, endpoint.api_base: unknown key; did you mean 'base_url'?",
+        "line 8, limits.max_steps: unknown key; did you mean 'max_turns'?",
+    ]
+
+
+def test_faults_of_declared_tasks_stand_where_the_file_has_them(treetune, tmp_path):
+    one = "val_tasks:\n  - path: openai/gsm8k\n    prompt: x\n"
+    expected = ["line 2, val_tasks[0].path: unknown key; did you mean 'loading_params'?",
+                "line 3, val_tasks[0].prompt: unknown key; did you mean 'prompt_template'?",
+                "val_tasks[0].loading_params: is required"]  # fmt: skip
+    assert faults_in(treetune, tmp_path, one) == expected
+    # Of two lists, one that has the missing key is not named in the place of the other.
+    both = f"train_tasks:\n  - {{loading_params: {{args: [json]}}}}\n{one}"
+    assert faults_in(treetune, tmp_path, both)[2] == "taskset.loading_params: is required"
+
+
+def test_a_fault_of_an_override_is_not_put_down_to_the_file(treetune, tmp_path):
+    (tmp_path / "c.yaml").write_text("taskset: {id: arithmetic, level: 1}\n")
+    result = treetune("show", "c.yaml", "--taskset.level", "x")
+    assert "\n  --taskset.level: expected int, got str ('x')" in result.err
+
+
+def test_every_key_with_other_names_is_a_key():
+    structs = {"sampling": Sampling, "limits": Limits, "endpoint": EndpointConfig}
+    known = {*EvalConfig.__struct_fields__, *DatasetConfig.__struct_fields__, *ArithmeticConfig.__struct_fields__}
+    known |= {f"{name}.{key}" for name, struct in structs.items() for key in struct.__struct_fields__}
+    known |= {"taskset.shuffle.seed", "id", "weight", "column"}
+    assert set(OTHER_NAMES) <= known
 
 
 def test_a_typed_config_returns_to_what_it_was():

@@ -279,3 +279,60 @@ def test_code_is_read_while_the_garbage_collector_prints_tracebacks(garbage):
     for read in (lambda: Endless(shuffled), lambda: field_docs(TasksetConfig), lambda: with_imports(Path(__file__))):
         garbage(3)
         assert read()
+
+
+# Packages of others
+
+
+def install(folder, monkeypatch, module: str, name: str = "their-tasks") -> None:
+    """A package with a taskset, as pip leaves it in a folder of packages."""
+    packages = folder / "site-packages"
+    info = packages / "their_tasks-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-tasks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[treetune.tasksets]\n{name} = their_tasks:Theirs\n")
+    (packages / "their_tasks.py").write_text(module)
+    monkeypatch.syspath_prepend(str(packages))
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("def read():\n    return {}['missing']\nread()", "KeyError: 'missing'"),
+        ("import json\njson.loads('{')", "JSONDecodeError"),
+        ("import their_needs", "No module named 'their_needs'"),
+        ("import sys\nsys.exit(3)", "it calls sys.exit(3)"),
+        ("Other = 1", "no attribute 'Theirs'"),
+    ],
+)
+def test_a_package_that_cannot_be_loaded_is_its_authors_fault(treetune, tmp_path, monkeypatch, module, told):
+    install(tmp_path, monkeypatch, module)
+    for arguments in (("show", "their-tasks"), ("eval", "their-tasks", "-m", "scripted:gold"), ("list", "their-tasks")):
+        result = treetune(*arguments)
+        assert result.code == 2
+        assert "the taskset 'their-tasks' of the package their-tasks could not be imported" in result.err
+        assert told in result.err
+        assert "Other" in module or "their_tasks.py, line 2" in result.err or "their_tasks.py, line 1" in result.err
+        assert "not in Treetune" in result.err
+        assert "bug in Treetune" not in result.err
+        assert "Traceback" not in result.err
+    listed = treetune("list", "--json")  # goes on
+    assert listed.json["tasksets"]["their-tasks"]["about"].startswith("cannot be loaded")
+
+
+def test_a_package_that_fails_later_is_named_too(treetune, tmp_path, monkeypatch):
+    methods = ["INFINITE = True", "def task_at(self, index): ...", "def select_tasks(self, number): 1 / 0"]
+    broken = "\n    ".join(["from treetune import Taskset\nclass Theirs(Taskset):", *methods])
+    install(tmp_path, monkeypatch, broken)
+    result = treetune("show", "their-tasks")
+    assert result.code == 3
+    assert "bug in Treetune" not in result.err
+    assert "line 5, of the package their-tasks: tell its author" in result.err
+
+
+def test_a_file_that_raises_says_on_which_line(treetune, tmp_path):
+    (tmp_path / "raises.py").write_text("def read():\n    raise ValueError('no data')\n\nread()\n")
+    assert (
+        "raises.py could not be imported: ValueError: no data (raises.py, line 2)"
+        in treetune("show", "raises.py:X").err
+    )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from treetune.environment import Action as Action
     from treetune.environment import Environment as Environment
     from treetune.environment import Observation as Observation
+    from treetune.environment import Rendered as Rendered
     from treetune.environment import Step as Step
     from treetune.environment import make as make
     from treetune.environment import register as register
@@ -56,7 +57,7 @@ __version__ = "0.1.0"
 _HOMES = {
     name: module
     for module, names in {
-        "environment": "Action Environment Observation Step make register",
+        "environment": "Action Environment Observation Rendered Step make register",
         "episode": "Limits",
         "errors": "InvalidAction ToolError TreetuneError",
         "evaluation.call": "evaluate evaluate_async",

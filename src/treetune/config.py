@@ -22,6 +22,7 @@ import msgspec
 
 from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults
 from treetune.files import parse_again
+from treetune.other_names import suggest_key
 from treetune.variables import escape, resolve
 
 if TYPE_CHECKING:
@@ -121,10 +122,17 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
 
 
 def convert(
-    data: Any, struct: type[T], *, path: str = "", raw: Mapping[str, str] | None = None, source: str = "config"
+    data: Any,
+    struct: type[T],
+    *,
+    path: str = "",
+    raw: Mapping[str, str] | None = None,
+    source: str = "config",
+    elsewhere: Iterable[str] = (),
 ) -> T:
     """`data` as the typed config `struct`; raises one `ConfigError` with every fault in it. `raw` holds the text of
-    overrides by path, so that `--model.name 7` can still be the string "7"."""
+    overrides by path, so that `--model.name 7` can still be the string "7". `elsewhere` are keys that others read: an
+    unknown one may be meant as one of them."""
     data = {} if data is None else data
     if not isinstance(data, Mapping):
         raise ConfigError([(path, f"expected keys and values, got {data!r:.60}")], source=source)
@@ -135,9 +143,9 @@ def convert(
     inside = f"{path}." if path else ""
     for key, value in data.items():
         here = f"{inside}{key}"
+        place = f"--{here}" if raw and here in raw else here  # as whoever gave it wrote it
         if key not in known:
-            hint = did_you_mean(str(key), known) or f"; known: {', '.join(known)}"
-            faults.append((here, f"unknown key{hint}"))
+            faults.append((place, f"unknown key{_hint(str(key), struct, path, elsewhere)}"))
         elif (reader := _reader_in(hints[key])) is not None and value is not None:
             with gather_faults(faults):
                 values[key] = reader(value, here, raw)
@@ -153,7 +161,7 @@ def convert(
             try:
                 values[key] = _value(value, hints[key], (raw or {}).get(here))
             except msgspec.ValidationError as error:
-                faults.append((here, _explain(str(error), value, hints[key])))
+                faults.append((place, _explain(str(error), value, hints[key])))
     missing = [name for name, field in known.items() if field.required and name not in data]
     faults += [(f"{inside}{name}", "is required") for name in missing]
     try:
@@ -164,6 +172,16 @@ def convert(
     raise ConfigError(faults, source=source)
 
 
+def _hint(key: str, struct: type, path: str, elsewhere: Iterable[str]) -> str:
+    """What an unknown key may be meant as; else the keys that there are."""
+    hints = get_type_hints(struct)
+    hidden = getattr(struct, "HIDDEN", ())
+    own = [field.name for field in msgspec.structs.fields(cast(Any, struct)) if field.name not in hidden]
+    nested = {name: _struct_in(hints[name], None) for name in own}
+    inside = [f"{name}.{key}" for name, part in nested.items() if part is not None for key in part.__struct_fields__]
+    return suggest_key(key, [*own, *elsewhere, *inside], path) or f"; known: {', '.join(own)}"
+
+
 def convert_node(
     node: Mapping[str, Any],
     cls: type[Taskset[Any, Any]],
@@ -171,6 +189,7 @@ def convert_node(
     path: str = "",
     raw: Mapping[str, str] | None = None,
     any_key: bool = True,
+    elsewhere: Iterable[str] = (),
 ) -> Any:
     """The typed config of a class from the keys of a node; further ones with `any_key`, where the class takes any."""
     inside = f"{path}." if path else ""
@@ -185,7 +204,7 @@ def convert_node(
         keys["extra"] = {key: keys.pop(key) for key in list(keys) if key not in own}
         faults += [(f"{inside}{key}", problem) for key, problem in _find_misspelt(cls, keys["extra"])]
     with gather_faults(faults):
-        config = convert(keys, cls.config_type, path=path, raw=raw)
+        config = convert(keys, cls.config_type, path=path, raw=raw, elsewhere=["id", *elsewhere])
     if faults:
         raise ConfigError(faults)
     return config
@@ -328,6 +347,8 @@ def _explain(problem: str, value: Any, hint: Any) -> str:
     if problem.startswith("Invalid enum value") and (choices := _choices(hint)):
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
         return f"expected one of {', '.join(map(str, choices))}, got {value!r:.60}{near}"
+    if "regex '^https?://'" in problem:
+        return f"expected an address that begins with http:// or https://, got {value!r:.60}"
     wrong_type = re.match(r"Expected `(\w+).*, got", problem)
     remedy = f"; write {_SPELLINGS[wrong_type[1]]}" if wrong_type and wrong_type[1] in _SPELLINGS else ""
     return f"{problem[0].lower()}{problem[1:].replace('`', '')} ({value!r:.60}){remedy}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from treetune.taskset import Taskset
+    from treetune.trace import Trace
 
 ContentType = Literal["text", "json", "messages", "image"]
 _CONTENT_TYPES: tuple[Any, ...] = get_args(ContentType)
@@ -121,6 +122,14 @@ def check_step(owner: Any, step: Any) -> Step:
     return Step(step.observation, reward, bool(step.done), step.info, bool(step.truncated), step.calls)
 
 
+class Rendered(msgspec.Struct, frozen=True):
+    """A trace as its environment has a person read it."""
+
+    text: str
+    kind: Literal["text", "shell", "markdown"] = "text"
+    """`text` keeps its lines and spaces, as a board needs it; `shell` is a session of one, its commands behind `$`."""
+
+
 class Environment:
     """Made for one task, used for one episode. Its methods that are marked with `@tool` are what a model may call; the
     answers that call none go to `step`."""
@@ -155,6 +164,12 @@ class Environment:
     def gold(cls, task: Task) -> Gold:
         """What earns the full reward, made from the task alone: one answer or one action a turn, an action being text
         or calls of tools; None if unknown."""
+        return None
+
+    @classmethod
+    def render(cls, trace: Trace) -> Rendered | str | None:
+        """What a person reads beside the messages of a trace: a board, a way, a session in a shell. Made from the trace
+        alone, which may have ended anywhere, badly too; None where there is nothing to say."""
         return None
 
     def __init__(self, task: Task) -> None:

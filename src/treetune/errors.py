@@ -40,7 +40,8 @@ class ConfigError(UsageError):
     def __init__(self, faults: Iterable[tuple[str, str]], *, source: str = "config", remedy: str | None = None) -> None:
         self.faults = list(faults)
         self.source = source
-        lines = [f"  {path}: {problem}" if path else f"  {problem}" for path, problem in self.faults]
+        places = _find_places(source, self.faults)
+        lines = [f"  {places[path]}: {problem}" if path else f"  {problem}" for path, problem in self.faults]
         count = len(self.faults)
         super().__init__(f"{count} fault{'s' if count != 1 else ''} in {source}:\n" + "\n".join(lines), remedy=remedy)
 
@@ -181,10 +182,28 @@ _PACKAGE = str(PurePath(__file__).parent)
 _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
+def _find_places(source: str, faults: Faults) -> dict[str, str]:
+    """The key of each fault as a config has it; in a file, with its line."""
+    keys = [key for key, _ in faults]
+    if not source.endswith((".yaml", ".yml")):
+        return {key: key for key in keys}
+    from treetune.yaml_lines import find_places  # only where something is wrong already
+
+    return find_places(source, keys, missing={key for key, problem in faults if problem.startswith("is required")})
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing where no known name comes near."""
     import difflib  # only where something is wrong already
 
     by_folded = {candidate.casefold(): candidate for candidate in known}
-    matches = difflib.get_close_matches(name.casefold(), list(by_folded), cutoff=0.6)
-    return f"; did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?" if matches else ""
+    folded = name.casefold()
+    matches = difflib.get_close_matches(folded, list(by_folded), cutoff=0.6)
+    alike = [difflib.SequenceMatcher(None, match, folded).ratio() for match in matches]
+    near = [by_folded[match] for match, ratio in zip(matches, alike, strict=True) if ratio > alike[0] - 0.15]
+    return f"; did you mean {join_names(near)}?" if near else ""
+
+
+def join_names(names: Iterable[str]) -> str:
+    """`'a' or 'b'`."""
+    return " or ".join(map(repr, names))

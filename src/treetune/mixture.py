@@ -130,7 +130,7 @@ class Mixture(_Sources[MixtureConfig]):
         if self.config.shuffle is not None:
             seed = self.seed
             nodes = [_shuffle_source(node, number, seed) for number, node in enumerate(nodes)]
-        self.sources = _build_sources(nodes) if sources is None else sources
+        self.sources = _build_sources(nodes, elsewhere=["weight"]) if sources is None else sources
         self.weights = list(own_weights if weights is None else weights)
         if len(self.sources) != len(self.weights):
             raise UsageError(f"{len(self.sources)} sources but {len(self.weights)} weights")
@@ -309,7 +309,7 @@ def _shuffle_source(node: dict[str, Any], number: int, seed: int) -> dict[str, A
     return {**node, "shuffle": {"seed": order.derive_seed(seed, f"source {number}")}}
 
 
-def _build_sources(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:
+def _build_sources(nodes: list[dict[str, Any]], elsewhere: Sequence[str] = ()) -> list[Taskset[Any, Any]]:
     from treetune.target import build_taskset
 
     if not nodes:
@@ -318,7 +318,7 @@ def _build_sources(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:
     sources = []
     for number, node in enumerate(nodes):
         with gather_faults(faults):
-            sources.append(build_taskset(node, path=f"taskset.sources[{number}]"))
+            sources.append(build_taskset(node, path=f"taskset.sources[{number}]", elsewhere=elsewhere))
     if faults:
         raise ConfigError(faults)
     check_all((f"taskset.sources[{number}]", source.check_source) for number, source in enumerate(sources))

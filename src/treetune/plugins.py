@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,15 +86,35 @@ def load_module(name: str) -> Any:
 
 
 def _import(name: str, shown: str) -> Any:
+    return _load(partial(importlib.import_module, name), shown)
+
+
+def _load(load: Callable[[], Any], shown: str, remedy: str | None = None) -> Any:
+    """What code of somebody else's gives when it is loaded; what it raises is its author's to mend, and says where."""
     try:
-        return importlib.import_module(name)
+        return load()
     except PluginError:
         raise
     except ModuleNotFoundError as error:
-        remedy = "install what it needs, or correct the name"
-        raise PluginError(f"{shown} could not be imported: {error}", remedy=remedy) from error
-    except Exception as error:
-        raise PluginError(f"{shown} could not be imported: {described(error)}") from error
+        remedy = remedy or "install what it needs, or correct the name"
+        raise PluginError(f"{shown} could not be imported: {error}{_place(error)}", remedy=remedy) from error
+    except (Exception, SystemExit) as error:
+        told = f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else described(error)
+        raise PluginError(f"{shown} could not be imported: {told}{_place(error)}", remedy=remedy) from error
+
+
+def _place(error: BaseException) -> str:
+    """` (tasks.py, line 3)`: the last line of the code that was loaded, not of a library that it calls."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    ours, importing = str(Path(__file__).parent), str(Path(importlib.__file__).parent)
+    others = [place for place in frames if not place[0].startswith((ours, importing, "<"))]
+    if not others or isinstance(error, SyntaxError):  # which says it itself
+        return ""
+    first = Path(others[0][0])
+    root = first.parent if (first.parent / "__init__.py").exists() else first
+    file, line = [place for place in others if Path(place[0]).is_relative_to(root)][-1]
+    shown = Path(file).relative_to(Path.cwd()) if Path(file).is_relative_to(Path.cwd()) else file
+    return f" ({shown}, line {line})"
 
 
 def builtin(table: str) -> Any:
@@ -134,7 +155,7 @@ class Registry:
             prefix, _, rest = found.partition(":")
             found = load_object(self.foreign[prefix])(rest) if prefix in self.foreign else load_object(found)
         elif found is None and name in self._installed:
-            found = self._installed[name].load()
+            found = self._load_installed(name)
         if isinstance(found, type) or (found is not None and not self._classes):
             return found
         if found is not None:
@@ -142,6 +163,12 @@ class Registry:
         remedy = "`treetune list` shows what there is; a class of your own is file.py:Name or module:Name"
         known = [*self.names(), *(ready.names() if self is tasksets else ())]
         raise UnknownNameError.of(self.kind, name, known, remedy=remedy)
+
+    def _load_installed(self, name: str) -> Any:
+        entry = self._installed[name]
+        package = entry.dist.name if entry.dist else entry.value
+        remedy = f"the fault is in that package, not in Treetune: tell its author, or `pip uninstall {package}`"
+        return _load(entry.load, f"the {self.kind} {name!r} of the package {package}", remedy)
 
     def has(self, name: str) -> bool:
         """Whether an id is built in or registered: such a name is never that of a ready set."""
@@ -165,6 +192,17 @@ class Registry:
         from importlib.metadata import entry_points  # 40 ms that only an unknown id needs
 
         return {entry.name: entry for entry in entry_points(group=self._group)}
+
+
+def installed_by(file: str) -> str | None:
+    """The package of somebody else's that brought a class of ours and holds this file; None for any other file."""
+    for registry in (tasksets, environments, tools):
+        for entry in registry._installed.values():
+            module = sys.modules.get(entry.module.partition(".")[0])
+            place = str(getattr(module, "__file__", None))
+            if file == place or (place.endswith("__init__.py") and Path(file).is_relative_to(Path(place).parent)):
+                return entry.dist.name if entry.dist else entry.module
+    return None
 
 
 def find_ready(name: str) -> Path | None:

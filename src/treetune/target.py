@@ -135,10 +135,12 @@ def build_taskset(
     raw: Mapping[str, str] | None = None,
     source: str = "config",
     cls: type[Taskset[Any, Any]] | None = None,
+    elsewhere: Sequence[str] = (),
     **options: Any,
 ) -> Taskset[Any, Any]:
     """The taskset of a config node: `id` (or `custom_cls.path` and `custom_cls.name`) and its own keys. `cls` is its
-    class where that is known already, and the `options` are those of the class."""
+    class where that is known already, and the `options` are those of the class. `elsewhere` are keys of the node that
+    the caller has read."""
     node = expand_ready({"id": node} if isinstance(node, str) else node)
     if not isinstance(node, Mapping):
         raise ConfigError([(path, "expected an id, or keys and values with an id")], source=source)
@@ -149,13 +151,17 @@ def build_taskset(
         faults.append((f"{path}.id", "is required: a taskset's name, file.py:Name or module:Name"))
         raise ConfigError(faults, source=source)
     with gather_faults(faults):
-        config = convert_node(node, cls, path=path, raw=raw, any_key=any_key)
+        config = convert_node(node, cls, path=path, raw=raw, any_key=any_key, elsewhere=elsewhere)
     if faults:
         raise ConfigError(faults, source=source)
     if config.profile is not None and config.profile.parameter is not None:
         return _by_parameter(node, cls, config, path, source)
-    with user_code(f"making {cls.__name__}"):
-        taskset = cls.from_config(config, **options)
+    try:
+        with user_code(f"making {cls.__name__}"):
+            taskset = cls.from_config(config, **options)
+    except ConfigError as error:  # of its sources, which know neither where it stands nor in which file
+        faults = [(re.sub(r"^taskset\b", path, key).removeprefix("."), problem) for key, problem in error.faults]
+        raise ConfigError(faults, source=source, remedy=error.remedy) from error
     if not hasattr(taskset, "config"):
         remedy = "call super().__init__ in its __init__, with what it was given"
         raise TasksetError(f"{cls.__name__} was made without its config", remedy=remedy)

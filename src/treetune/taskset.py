@@ -44,7 +44,7 @@ from treetune.tools import (
 
 if TYPE_CHECKING:
     from treetune.curriculum import Curriculum, Learning
-    from treetune.environment import Environment
+    from treetune.environment import Environment, Rendered
     from treetune.trace import Trace
 
 
@@ -166,6 +166,12 @@ class Taskset(Generic[TaskT, ConfigT]):
         from treetune.environment import SingleTurn, make
 
         return SingleTurn(task, self) if task.env_class is None else make(self.environment_spec(task.env_class), task)
+
+    @classmethod
+    def render(cls, trace: Trace) -> Rendered | str | None:
+        """What a person reads beside the messages of a trace, where this taskset makes its environments itself; those
+        that tasks name have a `render` of their own."""
+        return None
 
     def environment_spec(self, env_class: str) -> str:
         """The name of an environment; `file.py:Name` is looked for beside the taskset's own file."""

@@ -6,7 +6,7 @@ class ArithmeticConfig(TasksetConfig, frozen=True, kw_only=True):
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ class TasksetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     extra: dict[str, Any] = {}
     """Further keys of a `custom_cls` class that declares no config type of its own; read as `config.get("key")`."""
+
+    HIDDEN: ClassVar = ("extra",)  # fields that no config may write
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.extra.get(key, default) if key not in self.__struct_fields__ else getattr(self, key)

@@ -189,6 +189,12 @@ class Trace(msgspec.Struct, kw_only=True):
                 conversation.append(turn.message)
         return conversation + self.final
 
+    @property
+    def exchanges(self) -> list[tuple[Turn, list[Message]]]:
+        """Each turn, and what the environment said to it: nothing yet where it failed."""
+        said = [*(turn.observed for turn in self.turns[1:]), self.final]
+        return list(zip(self.turns, said, strict=True)) if self.turns else []
+
     def passed(self, threshold: float = 1.0) -> bool:
         """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold."""
         if self.reward is None:

@@ -192,12 +192,12 @@ def test_rescore_of_no_run_says_so(treetune, tmp_path):
 def test_init_scaffolds_a_taskset_whose_test_passes(treetune, tmp_path):
     assert treetune("init", "colour-names").code == 0
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "colour_names", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "colour-names", "-p", "no:cacheprovider"],
         cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
-    assert "2 passed" in done.stdout
-    assert treetune("eval", "colour_names/eval.yaml", "--json").json["mean_reward"] == 1.0
-    assert treetune("validate", "colour_names/colour_names.py:ColourNames", "--json").json["valid"] == 20
+    assert "2 passed, 1 skipped" in done.stdout
+    assert treetune("eval", "colour-names/eval.yaml", "--json").json["mean_reward"] == 1.0
+    assert treetune("validate", "colour-names/colour_names.py:ColourNames", "--json").json["valid"] == 20
     assert treetune("init", "colour-names").code == 2
     assert treetune("init", "123").code == 2
 

@@ -27,6 +27,7 @@ def folder(tmp_path):
     make_run(tmp_path / "runs" / "first", [[1.0, 0.5], [0.0, None]])
     with RunFolder(tmp_path / "runs" / "first", TRACES) as run:
         run.append(make_trace(2, 0, 0.0, source="other"))
+    make_run(tmp_path / "runs" / "second", [[1.0]])
     return tmp_path
 
 
@@ -81,6 +82,16 @@ def test_a_run_that_is_not_there_is_told_and_nobody_is_asked_for_it(folder, tree
     assert told.code == 2
     assert said in told.err
     assert "hub" not in told.err
+
+
+def test_text_of_a_model_cannot_steer_the_terminal(tmp_path, treetune):
+    make_run(tmp_path / "run", [])
+    with RunFolder(tmp_path / "run", TRACES) as run:
+        run.append(make_trace(0, 0, 1.0, said="ok \x1b]0;owned\x07 \x1b[2J \x9b31m end", answer="\x1b[31mred"))
+    for shown in (treetune("show", "run"), treetune("show", "run", "--rollout", "0/0")):
+        assert "\x1b" not in shown.out
+        assert "\x9b" not in shown.out
+    assert "␛[2J" in shown.out
 
 
 def test_options_of_a_run_are_refused_for_tasks(treetune):

@@ -267,7 +267,7 @@ def test_column_faults_of_all_tasks_are_told_together_before_anything_is_built(s
     for verb in (("show",), ("validate",), ("eval", "-m", "scripted:gold")):
         result = treetune(*verb, recipe(val_tasks=wrong))
         assert result.code == 2
-        assert all(f"taskset.sources{key}: " in result.err for key in expected)
+        assert all(f"val_tasks{key}: " in result.err for key in expected)
     assert built_nothing(tmp_path)
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from treetune import hub
 from treetune.datasets.declared import load_task, load_tasks
 from treetune.errors import (
     ConfigError,
@@ -23,7 +24,7 @@ from treetune.errors import (
     TreetuneError,
     UsageError,
 )
-from treetune.rows import loading, read_tasks
+from treetune.rows import read_tasks
 
 ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": n} for n in range(4)]
 
@@ -348,10 +349,10 @@ def test_rows_of_a_hub_that_cannot_be_reached_speak_of_the_network(monkeypatch):
 
 
 def test_a_hub_that_does_not_answer_is_given_up(monkeypatch):
-    assert loading.WAIT < 15
-    monkeypatch.setattr(loading, "WAIT", 0.2)
+    assert hub.WAIT < 15
+    monkeypatch.setattr(hub, "WAIT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert loading.hub_problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert hub.find_problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
 
 
 # The command line

@@ -45,7 +45,9 @@ def test_retries_are_in_traces_in_the_summary_and_on_screen(treetune, tmp_path, 
     run = Run(tmp_path / "run")
     assert [trace.retries for trace in run.traces()] == [1, 1, 1]
     assert run.summary.retries == 3
-    assert "3 calls repeated" in told.out + told.err
+    assert "3 calls repeated" in told.out
+    assert f"{busy}/chat/completions answered 429" in told.err  # at once: who waits should know why
+    assert told.err.count("calls are repeated") == 1
 
 
 JUDGED = """

@@ -102,6 +102,22 @@ def test_a_model_at_an_address_of_somebody_elses_choice_is_not_called(treetune, 
     assert "127.0.0.1:9" in refused.err
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("vllm:org/model", "vllm:org/model"),
+        ("local:org/model", "local:org/model"),
+        ("anthropic/claude", "api.anthropic.com"),
+    ],
+)
+def test_a_model_of_somebody_elses_choice_is_neither_fetched_nor_started(treetune, sent, model, said):
+    change(sent, lambda config: config.update(taskset={"id": "reverse-text"}, model=model))
+    refused = treetune("eval", "--resume", "-o", "sent")
+    assert refused.code == 2
+    assert f"{sent.name} was not made by an `eval` of yours" in refused.err
+    assert said in refused.err
+
+
 def test_a_recorded_task_that_names_code_is_refused(treetune, sent):
     change(sent, lambda config: config.update(taskset={"id": "reverse-text"}))
     traces = [json.loads(line) for line in (sent / "traces.jsonl").read_text().splitlines()]

@@ -1,12 +1,12 @@
-"""A Hugging Face hub on this machine: datasets by their hub name, without a network.
+"""A Hugging Face hub on this machine: datasets and models by their hub name, without a network.
 
     make_gsm8k(folder, rows_train, rows_test)
     with Hub(folder) as hub:
         subprocess.run(command, env={**os.environ, **hub.environment(home)})
 
-It speaks the part of the hub's API that `datasets.load_dataset` uses: a file at a revision, whole or in ranges; the
-files of a folder; the commit behind a revision. And, for who has its `token`, the part that pushes: making a
-repository, large files by git-lfs, commits.
+It speaks the part of the hub's API that `datasets.load_dataset` and `snapshot_download` use: a file at a revision,
+whole or in ranges; the files of a folder; the commit behind a revision. And, for who has its `token`, the part that
+pushes: making a repository, large files by git-lfs, commits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import unquote
 
 ROUTE = re.compile(
-    r"(?:/api)?/datasets/(?P<repo>[^/]+/[^/]+)"
+    r"(?:/api)?(?:/datasets|/models)?/(?P<repo>[^/]+/[^/]+)"  # the files of a model stand at the top
     r"(?:/(?P<kind>resolve|tree|revision)/(?P<revision>[^/]+)(?:/(?P<path>.+))?)?"
 )
 WRITE = re.compile(

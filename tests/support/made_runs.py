@@ -7,6 +7,8 @@ from pathlib import Path
 
 from treetune import Task
 from treetune.evaluation import TRACES, EvalConfig, Run, RunFolder, read_config
+from treetune.runs.columns import Columns
+from treetune.runs.entry import Entry
 from treetune.trace import Failure, Outcome, Trace, Turn
 
 
@@ -19,6 +21,20 @@ def make_trace(task: int, rollout: int, reward: float | None, *, source: str = "
         error = ZeroDivisionError("division by zero")
         trace.fail(Outcome.ENVIRONMENT_ERROR, Failure.of(error, "environment"))
     return trace
+
+
+def run_in_memory(rewards: Sequence[Sequence[float | None]]) -> Run:
+    """The same as `make_run`, of which nothing is on disk but in `columns`: for simulations."""
+    run = Run.__new__(Run)
+    run.path, run.columns, run.config = Path("made"), Columns(), {}
+    entries = []
+    for task, group in enumerate(rewards):
+        for number, reward in enumerate(group):
+            outcome = "completed" if reward is not None else "environment_error"
+            known = (0, 0, 0, task, f"{task:032}", 0, number, 0, None, "made", outcome, reward)
+            entries.append(Entry(*known, None, 1, 0, 0, None, 0.0, 0.0, 0.0, 0, None, None, {}, False))
+    run.columns.extend(entries)
+    return run
 
 
 def make_run(folder: Path, rewards: Sequence[Sequence[float | None]], model: str = "made", source: str = "made") -> Run:

@@ -23,6 +23,12 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> CpuTraining:
     return CpuTraining(tmp_path_factory.mktemp("training"))
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """For the traces of what trainers wrote."""
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path))
+
+
 @pytest.fixture(scope="module")
 def vllm(training: CpuTraining):
     """One engine for all that need a server. It comes after verl, which has its own."""

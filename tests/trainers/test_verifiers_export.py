@@ -325,3 +325,50 @@ def test_verifiers_own_server_and_client_play_it_and_no_fault_is_a_zero(folder, 
     ]
     assert all(case["open"] == [] for name, case in cases.items() if isinstance(case, dict) and name != "played")
     assert list(marks.iterdir()) == []
+
+
+SANDBOXED = """
+from treetune import Environment, Step, Task, Taskset
+from treetune.sandbox import SandboxLimits
+from treetune.sandbox.machines import Machine
+
+
+class Sleeping(Environment):
+    async def start(self):
+        self.shell = await Machine().open(SandboxLimits())
+        await self.shell.execute("sleep {seconds} &")
+        return super().start()
+
+    def step(self, action):
+        return Step(done=True)
+
+    async def close(self):
+        await self.shell.close()
+
+
+class Sleepers(Taskset):
+    def load_tasks(self):
+        return [Task(prompt="Count down from 2, 0.")]
+
+    def environment(self, task):
+        return Sleeping(task)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("verifiers")
+def test_where_verifiers_own_server_is_killed_nothing_is_left_and_a_deadline_tells_the_caller(folder, model):
+    """verifiers' client waits without an end by itself, and the health of a broker says nothing of its workers."""
+    seconds = str(100_000 + os.getpid())
+    (folder / "sandboxed.py").write_text(SANDBOXED.format(seconds=seconds))
+    package = export_package("sandboxed.py:Sleepers", folder / "my-env").folder
+    script = Path(venvs.__file__).with_name("verifiers_killed_side.py")
+    printed = venvs.run(
+        venvs.venv(*venvs.VERIFIERS), script, "my-env", model, seconds, PYTHONPATH=str(package), cwd=folder
+    )
+    ended = {"error": "TimeoutError", "healthy": False, "gone": True}
+    assert json.loads(printed.splitlines()[-1]) == {
+        "alone": ended,
+        "broker": ended,
+        "worker": {**ended, "healthy": True},
+    }

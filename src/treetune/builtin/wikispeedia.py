@@ -24,9 +24,10 @@ from treetune.config import FileName
 from treetune.environment import Action, Step
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError
 from treetune.score import VALID, Verdict, invalid
-from treetune.task import Task
+from treetune.task import Task, text_of
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
+from treetune.trace import Trace
 
 TRIES = 100
 """Sources drawn at random before all are looked at, one after the other."""
@@ -62,6 +63,18 @@ class WikispeediaEnvironment(TurnEnvironment):
     def gold(cls, task: Task) -> list[str] | None:
         path = load_graph(task).path(task.source, task.target) if isinstance(task, WikispeediaTask) else None
         return None if path is None else [f"click {title}" for title in path[1:]]
+
+    @classmethod
+    def render(cls, trace: Trace) -> str:
+        """The way: what was said, and where it led."""
+        task, rows = trace.task, []
+        if isinstance(task, WikispeediaTask):
+            rows.append(f"from {task.source} to {task.target}: {task.distance} clicks are enough")
+        for number, turn in enumerate(trace.turns, 1):
+            said = text_of((turn.message or {}).get("content")) or ""
+            place = turn.info.get("answer", "?")
+            rows.append(f"{number:>4}  {_read_action(said) or 'nothing':<32}  {place}")
+        return "\n".join([*rows, *filter(None, [trace.explanation])])
 
     def start(self) -> Any:  # not async: the graph is read in a thread
         self._graph = load_graph(self.task)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import sysconfig
 import traceback
 import warnings
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from treetune.cli import output
-from treetune.cli.options import split_overrides
+import treetune
+from treetune.cli import completion, output
+from treetune.cli.options import OVERRIDABLE, option, split_overrides
 from treetune.cli.output import report_error
 from treetune.errors import TasksetError, TreetuneError, described
 
@@ -28,7 +31,7 @@ VERBS = {
     "profile": ("profile:profile_command", "How often models solve each task, for a curriculum."),
     "train": ("train:train_command", "Train on any tasks with verl, SkyRL, TRL, slime or AReaL: config, data, start."),
     "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),
-    "convert": ("build:convert_command", "Write tasks to a file as another trainer's rows."),
+    "convert": ("build:convert_command", "Write tasks as another trainer's rows, or a run as a log of Inspect."),
     "push": ("push:push_command", "Push tasks, built into rows, or a run to the hub, with a card."),
     "export": ("export:export_app", "Write a TARGET as a package of another ecosystem's: verifiers, prime-rl."),
     "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
@@ -37,13 +40,11 @@ VERBS = {
     "rescore": ("evaluate:rescore_command", "Score saved traces again after a scorer changed, without the model."),
     "cache": ("cache:cache_app", "Built datasets: list them, show what one was built from, remove them."),
     "sandbox": ("sandbox:sandbox_app", "Sandboxes: what this machine offers, and root file systems for them."),
-    "init": ("init:init_command", "Scaffold a taskset, a package to serve, or a dataset, with a test that passes."),
+    "init": ("init:init_command", "Scaffold a taskset as a package: a test that passes, a config, an entry point."),
     "demo": ("demo:demo_command", "Declare a task, evaluate it with scripts, build it into parquet: in a minute."),
 }
 """Each verb with its function in this folder, and what the overview says of it. Only the verb that is asked for is
 loaded, so a verb's module may import what it needs at its top."""
-OVERRIDABLE = {"build", "export", "push", "show", "validate", "audit", "eval", "profile", "train", "serve"}
-"""The verbs that take dotted overrides."""
 
 
 def make_app(verb: str | None) -> typer.Typer:
@@ -54,10 +55,10 @@ def make_app(verb: str | None) -> typer.Typer:
         epilog="A TARGET is a taskset's id, config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name), "
         "verifiers:ID or a server (tcp://, http://). Any key of its config can be set: --taskset.shuffle.seed 0",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_take_options)
     for name, (place, about) in VERBS.items():
         if name != verb:
             app.command(name, help=about)(lambda: None)
@@ -71,13 +72,29 @@ def make_app(verb: str | None) -> typer.Typer:
     return app
 
 
+def _take_options(
+    version: Annotated[
+        bool, option("Show the version.", "--version", "-V", is_eager=True, callback=lambda asked: _show_version(asked))
+    ] = False,
+) -> None:
+    pass
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"treetune {treetune.__version__}")
+        raise typer.Exit
+
+
 def run(arguments: list[str]) -> int:
     """Runs one command; gives the exit code."""
     as_json = "--json" in arguments
     output.keep_standard_output(as_json)
     warnings.showwarning = output.show_warning
     try:
-        verb = arguments[0] if arguments and arguments[0] in VERBS else None
+        first = (completion.typed_words() or arguments)[:1]
+        verb = first[0] if first and first[0] in VERBS else None
+        completion.hide_overrides()
         plain, overrides = split_overrides(arguments) if verb in OVERRIDABLE else (arguments, {})
         code = make_app(verb)(plain, prog_name="treetune", standalone_mode=False, obj=overrides)
         if code == 130 and as_json and not output.was_printed():  # typer's own answer to Ctrl-C
@@ -85,7 +102,9 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return report_error("interrupted", None, 130, as_json)
     except output.CommandLineError as error:
-        return report_error(output.error_text(error), None, 2, as_json)
+        if not arguments:
+            return 2  # the help is shown already
+        return report_error(_explain(error, arguments), None, 2, as_json)
     except TreetuneError as error:
         code = report_error(error.message, error.remedy, error.exit_code, as_json)
         if isinstance(error, TasksetError) and error.__cause__ is not None:
@@ -93,6 +112,8 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _nobody_reads()
     except SystemExit as error:
+        if completion.ASKED in os.environ or {"--install-completion", "--show-completion"} & set(arguments[:1]):
+            return int(error.code or 0)  # how typer ends both
         if isinstance(error.__context__, BrokenPipeError):  # how typer takes it
             return _nobody_reads()
         remedy = "a taskset, or what it imports, must not end the program"
@@ -103,6 +124,21 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _explain(error: Any, arguments: list[str]) -> str:
+    """What typer found wrong; an option or verb that there is not, with what is meant by it."""
+    from treetune.cli.flags import explain_flags, suggest_verb  # only where something is wrong already
+
+    verb = arguments[0] if arguments else ""
+    if verb not in VERBS:
+        return output.error_text(error, suggest_verb(verb) or None)
+    return output.error_text(error, explain_flags(verb, arguments, error.ctx.command) if _names_option(error) else None)
+
+
+def _names_option(error: Any) -> bool:
+    """Whether it is about an option that there is not."""
+    return type(error).__name__ == "NoSuchOption"
+
+
 def _nobody_reads() -> int:
     """The reader went away (`| head`): no fault of ours, and nothing more to say to it."""
     sys.stderr.close()
@@ -111,12 +147,16 @@ def _nobody_reads() -> int:
 
 def _culprit(error: Exception) -> str:
     """Whose code failed: the innermost frame that is neither Python's own nor a library's."""
+    from treetune.plugins import installed_by
+
     ours = Path(__file__).parent.parent
     libraries = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if file.is_relative_to(ours):
             break
+        if (package := installed_by(frame.filename)) is not None:
+            return f"a fault in {file}, line {frame.lineno}, of the package {package}: tell its author"
         if file.exists() and not any(file.is_relative_to(folder) for folder in libraries):
             return f"a fault in {file}, line {frame.lineno}, which Treetune was asked to run"
     return "a bug in Treetune: please report it, with the lines below"

@@ -16,12 +16,12 @@ from rich.text import Text
 
 from treetune import audit, evaluation
 from treetune.cli import options
-from treetune.cli.options import TASKS, Json, Target, option, read_overrides, without_none
+from treetune.cli.options import Json, Target, option, read_overrides, without_none
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import convert, load_yaml, to_plain, with_overrides
 from treetune.errors import UsageError
 from treetune.host import Host, LocalHost, always
-from treetune.policies import EndpointConfig, load_policy
+from treetune.policies import EndpointConfig, check_reachable, load_policy
 from treetune.policies.scripted import Echo
 from treetune.target import is_server
 from treetune.taskset import Taskset
@@ -61,7 +61,7 @@ def audit_command(
     where there are errors; warnings and notes are none. A config with train_tasks and val_tasks is audited as `train`,
     and compared with `val`.
     """
-    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"), trust=trust)
+    overrides = read_overrides(context, trust=trust)
     own = {key: raw for key, raw in overrides.items() if key.split(".")[0] in ("sampling", "limits", "endpoint")}
     of_taskset = {key: raw for key, raw in overrides.items() if key not in own}
     split, other_split = _splits(target, split)
@@ -97,6 +97,8 @@ def audit_command(
             raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
     else:
         evaluation.refuse_unservable(taskset)
+    if model and (served is None or served.models is None):
+        check_reachable(model, endpoint)
     report = asyncio.run(_audit(taskset, config, other, endpoint, screen))
     if html is not None:
         audit.write_page(report, html)

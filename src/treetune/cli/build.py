@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def build_command(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="YAML with train_tasks and val_tasks (hydra's too), or any TARGET.")],
+    target: Annotated[str, options.target("YAML with train_tasks and val_tasks (hydra's too), or any TARGET.")],
     format: options.Format = "verl",
     num_tasks: options.NumTasks = None,
     force: Annotated[bool, option("Build again what is cached.", "--force")] = False,
@@ -206,31 +206,44 @@ def convert_command(
         typer.Argument(
             metavar="IN... OUT",
             help="Files, folders, globs or hub datasets (name\\[@config]\\[:split]), or one taskset: an id, "
-            "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl.",
+            "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl. Or one run, "
+            "of any program, and the file: .eval for a log of Inspect, .jsonl for its traces.",
         ),
     ],
-    to: Annotated[str, option("verl, skyrl, trl or nemo-gym (.jsonl).", "--to", metavar="FORMAT")],
+    to: Annotated[
+        str | None, option("Of tasks: verl, skyrl, trl or nemo-gym (.jsonl).", "--to", metavar="FORMAT")
+    ] = None,
     from_: Annotated[str | None, option("The format of IN, else told by its columns.", "--from")] = None,
+    where: Annotated[str | None, option("Of a run: the rollouts that a query fits.", metavar="QUERY")] = None,
     num_tasks: options.NumTasks = None,
     force: Annotated[bool, option("Overwrite OUT.", "--force")] = False,
     check: Annotated[bool, option("Write nothing that `validate` calls an error.", "--check/--no-check")] = True,
     json: Json = False,
 ) -> None:
-    """Write the tasks of IN to OUT as a trainer's rows. Nothing is lost: converted back, they are equal."""
+    """Write the tasks of IN to OUT as a trainer's rows. Nothing is lost: converted back, they are equal. Or write a run
+    as a log of Inspect."""
     from treetune.rows.reading import RowTasks, read_tasks
     from treetune.validate import write_tasks
 
     if len(paths) < 2:
-        raise UsageError("there is nothing to write to", remedy="treetune convert IN... OUT --to FORMAT")
-    for name in (to, from_):
-        if name is not None:
-            format_named(name)
+        raise UsageError(
+            "there is nothing to write to", remedy="treetune convert IN... OUT --to FORMAT, or RUN OUT.eval"
+        )
     *sources, target = paths
     out = Path(target).expanduser()
     if out.is_dir():
         raise UsageError(f"{target} is a folder", remedy=f"name a file in it, such as {out / 'rows.parquet'}")
     if out.exists() and not force:
         raise UsageError(f"{target} exists", remedy="pass --force to overwrite it")
+    if to is None:
+        from treetune.cli.convert_run import convert_run
+
+        return convert_run(sources, out, where, json)
+    if where is not None:
+        raise UsageError("--where is for a run, and --to for tasks", remedy="leave one of them out")
+    for name in (to, from_):
+        if name is not None:
+            format_named(name)
     for source in sources:
         refuse_server(source, "convert")
     if len(sources) == 1 and names_taskset(sources[0]):

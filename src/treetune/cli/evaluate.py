@@ -11,30 +11,44 @@ import typer
 from treetune import evaluation as evaluating
 from treetune.cli import options
 from treetune.cli.compare import plain_comparison, show_comparison
+from treetune.cli.completion import complete_model, complete_target
 from treetune.cli.display import Display, finish, run_to_end, runs_table, show_warnings, summary_table
-from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, without_none
-from treetune.cli.output import Screen, print_json
+from treetune.cli.options import TARGET, Json, option, read_overrides, without_none
+from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
 from treetune.loggers import open_loggers
 from treetune.target import is_server, read_target
+
+_MOST_SHOWN = 40
+"""Rollouts of a preview, in the terminal."""
 
 
 def eval_command(
     context: typer.Context,
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TARGET...", help=f"{TARGET} Several: a run each. Absent with --resume -o DIR."),
+        typer.Argument(
+            metavar="TARGET...",
+            help=f"{TARGET} Several: a run each. Absent with --resume -o DIR.",
+            autocompletion=complete_target,
+        ),
     ] = None,
     models: Annotated[
         list[str] | None,
         option(
-            "scripted:gold, local:PATH, or a model at --endpoint.base_url. Repeatable: a run each, compared.",
+            "scripted:gold, local:PATH, vllm:MODEL, anthropic/NAME, or a model at --endpoint.base_url. "
+            "Repeatable: a run each, compared.",
             "-m",
             "--model",
+            autocompletion=complete_model,
         ),
     ] = None,
     num_tasks: options.NumTasks = None,
+    task: Annotated[
+        list[str] | None,
+        option("Only the task with this index, as `show` tells it. Repeatable.", "--task", metavar="INDEX"),
+    ] = None,
     num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,
     max_concurrent: options.MaxConcurrent = None,
     pass_threshold: Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")] = None,
@@ -62,8 +76,7 @@ def eval_command(
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     from_run = resume and not targets and server is None and output is not None
-    groups = (*TASKS, "sampling", "limits", "endpoint")
-    overrides = read_overrides(context, groups, trust=trust and not from_run)
+    overrides = read_overrides(context, trust=trust and not from_run)
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
     if rescore and not resume:
@@ -78,7 +91,9 @@ def eval_command(
     known = group.take_up() if from_run and group is not None and group.exists else None
     sizes = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "max_concurrent": max_concurrent}
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": max_tokens_total}
-    given = without_none({"pass_threshold": pass_threshold, **sizes, **ceilings})
+    given = without_none(
+        {"pass_threshold": pass_threshold, "tasks": _read_indices(task or []) or None, **sizes, **ceilings}
+    )
 
     def read(target: str, model: str | None, further: dict[str, str]) -> evaluating.Plan:
         raw = overrides | further
@@ -197,14 +212,31 @@ def _watch(screen: Screen, place: str = "") -> evaluating.Watch:
     return show
 
 
+def _read_indices(words: list[str]) -> list[int]:
+    for word in words:
+        if not word.isdecimal():
+            remedy = f"the TARGET stands alone: treetune eval {shlex.quote(word)}"
+            raise UsageError(f"--task takes the index of a task, not {word!r}", remedy=remedy)
+    return [int(word) for word in words]
+
+
 def rescore_command(
     run: Annotated[Path, typer.Argument(help="A run folder: of an earlier `treetune eval`, or of `serve --traces`.")],
     output: Annotated[Path | None, option("A new run folder (RUN/rescored).", "-o", "--output")] = None,
+    dry_run: Annotated[
+        bool, option("Write nothing: show what rollouts would earn, and what changes.", "--dry-run")
+    ] = False,
+    where: Annotated[str | None, option("With --dry-run: only rollouts that a query fits, as 'source=gsm8k'.")] = None,
+    num_rollouts: Annotated[
+        int | None, option("With --dry-run: at most so many rollouts.", "-n", "--num-rollouts", min=1)
+    ] = None,
     max_judge_tokens: options.MaxJudgeTokens = None,
     trust: options.Trust = False,
     json: Json = False,
 ) -> int:
     """Score saved traces again after a scorer changed, without the model. The old run is left as it is."""
+    if not dry_run and (where is not None or num_rollouts is not None):
+        raise UsageError("--where and -n choose what --dry-run shows", remedy="pass --dry-run, or neither")
     config = run / "config.yaml"
     if not config.exists() or not (run / evaluating.TRACES.file).exists():
         raise UsageError(f"{run} holds no run", remedy="name a folder that `eval` or `serve --traces` has written")
@@ -213,6 +245,9 @@ def rescore_command(
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # those of the run counted the run
     evaluation = evaluating.read_config({**data, **ceilings}, evaluating.EvalConfig, source=str(config))
     evaluating.refuse_unservable(evaluation.taskset)
+    if dry_run:
+        preview = evaluating.RescorePreview(evaluation, run, where or "", num_rollouts, trust)
+        return _show_preview(preview, run_to_end(preview.run_all()), json)
     path = output or evaluating.unused_path(run / "rescored")
     with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as folder:
         rescorer = evaluating.Rescorer(evaluation, run, folder, trust)
@@ -234,3 +269,28 @@ def rescore_command(
         screen.say(f"stopped: {after.stopped}; only a part is scored again: {evaluating.MORE}", style="yellow")
     faults = bool(after.errors) or after.stopped is not None
     return finish(lambda: screen.print(summary_table(after)), figures, faults, stopped, screen, json)
+
+
+def _show_preview(preview: evaluating.RescorePreview, ended: bool, json: bool) -> int:
+    rows = sorted(preview.rows, key=lambda row: row.at)
+    code = 130 if not ended else int(preview.failed > 0)
+    if json:
+        figures = {"changed": preview.changed, "failed": preview.failed, "left": preview.left}
+        print_json({"rows": rows, **figures, "interrupted": not ended})
+        return code
+    screen, changed = Screen(), [row for row in rows if row.before != row.after]
+    lines = [
+        (f"{row.task}/{row.rollout}", _figure(row.before), _figure(row.after), " ".join(row.why.split())[:60])
+        for row in changed[:_MOST_SHOWN]
+    ]
+    if lines:
+        screen.print(make_table(lines, ("rollout", "before", "after", "why"), right=("before", "after")))
+    more = f" ({len(changed) - _MOST_SHOWN} are not shown: --json)" if len(changed) > _MOST_SHOWN else ""
+    left = f"; {preview.left} more fit" if preview.left else ""
+    stop = "interrupted: " if not ended else ""
+    screen.say(f"{stop}{len(changed)} of {len(rows)} rewards would change{more}{left}; nothing was written")
+    return code
+
+
+def _figure(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:g}"

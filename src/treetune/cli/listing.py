@@ -10,14 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.text import Text
 
 from treetune import ready
+from treetune.cli import options
 from treetune.cli.options import Json, option
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import defaults_of, field_docs, load_yaml
-from treetune.errors import TreetuneError
+from treetune.errors import TreetuneError, described
 from treetune.plugins import Registry, environments, find_ready, tasksets, tools
 from treetune.policies import SPELLINGS
 from treetune.rows.formats import IN_PARQUET
@@ -28,7 +28,7 @@ from treetune.trainers.verifiers import ALREADY_THERE
 
 def list_command(
     name: Annotated[
-        str | None, typer.Argument(help="A taskset, for its keys; a ready set; with --servers, a register.")
+        str | None, options.target("A taskset, for its keys; a ready set; with --servers, a register.")
     ] = None,
     servers: Annotated[bool, option("The servers in a register (TREETUNE_SERVERS).", "--servers")] = False,
     matrix: Annotated[bool, option("What works where: targets, tasks, verbs, trainers.", "--matrix")] = False,
@@ -92,7 +92,7 @@ def _about(registry: Registry, id: str) -> str:
     try:
         cls = registry.resolve(id)
     except Exception as error:  # a broken package of somebody else must not break the list
-        return f"cannot be loaded: {error}"
+        return f"cannot be loaded: {described(error.__cause__ or error)}"
     doc = inspect.getdoc(cls) if cls.__doc__ else None
     doc = doc or inspect.getdoc(importlib.import_module(cls.__module__)) or ""
     extra = missing_extra(cls)

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from treetune.cli.completion import complete_target
 from treetune.errors import UsageError, did_you_mean
+from treetune.other_names import OTHER_NAMES, suggest_key
 
 
 def option(help: str, *names: str, **settings: Any) -> Any:
@@ -21,12 +23,17 @@ TARGET = (
     "An id, a ready set (gsm8k), config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name), or a "
     "server (tcp://, http://)."
 )
-Target = Annotated[str, typer.Argument(help=TARGET)]
+
+
+def target(help: str = TARGET) -> Any:
+    """The argument that names a TARGET."""
+    return typer.Argument(help=help, autocompletion=complete_target)
+
+
+Target = Annotated[str, target()]
 TasksTarget = Annotated[
     str,
-    typer.Argument(
-        help="An id, a ready set (gsm8k), config.yaml, file.py:Name, module:Name, or rows (a file, folder or hub name)."
-    ),
+    target("An id, a ready set (gsm8k), config.yaml, file.py:Name, module:Name, or rows (a file, folder or hub name)."),
 ]
 """Of verbs that need the tasks themselves, which a server keeps."""
 NumTasks = Annotated[
@@ -62,6 +69,14 @@ JsonWhenReady = Annotated[bool, option("One JSON object on standard output when 
 
 TASKS = ("taskset", "train_tasks", "val_tasks")
 """The groups in which a TARGET's own keys lie: `--taskset.level 3`, `--val_tasks[0].max_rows 10`."""
+_PLAYED = (*TASKS, "sampling", "limits", "endpoint")
+OVERRIDABLE = {
+    **dict.fromkeys(("build", "export", "push", "show", "train"), TASKS),
+    **dict.fromkeys(("audit", "eval", "profile"), _PLAYED),
+    "validate": (*TASKS, "limits"),
+    "serve": (*TASKS, "limits", "endpoint"),
+}
+"""The verbs that take dotted overrides, and the groups in which the keys of each lie."""
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -78,18 +93,27 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
         if not argument.startswith("--") or "." not in key:
             plain.append(argument)
         elif not equals and (not waiting or waiting[0].startswith("--")):
-            raise UsageError(f"{argument} needs a value", remedy=f"write {argument} VALUE")
+            remedy = f"write {argument} VALUE, or {argument}=VALUE for one that begins with dashes"
+            raise UsageError(f"{argument} needs a value", remedy=remedy)
         else:
             overrides[key] = value if equals else waiting.pop(0)
     return plain, overrides
 
 
-def read_overrides(context: typer.Context, groups: Sequence[str], *, trust: bool = False) -> dict[str, str]:
-    """What was split off, where its keys begin with one of the `groups`. `trust` is the `--trust` of the verb."""
+def read_overrides(
+    context: typer.Context, groups: Sequence[str] | None = None, *, trust: bool = False
+) -> dict[str, str]:
+    """What was split off, where its keys begin with one of the `groups`, which are those of the verb unless given.
+    `trust` is the `--trust` of the verb."""
     overrides: dict[str, str] = context.obj
+    groups = OVERRIDABLE[str(context.info_name)] if groups is None else groups
     for key in overrides:
         if re.split(r"[.\[]", key)[0] not in groups:
-            hint = did_you_mean(key, [f"{group}.{key.partition('.')[2]}" for group in groups])
+            rest = key.partition(".")[2]
+            hint = suggest_key(
+                rest.rpartition(".")[2], [each for each in OTHER_NAMES if each.partition(".")[0] in groups]
+            )
+            hint = hint or did_you_mean(key, [f"{group}.{rest}" for group in groups])
             beginnings = ", ".join(f"--{group}." for group in groups)
             raise UsageError(f"unknown argument --{key}{hint}", remedy=f"dotted overrides begin with {beginnings}")
     return overrides | ({"taskset.trust": "true"} if trust else {})

@@ -6,13 +6,14 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -61,11 +62,23 @@ def was_printed() -> bool:
     return _printed
 
 
+_PICTURES = {
+    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
+    **dict.fromkeys([0x7F, *range(0x80, 0xA0)], "\ufffd"),
+}
+"""Characters that a terminal obeys, each with one that shows it."""
+
+
 class Screen(Console):
     """Where people read: standard output, or standard error where that belongs to JSON."""
 
     def __init__(self, as_json: bool = False) -> None:
         super().__init__(stderr=as_json, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Text of models and tasks may hold sequences that a terminal would obey: they are shown instead."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=segment.text.translate(_PICTURES))
 
     def say(self, text: str, style: str | None = None) -> None:
         """Text as it is: no markup, and a long line is left to the terminal."""
@@ -95,13 +108,15 @@ def report_error(message: str, remedy: str | None, code: int, as_json: bool) -> 
     return code
 
 
-def error_text(error: Any) -> str:
-    """What typer found wrong, and where to read more."""
+def error_text(error: Any, better: str | None = None) -> str:
+    """What typer found wrong, or `better` words for it, and where to read more."""
     context = getattr(error, "ctx", None)
-    return str(error.format_message()) + (f" (see `{context.command_path} --help`)" if context is not None else "")
+    return (better or str(error.format_message())) + (
+        f" (see `{context.command_path} --help`)" if context is not None else ""
+    )
 
 
 def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
     # Ours are UserWarnings and speak to the user; a library's deprecations do not.
     if issubclass(category, UserWarning):
-        sys.stderr.write(f"warning: {message}\n")
+        sys.stderr.write(f"warning: {str(message).translate(_PICTURES)}\n")

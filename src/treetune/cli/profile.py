@@ -14,7 +14,7 @@ from rich.text import Text
 from treetune import evaluation as evaluating
 from treetune.cli import options
 from treetune.cli.evaluate import play
-from treetune.cli.options import TASKS, Json, option, read_overrides, without_none
+from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.errors import UsageError
 from treetune.target import read_target
@@ -56,7 +56,7 @@ def profile_command(
 
     treetune profile arithmetic --by level=1,2,3,4,5 -m my-model -n 500
     """
-    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"), trust=trust)
+    overrides = read_overrides(context, trust=trust)
     data = read_target(target, overrides, split, usual="train")
     data["taskset"], named = _without_profile(data["taskset"], None if by is None else _read_values(by))
     path = (output or (Path(named) if named else USUAL)).expanduser()

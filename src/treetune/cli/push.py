@@ -12,7 +12,7 @@ from treetune.cli import options
 from treetune.cli.build import build_target
 from treetune.cli.options import TARGET, Json, option
 from treetune.cli.output import Screen, print_json
-from treetune.rows.hub import check_repo
+from treetune.hub import check_repo
 from treetune.rows.push import push_rows
 from treetune.runs.places import find_run, open_run
 from treetune.target import refuse_server

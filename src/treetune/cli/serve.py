@@ -17,14 +17,14 @@ import uvloop
 
 from treetune import evaluation, serve
 from treetune.cli import options
-from treetune.cli.options import TASKS, option, read_overrides, without_none
+from treetune.cli.options import option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.register import open_registration
 from treetune.cli.supervise import Report
 from treetune.cli.supervise import supervise as run_supervised
 from treetune.config import convert
 from treetune.episode import Limits
-from treetune.errors import MissingExtraError, UsageError
+from treetune.errors import ConfigError, MissingExtraError, UsageError
 from treetune.loggers import About, open_loggers
 from treetune.loggers.curve import RewardCurve
 from treetune.policies import EndpointConfig
@@ -94,8 +94,10 @@ def serve_command(
         raise UsageError("--supervise and --mcp: the client starts such a server", remedy="pass --http too, or neither")
     if supervise:
         return _supervise([zmq, http, openenv, metrics, None if port is None else f":{port}"], state, max_crashes, json)
-    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"), trust=trust)
+    overrides = read_overrides(context, trust=trust)
     data = read_target(target, overrides, split, "train")
+    if faults := evaluation.unknown_keys(data):
+        raise ConfigError(faults, source=target)
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
     sampling = convert(data.get("sampling"), Sampling, path="sampling", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)
@@ -149,6 +151,13 @@ def serve_command(
         evaluation.remember(traces)
         if loggers:
             kept_traces.listener = RewardCurve(loggers, About(traces.name, served.resolved(), traces))
+    opened = contextlib.ExitStack()
+    if any(name.startswith("vllm:") for name in names):
+        from treetune.policies.vllm import running
+
+        places = {name: opened.enter_context(running(name, endpoint)) for name in names}
+        others = {name: places[name] for name in names[1:]}
+        models = msgspec.structs.replace(models, endpoint=places[names[0]], models=others)
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, datefmt="%H:%M:%S")
     parts: dict[str, Any] = {"doors": doors, "traces": kept_traces}
     if workers or max_workers or engine != "processes":
@@ -160,7 +169,8 @@ def serve_command(
         server: serve.EnvServer = serve.EnvServerPool(taskset, config, models, pool, loaded, **parts)
     else:
         server = serve.EnvServer(taskset, config, models, **parts)
-    uvloop.run(_serve(server, json, keep_registered))
+    with opened:
+        uvloop.run(_serve(server, json, keep_registered))
     return 0
 
 

@@ -10,12 +10,13 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from treetune.cli.options import TARGET, TASKS, Json, Split, Tokenizer, Trust, option, read_overrides
+from treetune.cli import options
+from treetune.cli.options import TARGET, Json, Split, Tokenizer, Trust, option, read_overrides
 from treetune.cli.output import Screen, print_json
 from treetune.cli.show_run import show_rollout, show_rollouts
 from treetune.config import to_plain
 from treetune.errors import TreetuneError, UsageError, user_code
-from treetune.evaluation import ask_server, find_served, means_run, no_run, read_taskset
+from treetune.evaluation import ask_server, find_served, means_run, no_run, read_taskset, render
 from treetune.images import has_images, name_images
 from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
@@ -28,7 +29,7 @@ from treetune.tool_calls import list_tools
 
 def show_command(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help=f"{TARGET} Or a run: a folder, or what another program wrote.")],
+    target: Annotated[str, options.target(f"{TARGET} Or a run: a folder, or what another program wrote.")],
     num_tasks: Annotated[
         int | None, option("How many tasks (5), or rollouts of a run (20).", "-n", "--num-tasks", min=1)
     ] = None,
@@ -53,7 +54,7 @@ def show_command(
     if find_run(target) is not None:
         run = open_run(target)
         if rollout is not None:
-            return show_rollout(run.trace(rollout), json)
+            return show_rollout(run.trace(rollout), *render(run, rollout), json)
         parts = ["failed"] if failed else []
         parts += [f"reward{reward.strip()}"] if reward else []
         parts += [f'source="{source}"'] if source else []
@@ -67,7 +68,7 @@ def show_command(
     if given:
         raise UsageError(f"{given[0]} is for a run, and {target} is none", remedy="name a run folder")
     num_tasks = num_tasks or 5
-    taskset = read_taskset(target, read_overrides(context, TASKS, trust=trust), split)
+    taskset = read_taskset(target, read_overrides(context, trust=trust), split)
     chat = load_tokenizer(tokenizer) if tokenizer else None
     tasks, golds, tools = asyncio.run(_draw(taskset, num_tasks))
     shown = []

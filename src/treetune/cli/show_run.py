@@ -10,6 +10,7 @@ from rich.text import Text
 
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import to_plain
+from treetune.environment import Rendered
 from treetune.evaluation import Entry, Run
 from treetune.images import name_images
 from treetune.task import Message
@@ -61,10 +62,10 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"
 
 
-def show_rollout(trace: Trace, as_json: bool) -> None:
-    """One rollout, whole and readable."""
+def show_rollout(trace: Trace, rendered: Rendered | None, why_not: str | None, as_json: bool) -> None:
+    """One rollout, whole and readable, and what its environment makes of it."""
     if as_json:
-        return print_json(to_plain(trace))
+        return print_json({**to_plain(trace), "rendered": to_plain(rendered)})
     screen = Screen()
     reward = "no reward" if trace.reward is None else f"reward {trace.reward:g}"
     head = f"task {trace.task.idx}  rollout {trace.rollout}  {trace.task.data_source}  {trace.uid[:12]}"
@@ -91,6 +92,11 @@ def show_rollout(trace: Trace, as_json: bool) -> None:
         screen.print(Text(f"{failure.type}{where} ({failure.phase}): {failure.message}", style="red"))
         if failure.traceback:
             screen.print(Padding(Text(failure.traceback.rstrip(), style="dim"), (0, 0, 0, 2)))
+    if rendered is not None:
+        screen.print(Text("rendered:", style="bold"))
+        screen.print(Padding(Text(rendered.text), (0, 0, 0, 2)))
+    elif why_not is not None:
+        screen.say(f"not rendered: {why_not}", style="dim")
     return None
 
 

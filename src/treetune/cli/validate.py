@@ -13,8 +13,9 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from treetune import evaluation
 from treetune.cli import options
+from treetune.cli.completion import complete_target
 from treetune.cli.display import finish, run_to_end
-from treetune.cli.options import TASKS, Json, option, read_overrides, without_none
+from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import to_plain
 from treetune.errors import UsageError
@@ -36,6 +37,7 @@ def validate_command(
         list[str],
         typer.Argument(
             metavar="TARGET...",
+            autocompletion=complete_target,
             help="Files of rows (parquet, JSON, JSON lines; folders, globs, name\\[@config]\\[:split] of the hub), "
             "or one taskset: an id, config.yaml, file.py:Name or module:Name.",
         ),
@@ -76,7 +78,7 @@ def validate_command(
     if not are_files:
         if resume and output is None:
             raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
-        overrides = read_overrides(context, (*TASKS, "limits"))
+        overrides = read_overrides(context)
         chosen = without_none({"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold})
         data = {**read_target(targets[0], overrides, split), **chosen}
         validation = evaluation.read_config(data, evaluation.ValidateConfig, overrides, targets[0])

@@ -4,11 +4,21 @@ from treetune import evaluation
 """
 
 from treetune.evaluation.compare import Comparison, Difference, TaskChange, compare, compare_tasks
-from treetune.evaluation.config import EvalConfig, Evaluation, ValidateConfig, Validation, read_config, read_taskset
+from treetune.evaluation.config import (
+    EvalConfig,
+    Evaluation,
+    ValidateConfig,
+    Validation,
+    keys_of,
+    read_config,
+    read_taskset,
+    unknown_keys,
+)
 from treetune.evaluation.hosts import ask_server, find_served, refuse_unservable
 from treetune.evaluation.pass_rates import PassRates
 from treetune.evaluation.plan import Plan, Watch
-from treetune.evaluation.rescore import MORE, Rescorer
+from treetune.evaluation.rendering import render
+from treetune.evaluation.rescore import MORE, RescorePreview, Rescorer
 from treetune.evaluation.run_set import RunSet
 from treetune.evaluation.run_trust import refuse_foreign, remember, take_up, trust_rows
 from treetune.evaluation.runner import Runner, run_bounded

@@ -115,18 +115,39 @@ class Comparison(msgspec.Struct):
         return sentence + "."
 
 
-class _Tasks:
-    """The rollouts of a run by task."""
+class _Task(msgspec.Struct):
+    """The rollouts of one task in a run."""
 
-    def __init__(self, run: Run) -> None:
-        columns = run.columns
-        groups, reward = columns.groups(), columns.reward
-        solved = run.solved()
-        self.by_key: dict[Key, tuple[list[float], int, float, Any]] = {}
-        for part in map(groups.members, range(len(groups))):
-            first = columns.entries[part[0]]
-            scored = reward[part][~np.isnan(reward[part])].tolist()
-            self.by_key[first.uid, first.occurrence] = (scored, len(part), float(solved[part].mean()), first)
+    idx: int
+    source: str
+    rollouts: int
+    scored: list[float]
+    """The rewards of those that have one."""
+    solved: float
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of all, where a failed one counts as 0."""
+        return self.scored + [0.0] * (self.rollouts - len(self.scored))
+
+
+def _tasks(run: Run) -> dict[Key, _Task]:
+    columns, groups = run.columns, run.columns.groups()
+    rewards, solved = columns.reward[groups.order].tolist(), run.solved()[groups.order].tolist()
+    sources = columns.texts("source")
+    known = zip(
+        *(columns.codes("uid")[groups.first].tolist(), columns.places("occurrence")[groups.first].tolist()),
+        *(columns.numbers("task")[groups.first].tolist(), columns.codes("source")[groups.first].tolist()),
+        *(groups.starts.tolist(), groups.rollouts.tolist()),
+        strict=True,
+    )
+    found = {}
+    for uid, occurrence, idx, source, start, number in known:
+        scored = [reward for reward in rewards[start : start + number] if reward == reward]  # NaN is a failure
+        share = sum(solved[start : start + number]) / number
+        task = _Task(int(idx), sources[source], number, scored, share)
+        found[columns.texts("uid")[uid], occurrence] = task
+    return found
 
 
 def compare(before: Run, after: Run, only: Container[Key] | None = None) -> Comparison:
@@ -136,7 +157,7 @@ def compare(before: Run, after: Run, only: Container[Key] | None = None) -> Comp
 
 def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -> tuple[Comparison, list[TaskChange]]:
     """The same, and every task that both have."""
-    old, new = _Tasks(before).by_key, _Tasks(after).by_key
+    old, new = _tasks(before), _tasks(after)
     if only is not None:
         old, new = ({key: task for key, task in tasks.items() if key in only} for tasks in (old, new))
     common = [key for key in old if key in new]
@@ -145,20 +166,21 @@ def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -
             f"{before.path} and {after.path} have no task in common", remedy="compare runs of the same tasks"
         )
     changes = [_change(key, old[key], new[key]) for key in common]
-    scored = [key for key in common if old[key][0] and new[key][0]]
-    pairs = {key: (old[key][0], new[key][0]) for key in scored}
-    full = [(_with_zeros(*old[key][:2]), _with_zeros(*new[key][:2])) for key in common]
+    pairs = {key: (old[key].scored, new[key].scored) for key in common if old[key].scored and new[key].scored}
+    full = [(old[key].rewards, new[key].rewards) for key in common]
+    over_scored = _difference(list(pairs.values())) if pairs else None
+    over_all = over_scored if over_scored is not None and full == list(pairs.values()) else _difference(full)
     by_source: dict[str, list[Key]] = {}
-    for key in scored:
-        by_source.setdefault(old[key][3].source, []).append(key)
-    sources = {name: _difference([pairs[key] for key in keys]) for name, keys in sorted(by_source.items())}
+    for key in pairs:
+        by_source.setdefault(old[key].source, []).append(key)
+    sources = sorted(by_source.items()) if len(by_source) > 1 else []
     comparison = Comparison(
         str(before.path),
         str(after.path),
         (before.model, after.model),
-        _difference([pairs[key] for key in scored]) if scored else None,
-        _difference(full),
-        sources if len(sources) > 1 else {},
+        over_scored,
+        over_all,
+        {name: _difference([pairs[key] for key in keys]) for name, keys in sources},
         sorted((task for task in changes if task.change > 0), key=lambda task: -task.change),
         sorted((task for task in changes if task.change < 0), key=lambda task: task.change),
         sum(task.change == 0 for task in changes),
@@ -173,21 +195,18 @@ def _told(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key not in _UNTOLD}
 
 
-def _with_zeros(scored: list[float], rollouts: int) -> list[float]:
-    return scored + [0.0] * (rollouts - len(scored))
+def _change(key: Key, old: _Task, new: _Task) -> TaskChange:
+    before, after = (_mean(task.scored) if task.scored else None for task in (old, new))
+    return TaskChange(*key, new.idx, new.source, before, after, old.solved, new.solved)
 
 
-def _change(key: Key, old: tuple[Any, ...], new: tuple[Any, ...]) -> TaskChange:
-    def mean(rewards: list[float]) -> float | None:
-        return sum(rewards) / len(rewards) if rewards else None
-
-    first = new[3]
-    return TaskChange(key[0], key[1], first.idx, first.source, mean(old[0]), mean(new[0]), old[2], new[2])
+def _mean(rewards: Sequence[float]) -> float:
+    return sum(rewards) / len(rewards)
 
 
 def _difference(pairs: Sequence[tuple[list[float], list[float]]]) -> Difference:
     old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    before, after = (np.array([np.mean(rewards) for rewards in side]) for side in (old, new))
+    before, after = (np.array([_mean(rewards) for rewards in side]) for side in (old, new))
     paired = Paired(after - before)
     many = len(paired) >= FEWEST_TASKS
     p_value = paired.p_value if many else shuffled_p_value(old, new)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 from treetune.config import convert, defaults_of, to_plain
 from treetune.episode import Limits
-from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults
+from treetune.errors import ConfigError, Faults, TreetuneError, gather_faults
+from treetune.other_names import suggest_key
 from treetune.policies import EndpointConfig
 from treetune.policy import Sampling
-from treetune.target import build_taskset, describe, find_differences, read_target
+from treetune.target import build_taskset, describe, expand_ready, find_differences, read_target, taskset_class
 from treetune.taskset import Taskset
+from treetune.taskset_config import TasksetConfig
 from treetune.variables import conceal
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -36,6 +39,9 @@ class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class EvalConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     """Who answers: `scripted:gold`, `local:PATH`, or the name of a model behind the endpoint."""
+    tasks: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    """Only these, by their index: the position in load order, which `show` and traces tell. Absent: the first
+    `num_tasks` of the order."""
     num_rollouts: Positive = 1
     """How many times each task is tried."""
     sampling: Sampling = Sampling()
@@ -65,9 +71,30 @@ KEYS = {*EvalConfig.__struct_fields__, *ValidateConfig.__struct_fields__}
 def read_taskset(target: str, overrides: Mapping[str, str], split: str | None = None) -> Taskset[Any, Any]:
     """The taskset of a target, for verbs that read no other key; one that no verb knows is refused."""
     data = read_target(target, overrides, split)
-    if faults := [(str(key), f"unknown key{did_you_mean(str(key), KEYS)}") for key in data if key not in KEYS]:
+    faults: Faults = unknown_keys(data)
+    with gather_faults(faults):
+        taskset = build_taskset(data["taskset"], raw=overrides, source=target)
+    if faults:
         raise ConfigError(faults, source=target)
-    return build_taskset(data["taskset"], raw=overrides, source=target)
+    return taskset
+
+
+def unknown_keys(data: Mapping[str, Any]) -> Faults:
+    """The keys at the top of a file that no verb knows."""
+    structs = {"sampling": Sampling, "limits": Limits, "endpoint": EndpointConfig}
+    inside = [f"{name}.{key}" for name, struct in structs.items() for key in struct.__struct_fields__]
+    unknown = [str(key) for key in data if key not in KEYS]
+    known = [*KEYS, *inside, *keys_of(data.get("taskset"))] if unknown else []
+    return [(key, f"unknown key{suggest_key(key, known)}") for key in unknown]
+
+
+def keys_of(node: Any) -> list[str]:
+    """The keys of the taskset that a node names, dotted; none where there is no such taskset."""
+    with suppress(TreetuneError, TypeError):
+        cls = taskset_class(expand_ready({"id": node} if isinstance(node, str) else node))
+        if cls is not None:
+            return [f"taskset.{key}" for key in cls.config_type.__struct_fields__ if key not in TasksetConfig.HIDDEN]
+    return []
 
 
 class Configured(msgspec.Struct, Generic[C]):
@@ -106,7 +133,8 @@ def read_config(
     own = {key: value for key, value in data.items() if key not in others}
     faults: Faults = []
     with gather_faults(faults):
-        config = convert(own, struct, raw=raw)
+        is_known = set(own) <= set(struct.__struct_fields__)
+        config = convert(own, struct, raw=raw, elsewhere=() if is_known else keys_of(data.get("taskset")))
     with gather_faults(faults):
         cls = taskset if isinstance(taskset, type) else None
         built = taskset if isinstance(taskset, Taskset) else build_taskset(data.get("taskset"), raw=raw, cls=cls)

@@ -56,9 +56,13 @@ async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int 
             host: Host = LocalHost(Streams(taskset), always(policy), capacity=config.max_concurrent)
             opened.push_async_callback(host.close)
         elif workers is not None:
+            from treetune.policies.vllm import running
+
             # A server of our own without a door: its host is asked right here.
             settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)
-            models = serve.ModelsConfig(model=config.model, endpoint=config.endpoint)
+            models = serve.ModelsConfig(
+                model=config.model, endpoint=opened.enter_context(running(config.model, config.endpoint))
+            )
             server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers), doors=[])
             opened.push_async_callback(server.close)
             await server.start()

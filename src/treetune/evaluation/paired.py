@@ -20,7 +20,7 @@ FEWEST_TASKS = 6
 """With fewer, no pattern of signs is rarer than one in 20."""
 SURE = 0.05
 """What counts as more than chance."""
-_EXACT, _DRAWN, _DRAWS = 16, 64, 40_000
+_EXACT, _DRAWN, _DRAWS, _SHUFFLES = 16, 64, 40_000, 10_000
 _DETECTED = 1.959964 + 0.841621
 """In standard errors: what is found four times out of five."""
 _ALMOST = 1e-12
@@ -54,12 +54,15 @@ class Paired:
             return 1.0
         seen = abs(changed.sum())
         if len(changed) <= _EXACT:
-            signs = 1.0 - 2.0 * ((np.arange(2 ** len(changed))[:, None] >> np.arange(len(changed))) & 1)
-            return float((np.abs(signs @ changed) >= seen - _ALMOST).mean())
+            return float((np.abs(_flip(changed)) >= seen - _ALMOST).mean())
         if len(changed) <= _DRAWN:
-            signs = np.random.default_rng(0).choice((-1.0, 1.0), (_DRAWS, len(changed)))
+            drawn = np.zeros(_DRAWS)
+            random = np.random.default_rng(0)
+            for start in range(0, len(changed), 8):  # a random byte is eight signs, of which there are 256 sums
+                eight = changed[start : start + 8]
+                drawn += _flip(eight)[random.integers(0, 2 ** len(eight), _DRAWS)]
             # What was seen is one of the draws, so no p-value is 0.
-            return float(((np.abs(signs @ changed) >= seen - _ALMOST).sum() + 1) / (_DRAWS + 1))
+            return float(((np.abs(drawn) >= seen - _ALMOST).sum() + 1) / (_DRAWS + 1))
         return math.erfc(seen / math.sqrt(2 * float(changed @ changed)))
 
     @property
@@ -75,13 +78,21 @@ class Paired:
         return max(2, math.ceil((_DETECTED * spread / self.mean) ** 2))
 
 
+def _flip(differences: Floats) -> Floats:
+    """Their sums with every pattern of signs."""
+    sums = np.zeros(1)
+    for difference in differences:
+        sums = np.concatenate([sums + difference, sums - difference])
+    return sums
+
+
 def shuffled_p_value(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> float:
     """The same where tasks are few: if nothing changed, each rollout of a task might have come from either run."""
     random = np.random.default_rng(0)
-    seen, drawn = 0.0, np.zeros(_DRAWS)
+    seen, drawn = 0.0, np.zeros(_SHUFFLES)
     for old, new in zip(before, after, strict=True):
         pooled = np.array([*old, *new], np.float64)
         seen += pooled[len(old) :].mean() - pooled[: len(old)].mean()
-        mixed = random.permuted(np.broadcast_to(pooled, (_DRAWS, len(pooled))), axis=1)
+        mixed = random.permuted(np.broadcast_to(pooled, (_SHUFFLES, len(pooled))), axis=1)
         drawn += mixed[:, len(old) :].mean(axis=1) - mixed[:, : len(old)].mean(axis=1)
-    return float(((np.abs(drawn) >= abs(seen) - _ALMOST).sum() + 1) / (_DRAWS + 1))
+    return float(((np.abs(drawn) >= abs(seen) - _ALMOST).sum() + 1) / (_SHUFFLES + 1))

@@ -27,7 +27,7 @@ from treetune.evaluation.run_trust import remember
 from treetune.evaluation.runner import Runner
 from treetune.loggers import About, Loggers
 from treetune.loggers.figures import figures_of, samples_of
-from treetune.policies import check_policy, load_policy
+from treetune.policies import check_policy, check_reachable, load_policy
 from treetune.policy import Policy
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.run import Run
@@ -107,16 +107,22 @@ class Plan:
         """The task that would be played first."""
         if self.served is not None:
             return asyncio.run(ask_server(self.served, 1))[0]
-        task: Task = next(self.evaluation.taskset.draw(self.evaluation.config.num_tasks))
+        taskset, config = self.evaluation.taskset, self.evaluation.config
+        task: Task = taskset[config.tasks[0]] if config.tasks else next(taskset.draw(config.num_tasks))
         return task
 
     # Before it runs
 
     def check(self) -> None:
-        """Refuses tasks that cannot be played here."""
-        taskset = self.evaluation.taskset
+        """Refuses tasks that cannot be played here, and a model behind an endpoint that does not answer."""
+        taskset, config = self.evaluation.taskset, self.evaluation.config
         refuse_unservable(taskset)
-        taskset.draw(self.evaluation.config.num_tasks)  # an unbounded draw
+        if config.tasks and self.served is not None:
+            raise UsageError("a server gives tasks in its own order: none is chosen by its index", remedy="use -n")
+        if not config.tasks:
+            taskset.draw(config.num_tasks)  # an unbounded draw
+        if not self.remote and self._policy is None:
+            check_reachable(config.model, config.endpoint)
 
     def check_model(self) -> None:
         """Refuses a model that cannot be loaded, and loads none."""

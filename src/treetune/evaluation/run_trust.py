@@ -17,7 +17,7 @@ from typing import Any
 from treetune.config import CodeName, convert, declared_keys, load_yaml
 from treetune.errors import UsageError
 from treetune.plugins import environments, tasksets, tools
-from treetune.policies import EndpointConfig, is_behind_endpoint
+from treetune.policies import EndpointConfig, endpoint_of, is_behind_endpoint
 from treetune.rows.trust import FILE, check_module, check_spec, code_folders, trusts
 from treetune.runs.folder import CONFIG
 from treetune.target import taskset_class
@@ -46,8 +46,12 @@ def refuse_foreign(run: Path, *, trust: bool = False, calls_model: bool = False)
         return
     if any("${" in text for text in _texts_of(data)):
         raise _refusal(run, "reads variables of your environment")
-    if calls_model and is_behind_endpoint(str(data.get("model", ""))):
-        endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint")
+    model = str(data.get("model", ""))
+    kind, _, named = model.partition(":")
+    if calls_model and (kind == "vllm" or (kind == "local" and not Path(named).expanduser().exists())):
+        raise _refusal(run, f"would have a model downloaded or started: {model}")
+    if calls_model and is_behind_endpoint(model):
+        _, endpoint = endpoint_of(model, convert(data.get("endpoint"), EndpointConfig, path="endpoint"))
         if (endpoint.base_url, endpoint.api_key_env) != (EndpointConfig().base_url, None):
             raise _refusal(run, f"would have a server called: {endpoint.base_url}")
     for text in _texts_of(data.get("taskset")):
@@ -55,7 +59,7 @@ def refuse_foreign(run: Path, *, trust: bool = False, calls_model: bool = False)
             raise _refusal(run, f"names code: {text}")
         if "://" in text and not text.startswith("pkg://"):  # which would be sent your token
             raise _refusal(run, f"would have a server called: {text}")
-    for node in _nodes_of(data.get("taskset")):
+    for node in nodes_of(data.get("taskset")):
         if node.get("trust"):
             raise _refusal(run, "has rows run the code that they name")
         for entry in [node["tools"]] if isinstance(node.get("tools"), Mapping) else node.get("tools") or []:
@@ -112,11 +116,11 @@ def _texts_of(value: Any) -> Iterator[str]:
             yield from _texts_of(item)
 
 
-def _nodes_of(node: Any) -> Iterator[Mapping[str, Any]]:
+def nodes_of(node: Any) -> Iterator[Mapping[str, Any]]:
     """A taskset's node, and those of the sources that it mixes."""
     if isinstance(node, str):
         node = {"id": node}
     if isinstance(node, Mapping):
         yield node
         for source in node.get("sources") or []:
-            yield from _nodes_of(source)
+            yield from nodes_of(source)

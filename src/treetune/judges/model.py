@@ -27,7 +27,7 @@ from treetune.files import hash_files
 from treetune.judgement import Judgement
 from treetune.judges.question import Question, Unreadable
 from treetune.judges.verdicts import VerdictCache
-from treetune.policies import EndpointConfig, check_policy, is_behind_endpoint, load_policy, script_file
+from treetune.policies import EndpointConfig, check_policy, endpoint_of, is_behind_endpoint, load_policy, script_file
 from treetune.policy import Completion, Policy, Request, RetryCount, Sampling, Usage
 from treetune.task import Message, Task, without_surrogates
 from treetune.threads import submit_in_background
@@ -61,7 +61,7 @@ class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def check(self) -> None:
         """Raises what is wrong with it, before anything is asked."""
         if is_behind_endpoint(self.model):
-            self.endpoint.api_key("scorer.endpoint")
+            endpoint_of(self.model, self.endpoint)[1].api_key("scorer.endpoint")
         check_policy(self.model, _NO_TASKS, self.endpoint)
 
 

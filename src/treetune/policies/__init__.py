@@ -15,10 +15,9 @@ import msgspec
 
 from treetune.errors import UsageError
 from treetune.plugins import file_of
+from treetune.policies.providers import OPENAI, PROVIDERS
 from treetune.policy import Policy
 from treetune.taskset import Taskset
-
-OPENAI = "https://api.openai.com/v1"
 
 
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,10 +42,24 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     version_header: str | None = None
     """The header of a reply that tells the version of the weights, a number. Without it `weight_version` is read, where
     SGLang puts it: in `metadata` or `meta_info` of the reply."""
+    preflight: bool = True
+    """Whether an evaluation first asks the server if it is there, takes the key and has the model."""
+    vllm_args: str = ""
+    """Further arguments of `vllm serve`, where `vllm:MODEL` starts one: `--max-model-len 4096`."""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody has said where the model is."""
+        return self.base_url.rstrip("/") == OPENAI
+
+    @property
+    def key_variable(self) -> str | None:
+        """The environment variable that holds the key; None where none is sent."""
+        return self.api_key_env or ("OPENAI_API_KEY" if self.is_default else None)
 
     def api_key(self, place: str = "--endpoint") -> str | None:
         """`place` is where the endpoint is configured, for who has to set a key."""
-        name = self.api_key_env or ("OPENAI_API_KEY" if self.base_url.rstrip("/") == OPENAI else None)
+        name = self.key_variable
         if name is None:
             return None
         key = os.environ.get(name)
@@ -61,10 +74,23 @@ SPELLINGS = {
     "scripted:echo": "repeats the last message",
     "scripted:p=P": "right with probability P",
     "scripted:FILE.py:NAME": "a policy of your own: a class with `async complete(request)`, or a function",
-    "local:PATH": "a transformers folder or .gguf file on this machine (extra `local`)",
+    "local:PATH": "a transformers folder or .gguf file on this machine, or a model of the hub (extra `local`)",
+    "vllm:MODEL": "a model behind vLLM on this machine: found where it runs, else started",
+    "PROVIDER/NAME": f"a model of a vendor's, by its key in your environment: {', '.join(PROVIDERS)}",
     "NAME": "a model behind an OpenAI-compatible endpoint (`--endpoint.base_url`)",
 }
 """What `-m` takes, each with what it is."""
+
+
+def endpoint_of(model: str, endpoint: EndpointConfig) -> tuple[str, EndpointConfig]:
+    """What a model is called where it is served, and where that is: `anthropic/NAME` at Anthropic's address, with its
+    key, unless another address is given."""
+    provider, _, name = model.partition("/")
+    if provider not in PROVIDERS or not name or not endpoint.is_default:
+        return model, endpoint
+    found = PROVIDERS[provider]
+    key = endpoint.api_key_env or found.key_variable
+    return name, msgspec.structs.replace(endpoint, base_url=found.base_url, api_key_env=key)
 
 
 def is_behind_endpoint(model: str) -> bool:
@@ -81,11 +107,16 @@ def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig
     """The policy that `-m MODEL` names. Its module is imported only then: torch and aiohttp take their time."""
     if not model:
         raise UsageError("no model given", remedy="pass -m: " + ", ".join(SPELLINGS))
+    kind, _, rest = model.partition(":")
+    if kind == "vllm":
+        from treetune.policies.vllm import VllmPolicy
+
+        return VllmPolicy(rest, endpoint or EndpointConfig())
     if is_behind_endpoint(model):
         from treetune.policies.openai import OpenAIPolicy
 
-        return OpenAIPolicy(model, endpoint or EndpointConfig())
-    kind, _, rest = model.partition(":")
+        name, found = endpoint_of(model, endpoint or EndpointConfig())
+        return OpenAIPolicy(model, found, name)
     if kind == "local":
         from treetune.policies.local import LocalPolicy
 
@@ -97,9 +128,23 @@ def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig
 
 def check_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> None:
     """Refuses what `load_policy` would refuse, and loads no model."""
-    if model.startswith("local:"):
+    kind, _, rest = model.partition(":")
+    if kind == "local":
         from treetune.policies.local import find_model
 
-        find_model(model.removeprefix("local:"))
+        find_model(rest)
+    elif kind == "vllm":
+        from treetune.policies.vllm import check_vllm
+
+        check_vllm(rest, endpoint or EndpointConfig())
     else:
         load_policy(model, taskset, endpoint)
+
+
+def check_reachable(model: str, endpoint: EndpointConfig) -> None:
+    """Refuses a model behind an endpoint that does not answer, or not for this name or key; nothing of any other model.
+    Not within an event loop."""
+    if is_behind_endpoint(model) and not model.startswith("vllm:") and endpoint.preflight:
+        from treetune.policies.preflight import check_endpoint
+
+        check_endpoint(*endpoint_of(model, endpoint))

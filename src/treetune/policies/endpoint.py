@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 import re
+import warnings
 from typing import Any
 
 import aiohttp
@@ -37,6 +38,7 @@ class Endpoint:
         if key := config.api_key():
             self.headers["Authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession | None = None
+        self._has_told = False
 
     async def get(self, path: str) -> Any:
         return await self._ask("GET", self.url + path, None)
@@ -78,9 +80,17 @@ class Endpoint:
                 problem = f"{url}: {type(error).__name__}: {error}"
             if attempt < config.max_retries:
                 count_retry()
+                self._tell(problem)
                 await asyncio.sleep(wait)
         remedy = "is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try"
         raise PolicyError(f"gave up after {config.max_retries + 1} attempts: {problem}", remedy=remedy)
+
+    def _tell(self, problem: str) -> None:
+        """That calls are repeated, once: who waits for the first rollouts should know why."""
+        if not self._has_told:
+            self._has_told = True
+            most = self._config.max_retries
+            warnings.warn(f"{problem[:200].strip(': ')}; calls are repeated, up to {most} times each", stacklevel=2)
 
 
 def _decode(content: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""A causal language model on this machine: sampled tokens with their own logprobs, no server and no hub."""
+"""A causal language model in this process: sampled tokens with their own logprobs, no server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.errors import ContextFullError, MissingExtraError, UsageError
+from treetune.hub import fetch_model, is_hub_name
 from treetune.policy import Completion, Policy, Request, Usage
 from treetune.threads import call
 from treetune.tokens import ChatTokens, Tokens
@@ -15,15 +16,19 @@ from treetune.tokens import ChatTokens, Tokens
 DEFAULT_MAX_TOKENS = 256
 
 
-def find_model(path: str) -> Path:
+def find_model(path: str) -> Path | None:
+    """The folder or file of a model; None where the name can only be one of the hub's."""
     where = Path(path).expanduser()
-    if not where.exists():  # transformers would take a missing path for a hub name
-        raise UsageError(f"no model at {path}", remedy="local: takes a Hugging Face folder or a .gguf file")
-    return where
+    if where.exists():
+        return where
+    if not is_hub_name(path):
+        remedy = "local: takes a Hugging Face folder, a .gguf file, or a name on the hub (ORG/NAME)"
+        raise UsageError(f"no model at {path}", remedy=remedy)
+    return None
 
 
 class LocalPolicy(Policy):
-    """A Hugging Face model folder or a .gguf file, loaded in float32. One completion at a time."""
+    """A Hugging Face model folder, a .gguf file, or a model of the hub's, in float32. One completion at a time."""
 
     def __init__(self, path: str, call_format: str | None = None) -> None:
         """`call_format`: how it writes calls of tools, where its chat template does not show that."""
@@ -33,6 +38,7 @@ class LocalPolicy(Policy):
             from transformers import AutoModelForCausalLM, AutoTokenizer
         except ImportError:
             raise MissingExtraError.of("torch or transformers", "local") from None
+        where = where or fetch_model(path)
         options: dict[str, Any] = {"local_files_only": True}
         if where.is_file():
             options["gguf_file"] = where.name

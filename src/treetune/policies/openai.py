@@ -22,8 +22,10 @@ from treetune.weights import read_version
 
 
 class OpenAIPolicy:
-    def __init__(self, model: str, endpoint: EndpointConfig) -> None:
+    def __init__(self, model: str, endpoint: EndpointConfig, called: str | None = None) -> None:
+        """`called` is what the server calls it, where that is something else."""
         self.name = model
+        self._model = called or model
         self._endpoint = endpoint
         self._call_format = check_name(endpoint.call_format)
         self._server = Endpoint(endpoint)
@@ -58,7 +60,7 @@ class OpenAIPolicy:
 
     def _body(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling
-        body: dict[str, Any] = {"model": self.name, "messages": request.messages}
+        body: dict[str, Any] = {"model": self._model, "messages": request.messages}
         for name in ("temperature", "top_p", "max_tokens"):
             if (value := getattr(sampling, name)) is not None:
                 body[name] = value

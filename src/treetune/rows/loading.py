@@ -28,6 +28,7 @@ from treetune.errors import (
     UsageError,
     described,
 )
+from treetune.hub import find_problem
 from treetune.rows.sources import FILE_FORMATS, File, FileKind, LoadingParams, known_kind, open_plain
 
 if TYPE_CHECKING:
@@ -181,9 +182,6 @@ def _make_copy_folder(params: LoadingParams) -> str:
 
 # The network
 
-WAIT = 5.0
-"""Seconds for an answer of the hub's."""
-
 
 @contextmanager
 def offline_where_unreachable() -> Iterator[str | None]:
@@ -193,7 +191,7 @@ def offline_where_unreachable() -> Iterator[str | None]:
 
     import datasets
 
-    problem = None if datasets.config.HF_HUB_OFFLINE else hub_problem(constants.ENDPOINT)
+    problem = None if datasets.config.HF_HUB_OFFLINE else find_problem()
     if problem is None:
         yield None
         return
@@ -202,17 +200,6 @@ def offline_where_unreachable() -> Iterator[str | None]:
         yield problem
     finally:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = False
-
-
-def hub_problem(endpoint: str) -> str | None:
-    """Why the hub at this address does not answer, or None."""
-    from huggingface_hub import get_session
-
-    try:
-        status = get_session().head(endpoint, timeout=WAIT).status_code
-    except Exception as error:
-        return f"{endpoint}: {str(error) or type(error).__name__}"
-    return f"{endpoint} answers with status {status}" if status >= 500 else None
 
 
 # Faults

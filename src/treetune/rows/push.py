@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.errors import UsageError
+from treetune.hub import Card, check_repo, upload
 from treetune.rows.arrow_values import find_clashes, schema_tree
-from treetune.rows.hub import Card, check_repo, upload
 from treetune.rows.rule import RULE
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from treetune.hub import Card, check_repo, upload
 from treetune.images import name_images
-from treetune.rows.hub import Card, check_repo, upload
 from treetune.runs.folder import CONFIG, FINGERPRINT, SUMMARY, TRACES
 from treetune.runs.images import FOLDER as IMAGES
 from treetune.runs.index import INDEX

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,14 @@ from treetune.runs.folder import CONFIG, SUMMARY, TRACES
 from treetune.runs.html import page_of
 from treetune.runs.images import bring_back
 from treetune.runs.index import IndexReader
+from treetune.runs.marks import Key, Mark, key_of, marks_stamp, read_marks
 from treetune.runs.plot import Plot, draw
 from treetune.runs.query import Query, solved
 from treetune.runs.summary import Summary, Tally
+from treetune.task import Task
 from treetune.trace import Trace, decode_trace
 
+TypeOf = Callable[[Task], type[Task]]
 _NAMED = 5
 """How many runs a message names."""
 
@@ -78,6 +81,9 @@ class Run:
     def _begin_anew(self) -> None:
         self.columns, self._reader = Columns(), IndexReader(self.folder, TRACES.file)
         self._summary: Summary | None = None
+        self._marks: dict[Key, Mark] = {}
+        self._marked: object = None
+        """Which marks of which rollouts the columns have."""
 
     def follow(self, seconds: float | None = None) -> int:
         """Takes up what was written since, in no more than about so many seconds; gives how many rollouts there are
@@ -158,8 +164,24 @@ class Run:
 
     # One by one
 
+    def read_marks(self) -> dict[Key, Mark]:
+        """What people have noted about its rollouts; the words are the column `mark` then."""
+        stamp = marks_stamp(self.path), len(self.columns)
+        if self._marked != stamp:
+            self._marks, self._marked = read_marks(self.path), stamp
+            columns = self.columns
+            uids = {mark.uid for mark in self._marks.values()}
+            codes = [code for code, uid in enumerate(columns.texts("uid")) if uid in uids] if uids else []
+            rows = np.flatnonzero(np.isin(columns.codes("uid"), codes)).tolist() if codes else []
+            found = ((row, self._marks.get(key_of(columns.entry(row)))) for row in rows)
+            if self._marks or columns.texts("mark"):
+                columns.note("mark", {row: mark.mark or "comment" for row, mark in found if mark is not None})
+        return self._marks
+
     def fits(self, query: str = "") -> Mask:
         """Which rollouts a query fits (`reward<1 & source=gsm8k "therefore"`)."""
+        if "mark" in query:
+            self.read_marks()
         return Query(query).select(self.columns, self.folder / TRACES.file)
 
     def select(self, query: str = "") -> Entries:
@@ -172,11 +194,12 @@ class Run:
             for entry in self.select(query):
                 yield self._read(file.fileno(), entry)
 
-    def trace(self, name: str | Entry) -> Trace:
-        """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index."""
+    def trace(self, name: str | Entry, type_of: TypeOf | None = None) -> Trace:
+        """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index. Its
+        task is of the concrete type that `type_of` (a taskset's) tells."""
         entry = name if isinstance(name, Entry) else self.find(name)
         with open(self.folder / TRACES.file, "rb") as file:
-            return self._read(file.fileno(), entry)
+            return self._read(file.fileno(), entry, type_of)
 
     def find(self, name: str) -> Entry:
         return self.columns.entry(self.row(name))
@@ -201,9 +224,9 @@ class Run:
             raise UsageError(f"{name} may be several rollouts", remedy="write more of the uid")
         return int(rows[-1])
 
-    def _read(self, file: int, entry: Entry) -> Trace:
+    def _read(self, file: int, entry: Entry, type_of: TypeOf | None = None) -> Trace:
         try:
-            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.folder))
+            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.folder), type_of)
         except msgspec.MsgspecError as error:
             raise TasksetError(f"{self.path}: the trace of {entry.uid}/{entry.rollout} is damaged: {error}") from None
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.evaluation import Run
+from treetune.evaluation import Run, render
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS
 from treetune.runs.marks import Word, write_mark, write_tags
 from treetune.runs.query import WORDS
@@ -23,7 +23,7 @@ from treetune.view.comparisons import compare_runs, rollouts_of
 from treetune.view.figures import details, steps_of
 from treetune.view.one_rollout import show_rollout, show_tokens
 from treetune.view.overviews import Overviews
-from treetune.view.rescoring import Rescoring
+from treetune.view.rescoring import Rescoring, refusal
 from treetune.view.run_list import RunList
 from treetune.view.selection import Selection
 from treetune.view.suspicious import Suspicions
@@ -130,7 +130,7 @@ class Calls:
     # Lists
 
     def runs(self, body: Body) -> dict[str, Any]:
-        self._runs.look()
+        self._runs.look(now=True)
         rows = self._overviews.rows()
         return {"place": self._runs.place, "runs": rows, "curve": self._curve(rows)}
 
@@ -190,9 +190,10 @@ class Calls:
         return self._suspicions.answer(self._runs[body.run])
 
     def rescore(self, body: OfQuery) -> dict[str, Any]:
-        with self._runs[body.run].open() as run:
-            path = run.path
-        return self._rescoring.preview(path, body.query)
+        shown = self._runs[body.run]
+        if not shown.is_own:
+            return refusal(f"a run of {shown.kind} does not say how its answers are scored")
+        return self._rescoring.preview(shown.path, body.query)
 
     def tag(self, body: Tagged) -> dict[str, Any]:
         return {"tags": write_tags(self._runs[body.run].path, body.tags)}
@@ -200,10 +201,12 @@ class Calls:
     # One rollout
 
     def rollout(self, body: OfRollout) -> dict[str, Any]:
-        shown = self._runs[body.run]
-        with shown.open() as run:
+        with self._runs[body.run].open() as run:
             at = _place(run, body)
-            return show_rollout(run, at, shown.mark_of(run, at))
+            entry, told = run.columns.entries[at], show_rollout(run, at)
+        # Code of the task, which may take its time: others may look at the run meanwhile.
+        rendered, why_not = render(run, entry)
+        return {**told, "rendered": rendered, "not_rendered": why_not}
 
     def tokens(self, body: OfRollout) -> dict[str, Any]:
         with self._runs[body.run].open() as run:
@@ -215,7 +218,6 @@ class Calls:
         shown = self._runs[body.run]
         with shown.open() as run:
             mark = write_mark(shown.path, run.columns.entries[_place(run, body)], body.mark, body.comment)
-            shown.forget_marks()
         return {"mark": {"mark": mark.mark, "comment": mark.comment} if mark.mark or mark.comment else None}
 
     # Several runs

@@ -18,7 +18,6 @@ import msgspec
 
 from treetune.cache_folder import default_cache_dir, write_atomically
 from treetune.errors import TreetuneError
-from treetune.evaluation import Run
 from treetune.runs.folder import SUMMARY
 from treetune.runs.marks import read_tags
 from treetune.task import digest
@@ -65,7 +64,7 @@ class Overviews:
         except OSError:
             return None
         about = {"id": shown.id, "name": shown.name, "path": str(shown.path), "kind": shown.kind}
-        live = (writers or Writers()).has(shown.path)
+        live = (writers or Writers()).has(shown)
         if found is None:  # what was true a moment ago, or what the summary says
             known = self._known.get(shown.id)
             found = known[1] if known is not None else _pending(shown)
@@ -96,7 +95,7 @@ class Overviews:
         row: dict[str, Any]
         try:
             if shown.rollouts is None and stamp[0]:
-                row = {**overview(Run(shown.path)), "read": 1.0}  # read for this, and not kept
+                row = {**overview(shown.read()), "read": 1.0}  # read for this, and not kept
             else:
                 with shown.open() as run:
                     row = {**overview(run), "read": shown.share_read}
@@ -171,6 +170,8 @@ def _pending(shown: ShownRun) -> dict[str, Any]:
     it has."""
     row = {**_NOTHING, "pending": True}
     with suppress(OSError, msgspec.MsgspecError):
+        if not shown.is_own:
+            return row
         summary = msgspec.json.decode((shown.path / SUMMARY).read_bytes(), type=dict[str, Any])
         row |= {name: summary[name] for name in ("stderr", "tasks", "scored", "outcomes") if name in summary}
         row |= {"mean": summary.get("mean_reward"), "pass_at": summary.get("pass_at_k") or {}}

@@ -19,13 +19,14 @@ import msgspec
 
 from treetune.builtin.shell import OUT_OF_MEMORY, SETUP_SECONDS, ShellEnvironment, list_blocks, require_machine
 from treetune.builtin.shell.sample import MATCHERS, Sample, Script, matches
-from treetune.environment import Action, Step, show
+from treetune.environment import Action, Rendered, Step, show
 from treetune.errors import EnvironmentFault
 from treetune.sandbox.bubblewrap import is_passable
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
 from treetune.sandbox.machines import Machine, share_pool
 from treetune.sandbox.shell import Shell
-from treetune.task import Message, Task
+from treetune.task import Message, Task, text_of
+from treetune.trace import Trace
 
 COMMAND_SECONDS = 30.0
 SHOWN_CHARS = 800
@@ -80,6 +81,26 @@ class OSInteractionEnvironment(ShellEnvironment):
         """What the example printed before the first action."""
         self._made: set[str] = set()
         """Files that were made or changed for the task."""
+
+    @classmethod
+    def render(cls, trace: Trace) -> Rendered:
+        """The session: scripts behind `$`, what they printed, and how it ended as a comment."""
+        lines: list[str] = []
+        for turn, replies in trace.exchanges:
+            if turn.message is None:
+                break
+            calls = turn.message.get("tool_calls")
+            move = parse(Action.of(turn.message if calls else text_of(turn.message.get("content")) or ""))
+            if move.kind == "bash":
+                first, *more = move.text.splitlines() or [""]
+                lines += [f"$ {first}", *(f"> {line}" for line in more)]
+                lines += [text for reply in replies if (text := text_of(reply.get("content")))]
+            else:
+                said = {"answer": f"answer: {move.text}", "finish": "finish"}
+                lines.append(f"# {said.get(move.kind, f'nothing was done: {move.text}')}")
+        if trace.explanation:
+            lines.append(f"# {trace.explanation}")
+        return Rendered("\n".join(lines), "shell")
 
     async def start(self) -> list[Message]:
         sample, evaluation = self.task.sample, self.task.sample.evaluation

@@ -14,7 +14,7 @@ from typing import Any
 from treetune.policy import Usage
 from treetune.runs.foreign.chat import call_of, turns_of
 from treetune.runs.foreign.harbor_result import note_result, result_of, seconds
-from treetune.runs.foreign.kind import Found, Kind, Stamp, decode, files_in, number_of
+from treetune.runs.foreign.kind import Found, Kind, Stamp, decode, files_in, number_of, time_of
 from treetune.task import Message, Task, digest
 from treetune.tokens import Tokens
 from treetune.trace import Timing, Trace
@@ -190,6 +190,7 @@ def _note_usage(trace: Trace, trajectory: dict[str, Any], steps: list[dict[str, 
         policy=seconds(result.get("agent_execution")),
         environment=seconds(result.get("verifier")),
         total=seconds(result) or seconds({"started_at": _time(steps[:1]), "finished_at": _time(steps[-1:])}),
+        began=time_of(result.get("started_at") or _time(steps[:1])),
     )
 
 

@@ -8,11 +8,10 @@ An agent that ran out of time or of tokens was measured, and so was one that ref
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from treetune.runs.foreign.kind import number_of, numbers_in
+from treetune.runs.foreign.kind import number_of, numbers_in, time_of
 from treetune.trace import Failure, Outcome, Trace
 
 _MEASURED = {
@@ -29,11 +28,9 @@ _OF_MODEL = re.compile(r"(?i)api|ratelimit|authentication|modelnotfound|badreque
 
 
 def seconds(told: Any) -> float:
-    try:
-        begun, ended = (datetime.fromisoformat(str(told[name])) for name in ("started_at", "finished_at"))
-        return max(0.0, (ended - begun).total_seconds())
-    except (TypeError, KeyError, ValueError):
-        return 0.0
+    """Of a phase, or of a whole trial; 0 where it is not told."""
+    times = [time_of(told.get(name)) for name in ("started_at", "finished_at")] if isinstance(told, dict) else [None]
+    return max(0.0, times[1] - times[0]) if times[0] is not None and times[1] is not None else 0.0
 
 
 def result_of(result: dict[str, Any], stage: str) -> dict[str, Any]:

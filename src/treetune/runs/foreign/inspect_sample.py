@@ -12,13 +12,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from treetune.images import image_part
 from treetune.policy import Usage
 from treetune.runs.foreign.chat import call_of, turns_of
-from treetune.runs.foreign.kind import number_of
+from treetune.runs.foreign.kind import number_of, time_of
 from treetune.task import Message, Task
 from treetune.trace import Failure, Outcome, Timing, Trace
 
+REWARD, SUCCESS = "reward", "success"
+"""The names of scores in a log that we write."""
 _GRADES = {"c": 1.0, "p": 0.5, "i": 0.0, "n": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _TIMES = ("time", "working")
 """The limits that are deadlines."""
@@ -43,7 +47,19 @@ def trace_of(sample: dict[str, Any], spec: Mapping[str, Any], idx: int = -1) -> 
     _note_scores(trace, sample.get("scores") or {}, (spec.get("headline_metric") or {}).get("scorer"))
     _note_costs(trace, sample)
     _note_end(trace, sample)
+    if "treetune" in (spec.get("packages") or {}):
+        _bring_back(trace, sample.get("metadata") or {})
     return trace
+
+
+def _bring_back(trace: Trace, kept: Mapping[str, Any]) -> None:
+    """What `runs/eval_sample.py` has put where Inspect has a place for it."""
+    trace.uid, trace.step = str(kept.get("uid") or ""), kept.get("step")
+    further = kept.get("extra_info") or {}
+    trace.task = msgspec.structs.replace(trace.task, data_source=str(kept.get("source") or ""), extra_info=further)
+    trace.metrics.pop(REWARD, None)
+    success = trace.metrics.pop(SUCCESS, None)
+    trace.success = None if success is None else bool(success)
 
 
 def _note_turns(trace: Trace, sample: dict[str, Any], kept: Mapping[str, str]) -> None:
@@ -108,7 +124,10 @@ def _note_costs(trace: Trace, sample: Mapping[str, Any]) -> None:
         return sum(number_of(event.get("working_time")) or 0.0 for event in _events(sample, kind))
 
     trace.timing = Timing(
-        policy=seconds("model"), environment=seconds("tool"), total=number_of(sample.get("total_time")) or 0.0
+        policy=seconds("model"),
+        environment=seconds("tool"),
+        total=number_of(sample.get("total_time")) or 0.0,
+        began=time_of(sample.get("started_at")),
     )
 
 

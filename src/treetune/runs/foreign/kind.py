@@ -14,6 +14,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,6 +130,14 @@ def number_of(value: Any) -> float | None:
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     return None
+
+
+def time_of(text: Any) -> float | None:
+    """A time in ISO 8601 as seconds since 1970; None where it is none."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None
 
 
 def numbers_in(values: Mapping[str, Any], without: tuple[str, ...] = ()) -> dict[str, float]:

@@ -1,5 +1,6 @@
-"""Files to a dataset repository of the hub, with the card that says what they are.
+"""The Hugging Face hub: whether it answers, models of it brought here, files brought there.
 
+    folder = fetch_model("Qwen/Qwen3-0.6B")      # from the cache of huggingface_hub where the hub cannot be reached
     card = Card("Sums", {"train": ["data/train-00000-of-00001.parquet"]}, "Tasks for ...")
     upload("me/sums", {"README.md": card.page(), "data/train-00000-of-00001.parquet": path})
 
@@ -13,12 +14,59 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from treetune.errors import NetworkError, TreetuneError, UsageError, described
-from treetune.rows.loading import hub_problem
 
-_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+WAIT = 5.0
+"""Seconds for an answer of the hub's."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether it could be `ORG/NAME` on the hub."""
+    return _NAME.fullmatch(name) is not None
+
+
+def find_problem(endpoint: str | None = None) -> str | None:
+    """Why the hub, or this address, does not answer; None where it does."""
+    from huggingface_hub import constants, get_session
+
+    endpoint = endpoint or constants.ENDPOINT
+    try:
+        status = get_session().head(endpoint, timeout=WAIT).status_code
+    except Exception as error:
+        return f"{endpoint}: {str(error) or type(error).__name__}"
+    return f"{endpoint} answers with status {status}" if status >= 500 else None
+
+
+def fetch_model(name: str) -> Path:
+    """The folder of a model of the hub's; what is not here yet is downloaded."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    problem = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else find_problem()
+    if problem is not None:
+        try:
+            return Path(snapshot_download(name, allow_patterns=[*_FILES, "*.safetensors"], local_files_only=True))
+        except LocalEntryNotFoundError:
+            remedy = "check the network, a proxy (HTTPS_PROXY) or HF_ENDPOINT; or name a folder with the model"
+            problem = f"no model at {name}, nor in the hub's cache here, and the hub cannot be reached: {problem}"
+            raise NetworkError(problem, remedy=remedy) from None
+    try:
+        files = [file.rfilename for file in HfApi().model_info(name).siblings or []]
+        # Weights as pickles are taken only where there are no others.
+        weights = "*.safetensors" if any(file.endswith(".safetensors") for file in files) else "*.bin"
+        return Path(snapshot_download(name, allow_patterns=[*_FILES, weights]))
+    except GatedRepoError:
+        remedy = f"accept its terms at https://huggingface.co/{name}, then set HF_TOKEN"
+        raise UsageError(f"the model {name} is gated", remedy=remedy) from None
+    except RepositoryNotFoundError:
+        remedy = "correct the name, or name a folder or a .gguf file; a private one needs HF_TOKEN"
+        raise UsageError(f"no model at {name}, and none on the hub", remedy=remedy) from None
+
+
+# Datasets
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -32,6 +80,8 @@ class Card(msgspec.Struct, frozen=True):
     def page(self) -> bytes:
         files = [{"split": split, "path": list(paths)} for split, paths in self.splits.items()]
         about = {"tags": ["treetune"], "configs": [{"config_name": "default", "data_files": files}]}
+        import yaml
+
         head = yaml.safe_dump(about, sort_keys=False, allow_unicode=True)
         return f"---\n{head}---\n\n# {' '.join(self.title.split())}\n\n{self.text.strip()}\n".encode()
 
@@ -40,7 +90,7 @@ def check_repo(repo: str) -> str:
     """The token for a repository; refused before anything is built or read."""
     from huggingface_hub import get_token
 
-    if not _REPO.fullmatch(repo):
+    if not is_hub_name(repo):
         raise UsageError(f"{repo!r} names no repository of the hub", remedy="write user/name, or organisation/name")
     if (token := get_token()) is None:
         remedy = "log in with `hf auth login`, or export HF_TOKEN=... (a token that may write)"
@@ -54,7 +104,7 @@ def upload(repo: str, files: Mapping[str, Path | bytes], *, private: bool = Fals
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     token = check_repo(repo)
-    if (problem := hub_problem(constants.ENDPOINT)) is not None:
+    if (problem := find_problem()) is not None:
         raise NetworkError(f"the hub cannot be reached: {problem}", remedy="check the network, and HF_ENDPOINT")
     api = HfApi(token=token)
     operations = [

@@ -1,0 +1,118 @@
+"""A rollout as its environment, or its taskset, has a person read it: a board, a way, a session in a shell.
+
+    rendered, why_not = render(run, "17/3")
+    rendered.kind, rendered.text
+
+Whatever goes wrong is told in the second value: who looks at a run is not to be stopped by the code of its tasks. That
+code runs only for a run that an `eval` of this user's wrote; of any other run only what is built in or installed does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, get_type_hints
+
+import msgspec
+
+from treetune.environment import Environment, Rendered
+from treetune.errors import TreetuneError, UsageError, described, place_of
+from treetune.evaluation.run_trust import is_own, nodes_of, refuse_foreign_code
+from treetune.plugins import absolute_spec, environments, folders_of
+from treetune.runs.entry import Entry
+from treetune.runs.folder import CONFIG
+from treetune.runs.run import Run
+from treetune.target import taskset_class
+from treetune.task import Task, without_surrogates
+from treetune.taskset import Taskset
+
+_SECONDS = 5.0
+"""For the code of a task, which may never end."""
+_MOST = 500_000
+"""Characters of what is shown."""
+
+Renders = type[Environment] | type[Taskset[Any, Any]]
+
+
+def render(run: Run, name: str | Entry) -> tuple[Rendered | None, str | None]:
+    """What the environment of a rollout makes of it, None where it has nothing to say; and why, where it could not."""
+    found: list[tuple[Rendered | None, str | None]] = []
+
+    def work() -> None:
+        try:
+            found.append((_render(run, name), None))
+        except TreetuneError as error:
+            found.append((None, str(error)))
+        except BaseException as error:  # also what would end the program
+            where = f" at {place}" if (place := place_of(error)) else ""
+            found.append((None, f"render failed{where}: {described(error)}"))
+
+    thread = threading.Thread(target=work, name="treetune render", daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    return found[0] if found else (None, f"render took more than {_SECONDS:g} seconds")
+
+
+def _render(run: Run, name: str | Entry) -> Rendered | None:
+    plain = run.trace(name)
+    own = (run.folder / CONFIG).exists() and is_own(run.folder)
+    if not own:
+        refuse_foreign_code(run.path, plain.task)
+    for cls in _classes(run.config.get("taskset"), plain.task, own):
+        if not _renders(cls):
+            continue
+        made: object = cls.render(run.trace(name, partial(_task_type, cls)))
+        if made is not None:
+            return _check(made, cls)
+    return None
+
+
+def _check(made: object, cls: Renders) -> Rendered:
+    """Text, or a `Rendered`, as it is or as a mapping."""
+    try:
+        told = {"text": made} if isinstance(made, str) else msgspec.to_builtins(made)
+        rendered = msgspec.convert(told, Rendered)
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise UsageError(
+            f"{cls.__name__}.render() gave {made!r:.80}: {error}", remedy="return text, a Rendered, or None"
+        ) from None
+    return msgspec.structs.replace(rendered, text=without_surrogates(rendered.text[:_MOST]))
+
+
+def _renders(cls: Renders) -> bool:
+    """Whether its author wrote a `render` of this kind; an environment may have a method of that name for itself."""
+    written = inspect.getattr_static(cls, "render")
+    if isinstance(written, classmethod | staticmethod):
+        return written not in (inspect.getattr_static(base, "render") for base in (Environment, Taskset))
+    if inspect.isfunction(written) and list(inspect.signature(written).parameters)[1:] == ["trace"]:
+        raise UsageError(f"{cls.__name__}.render() is made from a trace alone", remedy="mark it @classmethod")
+    return False
+
+
+def _classes(node: Any, task: Task, own: bool) -> Iterator[Renders]:
+    """Who may have something to say, the nearest first."""
+    tasksets = list(_tasksets(node)) if own else []
+    if task.env_class is not None:
+        folders = [folder for cls in tasksets for folder in folders_of(cls)]
+        yield environments.resolve(absolute_spec(task.env_class, folders))
+    yield from tasksets
+
+
+def _tasksets(node: Any) -> Iterator[type[Taskset[Any, Any]]]:
+    """The classes that a config names, those of a mixture's sources too."""
+    for each in nodes_of(node):
+        if (cls := taskset_class(each)) is not None:
+            yield cls
+
+
+def _task_type(cls: Renders, task: Task) -> type[Task]:
+    """The tasks of a taskset; of an environment what it says of `task`: its own fields are there then."""
+    if issubclass(cls, Taskset):
+        return cls.task_type
+    try:
+        declared = get_type_hints(cls).get("task")
+    except Exception:  # names that only a type checker knows
+        return Task
+    return declared if isinstance(declared, type) and issubclass(declared, Task) else Task
