@@ -1,56 +1,134 @@
-"""The docs are true: every file they show is written, every command they show is run, in order."""
+"""The docs are true: every file they show is written, every program and command they show is run, in order, as a reader
+would copy them (`tests/support/reader.py`)."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
+import shutil
 import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from command_line import run_script
+import yaml
+from hub import Hub
+from reader import FENCE, NOT_THERE, WHY_NOT, Reader, blocks_of, commands_of
+from ready_hub import pinned_revisions, write_parquet, write_sets
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^(?:[^\n]*`([^`\n]+)`:\n\n)?```(\w+)\n(.*?)^```", re.S | re.M)
-"""A block, its kind, and the file that the line before it names, as in "`rows.jsonl`:"."""
-LINK = re.compile(r"\]\((?!http)([^)#]+)")
+DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_site" not in path.parts)
+EXAMPLES = sorted(ROOT.glob("examples/*/README.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *EXAMPLES]
+KINDS = {"bash", "python", "yaml", "json", "jsonl", "toml", "text"}
+ONLY_SHOWN = {
+    " task.yaml ─┐                       ┌─> build      cached parquet ─> verl, SkyRL, TRL": "a picture",
+    "guess-a-number/": "the files that `treetune init` writes; tests/cli/test_init.py",
+    "Act: bash            Act: answer(42)        Act: finish": "answers; tests/builtin/test_os_interaction.py",
+    '{"name": "counting", "num_tasks": 10, "by_index": true, "features": ["turn", "request_id"], "api_version": 2}': (
+        "what another server tells; tests/serve/test_http_client.py"
+    ),
+    'POST /api/episode/start   {"task_index": 3, "request_id": "6f1c"}': "the wire; tests/serve/test_http_client.py",
+    '[project.entry-points."treetune.environments"]': "a part of a package; tests/test_plugins.py",
+    "[[orchestrator.train.source]]": "a part of prime-rl's config; tests/trainers/test_verifiers_export.py",
+    "reward:": "a part of verl's config; tests/trainers/test_verl_config.py",
+}
+"""Blocks that are neither a file, nor a program, nor what a command prints: their first lines, each with its reason."""
+LINK = re.compile(r"\]\((?!http|#)([^)#]+)?(?:#([^)]+))?\)")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
+WITH_A_HUB = ROOT / "docs/ready.md"
+"""Each of its commands is a process that reads from a hub."""
+PARTS = [pytest.param(page, marks=[pytest.mark.slow] if page == WITH_A_HUB else []) for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PARTS, ids=page_name)
 def test_its_examples_run(page, treetune, tmp_path, monkeypatch):
-    """What a reader copies: the whole block, as it stands, into the file that is named."""
+    """What a reader copies: the whole block, as it stands."""
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as in an active environment
-    for caption, kind, body in BLOCK.findall(page.read_text()):
-        named = re.match(r"# file: (\S+)\n", body)
-        if name := named[1] if named else caption:
-            (tmp_path / name).write_text(body)
-        if kind == "console":
-            for line in body.splitlines():
-                assert line.startswith(("$ treetune ", "$ python ")), line
-                _, program, *arguments = shlex.split(line)
-                if program == "python":
-                    result = run_script(tmp_path, tmp_path / arguments[0], arguments[1:])
-                else:
-                    result = treetune(*arguments)
-                assert result.code == 0, f"{line}\n{result.out}{result.err}"
+    if page in EXAMPLES:
+        shutil.copytree(page.parent, tmp_path, dirs_exist_ok=True)
+    with hub_of(tmp_path) if page == WITH_A_HUB else nullcontext({}) as environment:
+        Reader(page, tmp_path, treetune, environment).read()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_its_json_lines_hold_nothing_but_json(page):
-    for caption, kind, body in BLOCK.findall(page.read_text()):
-        if kind == "jsonl":
-            assert caption.endswith(".jsonl"), f"no line before it names the file: {body}"
-            assert all(isinstance(json.loads(line), dict) for line in body.splitlines())
+@contextmanager
+def hub_of(folder: Path) -> Iterator[dict[str, str]]:
+    """The hub with the ready sets, and a set of the page's own."""
+    write_sets(folder / "hub")
+    write_parquet(folder / "hub/my-org/capitals", "default", {"test": [{"country": "France", "capital": "Paris"}]})
+    with Hub(folder / "hub") as hub:
+        hub.commits |= dict.fromkeys(pinned_revisions(), hub.commits[hub.commit])
+        yield hub.environment(folder / "home")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@every_page
+def test_its_blocks_are_what_they_say(page):
+    blocks = blocks_of(page)
+    for block in blocks:
+        assert block.kind in KINDS, block
+        read = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load, "python": compile_block}
+        if block.kind in read:
+            read[block.kind](block.body)
+        if block.kind == "jsonl":
+            assert all(isinstance(json.loads(line), dict) for line in block.body.splitlines()), block
+        if block.name and block.kind != "python":
+            others = "\n".join(other.body for other in blocks if other != block)
+            assert Path(block.name).stem in others, f"{block}: nobody reads {block.name}"
+        elif block.kind not in ("bash", "python") and not block.is_output:
+            assert block.body.partition("\n")[0] in ONLY_SHOWN, f"{block}: neither used nor printed\n{block.body}"
+
+
+def compile_block(body):
+    compile(body, "block", "exec")
+
+
+@every_page
+def test_its_code_stands_in_fences(page):
+    """An indented block has no kind, and no button to copy it."""
+    text = FENCE.sub("", page.read_text())
+    for before, line in pairwise(text.splitlines()):
+        assert before.strip() or not line.startswith("    "), line
+
+
+def test_each_reason_for_not_running_something_is_needed():
+    commands = [
+        one for page in PAGES for block in blocks_of(page) if block.kind == "bash" for one in commands_of(block.body)
+    ]
+    for kind in WHY_NOT:
+        assert any(re.search(kind, command) for command in commands), kind
+    shown = {block.body.partition("\n")[0] for page in PAGES for block in blocks_of(page)}
+    assert set(ONLY_SHOWN) <= shown
+    for reason in [*WHY_NOT.values(), *ONLY_SHOWN.values(), *(reason for _, reason in NOT_THERE.values())]:
+        for file in re.findall(r"tests/\S+\.py", reason):
+            assert (ROOT / file).exists(), file
+
+
+def anchors_of(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.M)
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", one).lower()).replace(" ", "-")
+        for one in headings
+    }
+
+
+@every_page
 def test_its_links_lead_somewhere(page):
-    for target in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target, anchor in LINK.findall(FENCE.sub("", page.read_text())):
+        place = page.parent / target if target else page
+        assert place.exists(), target
+        assert not anchor or place.suffix != ".md" or anchor in anchors_of(place), f"{target}#{anchor}"
 
 
 def test_the_example_taskset_is_as_small_as_the_docs_say():

@@ -6,8 +6,8 @@ import asyncio
 
 import msgspec
 import pytest
+from command_line import ROOT
 
-from conftest import ROOT
 from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, Taskset, TasksetConfig
 from treetune.builtin.arithmetic import Arithmetic
 from treetune.episode import Limits

@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from command_line import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import ROOT
 from treetune import Action, build_taskset, make
 from treetune.builtin.wikispeedia import LinkGraph
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError

@@ -1,22 +1,26 @@
-"""`treetune init --dataset`, `--server` and the examples, run as a user runs them."""
+"""`treetune init` and the examples, run as a user runs them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import tomllib
 import venv
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import command_line
 import pytest
 
+import treetune as treetune_package
 from treetune import Action, Task, load_taskset
+from treetune.cli.init import ABOUT
 from treetune.plugins import load_object
 from treetune.rows import read_rows, read_tasks
 
@@ -89,35 +93,39 @@ def test_an_existing_folder_is_never_written_over(treetune, tmp_path):
     assert (tmp_path / "sums/sums_dataset.py").read_text() == "mine"
 
 
-# A package to serve
+# A package
 
 
+@pytest.mark.parametrize("server", [(), ("--server",)])
 @pytest.mark.parametrize("name", ["colour-names", "colour_names", "Colour Names"])
-def test_a_scaffolded_package_goes_by_its_name(treetune, tmp_path, name):
-    assert treetune("init", name, "--server").code == 0
+def test_a_scaffolded_package_goes_by_its_name(treetune, tmp_path, name, server):
+    assert treetune("init", name, *server).code == 0
     id = name if name == "colour_names" else "colour-names"
     project = tomllib.loads((tmp_path / id / "pyproject.toml").read_text())["project"]
     assert project["name"] == id
     assert project["entry-points"]["treetune.tasksets"] == {id: "colour_names:ColourNames"}
-    target = tmp_path / id / "colour_names.py"
-    evaluated = treetune("eval", f"{target}:ColourNames", "-m", "scripted:gold", "-n", 20, "--json")
-    assert evaluated.json["mean_reward"] == 1.0
-    assert len(target.read_text().splitlines()) < 40
+    kinds = {path.suffix or path.name for path in (tmp_path / id).iterdir()}
+    assert {".py", ".toml", ".md", ".yaml"} <= kinds
+    assert ("Dockerfile" in kinds) == bool(server)
+    assert len((tmp_path / id / "colour_names.py").read_text().splitlines()) < 40
 
 
 def test_a_package_takes_no_name_that_is_taken(treetune, tmp_path):
-    refused = treetune("init", "reverse-text", "--server")
-    assert refused.code == 2
-    assert "already" in refused.err
+    for more in ((), ("--server",)):
+        refused = treetune("init", "reverse-text", *more)
+        assert refused.code == 2
+        assert "already" in refused.err
     assert treetune("init", "sums", "--server", "--dataset").code == 2
-    assert treetune("init", "x" * 300, "--server").code == 3  # longer than any file's name may be
-    assert treetune("init", "json", "--server").code == 0  # a module of Python's own
+    assert treetune("init", "sums", "--template", "tools", "--dataset").code == 2
+    assert "did you mean 'tools'" in treetune("init", "sums", "--template", "tool").err
+    assert treetune("init", "x" * 300).code == 3  # longer than any file's name may be
+    assert treetune("init", "json").code == 0  # a module of Python's own
     assert "json-taskset" in (tmp_path / "json-taskset/pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("name", ["guessing", "environment", "step"])
 def test_a_package_works_whatever_its_name(treetune, tmp_path, name):
-    assert treetune("init", name, "--server").code == 0
+    assert treetune("init", name, "--template", "multi-turn").code == 0
     (target,) = (file for file in tmp_path.glob("*/*.py") if not file.name.startswith("test_"))
     cls = target.stem.title().replace("_", "")
     assert treetune("eval", f"{target}:{cls}", "-m", "scripted:gold", "-n", 3, "--json").json["mean_reward"] == 1.0
@@ -125,10 +133,24 @@ def test_a_package_works_whatever_its_name(treetune, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["../sums", "a/b", "Größe", "a;b", "1st", "", "-"])
 def test_a_name_is_never_changed_beyond_recognition(treetune, tmp_path, name):
-    refused = treetune("init", "--server", "--", name)
+    refused = treetune("init", "--", name)
     assert refused.code == 2
     assert "makes no Python name" in refused.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("template", ABOUT)
+def test_the_test_of_each_template_passes_before_anything_is_installed(treetune, tmp_path, template):
+    assert treetune("init", "sums", "--template", template).code == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path / "sums", capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "1 skipped" in done.stdout or template == "code"  # the entry point
+    if template != "code":
+        assert treetune("validate", "sums/sums.py:Sums", "--json").json["gold_checked"] > 0
 
 
 def instructions(file: Path) -> list[tuple[str, str]]:
@@ -152,32 +174,84 @@ def test_the_dockerfile_copies_what_there_is_and_runs_as_nobody_special(treetune
     assert "TREETUNE_TOKEN=" not in (tmp_path / "sums/Dockerfile").read_text()  # no secret in an image
 
 
-@pytest.mark.slow
-def test_a_scaffolded_package_is_installed_tested_and_served(treetune, tmp_path):
-    """What its README and its Dockerfile say, in a virtual environment that sees this one's packages."""
-    treetune("init", "sums", "--server")
-    place = tmp_path / "venv"
+@pytest.fixture(scope="module")
+def other_environment(tmp_path_factory) -> Path:
+    """A virtual environment that sees this one's packages, with pip and Treetune of its own."""
+    place = tmp_path_factory.mktemp("other") / "venv"
     venv.create(place, with_pip=True)
-    python = place / "bin/python"
     packages = [path for path in sys.path if path.endswith("site-packages")]
     (link,) = place.glob("lib/*/site-packages")
-    (link / "ours.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in packages))
+    source = Path(treetune_package.__file__).parents[1]
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in packages]
+    (link / "ours.pth").write_text("".join([f"{source}\n", *lines]))
     script = place / "bin/treetune"
-    script.write_text(f"#!{python}\nfrom treetune.cli import main\nmain()\n")
+    script.write_text(f"#!{place}/bin/python\nfrom treetune.cli import main\nmain()\n")
     script.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}"}
-    environment.pop("TREETUNE_TOKEN", None)
+    return place
 
-    def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, cwd=tmp_path / "sums", env={**environment, **more}, capture_output=True, text=True, timeout=300
-        )
 
-    installed = run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--find-links", "wheels", ".")
+def run_in(place: Path, folder: Path, *command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}", "VIRTUAL_ENV": str(place), **more}
+    environment.pop("TREETUNE_TOKEN", None) if "TREETUNE_TOKEN" not in more else None
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+RUN_ALL = """
+import json, os, shlex, sys
+from treetune.cli.app import run
+for folder, lines in json.loads(sys.argv[1]).items():
+    os.chdir(folder)
+    for line in lines:
+        code = run(shlex.split(line)[1:])
+        assert code == 0, f"{folder}: {line}: {code}"
+"""
+"""Many commands in one process: each would take a second to start."""
+
+
+@pytest.mark.slow
+def test_what_the_readmes_of_packages_say_works_and_they_are_listed(treetune, tmp_path, other_environment):
+    """Installed from their folders into another environment; then each command of a README, as it stands."""
+    folders = {f"sums-{template}": tmp_path / f"sums-{template}" for template in ABOUT}
+    for id in folders:
+        assert treetune("init", id, "--template", id.removeprefix("sums-")).code == 0
+    run = partial(run_in, other_environment, tmp_path, TREETUNE_TASK_CACHE_DIR=str(tmp_path / "cache"))
+    assert not folders.keys() & json.loads(run("treetune", "list", "--json").stdout)["tasksets"].keys()
+    # Nothing is downloaded: what they need is there.
+    options = ["--quiet", "--no-deps", "--no-build-isolation"]
+    installed = run("pip", "install", *options, *(f"./{id}" for id in folders))
     assert installed.returncode == 0, installed.stderr
-    tested = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    assert "3 passed" in tested.stdout, tested.stdout + tested.stderr
+    listed = json.loads(run("treetune", "list", "--json").stdout)["tasksets"]
+    assert {id: listed[id]["from"] for id in folders} == {id: id for id in folders}
+    (packages,) = other_environment.glob("lib/*/site-packages")
+    assert {path.suffix for path in packages.glob("sums_dataset.*")} == {".py", ".jsonl"}
+    assert not list(packages.glob("test_sums*"))  # a test is no part of the package
 
+    tested = run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders)
+    assert "18 passed" in tested.stdout, tested.stdout
+    commands = {}
+    for folder in folders.values():
+        first, *rest = re.findall(r"^    (\S.*?)(?:  +#.*)?$", (folder / "README.md").read_text(), re.M)
+        assert first == "pip install -e . pytest && pytest"
+        assert [line.split()[:2] for line in rest] == [
+            ["treetune", verb] for verb in "show validate eval eval build".split()
+        ]
+        commands[str(folder)] = rest
+    done = run("python", "-c", RUN_ALL, json.dumps(commands))
+    assert done.returncode == 0, done.stderr
+    edited = run("pip", "install", *options, "-e", "./sums-answer")
+    assert edited.returncode == 0, edited.stderr
+    source = tmp_path / "sums-answer" / "sums_answer.py"
+    source.write_text(source.read_text().replace("Double {number}", "Twice {number}"))
+    assert "Twice 0" in run("treetune", "show", "sums-answer", "-n", "1").stdout
+
+
+@pytest.mark.slow
+def test_a_scaffolded_package_is_installed_tested_and_served(treetune, tmp_path, other_environment):
+    """What its Dockerfile says, in a virtual environment that sees this one's packages."""
+    treetune("init", "sums", "--server", "--template", "multi-turn")
+    run = partial(run_in, other_environment, tmp_path / "sums")
+    installed = run("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--find-links", "wheels", ".")
+    assert installed.returncode == 0, installed.stderr
     steps = dict(instructions(tmp_path / "sums/Dockerfile"))
     port = free_port()
     command = [word.replace("5000", port) for word in json.loads(steps["CMD"])]
@@ -187,7 +261,8 @@ def test_a_scaffolded_package_is_installed_tested_and_served(treetune, tmp_path)
     healthy = [word.replace("5000", port) for word in json.loads(steps["HEALTHCHECK"].removeprefix("CMD "))]
     assert run(*healthy).returncode == 1
     told = {"TREETUNE_TOKEN": "abc", "TREETUNE_SERVERS": str(tmp_path / "servers")}
-    server = subprocess.Popen(command, cwd=tmp_path, env={**environment, **told}, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PATH": f"{other_environment}/bin:{os.environ['PATH']}", **told}
+    server = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         line = next(line for line in server.stderr if "registered in" in line or "error" in line)
         assert "registered" in line

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 
 import doors
 import pytest
+from command_line import ROOT
 from kinds import KINDS, TARGETS, write_targets
 from serve_process import serve
 
-from conftest import ROOT
 from treetune.cli.listing import TRAINERS, TargetKind, TaskKind, as_text, cells
 from treetune.rows.reading import read_rows
 from treetune.serve.host import ModelsConfig

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from treetune.evaluation import Run
 from treetune.runs.summary import pass_at_k, standard_error
 
 SLOW = """
@@ -252,6 +253,59 @@ def test_an_environment_of_a_module_is_seen_to_change(treetune, tmp_path, monkey
     (tmp_path / "judge_of_eval.py").write_text(SCORER.format(reward=0.5))
     refused = treetune("eval", "--resume", "-o", "run")
     assert (refused.code, "changed" in refused.err) == (2, True)
+
+
+DOUBLES = """
+from treetune import Task, Taskset
+
+class Doubles(Taskset):
+    def load_tasks(self):
+        for n in range(6):
+            yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
+
+    def reward(self, task, answer):
+        return float(answer == task.ground_truth)
+
+    def gold(self, task):
+        return task.ground_truth
+"""
+
+
+def test_tasks_can_be_chosen_by_their_index(treetune, tmp_path):
+    (tmp_path / "doubles.py").write_text(DOUBLES)
+    chosen = ("--task", 4, "--task", 1, "--task", 4)
+    shuffled = ("--taskset.shuffle.seed", 3)
+    found = treetune(
+        "eval", "doubles.py:Doubles", "-m", "scripted:gold", *chosen, "-r", 2, *shuffled, "-o", "run", "--json"
+    )
+    assert (found.json["tasks"], found.json["rollouts"], found.json["mean_reward"]) == (2, 4, 1.0)
+    entries = Run(tmp_path / "run").select()
+    assert sorted(entry.idx for entry in entries) == [1, 1, 4, 4]  # of load order, whatever the order is
+    again = treetune("eval", tmp_path / "run" / "config.yaml", "--task", 2, "-o", "again", "--json")
+    assert (again.json["tasks"], again.json["rollouts"]) == (1, 2)
+    assert treetune("eval", "arithmetic", "-m", "scripted:gold", "--task", 9, "-o", "endless").code == 0
+    wrong = treetune("eval", "doubles.py:Doubles", "-m", "scripted:gold", "--task", 6, "-o", "wrong")
+    assert wrong.code != 0
+    assert "6" in wrong.err
+
+
+def test_scoring_again_can_be_previewed(treetune, tmp_path):
+    (tmp_path / "doubles.py").write_text(DOUBLES)
+    treetune("eval", "doubles.py:Doubles", "-m", "scripted:p=0.5", "-r", 2, "-o", "run")
+    before = (tmp_path / "run" / "traces.jsonl").read_bytes()
+    (tmp_path / "doubles.py").write_text(DOUBLES.replace("float(answer == task.ground_truth)", "0.25"))
+    preview = treetune("rescore", "run", "--dry-run", "--json").json
+    assert preview["changed"] == len(preview["rows"]) == 12
+    assert {row["after"] for row in preview["rows"]} == {0.25}
+    assert [row["at"] for row in preview["rows"]] == list(range(12))
+    some = treetune("rescore", "run", "--dry-run", "--where", "task<2", "-n", 3, "--json").json
+    assert ([row["task"] for row in some["rows"]], some["left"]) == ([0, 0, 1], 1)
+    said = treetune("rescore", "run", "--dry-run", "--where", "reward=1")
+    assert "rewards would change" in said.out
+    assert "nothing was written" in said.out
+    assert (tmp_path / "run" / "traces.jsonl").read_bytes() == before
+    assert not (tmp_path / "run" / "rescored").exists()
+    assert "--dry-run" in treetune("rescore", "run", "--where", "failed").err
 
 
 def test_rescore_goes_with_resume(treetune):

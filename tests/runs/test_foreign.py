@@ -387,6 +387,50 @@ def test_what_is_kept_is_not_read_again(rollouts, monkeypatch):
     assert [file.name for file in read] == ["2.jsonl"]
 
 
+def test_a_long_run_is_read_a_part_at_a_time(rollouts, tmp_path):
+    folder, write = rollouts
+    for step in range(5):
+        write(step)
+    path = tmp_path / "rollouts.jsonl"
+    write_lines(path, [nemo_row(task, 0, 1.0, said("x")) for task in range(5)])
+    for place in (find_run(folder), find_run(path)):
+        run = place.open(seconds=0.0)
+        sizes = [len(run)]
+        assert run.share_read < 1.0
+        while run.share_read < 1.0:
+            run.follow(0.0)
+            sizes.append(len(run))
+        assert len(sizes) > 2
+        assert sizes[-1] == len(set((each.idx, each.step, each.rollout) for each in run.columns.entries)) == len(run)
+        assert figures(run) == figures(place.open())
+
+
+@pytest.mark.parametrize(
+    "file", sorted(file for file in RECORDED.rglob("*") if file.is_file()), ids=lambda file: file.name
+)
+def test_a_file_that_is_cut_or_overwritten_is_no_error_of_ours(file, tmp_path):
+    shutil.copytree(RECORDED, tmp_path / "all")
+    copy, content = tmp_path / "all" / file.relative_to(RECORDED), file.read_bytes()
+    for damaged in (content[: len(content) // 2], content[:99] + b"[]" + content[101:], b""):
+        copy.write_bytes(damaged)
+        for place in runs_below(tmp_path / "all" / file.relative_to(RECORDED).parts[0]):
+            run = place.open()
+            assert all(trace.uid for trace in run.traces())
+            assert len(run.groups()) >= 0
+
+
+def test_what_is_kept_is_listed_with_the_cache_and_removed_with_it(rollouts, treetune):
+    folder, write = rollouts
+    write(1)
+    run = open_run(folder)
+    assert treetune("cache", "list", "--json").json["runs"]["number"] == 1
+    assert treetune("cache", "prune", "--older-than", 1, "--json").json["runs"]["number"] == 0
+    assert "other programs' runs: 1" in treetune("cache", "prune", "--all").out
+    assert not run.folder.exists()
+    run.follow()
+    assert len(run) == 2  # made again
+
+
 # Finding them
 
 

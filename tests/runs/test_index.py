@@ -208,6 +208,14 @@ def test_the_index_of_a_server_moves_aside_with_its_traces_and_is_mended_after_a
     assert [entry.idx for entry in read_entries(tmp_path)][-2:] == [99, 100]
 
 
+def test_half_of_a_surrogate_pair_which_a_model_can_sample_ends_no_run(tmp_path):
+    with RunFolder(tmp_path, TRACES) as run:
+        run.append(make_trace(0, 0, 1.0, said="half \ud83d", answer="half \ud83d"))
+        run.append(make_trace(1, 0, 1.0))
+    assert index_lines(tmp_path) == from_traces(tmp_path)
+    assert next(read_entries(tmp_path)).answer == r"half \ud83d"
+
+
 def test_a_folder_without_a_run_is_told(tmp_path):
     with pytest.raises(UsageError, match="holds no run"):
         Run(tmp_path)

@@ -8,6 +8,7 @@ from made_runs import make_run, make_trace
 from treetune.errors import UsageError
 from treetune.evaluation import TRACES, Run, RunFolder
 from treetune.runs import search
+from treetune.runs.marks import write_mark
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,8 @@ def test_a_query_that_is_none_is_told_why(run, query, words):
 
 def test_what_people_noted_can_be_asked_for(tmp_path):
     run = make_run(tmp_path, [[1.0, 0.0], [0.5]])
-    run.columns.note("mark", {1: "bad", 2: "good"})
+    write_mark(run.path, run.columns.entries[1], "bad")
+    write_mark(run.path, run.columns.entries[2], "good")
     with RunFolder(tmp_path, TRACES) as more:
         more.append(make_trace(9, 0, 1.0))
     run.follow()

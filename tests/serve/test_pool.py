@@ -382,7 +382,7 @@ def test_workers_end_with_their_broker(tmp_path):
         "        await asyncio.sleep(600)\n"
         "if __name__ == '__main__': asyncio.run(main())\n"
     )
-    from conftest import ROOT
+    from command_line import ROOT
 
     script = tmp_path / "broker.py"
     script.write_text(program)

@@ -548,9 +548,13 @@ def test_an_open_address_needs_a_token():
         run(_start_at("127.0.0.1:5555"))
 
 
+def test_a_port_alone_is_one_of_this_machine_only():
+    assert run(_start_at(":0")).startswith("tcp://127.0.0.1:")
+
+
 async def _start_at(address):
-    async with serving(Numbers(), address=address):
-        pass
+    async with serving(Numbers(), address=address) as server:
+        return server.address
 
 
 def test_the_blocking_client_does_the_same():

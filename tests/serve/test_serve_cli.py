@@ -9,9 +9,9 @@ import urllib.request
 
 import pytest
 import zmq
+from command_line import ROOT
 from serve_process import resident, serve
 
-from conftest import ROOT
 from treetune import Sampling
 from treetune.builtin.arithmetic import Arithmetic
 from treetune.serve.errors import Denied, ServeError

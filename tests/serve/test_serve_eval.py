@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from command_line import ROOT
 from serve_process import serve
-
-from conftest import ROOT
 
 SETS = """
 from treetune import Task, Taskset

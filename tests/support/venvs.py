@@ -120,6 +120,11 @@ AREAL = (
     # What its loader of configs imports.
     "swanlab wandb tensorboardX trackio tabulate pybase64".split(),
 )
+LOGGERS = (
+    "loggers",
+    ["wandb==0.31.0", "mlflow==3.17.2", "tensorboard==2.21.0", "nbclient==0.11.0", "ipykernel==7.4.0"],
+)
+"""What runs are told to, and what shows them: loggers, a real notebook."""
 SKYRL_GYM = ("skyrl-gym", ["skyrl-gym==0.4.0"])
 AGENTBENCH = ("agentbench", ["agentrl-worker==0.4.0"])
 RAY = ("ray", ["ray[default]==2.60.0"])

@@ -20,13 +20,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @contextmanager
-def view(*arguments, **environment):
-    """`treetune view`, once it listens; gives its address."""
+def view(*arguments, folder=None):
+    """`treetune view` in a folder, once it listens; gives its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "treetune", "view", *map(str, arguments), "--no-browser", "--port", "0", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **environment},
+        cwd=folder,
     )
     try:
         lines = b""
@@ -135,9 +135,15 @@ class Page:
 
     def keep(self, name):
         """A picture for the docs, where they are asked for (TREETUNE_TEST_SCREENSHOTS=1)."""
-        if os.environ.get("TREETUNE_TEST_SCREENSHOTS") == "1":
-            from PIL import Image
+        if os.environ.get("TREETUNE_TEST_SCREENSHOTS") != "1":
+            return
+        from PIL import Image
 
-            file = DOCS / f"{name}.png"
-            self.browser.save_screenshot(str(file))
-            Image.open(file).convert("RGB").quantize(64).save(file, optimize=True)
+        file = DOCS / f"{name}.png"
+        self.resize(1280, 760)
+        self.runs("document.activeElement.blur(); document.getElementById('main').scrollTo(0, 0)")
+        self.browser.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 640, "y": 5})
+        self.browser.execute_async_script("setTimeout(arguments[0], 300)")
+        self.browser.save_screenshot(str(file))
+        Image.open(file).convert("RGB").quantize(200).save(file, optimize=True)
+        self.resize(1400, 900)

@@ -14,6 +14,7 @@ from random import Random
 
 from viewed_tasks import MARK, MOVES, SOURCES, Viewed, ViewedConfig, board, make_task, route
 
+from treetune.episode import Limits
 from treetune.evaluation import TRACES, EvalConfig, Evaluation, Run, RunFolder, Tally, remember
 from treetune.judgement import Judgement
 from treetune.policy import Usage
@@ -22,6 +23,8 @@ from treetune.tokens import Tokens, TokenSequence
 from treetune.tools import ToolCall
 from treetune.trace import Failure, Outcome, Timing, Trace, Turn
 
+MOST_TURNS = 7
+LIMITS = Limits(max_turns=MOST_TURNS)
 PLACE = f"{Path(__file__).with_name('viewed_tasks.py')}:Viewed"
 FIRST_SECOND = 1_760_000_000.0
 
@@ -146,7 +149,7 @@ class Made:
     def _walk(self) -> None:
         moves = route(self.task)
         if not self.solves:
-            moves = [self.random.choice(["north", "west"]) for _ in range(self.random.randint(2, 6))]
+            moves = [self.random.choice(["north", "west"]) for _ in range(MOST_TURNS)]
         at, goal = (0, 0), tuple(self.task.extra_info["goal"])
         shown = [*self.task.messages, {"role": "user", "content": board(at, goal)}]
         for move in moves:
@@ -274,7 +277,7 @@ def make_viewed_run(
     finished: bool = True,
 ) -> Run:
     """Writes the run; with `finished` its summary too, as at the end of an evaluation."""
-    config = EvalConfig(taskset={"id": PLACE, "num_tasks": tasks}, model=model, num_rollouts=rollouts)
+    config = EvalConfig(taskset={"id": PLACE, "num_tasks": tasks}, model=model, num_rollouts=rollouts, limits=LIMITS)
     what = Evaluation(config, Viewed(ViewedConfig(num_tasks=tasks)))
     tally = Tally()
     with RunFolder.create(folder, TRACES, what) as run:

@@ -9,6 +9,7 @@ from random import Random
 from pictures import COLOURS, png
 
 from treetune import Environment, Step, Task, Taskset
+from treetune.environment import Rendered
 from treetune.taskset import TasksetConfig
 
 SOURCES = ("sums", "tools", "pictures", "walk", "essays")
@@ -43,6 +44,15 @@ class Viewed(Taskset[Task, ViewedConfig]):
     def environment(self, task):
         return Walk(task) if task.data_source == "walk" else super().environment(task)
 
+    @classmethod
+    def render(cls, trace):
+        """The boards of a walk, one after the other."""
+        if trace.task.data_source != "walk":
+            return None
+        shown = [turn.observed[-1]["content"] for turn in trace.turns if turn.observed]
+        shown += [message["content"] for message in trace.final]
+        return Rendered(kind="shell", text="\n\n".join(f"turn {turn}\n{text}" for turn, text in enumerate(shown)))
+
     def gold(self, task):
         if task.data_source == "walk":
             return route(task)
@@ -67,13 +77,6 @@ class Walk(Environment):
         there = self.at == self.goal
         info = {"at": list(self.at), "success": there, "explanation": "reached the goal" if there else "not yet there"}
         return Step(board(self.at, self.goal), 1.0 if there else 0.0, there, info)
-
-    @classmethod
-    def render(cls, trace):
-        """The boards, one after the other."""
-        shown = [turn.observed[-1]["content"] for turn in trace.turns if turn.observed]
-        shown += [message["content"] for message in trace.final]
-        return {"kind": "shell", "text": "\n\n".join(f"turn {turn}\n{text}" for turn, text in enumerate(shown))}
 
 
 def board(at, goal):

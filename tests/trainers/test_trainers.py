@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import task_servers
@@ -30,9 +31,10 @@ def test_tasks_and_rollouts_are_pulled(tmp_path):
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [["1.0", "[1.0]"]] * 8
 
 
-@pytest.mark.slow
-def test_trl_trains_on_a_taskset_in_its_own_process(tmp_path):
-    python = venvs.venv(*venvs.TRL)
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    """A folder with a model for the examples, and the Python that has TRL."""
+    python, folder = venvs.venv(*venvs.TRL), tmp_path_factory.mktemp("small")
     make = (
         "from real_letters import letters_tokenizer; from transformers import LlamaConfig, LlamaForCausalLM;"
         "tokenizer = letters_tokenizer(); tokenizer.save_pretrained('model');"
@@ -40,11 +42,28 @@ def test_trl_trains_on_a_taskset_in_its_own_process(tmp_path):
         " num_hidden_layers=1, num_attention_heads=2, pad_token_id=tokenizer.pad_token_id,"
         " eos_token_id=tokenizer.eos_token_id, bos_token_id=None)).save_pretrained('model')"
     )
-    venvs.run(python, "-c", make, cwd=tmp_path, PYTHONPATH=str(venvs.ROOT / "tests" / "support"))
-    # A machine without a GPU, and without the time for a hundred steps.
-    script = (
-        example("train_trl.py").replace("MODEL", "model").replace("=100", "=2, use_cpu=True, bf16=False, report_to=[]")
+    venvs.run(python, "-c", make, cwd=folder, PYTHONPATH=str(venvs.ROOT / "tests" / "support"))
+    return python, folder
+
+
+def train(name, small_model):
+    """The example on a machine without a GPU, and without the time for a hundred steps."""
+    python, folder = small_model
+    script = example(name).replace("Qwen/Qwen3-0.6B", "model")
+    (folder / name).write_text(script.replace("=100", "=2, use_cpu=True, bf16=False, report_to=[]"))
+    return venvs.run(python, name, cwd=folder)
+
+
+@pytest.mark.slow
+def test_trl_trains_on_a_taskset_in_its_own_process(small_model):
+    assert "'task_server_failure': '0'" in train("train_trl.py", small_model)
+
+
+@pytest.mark.slow
+def test_trl_trains_on_rows_that_were_built(small_model, treetune, tmp_path):
+    built = treetune(
+        "build", "arithmetic", "-n", 16, "--format", "trl", "--json", TREETUNE_TASK_CACHE_DIR=str(tmp_path)
     )
-    (tmp_path / "train_trl.py").write_text(script)
-    told = venvs.run(python, "train_trl.py", cwd=tmp_path)
-    assert "'task_server_failure': '0'" in told
+    (rows,) = built.json["train_files"]
+    (small_model[1] / "rows.parquet").write_bytes(Path(rows).read_bytes())
+    assert "'rewards/score_rows/mean'" in train("train_rows.py", small_model)

@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from command_line import ROOT
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
 import datasets
-from conftest import ROOT
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.trainers.verl import compute_score
 from treetune_verl.tasks import play_by_tasks, resolve_tasks_into_config, run_with_tasks, score_by_tasks

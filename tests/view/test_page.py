@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import json
 import re
+from random import Random
 from urllib.parse import quote
 
 import pytest
 from view_page import Page, view
-from viewed_run import make_viewed_run
+from viewed_run import make_viewed_run, viewed_traces
+
+from treetune.task import text_of
+from treetune.tokens import Tokens
+from treetune.trace import encode_trace
 
 pytestmark = pytest.mark.slow
+
+
+def write_verl(folder):
+    """What verl leaves in its `rollout_data_dir`: a file for each step, a line for each rollout."""
+    folder.mkdir(parents=True)
+    for step in (1, 2, 3):
+        lines = [
+            {"input": f"What is {task} + 1?", "output": f"It is {task + right}.", "gts": str(task + 1), "score": right}
+            for task in range(6)
+            for right in (0.0, 1.0, 1.0, 1.0)
+        ]
+        text = "".join(json.dumps({**line, "step": step}) + "\n" for line in lines)
+        (folder / f"{step}.jsonl").write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -19,12 +37,13 @@ def folder(tmp_path_factory):
     make_viewed_run(folder / "base")
     make_viewed_run(folder / "later", seed=1, shift=0.1, model="qwen-7b-step200")
     make_viewed_run(folder / "trained", seed=3, steps=20, tasks=40)
+    write_verl(folder / "verl")
     return folder
 
 
 @pytest.fixture(scope="module")
 def address(folder):
-    with view(folder) as address:
+    with view(folder.name, folder=folder.parent) as address:
         yield address
 
 
@@ -47,17 +66,16 @@ def row_of(page, number):
 
 def test_runs_are_a_table_that_sorts_and_filters(page):
     page.go("/", until="table.runs")
-    assert page.sees("table.runs", "trained").count("± 0.") == 3
-    assert {"base", "later", "trained"} == {each.split()[0] for each in page.texts("table.runs tbody th")}
+    page.waits(lambda: page.text("table.runs").count("±") == 4, "the means of the runs")
+    assert {"base", "later", "trained", "verl"} == {each.split()[0] for each in page.texts("table.runs tbody th")}
     page.click("table.runs th button", "Mean reward")
     means = [float(each.split()[0]) for each in page.texts("table.runs .c-mean")]
     assert means == sorted(means, reverse=True)
-    assert len(page.all("table.runs .spark polyline")) == 3
+    assert len(page.all("table.runs .spark polyline")) == 4
     page.type("input.filter", "step200")
     page.waits(lambda: len(page.all("table.runs tbody tr")) == 1, "one run")
     assert "filter=step200" in page.hash
     assert page.text("table.runs tbody") != ""
-    page.sees(".curve figcaption", "steps of the training")
 
 
 def test_a_run_has_tags(page, folder):
@@ -101,10 +119,15 @@ def test_a_bar_of_the_histogram_leads_to_its_rollouts(page):
     assert "reward>=0 & reward<0.05" in page.hash.replace("+", " ")
 
 
-def test_runs_of_a_training_are_a_curve_over_steps(page):
+def test_a_training_is_a_curve_over_its_steps(page, browser, folder):
     page.go("/run/2", until=".u-legend")
     assert "step" in page.text(".u-legend")
     assert "essays" in page.text(".u-legend")
+    with view("trained", folder=folder) as address:
+        alone = Page(browser, address)
+        alone.sees(".figures", "Mean reward")
+        alone.go("/", until=".curve .u-over")
+        alone.sees(".curve figcaption", "steps of the training")
 
 
 # 3. Groups
@@ -118,7 +141,7 @@ def test_groups_are_rows_of_cells_by_variance(page):
     assert first["variance"] == "0.25"
     assert len(page.all("#groups [role=row]")) < 60  # rows are recycled
     page.keep("view-groups")
-    page.runs("document.getElementById('groups').scrollTop = 1e9")
+    page.runs("document.querySelector('#groups .recycled').scrollTop = 1e9")
     cells, last = row_of(page, 199)
     assert last["variance"] in ("–", "0")
     page.click(".heads button", "Task")
@@ -167,7 +190,7 @@ def open_one(page, query, words=""):
 
 
 def test_a_rollout_shows_calls_of_tools_with_their_results(page):
-    open_one(page, "source=tools & scored & turns>2")
+    open_one(page, "source=tools & scored & turns>3 & mixed")
     call = page.text(".call")
     assert "calculator" in call
     assert "expression" in call
@@ -176,6 +199,7 @@ def test_a_rollout_shows_calls_of_tools_with_their_results(page):
     assert "turn 1 reward 0" in page.text(".turn-end").replace("\n", " ")
     assert "calls 1" in page.text(".turn-end .info").replace("\n", " ")
     assert page.texts(".message > header").count("tool") == 0  # a result is shown once, with its call
+    page.keep("view-rollout")
 
 
 def test_reasoning_is_folded_and_markdown_is_shown_on_request(page):
@@ -188,7 +212,6 @@ def test_reasoning_is_folded_and_markdown_is_shown_on_request(page):
     assert page.all(".markdown math mfrac")
     assert page.all(".markdown table td")
     assert "md=1" in page.hash
-    page.keep("view-rollout")
 
 
 def test_answer_stands_beside_truth_with_why_judges_and_times(page):
@@ -225,7 +248,7 @@ def test_the_environment_shows_a_rollout_its_own_way(page):
 def test_tokens_are_a_strip_of_sampled_and_given_ones(page):
     from selenium.webdriver import ActionChains
 
-    page.go("/run/0/at/3/tokens", until=".token.sampled")
+    page.go("/run/0/at/3/tokens", until=".tokens .token.sampled")
     counted = re.search(r"(\d+) tokens: (\d+) sampled, (\d+) given", page.text(".sequence header"))
     assert len(page.all(".tokens .token")) == int(counted[1])
     assert len(page.all(".tokens .token.sampled")) == int(counted[2])
@@ -233,12 +256,43 @@ def test_tokens_are_a_strip_of_sampled_and_given_ones(page):
     assert len({each.get_attribute("class") for each in page.all(".tokens .token.sampled")}) > 2  # shades
     ActionChains(page.browser).move_to_element(page.all(".tokens .token.sampled")[4]).perform()
     page.sees(".token-tip", r"id \d+ · sampled · logprob −\d.*probability.*place \d+")
-    page.keep("view-tokens")
+
+
+def test_tokens_are_texts_where_a_tokenizer_is_named(browser, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    traces = [trace for trace in viewed_traces(40, 8) if trace.task.data_source == "tools" and trace.scored]
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([f"{text_of(m['content'])}\n<|user|>" for t in traces for m in t.messages], 1200)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    random = Random(0)
+    for trace in traces:
+        trace.tokens = Tokens()
+        history = []
+        for turn in trace.turns:
+            for message in turn.observed:
+                history += tokenizer.encode(f"<|{message['role']}|>\n{text_of(message['content'])}\n").ids
+            history += tokenizer.encode("<|assistant|>\n").ids
+            calls = json.dumps([call.arguments for call in turn.calls]) if turn.calls else ""
+            said = tokenizer.encode(f"{text_of(turn.message['content'])}{calls}\n").ids
+            logprobs = [-random.expovariate(1.5) * random.random() ** 3 for _ in said]
+            trace.tokens.add_turn(history, said, logprobs)
+            history = history + said
+    (tmp_path / "run" / "traces.jsonl").write_bytes(b"".join(encode_trace(trace) + b"\n" for trace in traces))
+    longest = max(range(len(traces)), key=lambda at: len(traces[at].turns))
+    with view("run", "--tokenizer", "model", folder=tmp_path) as address:
+        page = Page(browser, address)
+        page.go(f"/run/0/at/{longest}/tokens", until=".tokens .token.sampled")
+        assert "I compute that." in "".join(page.texts(".tokens .token.sampled"))
+        assert "What is" in "".join(page.texts(".tokens .token.given"))
+        page.keep("view-tokens")
+        assert page.complaints() == []
 
 
 def read_sequences(folder):
     """The tokens of each rollout."""
-    traces = map(json.loads, (folder / "base" / "traces.jsonl").read_text().splitlines())
+    traces = map(json.loads, (folder / "base" / "traces.jsonl").read_bytes().splitlines())
     return [(each.get("tokens") or {}).get("sequences") or [] for each in traces]
 
 
@@ -260,7 +314,7 @@ def test_of_a_long_sequence_only_what_is_near_are_elements(page, folder):
     at = lengths.index(max(lengths))
     assert lengths[at] > 1200
     page.resize(1400, 300)
-    page.go(f"/run/0/at/{at}/tokens", until=".token.sampled")
+    page.go(f"/run/0/at/{at}/tokens", until=".tokens .token.sampled")
     page.runs("document.getElementById('main').scrollTop = 1e6")
     page.waits(lambda: page.all(f".token[data-at='{lengths[at] - 1}']"), "the last token")
     page.runs("document.getElementById('main').scrollTop = 0")
@@ -331,7 +385,16 @@ def test_a_query_finds_completes_and_stands_in_the_address(page):
 def test_words_that_were_said_are_found(page):
     page.go('/run/0/rollouts?q="because it turns" %26 solved', until="#rollouts a.rollout-row")
     page.sees(".under", r"^\d+ rollouts")
-    assert set(page.texts("#rollouts .c-source")) == {"essays"}
+    assert set(page.texts("#rollouts a .c-source")) == {"essays"}
+    page.one("#rollouts a.rollout-row").click()
+    page.waits(lambda: set(page.texts(".chat mark.hit")) == {"because it turns"}, "what was looked for, marked")
+    first = page.text("h1#title")
+    page.press("j")
+    page.waits(lambda: page.text("h1#title") not in ("", first), "the next that was found")
+    page.press("k")
+    page.sees("h1#title", first)
+    page.press("\ue00c")  # Escape
+    page.sees(".under", r"^\d+ rollouts")
 
 
 # 8. Suspicious
@@ -384,3 +447,19 @@ def test_scoring_again_is_a_preview(page, folder):
     page.click(".under input")
     page.waits(lambda: page.all(".rescore-row"), "rollouts with old and new")
     assert (folder / "base" / "traces.jsonl").read_bytes() == before
+
+
+# 10. Foreign runs
+
+
+def test_what_verl_has_written_is_shown_like_a_run_of_our_own(page):
+    page.go("/", until="table.runs")
+    page.sees("table.runs", "verl")
+    page.click("table.runs th a", "verl")
+    page.sees(".chart figcaption", "Mean reward over steps")
+    page.press("g")
+    page.sees(".under", r"\d+ groups")
+    assert row_of(page, 0)[1]["mean"] == "0.75"
+    page.click("#groups .cell")
+    page.sees(".chat", r"What is \d \+ 1\?.*It is \d")
+    page.sees(".answer", "Truth")

@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folder):
-    with view(folder) as address:
+    with view(folder.name, folder=folder.parent) as address:
         yield address
 
 
@@ -143,7 +143,7 @@ def test_dark_and_light_follow_the_system_and_a_switch(page):
     features = [{"name": "prefers-color-scheme", "value": "dark"}]
     page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     page.waits(lambda: back() != light, "dark")
-    page.keep("view-run-dark")
+    page.keep("view-run")
     page.click("button[aria-label^=Colours]")
     page.waits(lambda: back() == light, "light by the switch")
     page.runs("localStorage.clear()")
@@ -231,7 +231,11 @@ def test_an_exported_file_opens_from_disk(browser, folder, tmp_path):
     page.press("m")
     page.waits(lambda: page.all(".markdown"), "markdown")
     page.go("/run/0", until=".timeline canvas, .u-over")
-    page.go("/run/0/groups?q=mixed")
+    page.go("/run/0/groups?q=mixed", until=".flag.mixed")
+    page.waits(lambda: set(page.texts("#groups .flag")) == {"mixed"}, "mixed groups")
+    page.go("/run/0/groups?q=reward<1")
     page.sees("main", "treetune view")
+    page.go("/compare/0,1", until=".verdict")
+    page.waits(lambda: len(page.all(".side pre")) == 2, "answers side by side")
     assert not [each for each in page.asked() if each.startswith("http")]
     assert page.complaints() == []

@@ -8,7 +8,7 @@ import pytest
 from made_runs import make_run
 from viewing import viewing
 
-from treetune.evaluation import Run
+from treetune.evaluation import Run, remember
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +172,17 @@ def test_hostile_text_comes_as_it_was_said(server, run):
     together = "".join(texts)
     assert json.dumps(HOSTILE[0], ensure_ascii=False)[1:-1] in together
     assert "window.hacked" in together
+
+
+def test_an_environment_draws_its_own_rollouts(server, run, viewed):
+    at = int(run.select("source=walk & scored").rows[0])
+    assert server.ask("rollout", run=0, at=at)["rendered"] is None  # whose code it is is not known here
+    remember(viewed / "a")
+    told = server.ask("rollout", run=0, at=at)
+    assert (told["rendered"]["kind"], told["not_rendered"]) == ("shell", None)
+    assert told["rendered"]["text"].startswith("turn 0\n@ . . .")
+    other = int(run.select("source=sums").rows[0])
+    assert server.ask("rollout", run=0, at=other)["rendered"] is None
 
 
 # Tokens

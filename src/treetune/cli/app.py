@@ -32,6 +32,7 @@ VERBS = {
     "train": ("train:train_command", "Train on any tasks with verl, SkyRL, TRL, slime or AReaL: config, data, start."),
     "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),
     "convert": ("build:convert_command", "Write tasks as another trainer's rows, or a run as a log of Inspect."),
+    "push": ("push:push_command", "Push tasks, built into rows, or a run to the hub, with a card."),
     "export": ("export:export_app", "Write a TARGET as a package of another ecosystem's: verifiers, prime-rl."),
     "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
     "register": ("register:register_command", "Run a register of servers, for machines that share no folder."),
@@ -39,7 +40,7 @@ VERBS = {
     "rescore": ("evaluate:rescore_command", "Score saved traces again after a scorer changed, without the model."),
     "cache": ("cache:cache_app", "Built datasets: list them, show what one was built from, remove them."),
     "sandbox": ("sandbox:sandbox_app", "Sandboxes: what this machine offers, and root file systems for them."),
-    "init": ("init:init_command", "Scaffold a taskset, a package to serve, or a dataset, with a test that passes."),
+    "init": ("init:init_command", "Scaffold a taskset as a package: a test that passes, a config, an entry point."),
     "demo": ("demo:demo_command", "Declare a task, evaluate it with scripts, build it into parquet: in a minute."),
 }
 """Each verb with its function in this folder, and what the overview says of it. Only the verb that is asked for is

@@ -13,7 +13,6 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from treetune.cli import options
-from treetune.cli.convert_run import convert_run
 from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
 from treetune.config import load_yaml
@@ -237,6 +236,8 @@ def convert_command(
     if out.exists() and not force:
         raise UsageError(f"{target} exists", remedy="pass --force to overwrite it")
     if to is None:
+        from treetune.cli.convert_run import convert_run
+
         return convert_run(sources, out, where, json)
     if where is not None:
         raise UsageError("--where is for a run, and --to for tasks", remedy="leave one of them out")

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import fnmatch
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
 
 from treetune.cli.options import CacheDir, Json, option
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UnknownNameError, UsageError
 from treetune.judges.verdicts import KeptVerdicts
 from treetune.rows.cache import Cache, Entry, default_cache_dir
+from treetune.runs.foreign.kept import measure_kept, prune_kept
 
 cache_app = typer.Typer()
+_BESIDE = {"verdicts": "verdicts of judges", "runs": "traces of other programs' runs"}
 
 
 @cache_app.command("list")
 def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
-    """Everything that was built, last used first, and how much room it takes; and the verdicts of judges."""
+    """Everything that was built, last used first, and how much room it takes; the verdicts of judges, and the traces of
+    other programs' runs."""
     cache = Cache(default_cache_dir(cache_dir))
     entries = cache.entries()
     total = f"{len(entries)} built" if entries else "nothing is built"
-    verdicts = KeptVerdicts(cache.folder).measure()
-    _report(cache, entries, ("entries", "size"), f"{total} in {cache.folder}", json, verdicts)
+    beside = {"verdicts": KeptVerdicts(cache.folder).measure(), "runs": measure_kept(cache.folder)}
+    _report(cache, entries, ("entries", "size"), f"{total} in {cache.folder}", json, beside)
 
 
 @cache_app.command("show")
@@ -48,22 +53,25 @@ def show_command(
 @cache_app.command("prune")
 def prune_command(
     older_than: Annotated[
-        float | None, option("What was not used for so many days; verdicts as old.", metavar="DAYS", min=0)
+        float | None, option("What was not used for so many days; verdicts and runs as old.", metavar="DAYS", min=0)
     ] = None,
     all: Annotated[bool, option("Everything.", "--all")] = False,
     damaged: Annotated[bool, option("What is damaged, or left by a killed build.", "--damaged")] = False,
     cache_dir: CacheDir = None,
     json: Json = False,
 ) -> None:
-    """Remove built files, and the verdicts of judges. What is being built right now stays."""
+    """Remove built files, the verdicts of judges, and the traces of other programs' runs, which are made again when one
+    is opened. What is being built right now stays."""
     if older_than is None and not all and not damaged:
         raise UsageError("nothing is selected", remedy="pass --older-than DAYS, --damaged or --all")
     cache = Cache(default_cache_dir(cache_dir))
     removed = cache.prune(older_than_days=older_than, all=all, damaged=damaged)
-    selected = all or older_than is not None
-    verdicts = KeptVerdicts(cache.folder).prune(None if all else older_than) if selected else (0, 0)
+    beside = {"verdicts": (0, 0), "runs": (0, 0)}
+    if all or older_than is not None:
+        days = None if all else older_than
+        beside = {"verdicts": KeptVerdicts(cache.folder).prune(days), "runs": prune_kept(cache.folder, days)}
     total = f"{len(removed)} removed from {cache.folder}, freed" if removed else "nothing to remove"
-    _report(cache, removed, ("removed", "freed"), total, json, verdicts)
+    _report(cache, removed, ("removed", "freed"), total, json, beside)
 
 
 def _find(cache: Cache, wanted: str) -> Entry:
@@ -94,15 +102,20 @@ def _entry_to_json(cache: Cache, entry: Entry) -> dict[str, Any]:
 
 
 def _report(
-    cache: Cache, entries: list[Entry], names: tuple[str, str], total: str, json: bool, verdicts: tuple[int, int]
+    cache: Cache,
+    entries: list[Entry],
+    names: tuple[str, str],
+    total: str,
+    json: bool,
+    beside: Mapping[str, tuple[int, int]],
 ) -> None:
-    """Entries and their size; `names` are those of both in JSON, `total` is what is said of them. `verdicts` are how
-    many there are beside them, and their size."""
+    """Entries and their size; `names` are those of both in JSON, `total` is what is said of them. `beside` is what else
+    the cache has, how many of each and their size."""
     size = sum(entry.size for entry in entries)
     if json:
         listed = [_entry_to_json(cache, entry) for entry in entries]
-        found = {"number": verdicts[0], "size": verdicts[1]}
-        return print_json({"cache_dir": str(cache.folder), names[0]: listed, names[1]: size, "verdicts": found})
+        found = {name: {"number": number, "size": bytes} for name, (number, bytes) in beside.items()}
+        return print_json({"cache_dir": str(cache.folder), names[0]: listed, names[1]: size, **found})
     screen = Screen()
     rows = []
     for entry in entries:
@@ -112,8 +125,9 @@ def _report(
     if entries:
         screen.print(make_table(rows, ("key", "rows", "size", "source", "used", "state"), right=("rows", "size")))
     screen.say(f"{total}: {decimal(size)}")
-    if verdicts[0]:
-        screen.say(f"verdicts of judges: {verdicts[0]:,}, {decimal(verdicts[1])}")
+    for name, (number, bytes) in beside.items():
+        if number:
+            screen.say(f"{_BESIDE[name]}: {number:,}, {decimal(bytes)}")
 
 
 def _ago(seconds: float) -> str:

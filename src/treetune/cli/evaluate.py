@@ -15,9 +15,15 @@ from treetune.cli.completion import complete_model, complete_target
 from treetune.cli.display import Display, finish, run_to_end, runs_table, show_warnings, summary_table
 from treetune.cli.options import TARGET, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
+from treetune.images import name_all
+from treetune.loggers import open_loggers
 from treetune.target import is_server, read_target
+
+_MOST_SHOWN = 40
+"""Rollouts of a preview, in the terminal."""
 
 
 def eval_command(
@@ -41,6 +47,10 @@ def eval_command(
         ),
     ] = None,
     num_tasks: options.NumTasks = None,
+    task: Annotated[
+        list[str] | None,
+        option("Only the task with this index, as `show` tells it. Repeatable.", "--task", metavar="INDEX"),
+    ] = None,
     num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,
     max_concurrent: options.MaxConcurrent = None,
     pass_threshold: Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")] = None,
@@ -54,6 +64,7 @@ def eval_command(
     rescore: Annotated[bool, option("With --resume, after a scorer changed: score again.", "--rescore")] = False,
     server: Annotated[str | None, option("The same as the address as TARGET: evaluate on the server there.")] = None,
     serve: Annotated[int | None, option("Start a server with so many workers, and evaluate on it.", min=1)] = None,
+    log: options.Log = None,
     dry_run: Annotated[bool, option("Show the resolved config and the first task.", "--dry-run")] = False,
     trust: options.Trust = False,
     json: Json = False,
@@ -82,12 +93,15 @@ def eval_command(
     known = group.take_up() if from_run and group is not None and group.exists else None
     sizes = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "max_concurrent": max_concurrent}
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": max_tokens_total}
-    given = without_none({"pass_threshold": pass_threshold, **sizes, **ceilings})
+    given = without_none(
+        {"pass_threshold": pass_threshold, "tasks": _read_indices(task or []) or None, **sizes, **ceilings}
+    )
 
     def read(target: str, model: str | None, further: dict[str, str]) -> evaluating.Plan:
         raw = overrides | further
         data = {"model": "", **read_target(target, raw, split), **given, **without_none({"model": model})}
-        return evaluating.Plan(evaluating.read_config(data, evaluating.EvalConfig, raw, target), workers=serve)
+        evaluation = evaluating.read_config(data, evaluating.EvalConfig, raw, target)
+        return evaluating.Plan(evaluation, workers=serve, loggers=open_loggers(log or ()))
 
     if targets:
         plans = [read(target, name, {}) for target in targets for name in (models or (None,))]
@@ -178,7 +192,7 @@ def _show_plans(plans: list[evaluating.Plan], json: bool) -> int:
     for evaluation, first in found:
         config = evaluation.config
         screen.say(dump_yaml(evaluation.resolved()))
-        screen.say(f"first task: {first.messages}")
+        screen.say(f"first task: {name_all(first.messages)}")
         screen.say(f"would run {config.num_tasks or 'all'} tasks x {config.num_rollouts} rollouts; nothing was run")
     return 0
 
@@ -200,14 +214,31 @@ def _watch(screen: Screen, place: str = "") -> evaluating.Watch:
     return show
 
 
+def _read_indices(words: list[str]) -> list[int]:
+    for word in words:
+        if not word.isdecimal():
+            remedy = f"the TARGET stands alone: treetune eval {shlex.quote(word)}"
+            raise UsageError(f"--task takes the index of a task, not {word!r}", remedy=remedy)
+    return [int(word) for word in words]
+
+
 def rescore_command(
     run: Annotated[Path, typer.Argument(help="A run folder: of an earlier `treetune eval`, or of `serve --traces`.")],
     output: Annotated[Path | None, option("A new run folder (RUN/rescored).", "-o", "--output")] = None,
+    dry_run: Annotated[
+        bool, option("Write nothing: show what rollouts would earn, and what changes.", "--dry-run")
+    ] = False,
+    where: Annotated[str | None, option("With --dry-run: only rollouts that a query fits, as 'source=gsm8k'.")] = None,
+    num_rollouts: Annotated[
+        int | None, option("With --dry-run: at most so many rollouts.", "-n", "--num-rollouts", min=1)
+    ] = None,
     max_judge_tokens: options.MaxJudgeTokens = None,
     trust: options.Trust = False,
     json: Json = False,
 ) -> int:
     """Score saved traces again after a scorer changed, without the model. The old run is left as it is."""
+    if not dry_run and (where is not None or num_rollouts is not None):
+        raise UsageError("--where and -n choose what --dry-run shows", remedy="pass --dry-run, or neither")
     config = run / "config.yaml"
     if not config.exists() or not (run / evaluating.TRACES.file).exists():
         raise UsageError(f"{run} holds no run", remedy="name a folder that `eval` or `serve --traces` has written")
@@ -216,6 +247,9 @@ def rescore_command(
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # those of the run counted the run
     evaluation = evaluating.read_config({**data, **ceilings}, evaluating.EvalConfig, source=str(config))
     evaluating.refuse_unservable(evaluation.taskset)
+    if dry_run:
+        preview = evaluating.RescorePreview(evaluation, run, where or "", num_rollouts, trust)
+        return _show_preview(preview, run_to_end(preview.run_all()), json)
     path = output or evaluating.unused_path(run / "rescored")
     with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as folder:
         rescorer = evaluating.Rescorer(evaluation, run, folder, trust)
@@ -237,3 +271,28 @@ def rescore_command(
         screen.say(f"stopped: {after.stopped}; only a part is scored again: {evaluating.MORE}", style="yellow")
     faults = bool(after.errors) or after.stopped is not None
     return finish(lambda: screen.print(summary_table(after)), figures, faults, stopped, screen, json)
+
+
+def _show_preview(preview: evaluating.RescorePreview, ended: bool, json: bool) -> int:
+    rows = sorted(preview.rows, key=lambda row: row.at)
+    code = 130 if not ended else int(preview.failed > 0)
+    if json:
+        figures = {"changed": preview.changed, "failed": preview.failed, "left": preview.left}
+        print_json({"rows": rows, **figures, "interrupted": not ended})
+        return code
+    screen, changed = Screen(), [row for row in rows if row.before != row.after]
+    lines = [
+        (f"{row.task}/{row.rollout}", _figure(row.before), _figure(row.after), " ".join(row.why.split())[:60])
+        for row in changed[:_MOST_SHOWN]
+    ]
+    if lines:
+        screen.print(make_table(lines, ("rollout", "before", "after", "why"), right=("before", "after")))
+    more = f" ({len(changed) - _MOST_SHOWN} are not shown: --json)" if len(changed) > _MOST_SHOWN else ""
+    left = f"; {preview.left} more fit" if preview.left else ""
+    stop = "interrupted: " if not ended else ""
+    screen.say(f"{stop}{len(changed)} of {len(rows)} rewards would change{more}{left}; nothing was written")
+    return code
+
+
+def _figure(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:g}"

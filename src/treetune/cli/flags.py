@@ -127,7 +127,7 @@ class _Flag:
         if group in self.groups:
             pairs = _read_pairs(self.value) or {"KEY": "VALUE"}
             return [" ".join(f"--{group}.{key} {shlex.quote(value)}" for key, value in pairs.items())]
-        if word == "model_args" and "model" in self.options:
+        if word == "model_args" and "-m" in self.options.values():
             return [f"-m local:{shlex.quote(_read_pairs(self.value).get('pretrained', 'PATH'))}"]
         if word in ("host", "bind", "listen") and "http" in self.options:
             return [f"--http {self.given}:5000"]

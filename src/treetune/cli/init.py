@@ -1,4 +1,7 @@
-"""`treetune init`: scaffold a taskset, a package to serve, or the script of a dataset, with a test that passes."""
+"""`treetune init`: scaffold a taskset as a package to install, with a test that passes; or the script of a dataset.
+
+Each folder of `templates` is a part of what is written: `package` of every package, one for each template, `server`.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,35 @@ import typer
 
 import treetune
 from treetune.cli.options import option
-from treetune.errors import StorageError, UsageError
+from treetune.errors import StorageError, UnknownNameError, UsageError
 from treetune.plugins import tasksets
 
 _TEMPLATES = resources.files("treetune.cli").joinpath("templates")
+ABOUT = {
+    "answer": "A question with one answer, which is compared with the ground truth.",
+    "tools": "A question that takes calls of tools to answer.",
+    "judge": "Texts that a model judges, by criteria; a script stands in for it until you name one.",
+    "code": "Problems whose answers are code, which must pass tests in a sandbox.",
+    "dataset": "Questions out of a file of rows, with a training and a test split.",
+    "multi-turn": "An environment of several turns: it answers each action, and pays at the end.",
+}
+"""The templates, each with what its README says first."""
 
 
 def init_command(
     name: Annotated[str, typer.Argument(help="The name of the new taskset, such as colour-names.")],
     folder: Annotated[Path, option("Where the new folder goes.", "-o", "--output")] = Path("."),
-    dataset: Annotated[bool, option("A script that writes parquet files for SkyRL.", "--dataset")] = False,
-    server: Annotated[bool, option("A package to install and serve, with a Dockerfile.", "--server")] = False,
+    template: Annotated[str, option(f"What it begins with: {', '.join(ABOUT)}.", "-t", "--template")] = "answer",
+    server: Annotated[bool, option("With a Dockerfile, to be served.", "--server")] = False,
+    dataset: Annotated[bool, option("No package, but a script that writes parquet files for SkyRL.")] = False,
 ) -> None:
-    """Scaffold a taskset with a test that passes and a config; with --dataset, a script that makes a dataset; with
-    --server, a package that others install, serve, or run as a container."""
-    if dataset and server:
-        raise UsageError("--dataset and --server are two things", remedy="pass one of them")
+    """Scaffold a taskset: a package to install, with a test that passes, a config and a README; with --server also what
+    runs it as a container."""
+    if dataset and (server or template != "answer"):
+        other = "--server" if server else "--template"
+        raise UsageError(f"--dataset and {other} are two things", remedy="pass one of them")
+    if template not in ABOUT:
+        raise UnknownNameError.of("template", template, ABOUT)
     module = re.sub(r"[ ._-]+", "_", name.lower()).strip("_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module):
         remedy = "use letters from a to z, digits and dashes, a letter first; -o names another folder"
@@ -39,21 +55,36 @@ def init_command(
         module += "_taskset"
     # A package goes by the name that it was given, as far as it is one.
     id = module if name == module else module.replace("_", "-")
-    if server and id in tasksets.names():  # one of the two would be found in the place of the other
+    if not dataset and id in tasksets.names():  # one of the two would be found in the place of the other
         raise UsageError(f"there is a taskset {id!r} already, {tasksets.names()[id]}", remedy="choose another name")
     cls = "".join(part.capitalize() for part in module.split("_"))
-    kind, place = "dataset" if dataset else "server" if server else "taskset", folder / (id if server else module)
+    place = folder / (module if dataset else id)
     if os.path.lexists(place):
         raise UsageError(f"{place} exists already", remedy="choose another name, or another folder with -o")
-    names = {"title": module.replace("_", " ").capitalize(), "module": module, "cls": cls, "id": id}
+    title = module.replace("_", " ").capitalize()
+    names = {"title": title, "module": module, "cls": cls, "id": id, "about": ABOUT[template]}
+    parts = ["skyrl-rows"] if dataset else ["package", template, *(["server"] if server else [])]
     try:
         place.mkdir(parents=True)
-        for template in _TEMPLATES.joinpath(kind).iterdir():
-            file = template.name.removesuffix(".template")
-            (place / file.replace("module", module)).write_text(read_template(f"{kind}/{file}", **names))
+        for part in parts:
+            _write(part, place, names)
     except OSError as error:
         raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
-    typer.echo(read_template(f"next_steps/{kind}", place=str(place), **names), nl=False)
+    steps = "skyrl-rows" if dataset else "package"
+    typer.echo(read_template(f"next_steps/{steps}", place=str(place), **names), nl=False)
+
+
+def _write(part: str, place: Path, names: dict[str, str]) -> None:
+    """Writes the files of a part, also in the place of those that an earlier part wrote; `README.part` goes on with the
+    README."""
+    for template in _TEMPLATES.joinpath(part).iterdir():
+        file = template.name.removesuffix(".template")
+        text = read_template(f"{part}/{file}", **names)
+        if file == "README.part":
+            with (place / "README.md").open("a") as readme:
+                readme.write(text)
+        else:
+            (place / file.replace("module", names["module"])).write_text(text)
 
 
 def read_template(name: str, **values: str) -> str:

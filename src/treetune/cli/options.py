@@ -52,6 +52,10 @@ Split = Annotated[
 Output = Annotated[Path | None, option("The folder for the results.", "-o", "--output")]
 Resume = Annotated[bool, option("Go on with what is in -o: only what is missing or failed.")]
 Trust = Annotated[bool, option("Run code that rows, or a run folder of somebody else's, name.", "--trust")]
+Log = Annotated[
+    list[str] | None,
+    option("Tell it to wandb, mlflow or tensorboard too (extras of these names). Repeatable.", "--log"),
+]
 Format = Annotated[str, option("verl, skyrl or trl.")]
 Tokenizer = Annotated[
     str | None, option("A tokenizer, a folder or a name: it counts the tokens of prompts (extra `local`).")
@@ -67,7 +71,7 @@ TASKS = ("taskset", "train_tasks", "val_tasks")
 """The groups in which a TARGET's own keys lie: `--taskset.level 3`, `--val_tasks[0].max_rows 10`."""
 _PLAYED = (*TASKS, "sampling", "limits", "endpoint")
 OVERRIDABLE = {
-    **dict.fromkeys(("build", "export", "show", "train"), TASKS),
+    **dict.fromkeys(("build", "export", "push", "show", "train"), TASKS),
     **dict.fromkeys(("audit", "eval", "profile"), _PLAYED),
     "validate": (*TASKS, "limits"),
     "serve": (*TASKS, "limits", "endpoint"),

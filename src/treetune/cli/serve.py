@@ -25,6 +25,8 @@ from treetune.cli.supervise import supervise as run_supervised
 from treetune.config import convert
 from treetune.episode import Limits
 from treetune.errors import ConfigError, MissingExtraError, UsageError
+from treetune.loggers import About, open_loggers
+from treetune.loggers.curve import RewardCurve
 from treetune.policies import EndpointConfig
 from treetune.policy import Sampling
 from treetune.runs.rolling import RollingRun
@@ -73,6 +75,7 @@ def serve_command(
     metrics: Annotated[str | None, option("Show figures to Prometheus at HOST:PORT.")] = None,
     traces: Annotated[Path | None, option("Keep every rollout and episode in this run folder.")] = None,
     traces_size: Annotated[int, option("Megabytes that --traces may take; the oldest go first.", min=1)] = 4096,
+    log_to: options.Log = None,
     drain: Annotated[float | None, option("Seconds that work under way may take to end on SIGTERM (30).")] = None,
     register: Annotated[str | None, option("A register: a folder or a URL.", envvar="TREETUNE_SERVERS")] = None,
     advertise: Annotated[str | None, option("Its http address for others.", envvar="TREETUNE_ADVERTISE")] = None,
@@ -136,12 +139,18 @@ def serve_command(
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     evaluation.refuse_unservable(taskset)
     kept_traces = None
+    if log_to and traces is None:
+        raise UsageError("--log needs the traces that it tells of", remedy="pass --traces DIR too")
+    loggers = open_loggers(log_to or ())
     if traces is not None:
-        served = evaluation.EvalConfig(
+        played = evaluation.EvalConfig(
             taskset=data["taskset"], model=models.model or "", sampling=sampling, limits=limits
         )
-        kept_traces = RollingRun(traces, evaluation.Evaluation(served, taskset), traces_size << 20)
+        served = evaluation.Evaluation(played, taskset)
+        kept_traces = RollingRun(traces, served, traces_size << 20)
         evaluation.remember(traces)
+        if loggers:
+            kept_traces.listener = RewardCurve(loggers, About(traces.name, served.resolved(), traces))
     opened = contextlib.ExitStack()
     if any(name.startswith("vllm:") for name in names):
         from treetune.policies.vllm import running

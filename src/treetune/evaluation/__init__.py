@@ -18,7 +18,7 @@ from treetune.evaluation.hosts import ask_server, find_served, refuse_unservable
 from treetune.evaluation.pass_rates import PassRates
 from treetune.evaluation.plan import Plan, Watch
 from treetune.evaluation.rendering import render
-from treetune.evaluation.rescore import MORE, Rescorer
+from treetune.evaluation.rescore import MORE, RescorePreview, Rescorer
 from treetune.evaluation.run_set import RunSet
 from treetune.evaluation.run_trust import refuse_foreign, remember, take_up, trust_rows
 from treetune.evaluation.runner import Runner, run_bounded

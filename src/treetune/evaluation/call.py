@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from treetune.evaluation.config import EvalConfig, read_config
 from treetune.evaluation.plan import Plan, Watch
 from treetune.evaluation.run_trust import take_up
 from treetune.files import source_of
+from treetune.loggers import open_loggers
 from treetune.plugins import tasksets
 from treetune.policies.scripted import given_policy
 from treetune.policy import Policy, Request
@@ -50,6 +51,7 @@ def evaluate(
     workers: int | None = None,
     trust: bool = False,
     progress: bool | None = None,
+    log: Sequence[str] = (),
     **keys: Any,
 ) -> Run:
     """Evaluates a model on a taskset; waits for it, and gives the run.
@@ -58,14 +60,21 @@ def evaluate(
     a policy, or a function of a `Request` that gives text or a `Completion`. `output` is the run folder; with `resume`
     it is gone on with, and `target` may be absent. `keys` are those of the config: `sampling={"temperature": 0.7}`,
     `taskset={"level": 2}`, `max_concurrent=8`. `progress` shows the display of `treetune eval` on standard error; where
-    it is not given, if that is a terminal.
+    it is not given, if that is a terminal. `log` names loggers: wandb, mlflow, tensorboard.
 
     It works in a script, in a thread, and within a running event loop, as in a notebook. Ctrl-C leaves a run that
     `resume=True` goes on with.
     """
     begun: list[Path] = []
     options = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "output": output, "resume": resume, **keys}
-    options |= {"rescore": rescore, "split": split, "workers": workers, "trust": trust, "progress": progress}
+    options |= {
+        "rescore": rescore,
+        "split": split,
+        "workers": workers,
+        "trust": trust,
+        "progress": progress,
+        "log": log,
+    }
     try:
         return run_apart(evaluate_async(target, model, _begun=begun, **options))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
@@ -85,6 +94,7 @@ async def evaluate_async(
     workers: int | None = None,
     trust: bool = False,
     progress: bool | None = None,
+    log: Sequence[str] = (),
     _begun: list[Path] | None = None,
     **keys: Any,
 ) -> Run:
@@ -92,7 +102,8 @@ async def evaluate_async(
     path = None if output is None else Path(output).expanduser()
 
     def begin() -> Plan:
-        plan = _make_plan(target, model, keys, path=path, resume=resume, split=split, workers=workers, trust=trust)
+        play: dict[str, Any] = {"workers": workers, "loggers": open_loggers([log] if isinstance(log, str) else log)}
+        plan = _make_plan(target, model, keys, play, path=path, resume=resume, split=split, trust=trust)
         plan.check()
         plan.load()
         folder = path or name_run(plan.evaluation.taskset.name, plan.model)
@@ -112,11 +123,11 @@ def _make_plan(
     target: Target | None,
     model: Model | None,
     keys: dict[str, Any],
+    play: dict[str, Any],
     *,
     path: Path | None,
     resume: bool,
     split: str | None,
-    workers: int | None,
     trust: bool,
 ) -> Plan:
     overrides: dict[str, str] = {}
@@ -142,7 +153,7 @@ def _make_plan(
     given = {key: value for key, value in given.items() if value is not None}
     data = lay_over({"model": "", **data}, given)
     source = str(target) if made is None else data["taskset"]["id"]
-    return Plan(read_config(data, EvalConfig, overrides, source, made), policy=policy, workers=workers)
+    return Plan(read_config(data, EvalConfig, overrides, source, made), policy=policy, **play)
 
 
 def name_taskset(taskset: Taskset[Any, Any] | type[Taskset[Any, Any]]) -> dict[str, Any]:

@@ -39,6 +39,9 @@ class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class EvalConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     """Who answers: `scripted:gold`, `local:PATH`, or the name of a model behind the endpoint."""
+    tasks: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    """Only these, by their index: the position in load order, which `show` and traces tell. Absent: the first
+    `num_tasks` of the order."""
     num_rollouts: Positive = 1
     """How many times each task is tried."""
     sampling: Sampling = Sampling()

@@ -12,8 +12,8 @@ Nothing before `play` may be called within an event loop: it may ask a server, o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -25,11 +25,15 @@ from treetune.evaluation.hosts import ask_server, find_served, open_host, refuse
 from treetune.evaluation.rescore import RescoreSummary, score_again
 from treetune.evaluation.run_trust import remember
 from treetune.evaluation.runner import Runner
+from treetune.loggers import About, Loggers
+from treetune.loggers.figures import figures_of, samples_of
 from treetune.policies import check_policy, check_reachable, load_policy
 from treetune.policy import Policy
 from treetune.runs.folder import TRACES, RunFolder
+from treetune.runs.run import Run
 from treetune.runs.summary import Tally
 from treetune.task import Task
+from treetune.threads import call_apart
 from treetune.trace import Trace
 
 _RESCORE = "pass --rescore to score what there is again, "
@@ -47,11 +51,18 @@ class Unwatched:
 
 
 class Plan:
-    def __init__(self, evaluation: Evaluation, *, policy: Policy | None = None, workers: int | None = None) -> None:
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        *,
+        policy: Policy | None = None,
+        workers: int | None = None,
+        loggers: Loggers | None = None,
+    ) -> None:
         """Who answers is a `policy` that there is already, or what the config names; `workers` are processes that are
         started for the rollouts. A server is asked what it serves."""
         self.evaluation = evaluation
-        self._policy, self._workers = policy, workers
+        self._policy, self._workers, self._loggers = policy, workers, loggers
         self.remote = False
         """Whether the rollouts run on the taskset's own server."""
         self.rescored: RescoreSummary | None = None
@@ -96,7 +107,8 @@ class Plan:
         """The task that would be played first."""
         if self.served is not None:
             return asyncio.run(ask_server(self.served, 1))[0]
-        task: Task = next(self.evaluation.taskset.draw(self.evaluation.config.num_tasks))
+        taskset, config = self.evaluation.taskset, self.evaluation.config
+        task: Task = taskset[config.tasks[0]] if config.tasks else next(taskset.draw(config.num_tasks))
         return task
 
     # Before it runs
@@ -105,7 +117,10 @@ class Plan:
         """Refuses tasks that cannot be played here, and a model behind an endpoint that does not answer."""
         taskset, config = self.evaluation.taskset, self.evaluation.config
         refuse_unservable(taskset)
-        taskset.draw(config.num_tasks)  # an unbounded draw
+        if config.tasks and self.served is not None:
+            raise UsageError("a server gives tasks in its own order: none is chosen by its index", remedy="use -n")
+        if not config.tasks:
+            taskset.draw(config.num_tasks)  # an unbounded draw
         if not self.remote and self._policy is None:
             check_reachable(config.model, config.endpoint)
 
@@ -159,11 +174,27 @@ class Plan:
             self.rescored = await score_again(self.evaluation, self.run, self._trust)
         self.load()
         policy, self._policy = self._policy, None  # it is closed at the end, and may be large
-        async with open_host(self.evaluation, policy, self._workers) as host:
+        async with self._logged(), open_host(self.evaluation, policy, self._workers) as host:
             done = self.runner.resume() if self._resume else 0
             with watch(self, done) if watch is not None else nullcontext(Unwatched()) as watcher:
                 self.runner.on_trace = watcher.on_trace
                 await self.runner.run(host)
+
+    @asynccontextmanager
+    async def _logged(self) -> AsyncIterator[None]:
+        """Within it the run is told to the loggers, in a thread: some talk to a server."""
+        if not self._loggers:
+            yield
+            return
+        loggers, path = self._loggers, self.run.path
+        await call_apart(loggers.start, About(path.name, self.evaluation.resolved(), path))
+        ended = False
+        try:
+            yield
+            ended = True
+        finally:
+            samples = samples_of(Run(path))
+            await call_apart(loggers.finish, figures_of(self.tally.summary()), samples, not ended)
 
 
 Watch = Callable[[Plan, int], AbstractContextManager[Watcher]]

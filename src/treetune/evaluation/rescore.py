@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from treetune.errors import ResumeError
 from treetune.evaluation.config import Evaluation
@@ -18,6 +19,7 @@ from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
 from treetune.rows.trust import trusts
 from treetune.runs.folder import TRACES, RunFolder, read_traces
+from treetune.runs.run import Run
 from treetune.runs.summary import Summary, Tally
 from treetune.task import text_of
 from treetune.trace import POLICY_FIELDS, Trace
@@ -39,7 +41,7 @@ class RescoreSummary(msgspec.Struct):
 class Rescorer(Runner):
     """Scores the traces of `source` into `run`; `compare()` says what there is so far, also after an interruption."""
 
-    def __init__(self, evaluation: Evaluation, source: Path, run: RunFolder[Trace], trust: bool = False) -> None:
+    def __init__(self, evaluation: Evaluation, source: Path, run: RunFolder[Trace] | None, trust: bool = False) -> None:
         """Without `trust` a recorded task of a run folder that is not this user's may name only what is installed."""
         super().__init__(evaluation, run)
         self._trusted = trusts(trust) or is_own(source)
@@ -54,7 +56,7 @@ class Rescorer(Runner):
     async def _wanted(self) -> AsyncIterator[list[Trace]]:
         """The traces that are scored together: all of a task where the taskset scores groups, else one by one."""
         groups: dict[tuple[str, int], list[Trace]] = {}
-        for old in read_traces(self._source, self._taskset):
+        for old in self._recorded():
             self._before.add(old)
             if not self._trusted:
                 refuse_foreign_code(self._source, old.task)
@@ -67,6 +69,9 @@ class Rescorer(Runner):
                 yield [old]
         for group in groups.values():
             yield group
+
+    def _recorded(self) -> Iterator[Trace]:
+        return read_traces(self._source, self._taskset)
 
     async def _play(self, old_traces: list[Trace]) -> list[Trace]:
         if not _has_answers(old_traces[0]):
@@ -100,6 +105,63 @@ class Rescorer(Runner):
             setattr(new, field, getattr(old, field))
         new.timing = msgspec.structs.replace(old.timing, score=score_seconds)
         return new
+
+
+class Rescored(msgspec.Struct):
+    """A rollout, and what it would earn now."""
+
+    at: int
+    """Its place in the run."""
+    task: int
+    rollout: int
+    before: float | None
+    after: float | None
+    why: str
+    """What the scorer says now, or why there is no reward."""
+
+
+class RescorePreview(Rescorer):
+    """The same for the rollouts that a query fits, and nothing is written: `rows` is what they would earn."""
+
+    def __init__(
+        self, evaluation: Evaluation, source: Path, query: str = "", most: int | None = None, trust: bool = False
+    ) -> None:
+        super().__init__(evaluation, source, None, trust)
+        run = Run(source)
+        fitting = np.flatnonzero(run.fits(query))
+        self.left = 0 if most is None else max(0, len(fitting) - most)
+        """Rollouts that fit, and are beyond `most`."""
+        self.rows: list[Rescored] = []
+        self._shown = set(fitting[:most].tolist())
+        groups = run.columns.groups()
+        if self._taskset.scores_groups and self._shown:
+            self._read = np.flatnonzero(np.isin(groups.task, groups.task[sorted(self._shown)])).tolist()
+        else:
+            self._read = sorted(self._shown)
+        self._previewed, self._at = run, dict[int, int]()
+
+    @property
+    def failed(self) -> int:
+        """Rollouts that had a reward, and would have none."""
+        return sum(row.after is None and row.before is not None for row in self.rows)
+
+    @property
+    def changed(self) -> int:
+        return sum(row.after != row.before for row in self.rows)
+
+    def _recorded(self) -> Iterator[Trace]:
+        for at in self._read:
+            trace = self._previewed.trace(self._previewed.columns.entries[at], self._taskset.type_of)
+            self._at[id(trace)] = at
+            yield trace
+
+    async def _play(self, old_traces: list[Trace]) -> list[Trace]:
+        new_traces = await super()._play(old_traces)
+        for old, new in zip(old_traces, new_traces, strict=True):
+            if (at := self._at.pop(id(old))) in self._shown:
+                why = new.failure.message if new.failure is not None else new.explanation or ""
+                self.rows.append(Rescored(at, old.task.idx, old.rollout, old.reward, new.reward, why))
+        return new_traces
 
 
 def _has_answers(trace: Trace) -> bool:

@@ -21,6 +21,8 @@ from treetune.host import Host
 from treetune.play_options import PlayOptions
 from treetune.runs.folder import RunFolder
 from treetune.runs.summary import Tally
+from treetune.task import Task
+from treetune.threads import call
 from treetune.trace import Failure, Outcome, Trace
 
 T = TypeVar("T")
@@ -51,7 +53,8 @@ async def run_bounded(items: AsyncIterator[T], work: Callable[[T], Awaitable[Non
 class Runner:
     """Plays the rollouts that a run lacks. One is asked for by a trace with nothing but its task and its number."""
 
-    def __init__(self, evaluation: Evaluation, run: RunFolder[Trace]) -> None:
+    def __init__(self, evaluation: Evaluation, run: RunFolder[Trace] | None) -> None:
+        """Without a `run` folder nothing is saved, and nothing resumed."""
         self._config = evaluation.config
         self._taskset = evaluation.taskset
         self._run = run
@@ -62,6 +65,7 @@ class Runner:
 
     def resume(self) -> int:
         """Keeps what earlier runs finished; gives its number. What failed is tried again."""
+        assert self._run is not None
         scored: Counter[tuple[str, int]] = Counter()
         for trace in self._run.read():
             scored[trace.uid, trace.occurrence] += trace.scored
@@ -95,7 +99,8 @@ class Runner:
         try:
             await run_bounded(self._wanted(), self._play_and_save, self._config.max_concurrent)
         finally:
-            self._run.write_summary(self.tally.summary())
+            if self._run is not None:
+                self._run.write_summary(self.tally.summary())
 
     def _is_spent(self) -> bool:
         """Whether a ceiling is reached. Rollouts under way are finished all the same: their tokens are paid for."""
@@ -110,7 +115,8 @@ class Runner:
         if self._is_spent():
             return
         for trace in await self._play(wanted):
-            self._run.append(trace)
+            if self._run is not None:
+                self._run.append(trace)
             self.tally.add(trace)
             self.on_trace(trace, self.tally)
 
@@ -118,7 +124,7 @@ class Runner:
         """What is to be played, of one task and scored together where there are several."""
         unseen, config = set(self._done), self._config
         tasks = 0
-        async for task, occurrence in self._host.draw(config.num_tasks):
+        async for task, occurrence in self._chosen() if config.tasks else self._host.draw(config.num_tasks):
             tasks += 1
             named = partial(Trace, task=task, uid=task.uid, occurrence=occurrence, model=config.model)
             traces = [named(rollout=number) for number in range(config.num_rollouts)]
@@ -131,7 +137,7 @@ class Runner:
             else:
                 for trace in missing:
                     yield [trace]
-        if unseen:
+        if unseen and self._run is not None:
             gone = "belong to tasks that this taskset no longer gives; moved aside"
             warnings.warn(f"{len(unseen)} saved rollouts {gone}", stacklevel=2)
             self._run.keep(lambda trace: trace.key not in unseen)
@@ -139,6 +145,11 @@ class Runner:
             for trace in self._run.read():
                 self.tally.add(trace)
         self.tally.expected = tasks * config.num_rollouts
+
+    async def _chosen(self) -> AsyncIterator[tuple[Task, int]]:
+        """The tasks that the config names, each once."""
+        for index in dict.fromkeys(self._config.tasks):
+            yield await call(self._taskset.__getitem__, index), 0
 
     async def _play(self, wanted: list[Trace]) -> list[Trace]:
         first, numbers, config = wanted[0], [trace.rollout for trace in wanted], self._config

@@ -13,6 +13,7 @@ A hundred thousand rollouts are some ten megabytes: numbers are arrays, texts ar
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
@@ -110,6 +111,8 @@ class Groups(msgspec.Struct):
     """The rollouts, those of the first task first."""
     starts: Codes
     """Where those of each task begin in `order`."""
+    columns: Columns
+    """Of the rollouts."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -131,6 +134,34 @@ class Groups(msgspec.Struct):
     def all_of(self, reward: float) -> Mask:
         found: Mask = (self.scored > 0) & (self.lowest == reward) & (self.highest == reward)
         return found
+
+    def flags(self) -> list[str]:
+        """What each came to: `all 1`, `all 0`, `mixed`, `failed` where no rollout has a reward; `same` where all have
+        another one."""
+        masks = (self.failed, self.mixed, self.all_of(0.0), self.all_of(1.0))
+        found: list[str] = np.select(masks, ("failed", "mixed", "all 0", "all 1"), "same").tolist()
+        return found
+
+    def table(self) -> dict[str, Any]:
+        """Columns by name, one row a task."""
+        columns, first = self.columns, self.first
+        named = {name: [columns.texts(name)[code] for code in columns.codes(name)[first]] for name in ("uid", "source")}
+        names = ("rollouts", "scored", "mean", "variance", "lowest", "highest")
+        figures = {name: getattr(self, name) for name in names}
+        return {"task": columns.numbers("task")[first].astype(int), **named, **figures, "flag": self.flags()}
+
+    def df(self) -> Any:
+        """A pandas DataFrame, one row a task."""
+        import pandas as pd
+
+        return pd.DataFrame(self.table())
+
+    def __repr__(self) -> str:
+        counts = Counter(self.flags())
+        return f"Groups({len(self):,} tasks: {', '.join(f'{count:,} {flag}' for flag, count in counts.most_common())})"
+
+    def _repr_html_(self) -> str:
+        return str(self.df()._repr_html_())
 
 
 class Entries(Sequence[Entry]):
@@ -274,7 +305,7 @@ class Columns:
         together = reward[order]
         lowest = np.fmin.reduceat(together, starts) if number else np.zeros(0)
         highest = np.fmax.reduceat(together, starts) if number else np.zeros(0)
-        return Groups(task, order[starts], rollouts, scored, mean, variance, lowest, highest, order, starts)
+        return Groups(task, order[starts], rollouts, scored, mean, variance, lowest, highest, order, starts, self)
 
 
 _FRACTIONS = ("reward", "began", "seconds", "policy", "environment")

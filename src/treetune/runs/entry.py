@@ -131,7 +131,7 @@ def glance(block: bytes | bytearray, start: int, stop: int, offset: int) -> Entr
     """That of the line from `start` to `stop`, whoever wrote it, which stands at this offset of its file. Raises
     `msgspec.MsgspecError` where it is damaged."""
     end = start + text_length(block, start, stop)
-    if end < stop and block.rfind(b'"timing":{', max(start, end - _TIMING), end) > 0:
+    if end < stop and ends_with_tokens(block, end, start):
         return _make(_decode(block[start:end] + b"}"), offset, stop - start, end - start)
     return _make(_decode(block[start:stop]), offset, stop - start, end - start)
 
@@ -142,6 +142,11 @@ def text_length(block: bytes | bytearray, start: int, stop: int) -> int:
         return stop - start - len(_NO_TOKENS)
     tokens = block.rfind(_TOKENS, start, stop)
     return (tokens - 1 if tokens > start else stop) - start
+
+
+def ends_with_tokens(block: bytes, end: int, start: int = 0) -> bool:
+    """Whether what follows this end of the text of a line is its last field: so where the one before it is there."""
+    return block.rfind(b'"timing":{', max(start, end - _TIMING), end) > 0
 
 
 def _make(trace: Trace | _Glance, offset: int, length: int, text: int) -> Entry:

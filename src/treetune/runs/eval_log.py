@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ _VERSION = 2
 """Of Inspect's logs."""
 
 
-def write_eval_log(run: Run, path: Path, query: str = "") -> int:
-    """The rollouts that a query fits. The file is there whole, or not at all."""
+def write_eval_log(run: Run, path: Path, query: str = "", traces: Iterable[Trace] | None = None) -> int:
+    """The rollouts that a query fits, or these of its `traces`. The file is there whole, or not at all."""
     temporary = aside(path)
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as members:
-            samples = _Log(run, members).write(query)
+            samples = _Log(run, members).write(run.traces(query) if traces is None else traces)
         os.replace(temporary, path)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}", remedy="name another file") from error
@@ -57,8 +57,8 @@ class _Log:
         self._summaries: list[Plain] = []
         self._models: dict[str, list[int]] = {}
 
-    def write(self, query: str) -> int:
-        for sample in self._samples(query):
+    def write(self, traces: Iterable[Trace]) -> int:
+        for sample in self._samples(traces):
             self._put(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
             self._summaries.append(summary_of(sample))
         begun = {"version": _VERSION, "eval": self._spec(), "plan": {"name": "plan", "steps": [], "config": {}}}
@@ -78,8 +78,8 @@ class _Log:
             text = msgspec.json.encode(without_surrogates(msgspec.to_builtins(value, enc_hook=repr)))
         self._members.writestr(name, text)
 
-    def _samples(self, query: str) -> Iterator[Plain]:
-        for trace in self._run.traces(query):
+    def _samples(self, traces: Iterable[Trace]) -> Iterator[Plain]:
+        for trace in traces:
             key = trace.uid, trace.occurrence
             if key not in self._ids:
                 self._ids[key] = self._name(trace)

@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.rows.cache import write_atomically
+from treetune.runs.entry import Entry
 from treetune.runs.images import bring_back, move_images, move_out
 from treetune.runs.index import INDEX, IndexWriter, mend_index
 from treetune.target import Fingerprint, config_differences, taskset_fingerprint
@@ -213,11 +214,10 @@ class RunFolder(Generic[R]):
         if self._index is not None and isinstance(record, Trace):
             self._index.add(record, self.size - len(line), line)
 
-    def append_lines(self, lines: bytes) -> None:
-        """Records as they are kept."""
+    def append_lines(self, lines: bytes) -> list[Entry]:
+        """Records as they are kept; gives what the index says of them."""
         self._append(lines)
-        if self._index is not None:
-            self._index.add_lines(lines, self.size - len(lines))
+        return self._index.add_lines(lines, self.size - len(lines)) if self._index is not None else []
 
     def _mend_index(self) -> None:
         if self._index is not None:

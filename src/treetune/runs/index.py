@@ -12,13 +12,14 @@ the index only saves reading them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from treetune.runs.entry import Entry, entry_of, glance
+from treetune.task import without_surrogates
 from treetune.trace import Trace
 
 INDEX = "index.jsonl"
@@ -28,8 +29,15 @@ _AT_ONCE = 64
 """Entries that are written at once."""
 
 _decoder = msgspec.json.Decoder(Entry)
-encode = msgspec.json.Encoder().encode_lines
-"""Entries as lines of the index."""
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+def encode(entries: Sequence[Entry]) -> bytes:
+    """A line of the index each. What no text can hold is written out, as it is in the trace."""
+    try:
+        return _encode_lines(entries)
+    except UnicodeEncodeError:
+        return _encode_lines([without_surrogates(msgspec.to_builtins(entry)) for entry in entries])
 
 
 class IndexWriter:
@@ -45,9 +53,11 @@ class IndexWriter:
         if len(self._waiting) >= _AT_ONCE:
             self.flush()
 
-    def add_lines(self, lines: bytes, offset: int) -> None:
-        self._waiting += entries_in(lines, offset)
+    def add_lines(self, lines: bytes, offset: int) -> list[Entry]:
+        entries = list(entries_in(lines, offset))
+        self._waiting += entries
         self.flush()
+        return entries
 
     def flush(self) -> None:
         with suppress(OSError):

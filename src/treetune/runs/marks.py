@@ -49,6 +49,15 @@ def key_of(entry: Entry) -> Key:
     return entry.uid, entry.occurrence, entry.rollout, entry.attempt, entry.step
 
 
+def marks_stamp(run: Path) -> tuple[int, int]:
+    """What changes when a mark is written."""
+    try:
+        told = os.stat(_beside(run, MARKS))
+        return told.st_size, told.st_mtime_ns
+    except OSError:
+        return 0, 0
+
+
 def read_marks(run: Path) -> dict[Key, Mark]:
     """Those that stand. A line that cannot be read is passed over."""
     marks: dict[Key, Mark] = {}

@@ -17,6 +17,7 @@ import msgspec
 from treetune.errors import UsageError
 from treetune.runs.folder import TRACES
 from treetune.runs.foreign import KINDS
+from treetune.runs.foreign.kind import Kind, Stamp
 from treetune.runs.foreign.run import ForeignRun
 from treetune.runs.run import Run, is_run, no_run
 
@@ -37,7 +38,22 @@ class Place(msgspec.Struct, frozen=True):
         """`seconds` is how long to read at first, of a run that takes long; `follow` goes on."""
         if self.kind == Run.kind:
             return Run(self.path, seconds)
-        return ForeignRun(self.path, next(kind for kind in KINDS if kind.name == self.kind), seconds)
+        return ForeignRun(self.path, self._foreign, seconds)
+
+    def stamp(self) -> Stamp:
+        """The size of its files and when the last was changed: while it stays the same, so does the run. Raises
+        FileNotFoundError where it is gone."""
+        if self.kind == Run.kind:
+            told = os.stat(self.path / TRACES.file)
+            return told.st_size, told.st_mtime_ns
+        stamps = [self._foreign.stamp(file) for file in self._foreign.files(self.path)]
+        if not stamps:
+            raise FileNotFoundError(self.path)
+        return sum(size for size, _ in stamps), max(time for _, time in stamps)
+
+    @property
+    def _foreign(self) -> Kind:
+        return next(kind for kind in KINDS if kind.name == self.kind)
 
 
 def open_run(path: str | Path) -> Run:

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from treetune.errors import ResumeError, UsageError
+from treetune.runs.entry import Entry
 from treetune.runs.folder import FINGERPRINT, TRACES, Described, RunFolder
 from treetune.trace import Trace
 
@@ -28,7 +31,16 @@ _LAST_SECONDS = 10.0
 """For what still waits when it is closed."""
 
 
+class Listener(Protocol):
+    """Hears of traces once they are written."""
+
+    def add(self, entries: Iterable[Entry]) -> None: ...
+    def close(self) -> None: ...
+
+
 class RollingRun:
+    listener: Listener | None = None
+
     def __init__(self, path: Path, what: Described, most_bytes: int) -> None:
         """Goes on with a folder that holds a run of the same config and taskset; any other run is refused."""
         self.path, self._most_bytes = path, most_bytes
@@ -75,6 +87,8 @@ class RollingRun:
             if self._writer.is_alive():
                 return  # a daemon, which ends with the process
         self._run.__exit__()
+        if self.listener is not None:
+            self.listener.close()
 
     # The thread
 
@@ -108,11 +122,13 @@ class RollingRun:
         try:
             if self._run.size + size > half:
                 self._run.set_aside(self.path / EARLIER)
-            self._run.append_lines(b"".join(lines))
+            entries = self._run.append_lines(b"".join(lines))
         except Exception as error:
             self._lose(len(lines), str(error))
             return
         self.kept += len(lines)
+        if self.listener is not None:
+            self.listener.add(entries)
         if self._is_failing:
             self._is_failing = False
             log.info("traces are kept again in %s", self.path)

@@ -1,7 +1,7 @@
 """A run as data: what `eval` and `serve --traces` have written.
 
     run = Run("runs/x")
-    run.mean_reward, run.groups(), run.df()
+    run.mean_reward, run.groups().df(), run.df(), run.plot()
     for trace in run.traces("failed"):
         print(trace.failure)
 
@@ -26,13 +26,17 @@ from treetune.errors import TasksetError, UsageError, did_you_mean
 from treetune.runs.columns import NUMBERS, TEXTS, Columns, Entries, Groups, Mask
 from treetune.runs.entry import Entry
 from treetune.runs.folder import CONFIG, SUMMARY, TRACES
+from treetune.runs.html import page_of
 from treetune.runs.images import bring_back
 from treetune.runs.index import IndexReader
+from treetune.runs.marks import Key, Mark, key_of, marks_stamp, read_marks
+from treetune.runs.plot import Plot, draw
 from treetune.runs.query import Query, solved
 from treetune.runs.summary import Summary, Tally
 from treetune.task import Task
 from treetune.trace import Trace, decode_trace
 
+TypeOf = Callable[[Task], type[Task]]
 _NAMED = 5
 """How many runs a message names."""
 
@@ -77,6 +81,9 @@ class Run:
     def _begin_anew(self) -> None:
         self.columns, self._reader = Columns(), IndexReader(self.folder, TRACES.file)
         self._summary: Summary | None = None
+        self._marks: dict[Key, Mark] = {}
+        self._marked: object = None
+        """Which marks of which rollouts the columns have."""
 
     def follow(self, seconds: float | None = None) -> int:
         """Takes up what was written since, in no more than about so many seconds; gives how many rollouts there are
@@ -157,8 +164,24 @@ class Run:
 
     # One by one
 
+    def read_marks(self) -> dict[Key, Mark]:
+        """What people have noted about its rollouts; the words are the column `mark` then."""
+        stamp = marks_stamp(self.path), len(self.columns)
+        if self._marked != stamp:
+            self._marks, self._marked = read_marks(self.path), stamp
+            columns = self.columns
+            uids = {mark.uid for mark in self._marks.values()}
+            codes = [code for code, uid in enumerate(columns.texts("uid")) if uid in uids] if uids else []
+            rows = np.flatnonzero(np.isin(columns.codes("uid"), codes)).tolist() if codes else []
+            found = ((row, self._marks.get(key_of(columns.entry(row)))) for row in rows)
+            if self._marks or columns.texts("mark"):
+                columns.note("mark", {row: mark.mark or "comment" for row, mark in found if mark is not None})
+        return self._marks
+
     def fits(self, query: str = "") -> Mask:
         """Which rollouts a query fits (`reward<1 & source=gsm8k "therefore"`)."""
+        if "mark" in query:
+            self.read_marks()
         return Query(query).select(self.columns, self.folder / TRACES.file)
 
     def select(self, query: str = "") -> Entries:
@@ -171,9 +194,9 @@ class Run:
             for entry in self.select(query):
                 yield self._read(file.fileno(), entry)
 
-    def trace(self, name: str | Entry, type_of: Callable[[Task], type[Task]] | None = None) -> Trace:
+    def trace(self, name: str | Entry, type_of: TypeOf | None = None) -> Trace:
         """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index. Its
-        task is of the type that `type_of` (a taskset's) tells."""
+        task is of the concrete type that `type_of` (a taskset's) tells."""
         entry = name if isinstance(name, Entry) else self.find(name)
         with open(self.folder / TRACES.file, "rb") as file:
             return self._read(file.fileno(), entry, type_of)
@@ -201,7 +224,7 @@ class Run:
             raise UsageError(f"{name} may be several rollouts", remedy="write more of the uid")
         return int(rows[-1])
 
-    def _read(self, file: int, entry: Entry, type_of: Callable[[Task], type[Task]] | None = None) -> Trace:
+    def _read(self, file: int, entry: Entry, type_of: TypeOf | None = None) -> Trace:
         try:
             return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.folder), type_of)
         except msgspec.MsgspecError as error:
@@ -229,6 +252,21 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(self.table())
+
+    def push_to_hub(self, repo: str, *, private: bool = False) -> str:
+        """To a dataset of the hub, `user/name`: a row for each rollout, and the files of the run. Gives its address."""
+        from treetune.runs.push import push_run
+
+        return push_run(self, repo, private)
+
+    # To look at
+
+    def plot(self, kind: str = "rewards") -> Plot:
+        """`rewards`, `sources`, `turns`, `groups` or `steps`: a notebook shows it, and `save` writes it."""
+        return draw(self.columns, kind)
+
+    def _repr_html_(self) -> str:
+        return page_of(self)
 
     def __repr__(self) -> str:
         mean = "-" if self.mean_reward is None else f"{self.mean_reward:.4f}"

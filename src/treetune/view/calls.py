@@ -7,23 +7,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.evaluation import Run
+from treetune.evaluation import Run, render
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS
 from treetune.runs.marks import Word, write_mark, write_tags
 from treetune.runs.query import WORDS
+from treetune.runs.rolling import EARLIER
 from treetune.serve import encode, read_body
 from treetune.view.comparisons import compare_runs, rollouts_of
 from treetune.view.figures import details, steps_of
 from treetune.view.one_rollout import show_rollout, show_tokens
 from treetune.view.overviews import Overviews
-from treetune.view.rescoring import Rescoring
+from treetune.view.rescoring import Rescoring, refusal
 from treetune.view.run_list import RunList
 from treetune.view.selection import Selection
 from treetune.view.suspicious import Suspicions
@@ -130,21 +130,20 @@ class Calls:
     # Lists
 
     def runs(self, body: Body) -> dict[str, Any]:
-        self._runs.look()
+        self._runs.look(now=True)
         rows = self._overviews.rows()
         return {"place": self._runs.place, "runs": rows, "curve": self._curve(rows)}
 
     def _curve(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """The steps of a training that several runs are of: those of one taskset, of which most have steps."""
-        of = Counter(row["fingerprint"] for row in rows if row["steps"])
-        if not of:
+        """The steps of the one training that is shown: a run with steps, and a server's `earlier` ones below it."""
+        trained = [self._runs[row["id"]] for row in rows if row["steps"]]
+        folders = {shown.path.parent if shown.path.name == EARLIER else shown.path for shown in trained}
+        if len(folders) != 1:
             return None
-        fingerprint, _ = of.most_common(1)[0]
         steps: dict[int, dict[str, Any]] = {}
-        for row in rows:
-            if row["steps"] and row["fingerprint"] == fingerprint:
-                with self._runs[row["id"]].open() as run:
-                    steps |= {step["step"]: step for step in steps_of(run.columns)}
+        for shown in sorted(trained, key=lambda shown: shown.path.name != EARLIER):
+            with shown.open() as run:
+                steps |= {step["step"]: step for step in steps_of(run.columns)}
         return [steps[step] for step in sorted(steps)]
 
     def changes(self, body: Known) -> dict[str, Any]:
@@ -176,23 +175,28 @@ class Calls:
         shown = self._runs[body.run]
         with shown.open() as run:
             row = self._overviews.row(shown)
-            return {**(row or {}), **details(run)}
+            return {**(row or {}), **details(run), "read": shown.share_read}
 
     def groups(self, body: OfTable) -> dict[str, Any]:
-        with self._runs[body.run].open() as run:
-            return list_groups(run, body.query, body.sort or "task", body.descending, body.start, body.count)
+        shown = self._runs[body.run]
+        with shown.open() as run:
+            found = list_groups(run, body.query, body.sort or "task", body.descending, body.start, body.count)
+            return {**found, "read": shown.share_read}  # of a part, the page asks again
 
     def rollouts(self, body: OfTable) -> dict[str, Any]:
-        with self._runs[body.run].open() as run:
-            return list_rollouts(run, body.query, body.sort, body.descending, body.start, body.count)
+        shown = self._runs[body.run]
+        with shown.open() as run:
+            found = list_rollouts(run, body.query, body.sort, body.descending, body.start, body.count)
+            return {**found, "read": shown.share_read}
 
     def suspicious(self, body: OfRun) -> dict[str, Any]:
         return self._suspicions.answer(self._runs[body.run])
 
     def rescore(self, body: OfQuery) -> dict[str, Any]:
-        with self._runs[body.run].open() as run:
-            path = run.path
-        return self._rescoring.preview(path, body.query)
+        shown = self._runs[body.run]
+        if not shown.is_own:
+            return refusal(f"a run of {shown.kind} does not say how its answers are scored")
+        return self._rescoring.preview(shown.path, body.query)
 
     def tag(self, body: Tagged) -> dict[str, Any]:
         return {"tags": write_tags(self._runs[body.run].path, body.tags)}
@@ -200,10 +204,12 @@ class Calls:
     # One rollout
 
     def rollout(self, body: OfRollout) -> dict[str, Any]:
-        shown = self._runs[body.run]
-        with shown.open() as run:
+        with self._runs[body.run].open() as run:
             at = _place(run, body)
-            return show_rollout(run, at, shown.mark_of(run, at))
+            entry, told = run.columns.entries[at], show_rollout(run, at)
+        # Code of the task, which may take its time: others may look at the run meanwhile.
+        rendered, why_not = render(run, entry)
+        return {**told, "rendered": rendered, "not_rendered": why_not}
 
     def tokens(self, body: OfRollout) -> dict[str, Any]:
         with self._runs[body.run].open() as run:
@@ -215,7 +221,6 @@ class Calls:
         shown = self._runs[body.run]
         with shown.open() as run:
             mark = write_mark(shown.path, run.columns.entries[_place(run, body)], body.mark, body.comment)
-            shown.forget_marks()
         return {"mark": {"mark": mark.mark, "comment": mark.comment} if mark.mark or mark.comment else None}
 
     # Several runs

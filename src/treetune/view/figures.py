@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from treetune.config import defaults_of
+from treetune.config import defaults_of, dump_yaml
 from treetune.evaluation import FINGERPRINT, EvalConfig, Run, pass_at_k, standard_error
 from treetune.runs.columns import Codes, Columns, Mask, Numbers
 from treetune.runs.folder import CONFIG
@@ -57,8 +57,8 @@ def overview(run: Run) -> dict[str, Any]:
         "taskset": run.taskset,
         "model": run.model,
         "mean": mean_of(reward),
-        "stderr": standard_error([task for task in by_task if task]),
-        "pass_at": pass_at_k([task for task in solved if task]),
+        "stderr": standard_error(by_task),
+        "pass_at": pass_at_k(solved),
         "tasks": len(groups),
         "rollouts": len(columns),
         "scored": int(scored.sum()),
@@ -80,16 +80,16 @@ def overview(run: Run) -> dict[str, Any]:
 def _fingerprint(run: Run) -> str | None:
     """Equal where two runs have the same taskset, by its code, config and data."""
     try:
-        return digest(msgspec.json.decode((run.path / FINGERPRINT).read_bytes())["taskset"], 4)
+        return digest(msgspec.json.decode((run.folder / FINGERPRINT).read_bytes())["taskset"], 4)
     except (OSError, msgspec.MsgspecError, KeyError, TypeError):
         return None
 
 
 def _split(codes: Codes, values: Any, number: int) -> list[list[Any]]:
-    """The values of each code."""
-    order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes, minlength=number))
-    return [part.tolist() for part in np.split(values[order], ends[:-1])] if number else []
+    """The values of each code that has any."""
+    together = values[np.argsort(codes, kind="stable")].tolist()
+    ends = np.cumsum(np.bincount(codes, minlength=number)).tolist()
+    return [together[start:end] for start, end in pairwise([0, *ends]) if end > start]
 
 
 def _count(columns: Columns, name: str) -> dict[str, int]:
@@ -103,7 +103,7 @@ def details(run: Run) -> dict[str, Any]:
     columns, summary = run.columns, run.written_summary()
     return {
         **_config(run),
-        "warnings": [*run.warnings, *(summary.warnings if summary is not None else [])],
+        "warnings": [*run.warnings, *(summary.warnings if (summary := run.written_summary()) is not None else ())],
         "histogram": _histogram(columns.reward),
         "sources": _sources(columns),
         "metrics": [_metric(name, columns.numbers(name)) for name in columns.metrics],
@@ -118,10 +118,10 @@ def details(run: Run) -> dict[str, Any]:
 
 def _config(run: Run) -> dict[str, Any]:
     try:
-        text = (run.path / CONFIG).read_text(encoding="utf-8", errors="replace")
-        changed = find_differences(defaults_of(EvalConfig), run.config)
+        text = (run.folder / CONFIG).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return {"config": "", "overridden": {}}
+        return {"config": dump_yaml(run.config) if run.config else "", "overridden": {}}
+    changed = find_differences(defaults_of(EvalConfig), run.config)
     overridden = {path: value for path, _, value in changed if value not in (None, [], {})}
     return {"config": text, "overridden": overridden}
 
@@ -151,7 +151,7 @@ def _sources(columns: Columns) -> list[dict[str, Any]]:
                 "rollouts": int(own.sum()),
                 "scored": int(scored.sum()),
                 "mean": mean_of(reward[own]),
-                "stderr": standard_error([cluster for cluster in clusters if cluster]),
+                "stderr": standard_error(clusters),
             }
         )
     return sorted(found, key=lambda source: str(source["name"]))

@@ -11,31 +11,30 @@ import msgspec
 from treetune.audit import suspicions
 from treetune.evaluation import Run
 from treetune.runs.folder import CONFIG
-from treetune.runs.images import bring_back
-from treetune.runs.marks import Mark
+from treetune.runs.marks import key_of
 from treetune.trace import Trace, decode_trace
-from treetune.view.lines import damaged, read_line
+from treetune.view.lines import damaged, read_line, read_text, show_images
 from treetune.view.tables import describe, group_of
 
 _parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def show_rollout(run: Run, at: int, mark: Mark | None = None) -> dict[str, Any]:
-    line = bring_back(read_line(run, at), run.path)
+def show_rollout(run: Run, at: int) -> dict[str, Any]:
+    line = show_images(run, read_text(run, at))
     try:
         trace, parts = decode_trace(line), _parts.decode(line)
     except msgspec.MsgspecError as error:
         raise damaged(run, at, error) from None
     parts.pop("tokens", None)
+    mark = run.read_marks().get(key_of(run.columns.entries[at]))
     return {
         "at": at,
         "entry": describe(run, at),
         "trace": parts,
-        "has_tokens": trace.tokens is not None,
+        "has_tokens": run.columns.entries[at].tokens,
         "group": group_of(run.columns, at),
         "truth": trace.task.ground_truth,
-        "suspicions": suspicions(trace, float(run.config.get("pass_threshold", 1.0))),
-        "rendered": None,
+        "suspicions": suspicions(trace, run.pass_threshold),
         "again": command_again(run, trace),
         "show": f"treetune show {shlex.quote(str(run.path))} --rollout {_name(run, at)}",
         "mark": None if mark is None else {"mark": mark.mark, "comment": mark.comment},
@@ -52,9 +51,9 @@ def _name(run: Run, at: int) -> str:
 def command_again(run: Run, trace: Trace) -> str | None:
     """The command that plays its task again; None where nobody knows how it was played."""
     config = run.path / CONFIG
-    if not config.exists() or trace.task.idx < 0:
+    if run.kind != Run.kind or not config.exists() or trace.task.idx < 0:
         return None
-    command = ["treetune", "eval", str(config.resolve()), "--task", str(trace.task.idx), "-r", "1"]
+    command = ["treetune", "eval", str(config.resolve()), "--task", str(trace.task.idx)]
     if not run.model:
         command += ["-m", trace.model or "MODEL"]
     return shlex.join(command)

@@ -18,7 +18,6 @@ import msgspec
 
 from treetune.cache_folder import default_cache_dir, write_atomically
 from treetune.errors import TreetuneError
-from treetune.evaluation import Run
 from treetune.runs.folder import SUMMARY
 from treetune.runs.marks import read_tags
 from treetune.task import digest
@@ -27,6 +26,8 @@ from treetune.view.run_list import RunList, ShownRun, Stamp, Writers
 
 _WAIT_SECONDS = 0.7
 """How long the list waits for lines that are not known yet."""
+_FEW = 3
+"""So many runs are kept open, as somebody will look at them; of more only their lines are."""
 _VERSION = 1
 """Of what a line holds."""
 _OF_A_PART: Stamp = (-1, -1)
@@ -65,7 +66,7 @@ class Overviews:
         except OSError:
             return None
         about = {"id": shown.id, "name": shown.name, "path": str(shown.path), "kind": shown.kind}
-        live = (writers or Writers()).has(shown.path)
+        live = (writers or Writers()).has(shown)
         if found is None:  # what was true a moment ago, or what the summary says
             known = self._known.get(shown.id)
             found = known[1] if known is not None else _pending(shown)
@@ -95,8 +96,8 @@ class Overviews:
     def _make(self, shown: ShownRun, stamp: Stamp) -> dict[str, Any]:
         row: dict[str, Any]
         try:
-            if shown.rollouts is None and stamp[0]:
-                row = {**overview(Run(shown.path)), "read": 1.0}  # read for this, and not kept
+            if shown.rollouts is None and len(self._runs) > _FEW:
+                row = {**overview(shown.read()), "read": 1.0}  # read for this, and not kept
             else:
                 with shown.open() as run:
                     row = {**overview(run), "read": shown.share_read}
@@ -104,7 +105,7 @@ class Overviews:
             row = {**_pending(shown), "pending": False, "read": 1.0, "error": error.message}
         is_whole = row["read"] == 1.0
         self._known[shown.id] = stamp if is_whole else _OF_A_PART, row
-        if is_whole and shown.rollouts is None:
+        if is_whole and "error" not in row:
             self._keep(shown, stamp, row)
         return row
 
@@ -171,6 +172,8 @@ def _pending(shown: ShownRun) -> dict[str, Any]:
     it has."""
     row = {**_NOTHING, "pending": True}
     with suppress(OSError, msgspec.MsgspecError):
+        if not shown.is_own:
+            return row
         summary = msgspec.json.decode((shown.path / SUMMARY).read_bytes(), type=dict[str, Any])
         row |= {name: summary[name] for name in ("stderr", "tasks", "scored", "outcomes") if name in summary}
         row |= {"mean": summary.get("mean_reward"), "pass_at": summary.get("pass_at_k") or {}}

@@ -20,6 +20,7 @@ TYPES = {
     "txt": b"text/plain; charset=utf-8",
 }
 _PACKED = ".gz"
+_PACKED = ".gz"
 
 
 def page_files() -> Iterator[tuple[str, bytes]]:
@@ -30,7 +31,7 @@ def page_files() -> Iterator[tuple[str, bytes]]:
 
 @cache
 def page_names() -> tuple[str, ...]:
-    return tuple(sorted(_names_below(_folder(), "")))
+    return tuple(sorted(set(_names_below(_folder(), ""))))
 
 
 def read_page(name: str) -> bytes:

@@ -23,6 +23,10 @@ MOST = 1000
 _SECONDS = 600.0
 
 
+def refusal(why: str) -> dict[str, Any]:
+    return {"rows": [], "changed": 0, "failed": 0, "left": 0, "refused": why}
+
+
 class Rescoring:
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +52,7 @@ class Rescoring:
             raise TreetuneError(f"rescore failed: {complaints.decode(errors='replace')[-2000:]}") from None
         if "error" in found:
             why = found["error"] + (f" ({found['remedy']})" if found.get("remedy") else "")
-            return {"rows": [], "changed": 0, "failed": 0, "left": 0, "refused": why}
+            return refusal(why)
         return {**found, "refused": None}
 
     def close(self) -> None:

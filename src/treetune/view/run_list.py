@@ -16,54 +16,58 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.runs.folder import SUMMARY, TRACES
-from treetune.runs.marks import Key, Mark, key_of, read_marks
+from treetune.runs.folder import SUMMARY
+from treetune.runs.places import Place, find_run, runs_below
 from treetune.runs.run import Run, is_run
 
-_DEEPEST = 5
-"""Folders within each other that are looked into."""
 _MOST_ROLLOUTS = 300_000
 """Of all runs that are kept open."""
 _READ_SECONDS = 0.5
 """How long a run is read until what there is of it is shown; the rest follows."""
 _SLICE_SECONDS = 0.2
-_FRESH_SECONDS = 15.0
-"""So long after its last line a run without a summary counts as being written, where locks cannot be seen."""
+_FRESH_SECONDS = 60.0
+"""So long after its last line a run without a summary counts as being written, where no lock tells."""
+_LOOK_SHARE = 0.1
+"""The most of the time that looking for new runs may take."""
 
+GONE: ContextVar[threading.Event | None] = ContextVar("gone", default=None)
+"""Whether whoever asked has gone: what waits for a run then is not done."""
 Stamp = tuple[int, int]
 
 
 class ShownRun:
     """A run of the list. It is read by one thread at a time."""
 
-    def __init__(self, id: int, path: Path, name: str) -> None:
-        self.id, self.path, self.name = id, path, name
-        self.kind = "treetune"
+    def __init__(self, id: int, place: Place, name: str) -> None:
+        self.id, self.name = id, name
+        self.place, self.path, self.kind = place, place.path, place.kind
         self.used = 0.0
         """When it was last asked for."""
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._reader: threading.Thread | None = None
-        self._marks: dict[Key, Mark] = {}
-        self._marked: object = None
-        """Which marks of which rollouts its columns have."""
 
     @contextmanager
     def open(self, follow: bool = True) -> Iterator[Run]:
         """The run with what was written since; others wait meanwhile."""
         with self._lock:
+            if (gone := GONE.get()) is not None and gone.is_set():
+                raise UsageError("nobody waits for this any more")
             self.used = time.monotonic()
             try:
                 self.stamp()  # raises where it is gone
                 if self._run is None:
-                    self._run = Run(self.path, seconds=_READ_SECONDS)
+                    self._run = self.read(_READ_SECONDS)
                     self._read_on(self._run, len(self._run))
-                elif follow and self._reader is None:
+                elif follow and self._reader is not None:
+                    self._run.follow(0.0)  # a little; the thread reads on
+                elif follow:
                     self._read_on(self._run, self._run.follow(_READ_SECONDS))
-                self._note_marks(self._run)
+                self._run.read_marks()
                 yield self._run
             except FileNotFoundError:
                 self._run = None
@@ -88,7 +92,7 @@ class ShownRun:
 
     def close(self) -> None:
         with self._lock:
-            self._run = self._marked = None
+            self._run = None
 
     @property
     def share_read(self) -> float:
@@ -102,31 +106,18 @@ class ShownRun:
         run = self._run
         return None if run is None else len(run)
 
+    def read(self, seconds: float | None = None) -> Run:
+        """The run, read anew."""
+        return self.place.open(seconds)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a run folder of ours, not one of another program's."""
+        return self.kind == Run.kind
+
     def stamp(self) -> Stamp:
-        """What changes when something is written to it."""
-        state = os.stat(self.path / TRACES.file)
-        return state.st_size, state.st_mtime_ns
-
-    def mark_of(self, run: Run, at: int) -> Mark | None:
-        return self._marks.get(key_of(run.columns.entries[at])) if self._marks else None
-
-    def forget_marks(self) -> None:
-        self._marked = None
-
-    def _note_marks(self, run: Run) -> None:
-        if self._marked == (id(run.columns), len(run)):
-            return
-        self._marks = read_marks(self.path)
-        self._marked = id(run.columns), len(run)
-        columns = run.columns
-        noted: dict[int, str] = {}
-        uids = {mark.uid for mark in self._marks.values()}
-        if uids:
-            texts, codes = columns.texts("uid"), columns.codes("uid")
-            for at, code in enumerate(codes.tolist()):
-                if texts[code] in uids and (mark := self._marks.get(key_of(columns.entries[at]))) is not None:
-                    noted[at] = mark.mark or "comment"
-        columns.note("mark", noted)
+        """What changes when something is written to it. Raises where it is gone."""
+        return self.place.stamp()
 
 
 class RunList:
@@ -134,14 +125,15 @@ class RunList:
         """Paths of runs, and of folders with runs in them, at any depth."""
         self._paths = [Path(path) for path in paths]
         self._lock = threading.Lock()
+        self._next_look = 0.0
         self._runs: list[ShownRun] = []
         self._known: set[Path] = set()
         for path in self._paths:
             if not path.exists():
                 raise UsageError(f"there is no {path}", remedy="name a run folder, or a folder of runs")
+            if path.is_file() and find_run(path) is None:
+                raise UsageError(f"{path} is no run", remedy="name a run folder, a folder of runs, or a file of one")
         self.look()
-        if not self._runs and any(path.is_file() for path in self._paths):
-            raise UsageError(f"{self._paths[0]} is no run", remedy="name a folder that `treetune eval` has written")
 
     @property
     def place(self) -> str:
@@ -160,16 +152,21 @@ class RunList:
         self._close_others(id)
         return self._runs[id]
 
-    def look(self) -> bool:
-        """Looks for runs again; gives whether there are new ones."""
-        found = [(path, top) for top in self._paths for path in _runs_below(top)]
+    def look(self, now: bool = False) -> bool:
+        """Looks for runs again, `now` or only now and then; gives whether there are new ones."""
         with self._lock:
-            new = [(path, top) for path, top in found if path not in self._known]
-            for path, top in new:
-                if path not in self._known:
-                    self._known.add(path)
-                    self._runs.append(ShownRun(len(self._runs), path, _name(path, top, len(self._paths) > 1)))
-        return bool(new)
+            began = time.monotonic()
+            if began < self._next_look and not now:
+                return False
+            before = len(self._runs)
+            for top in self._paths:
+                for place in _places(top):
+                    if place.path not in self._known:
+                        self._known.add(place.path)
+                        name = _name(place.path, top, len(self._paths) > 1)
+                        self._runs.append(ShownRun(len(self._runs), place, name))
+            self._next_look = began + (time.monotonic() - began) / _LOOK_SHARE
+            return len(self._runs) > before
 
     def _close_others(self, id: int) -> None:
         """Those that nobody has looked at for the longest, where too much is open."""
@@ -188,20 +185,14 @@ def _name(path: Path, top: Path, several: bool) -> str:
     return str(path.relative_to(top.parent if several else top))
 
 
-def _runs_below(top: Path, depth: int = 0) -> Iterator[Path]:
-    if is_run(top):
-        yield top
-    if depth == _DEEPEST:
-        return
-    try:
-        with os.scandir(top) as entries:
-            folders = sorted(
-                entry.name for entry in entries if entry.is_dir() and not entry.name.startswith((".", "_"))
-            )
-    except OSError:  # no folder, or not ours to read
-        return
-    for name in folders:
-        yield from _runs_below(top / name, depth + 1)
+def _places(top: Path) -> Iterator[Place]:
+    """The runs at a path or below it; also those within a run of ours: `rescored`, or a server's `earlier` ones."""
+    for place in runs_below(top):
+        yield place
+        if place.kind == Run.kind:
+            with suppress(OSError), os.scandir(place.path) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+                yield from (Place(place.path / name, Run.kind) for name in names if is_run(place.path / name))
 
 
 class Writers:
@@ -212,11 +203,11 @@ class Writers:
         with suppress(OSError), open("/proc/locks") as file:
             self._locked = {int(line.split()[5].rpartition(":")[2]) for line in file if " FLOCK " in line}
 
-    def has(self, path: Path) -> bool:
+    def has(self, shown: ShownRun) -> bool:
         try:
-            if self._locked is not None:
-                return os.stat(path / ".lock").st_ino in self._locked
-            fresh = time.time() - os.stat(path / TRACES.file).st_mtime < _FRESH_SECONDS
-            return fresh and not (path / SUMMARY).exists()
+            if shown.is_own and self._locked is not None:
+                return os.stat(shown.path / ".lock").st_ino in self._locked
+            fresh = time.time() - shown.stamp()[1] / 1e9 < _FRESH_SECONDS
+            return fresh and not (shown.is_own and (shown.path / SUMMARY).exists())
         except OSError:
             return False

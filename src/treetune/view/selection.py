@@ -1,4 +1,4 @@
-"""What a query selects, as a file: the traces as JSON lines, or a table of them in parquet.
+"""What a query selects, as a file: the traces as JSON lines, a table of them in parquet, or a log of Inspect.
 
     for part in Selection(run, query, "jsonl").parts(): ...
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import msgspec
 import numpy as np
 
 from treetune.evaluation import TRACES, Run
+from treetune.runs.eval_log import write_eval_log
 from treetune.runs.images import bring_back
-from treetune.trace import decode_trace
+from treetune.trace import Trace, decode_trace
 
 FORMATS = ("jsonl", "parquet", "eval")
 _BATCH = 1000
@@ -27,13 +29,14 @@ _PART = 1 << 20
 
 class Selection:
     def __init__(self, run: Run, query: str, format: str) -> None:
+        self._run = run
         self._rows = np.flatnonzero(run.fits(query))
-        self._path, self._format = run.path, format
+        self._folder, self._format = run.folder, format
         self._places = [run.columns.places(name)[self._rows].tolist() for name in ("offset", "length")]
         self._table: dict[str, Any] = {}
         if format == "parquet":
             self._table = {name: np.asarray(values, object)[self._rows] for name, values in run.table().items()}
-        self._file = os.open(run.path / TRACES.file, os.O_RDONLY)
+        self._file = os.open(run.folder / TRACES.file, os.O_RDONLY)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -55,7 +58,10 @@ class Selection:
             return
         with tempfile.TemporaryDirectory(prefix="treetune-view-") as folder:
             file = Path(folder) / "selected"
-            self._write_parquet(file)
+            if self._format == "eval":
+                write_eval_log(self._run, file, traces=self._traces())
+            else:
+                self._write_parquet(file)
             with open(file, "rb") as made:
                 while part := made.read(_PART):
                     yield part
@@ -63,7 +69,13 @@ class Selection:
     def _lines(self) -> Iterator[bytes]:
         """The traces with their images in them, so that the file needs nothing else."""
         for offset, length in zip(*self._places, strict=True):
-            yield bring_back(os.pread(self._file, length, offset), self._path)
+            yield bring_back(os.pread(self._file, length, offset), self._folder)
+
+    def _traces(self) -> Iterator[Trace]:
+        """Those that can be read."""
+        for line in self._lines():
+            with suppress(msgspec.MsgspecError):
+                yield decode_trace(line)
 
     def _write_parquet(self, file: Path) -> None:
         """The columns of the run, and of each rollout its messages and the truth, as JSON."""

@@ -53,7 +53,7 @@ class SuspicionSearch:
             self._order = np.concatenate([self._order[self._done :], new])
             self._done, self._known = 0, len(run)
             self._same = _same_answers(run)
-        threshold = float(run.config.get("pass_threshold", 1.0))
+        threshold = run.pass_threshold
         while self._done < len(self._order) and time.monotonic() < until:
             at = int(self._order[self._done])
             self._done += 1

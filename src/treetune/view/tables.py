@@ -13,9 +13,10 @@ import numpy as np
 from treetune.errors import UsageError, did_you_mean
 from treetune.evaluation import Run
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
+from treetune.runs.marks import key_of
 from treetune.task import text_of
 from treetune.view.figures import FLAGS, flags_of, plain
-from treetune.view.lines import read_line
+from treetune.view.lines import read_text
 
 _QUESTION = 160
 SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
@@ -27,7 +28,6 @@ SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
 def describe(run: Run, at: int) -> dict[str, Any]:
     """The line of a rollout."""
     entry, groups = run.columns.entries[at], run.columns.groups()
-    mark = int(run.columns.codes("mark")[at])
     return {
         "at": at,
         "task": entry.idx,
@@ -46,8 +46,15 @@ def describe(run: Run, at: int) -> dict[str, Any]:
         "failure": entry.failure,
         "step": entry.step,
         "metrics": entry.metrics,
-        "mark": run.columns.texts("mark")[mark] if mark >= 0 else None,
+        "mark": _mark(run, at),
     }
+
+
+def _mark(run: Run, at: int) -> str | None:
+    """What somebody marked it as."""
+    marks = run.read_marks()
+    mark = marks.get(key_of(run.columns.entries[at])) if marks else None
+    return None if mark is None else mark.mark or "comment"
 
 
 def list_rollouts(run: Run, query: str, sort: str, descending: bool, start: int, count: int) -> dict[str, Any]:
@@ -134,12 +141,11 @@ def _describe_group(run: Run, group: int, flag: int, fits: Mask) -> dict[str, An
     columns = run.columns
     groups = columns.groups()
     first = columns.entries[int(groups.first[group])]
-    mean, marks, words = groups.mean[group], columns.codes("mark"), columns.texts("mark")
-    cells = _cells(columns, group)
+    mean, cells = groups.mean[group], _cells(columns, group)
     for cell in cells:
         cell["advantage"] = None if cell["reward"] is None else plain(cell["reward"] - mean)
         cell["fits"] = bool(fits[cell["at"]])
-        cell["tag"] = words[marks[cell["at"]]] if marks[cell["at"]] >= 0 else None
+        cell["tag"] = _mark(run, cell["at"])
     return {
         "uid": first.uid,
         "occurrence": first.occurrence,
@@ -167,7 +173,7 @@ _glance = msgspec.json.Decoder(_Glance)
 def question_of(run: Run, at: int) -> str:
     """The beginning of what the task asks."""
     try:
-        prompt = _glance.decode(read_line(run, at)).task.prompt
+        prompt = _glance.decode(read_text(run, at)).task.prompt
     except msgspec.MsgspecError:
         return ""
     if isinstance(prompt, list):

@@ -30,7 +30,7 @@ from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.foreign.kind import Found, Kind, Stamp
 from treetune.runs.index import read_entries
 from treetune.task import digest
-from treetune.trace import Trace
+from treetune.trace import Trace, decode_trace, encode_trace
 
 _VERSION = 2
 """Of what traces are made of records; raised when a kind reads more of them."""
@@ -175,7 +175,14 @@ class KeptRun:
         """Whether a file is as it was as far as it was read, so that only what comes after is new."""
         if taken.name != name or not taken.mark:
             return False
-        return taken.stamp == stamp or taken.mark == self.kind.mark(Path(name), taken.position)
+        return taken.stamp == stamp or taken.mark == self._mark(Path(name), taken.position)
+
+    def _mark(self, file: Path, position: int) -> str:
+        """Nothing, of a file that cannot be read as what it should be."""
+        try:
+            return self.kind.mark(file, position)
+        except Exception:
+            return ""
 
     def _take_file(
         self,
@@ -194,9 +201,10 @@ class KeptRun:
             taken.position = found.position
             try:
                 if found.trace is not None:
+                    decode_trace(encode_trace(found.trace))  # a value of another type is the record's fault, now
                     numbers.note(found.trace, found)
                     out.append(found.trace)
-                    if until is not None and time.monotonic() >= until and self.kind.mark(file, found.position):
+                    if until is not None and time.monotonic() >= until and self._mark(file, found.position):
                         taken.whole = False
                         break
                     continue
@@ -204,8 +212,7 @@ class KeptRun:
                 found.fault = f"{file.name}: {error}"
             taken.fault = taken.fault or found.fault
             taken.faults += 1
-        with suppress(OSError, ValueError):
-            taken.mark = self.kind.mark(file, taken.position)
+        taken.mark = self._mark(file, taken.position)
         taken.end = out.size
 
     def _found(self, file: Path, after: int) -> Iterator[Found]:

@@ -52,8 +52,8 @@ class ZmqDoor(Door):
     name = "zmq"
 
     def __init__(self, address: str = "tcp://127.0.0.1:5555") -> None:
-        """Port 0 takes a free one."""
-        self.address = address
+        """`:5555` is a port of this machine only; port 0 takes a free one."""
+        self.address = f"tcp://127.0.0.1{address}" if address.startswith(":") else address
         self.replies = ReplyCache()
         self._terms = Terms(render=messages.pack_step)
         self._socket: LoopSocket | None = None

@@ -9,6 +9,12 @@ import { html } from "./html.js";
 
 const kept = new Map();
 const MOST = 60;
+export const AGAIN = 400;
+
+// Whether the server has read only a part of the run yet: then the answer is asked for again soon.
+export function isPart(answer) {
+  return answer?.read != null && answer.read < 1;
+}
 
 function keep(key, data) {
   kept.delete(key);
@@ -24,6 +30,7 @@ export function useAnswer(name, args, version = 0) {
   const call = args && name + JSON.stringify(args);
   const key = `${call}@${version}`;
   const [state, set] = useState({});
+  const [times, again] = useState(0);
   useEffect(() => {
     if (!call) return undefined;
     if (kept.has(key)) {
@@ -31,15 +38,20 @@ export function useAnswer(name, args, version = 0) {
       return undefined;
     }
     const stop = new AbortController();
+    let timer = 0;
     (async () => ask(name, args, stop.signal))().then(
       (data) => {
-        keep(key, data);
+        if (isPart(data)) timer = setTimeout(() => again(times + 1), AGAIN);
+        else keep(key, data);
         set({ call, data });
       },
       (error) => error.name !== "AbortError" && set((before) => ({ call, error, data: before.call === call ? before.data : undefined })),
     );
-    return () => stop.abort();
-  }, [key]);
+    return () => {
+      stop.abort();
+      clearTimeout(timer);
+    };
+  }, [key, times]);
   if (state.call === call) return state;
   return kept.has(key) ? { call, data: kept.get(key) } : { waits: true };
 }

@@ -6,7 +6,7 @@ import { go, link, read, useAddress } from "./address.js";
 import { setToken, takeToken } from "./api.js";
 import { Instead, forget, useAnswer } from "./answer.js";
 import { Compare } from "./compare.js";
-import { follow, refresh, useRuns } from "./follow.js";
+import { follow, refresh, useRuns, versionOf } from "./follow.js";
 import { number } from "./format.js";
 import { Groups } from "./groups.js";
 import { isKept, keptNote } from "./kept.js";
@@ -28,7 +28,7 @@ function Help({ onClose }) {
   return html`<dialog ref=${dialog} onClose=${onClose} aria-labelledby="help-title" onClick=${(event) => event.target === dialog.current && dialog.current.close()}><form method="dialog">
     <h2 id="help-title">Keys</h2><dl class="keys">${[...knownKeys()].map(([key, says]) => html`<div><dt><kbd>${names[key] || key}</kbd></dt><dd>${says}</dd></div>`)}
       <div><dt><kbd>← ↑ ↓ →</kbd></dt><dd>move through a table</dd></div><div><dt><kbd>Enter</kbd></dt><dd>open what is chosen</dd></div></dl>
-    <button class="main" autofocus>Close</button></form></dialog>`;
+    <button class="main">Close</button></form></dialog>`;
 }
 
 function TokenForm() {
@@ -43,7 +43,7 @@ function TokenForm() {
 
 function RunShell({ id, tab, path, params, runs }) {
   const row = runs.find((run) => run.id === id);
-  const version = row?.rollouts ?? 0;
+  const version = versionOf(row);
   const { data, error } = useAnswer(row ? "run" : "", row ? { run: id } : null, version);
   useKeys(Object.fromEntries(TABS.filter(([name]) => !isKept() || name !== "rescore").map(([name, says, , key]) => [key, [says.toLowerCase(), () => go(["run", id, name].filter((part) => part !== ""))]])));
   if (!row) return html`<${Instead} error=${{ message: `There is no run ${id} here.`, remedy: "Go back to the runs." }} />`;
@@ -53,6 +53,10 @@ function RunShell({ id, tab, path, params, runs }) {
   // Lists need not wait for the figures of the whole run.
   if (!data && View === RunView) return html`<${Instead} error=${error} />`;
   return html`<${View} run=${id} info=${data} params=${params} version=${version} />`;
+}
+
+function Share({ read }) {
+  return read != null && read < 1 ? html`<span class="badge" role="status">${Math.floor(100 * read)} % read</span>` : null;
 }
 
 function Tabs({ id, tab }) {
@@ -72,9 +76,9 @@ function App() {
     document.title = [row?.name, path[0] === "compare" && "Compare", "Treetune"].filter(Boolean).join(" · ");
   }, [row?.name, path[0]]);
   useEffect(() => {
-    // One run alone is what one came for.
+    // One run alone is what one came for, at first.
     if (answer && runs.length === 1 && !read().path.length) go(["run", runs[0].id], {}, true);
-  }, [answer !== null, path.length]);
+  }, [answer !== null]);
   useEffect(() => {
     // What had the focus may be gone with the view before.
     const timer = setTimeout(() => document.activeElement === document.body && document.getElementById("title")?.focus({ preventScroll: true }), 50);
@@ -88,7 +92,7 @@ function App() {
   else view = html`<${Runs} params=${params} />`;
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
     <header class="top"><a class="brand" href="#/" aria-label="Treetune: all runs"><span aria-hidden="true" class="leaf"></span>Treetune</a>
-      ${row && html`<nav class="crumbs" aria-label="Where you are"><a href="#/">Runs</a><span aria-hidden="true">/</span><h1 id=${tab === "at" ? null : "title"} class="crumb" tabindex="-1"><a href=${link(["run", id])}>${row.name}</a></h1>${row.live && html`<span class="live" title="still being written; this page follows it">live</span>`}<span class="crumb-mean">${number(row.mean)}</span></nav>`}
+      ${row && html`<nav class="crumbs" aria-label="Where you are"><a href="#/">Runs</a><span aria-hidden="true">/</span><h1 id=${tab === "at" ? null : "title"} class="crumb" tabindex="-1"><a href=${link(["run", id])}>${row.name}</a></h1>${row.live && html`<span class="live" title="still being written; this page follows it">live</span>`}<${Share} read=${row.read} /><span class="crumb-mean">${number(row.mean)}</span></nav>`}
       <span class="gap"></span>${lost && html`<span class="badge bad" role="status">the server does not answer</span>`}
       <${ThemeSwitch} /><button class="icon" aria-label="Keys" title="Keys (?)" onClick=${() => setHelp(true)}>?</button></header>
     ${row && html`<${Tabs} id=${id} tab=${tab} />`}

@@ -27,6 +27,7 @@ function options(width, { kind, x, series, label, range, names, labelY }) {
       value: (_, value) => (value == null ? "–" : number(value)),
     };
   });
+  const steps = kind === "curve" && !names && { incrs: [1, 2, 5].flatMap((each) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((by) => each * by)).sort((one, other) => one - other) };
   const ticks = names && { splits: () => x, values: (_, at) => at.map((each) => names[each] ?? "") };
   return {
     width, height: HEIGHT, padding: [8, 12, 0, 0], legend: { show: series.length > 1, live: true },
@@ -37,7 +38,7 @@ function options(width, { kind, x, series, label, range, names, labelY }) {
       count: { range: (_, low, high) => [0, (high || 1) * 1.3] },
     },
     axes: [
-      axis({ label, labelSize: 18, labelFont: "11px system-ui, sans-serif", grid: { show: false }, size: 28, ...ticks }),
+      axis({ label, labelSize: 18, labelFont: "11px system-ui, sans-serif", grid: { show: false }, size: 28, ...steps, ...ticks }),
       axis({ size: 46, label: labelY, labelSize: labelY ? 16 : 0, labelFont: "11px system-ui, sans-serif", values: (_, at) => at.map((each) => number(each)) }),
     ],
     series: [{ label: label || "x", value: (_, value) => (value == null ? "–" : names ? names[value] : number(value)) }, ...drawn],
@@ -96,7 +97,7 @@ export function Spark({ values, span = [0, 1], says }) {
 export function Interval({ value, error, low, high, zero = null }) {
   const place = (each) => `${(100 * Math.min(1, Math.max(0, (each - low) / (high - low || 1)))).toFixed(1)}%`;
   const reach = 1.96 * (error || 0);
-  return html`<svg class="interval" role="img" aria-label=${`${number(value)} ± ${number(reach)}`}>
+  return html`<svg class="interval" role="img" aria-label=${`${number(value)}, 95 %: ${number(value - reach)} to ${number(value + reach)}`}>
     <line class="base" x1="0%" x2="100%" y1="50%" y2="50%" />
     ${zero != null && html`<line class="zero" x1=${place(zero)} x2=${place(zero)} y1="0" y2="100%" />`}
     <line class="reach" x1=${place(value - reach)} x2=${place(value + reach)} y1="50%" y2="50%" />

@@ -24,7 +24,7 @@ function Differences({ comparison }) {
   const [low, high] = reach(rows.map(([, each]) => each));
   return html`<div class="scrolls"><table><thead><tr><th scope="col">Over</th><th class="right" scope="col">Tasks</th><th class="right" scope="col">Before</th><th class="right" scope="col">After</th><th class="right" scope="col">Difference</th><th scope="col"><span class="hidden-text">With its error</span></th><th class="right" scope="col">p</th><th scope="col">To settle it</th></tr></thead>
     <tbody>${rows.map(([name, each]) => html`<tr><th scope="row">${name}</th><td class="right">${count(each.tasks)}</td><td class="right">${number(each.before)}</td><td class="right">${number(each.after)}</td>
-      <td class="right strong">${signed(each.difference)} <small>± ${number(each.stderr == null ? null : 1.96 * each.stderr)}</small></td>
+      <td class="right strong">${signed(each.difference)} <small title="standard error">± ${number(each.stderr)}</small></td>
       <td><${Interval} value=${each.difference} error=${each.stderr} low=${low} high=${high} zero=${0} /></td>
       <td class="right" title=${`chance turns the ${each.by}`}>${each.p_value < 0.001 ? "< 0.001" : number(each.p_value)}</td>
       <td>${each.tasks_to_settle ? `about ${plural(each.tasks_to_settle, "task")}` : each.p_value < 0.05 ? "settled" : "–"}</td></tr>`)}</tbody></table></div>`;

@@ -21,6 +21,7 @@ const LANES = [["policy", "policy"], ["environment", "environment"], ["scorer", 
 // Seconds by who took them. What judges took is part of the environment's time, and has a lane of its own.
 export function Times({ trace }) {
   const timing = trace.timing || {};
+  if (!timing.total) return null;
   const judged = (trace.judgements || []).reduce((sum, judgement) => sum + (judgement.cached ? 0 : judgement.seconds || 0), 0);
   const scorer = timing.scorer ?? judged;
   const spent = { ...timing, scorer, environment: Math.max(0, (timing.environment || 0) - (timing.scorer == null ? Math.min(judged, timing.environment || 0) : 0)) };
@@ -53,10 +54,8 @@ const MARKS = { good: "✓ good", bad: "✗ bad", look: "◎ look again" };
 export function Mark({ run, at, mark, onMark }) {
   const [state, set] = useState({ mark: mark?.mark || null, comment: mark?.comment || "" });
   const [said, say] = useState("");
-  useEffect(() => {
-    set({ mark: mark?.mark || null, comment: mark?.comment || "" });
-    say("");
-  }, [run, at, mark?.mark, mark?.comment]);
+  useEffect(() => set({ mark: mark?.mark || null, comment: mark?.comment || "" }), [run, at, mark?.mark, mark?.comment]);
+  useEffect(() => say(""), [run, at]);
   const save = async (change) => {
     const next = { ...state, ...change };
     set(next);

@@ -1,13 +1,16 @@
 // The list of runs, and what is new in those that are still being written: asked every two seconds while one looks.
 //
-//   const { answer } = useRuns();          answer.runs[3].rollouts is the version of what is known of run 3
+//   const { answer } = useRuns();          versionOf(answer.runs[3]) changes as more is known of run 3
 import { useEffect, useState } from "./vendor/hooks.js";
 import { ask } from "./api.js";
 import { isKept } from "./kept.js";
 
 const EVERY = 2000;
+const SOON = 300; // while a run is being read
 let state = { answer: null, error: null, lost: false };
 const listeners = new Set();
+const touched = new Map();
+let before = [];
 
 function set(change) {
   state = { ...state, ...change };
@@ -26,7 +29,11 @@ async function look() {
   const known = Object.fromEntries(state.answer.runs.map((run) => [run.id, run.rollouts]));
   try {
     const { changed, new_runs: fresh } = await ask("changes", { runs: known });
-    if (changed.length || fresh) await refresh();
+    // What changed until just now may have been answered in part: it is looked at once more.
+    const ids = new Set([...changed, ...before]);
+    before = changed;
+    ids.forEach((id) => touched.set(id, (touched.get(id) || 0) + 1));
+    if (ids.size || fresh) await refresh();
     else if (state.lost) set({ lost: false });
   } catch {
     set({ lost: true });
@@ -36,11 +43,12 @@ async function look() {
 export function follow() {
   refresh();
   if (isKept()) return;
+  const reads = () => state.answer?.runs.some((run) => run.pending || run.read < 1);
   const again = async () => {
-    if (!document.hidden) await (state.answer ? look() : refresh());
-    setTimeout(again, EVERY);
+    if (!document.hidden) await (state.answer && !reads() ? look() : refresh());
+    setTimeout(again, reads() ? SOON : EVERY);
   };
-  setTimeout(again, EVERY);
+  setTimeout(again, SOON);
 }
 
 export function useRuns() {
@@ -51,6 +59,10 @@ export function useRuns() {
     return () => listeners.delete(show);
   }, []);
   return now;
+}
+
+export function versionOf(run) {
+  return run ? `${run.rollouts} ${run.read ?? 1} ${touched.get(run.id) || 0}` : "";
 }
 
 export function useRun(id) {

@@ -3,7 +3,7 @@
 import { useCallback, useEffect, useState } from "./vendor/hooks.js";
 import { html, pure } from "./html.js";
 import { change, link } from "./address.js";
-import { Instead } from "./answer.js";
+import { Instead, isPart } from "./answer.js";
 import { number, plural, visible } from "./format.js";
 import { announce, useKeys } from "./keys.js";
 import { QueryBar, useQueryWords } from "./query.js";
@@ -29,7 +29,7 @@ function Heads({ sort, descending }) {
     const usual = !["task", "source"].includes(name);
     change({ sort: name, up: usual && !turned, down: !usual && turned, row: null });
   };
-  return html`<div class="heads group-row" role="row">
+  return html`<div class="heads group-row" role="row" aria-rowindex="1">
     ${COLUMNS.map(([name, says, first]) => html`<div role="columnheader" class=${`h-${says.toLowerCase()}`}
       aria-sort=${name === sort ? (descending ? "descending" : "ascending") : name ? "none" : null}>
       ${name ? html`<button onClick=${() => press(name, first)}>${says}${name === sort ? (descending ? " ↓" : " ↑") : ""}</button>` : says}
@@ -81,8 +81,8 @@ export function Groups({ run, info, params, version }) {
   const [active, setActive] = useState(() => ({ row: params.row == null ? -1 : Number(params.row), column: Number(params.column) || 0 }));
   const list = `groups ${run} ${query} ${sort} ${descending}`;
   const span = spanOf(info);
-  const where = useCallback((at, row) => link(["run", run, "at", at], { q: query, sort: params.sort, up: params.up, down: params.down, by: params.by, row }),
-    [run, query, params.sort, params.up, params.down, params.by]);
+  const where = useCallback((at, row) => link(["run", run, "at", at], { q: query, sort: params.sort, up: params.up, down: params.down, by: params.by, md: params.md, row }),
+    [run, query, params.sort, params.up, params.down, params.by, params.md]);
   useEffect(() => {
     if (params.row == null) setActive({ row: -1, column: 0 });
   }, [query, sort, descending]);
@@ -111,7 +111,7 @@ export function Groups({ run, info, params, version }) {
     const moves = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1], PageDown: [page, 0], PageUp: [-page, 0],
       Home: [-1e9, 0], End: [1e9, 0], j: [1, 0], k: [-1, 0] };
     const cell = rows.at(active.row)?.cells[active.column];
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target !== event.currentTarget || event.ctrlKey || event.metaKey || event.altKey) return;
     if (moves[event.key]) move(...moves[event.key]);
     else if (event.key === "Enter" && cell) {
       change({ row: active.row, column: active.column });
@@ -125,20 +125,20 @@ export function Groups({ run, info, params, version }) {
   };
   const total = rows.total ?? 0;
   return html`<section class="fill" aria-labelledby="title">
-    <${QueryBar} query=${query} words=${words} error=${rows.error}>
+    <${QueryBar} query=${query} words=${words} error=${rows.total == null ? null : rows.error}>
       <label class="pick">Cells <select value=${by} onChange=${(event) => change({ by: event.target.value === "reward" ? null : event.target.value })}>
         <option value="reward">reward</option><option value="advantage">advantage</option></select></label>
       <${ExportMenu} run=${run} query=${query} />
     </${QueryBar}>
     <div class="under">
-      <span>${rows.total == null ? "…" : plural(total, "group")}${query && rows.rest.matching_rollouts != null ? html` · ${plural(rows.rest.matching_rollouts, "rollout")} fit` : ""}</span>
+      <span>${rows.total == null ? "…" : plural(total, "group")}${isPart(rows.rest) ? ` (${Math.floor(100 * rows.rest.read)} % of the run read)` : ""}${query && rows.rest.matching_rollouts != null ? html` · ${plural(rows.rest.matching_rollouts, "rollout")} fit` : ""}</span>
       <${Legend} span=${by === "advantage" ? aside(span) : span} of=${by} />
     </div>
-    ${rows.total == null ? html`<${Instead} error=${rows.error} />` : html`<div class="table" style=${{ "--wide": widthOf(info) }} role="grid" aria-label="Groups of rollouts" aria-rowcount=${total + 1}>
+    ${rows.total == null ? html`<${Instead} error=${rows.error} />` : html`<div class="table" id="groups" style=${{ "--wide": widthOf(info) }} role="grid" tabindex="0" aria-label="Groups: arrows move, Enter opens" aria-rowcount=${total + 1}
+      aria-activedescendant=${active.row >= 0 ? `cell-${active.row}-${active.column}` : null} onKeyDown=${pressed} onClick=${clicked}
+      onFocus=${(event) => event.target === event.currentTarget && active.row < 0 && total && setActive({ row: 0, column: 0 })}>
       <${Heads} sort=${sort} descending=${descending} />
-      <${Recycled} name=${list} count=${total} height=${narrow ? 74 : 32} active=${active.row} onRange=${rows.want} tabindex="0" id="groups" role="rowgroup" aria-label="Groups: arrows move, Enter opens"
-        aria-activedescendant=${active.row >= 0 ? `cell-${active.row}-${active.column}` : null} onKeyDown=${pressed} onClick=${clicked}
-        onFocus=${() => active.row < 0 && total && setActive({ row: 0, column: 0 })}
+      <${Recycled} name=${list} count=${total} height=${narrow ? 74 : 32} active=${active.row} onRange=${rows.want} role="rowgroup"
         row=${(at) => html`<${Row} row=${rows.at(at)} index=${at} column=${at === active.row ? active.column : -1} span=${span} by=${by} where=${where} />`} />
       ${total === 0 && html`<p class="none">No group fits. <button class="quiet" onClick=${() => { toTop(list); change({ q: null }); }}>Clear the query</button></p>`}
     </div>`}

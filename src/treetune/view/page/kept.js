@@ -36,10 +36,45 @@ export function answerKept(name, args) {
   const all = kept();
   if (name === "runs") return all.runs;
   if (name === "words") return all.words || { numbers: [], texts: [], words: [], metrics: {} };
-  const found = all[name]?.[KEYS[name]?.(args)];
+  const found = all[name]?.[KEYS[name]?.(args)] ?? (name === "compare" ? pickCompared(all, args.runs) : undefined);
   if (found === undefined) throw refuse();
-  if (args.query && ["groups", "rollouts", "compare"].includes(name)) throw refuse("A query needs the run itself.");
-  return name === "groups" || name === "rollouts" ? part(found, args, name === "groups" ? GROUPS : {}) : found;
+  if (name === "groups") return part(pickGroups(found, args.query), args, GROUPS);
+  if (name === "rollouts") return part(pickRollouts(found, all.groups?.[args.run], args.query), args, {});
+  if (name === "compare" && args.query) throw refuse("A query needs the run itself.");
+  return found;
+}
+
+const FLAGS = { mixed: "mixed", all0: "all0", all1: "all1", allfailed: "failed" };
+const WORDS = { failed: (one) => one.reward == null, scored: (one) => one.reward != null, truncated: (one) => one.outcome === "truncated" };
+
+// Of queries only words alone, which need nothing but what is shown: the flags of groups, and how a rollout ended.
+function wordsOf(query) {
+  const words = (query || "").split(/[\s&]+/).filter(Boolean);
+  if (!words.every((word) => FLAGS[word] || WORDS[word])) throw refuse("Here a query may only be of the words mixed, all0, all1, allfailed, failed, scored, truncated.");
+  return words;
+}
+
+// Runs were compared all with the first; two of them are among these.
+function pickCompared(all, [first, ...others]) {
+  const known = Object.values(all.compare || {}).flat().filter((each) => each.before === first && others.includes(each.after));
+  return known.length ? known : undefined;
+}
+
+function pickGroups(answer, query) {
+  const words = wordsOf(query);
+  const fits = (one) => words.every((word) => !WORDS[word] || WORDS[word](one));
+  const rows = answer.rows
+    .filter((row) => words.every((word) => !FLAGS[word] || row.flag === FLAGS[word]))
+    .map((row) => ({ ...row, cells: row.cells.map((cell) => ({ ...cell, fits: fits(cell) })) }))
+    .filter((row) => row.cells.some((cell) => cell.fits));
+  const matching = rows.reduce((sum, row) => sum + row.cells.filter((cell) => cell.fits).length, 0);
+  return { ...answer, rows, total: rows.length, matching_rollouts: matching };
+}
+
+function pickRollouts(answer, groups, query) {
+  const fit = new Set(pickGroups(groups || { rows: [] }, query).rows.flatMap((row) => row.cells.filter((cell) => cell.fits).map((cell) => cell.at)));
+  const rows = query ? answer.rows.filter((row) => fit.has(row.at)) : answer.rows;
+  return { ...answer, rows, total: rows.length };
 }
 
 function refuse(message = NEEDS) {

@@ -2,6 +2,7 @@
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { count, plain, plural, seconds, visible } from "./format.js";
+import { highlight } from "./highlight.js";
 import { Markdown, PICTURE } from "./markdown.js";
 
 const LETTERS = 6000;
@@ -29,7 +30,7 @@ function isDrawn(text) {
 export function Text({ text, markdown = false, data = false }) {
   const [whole, set] = useState(false);
   const [shown, more] = whole ? [text, 0] : cut(text);
-  return html`${markdown && !data && !isDrawn(shown) ? html`<${Markdown} text=${shown} />` : html`<pre class=${data ? "data" : isDrawn(shown) ? "drawn" : "speech"} dir="auto">${visible(shown)}</pre>`}
+  return html`${markdown && !data && !isDrawn(shown) ? html`<${Markdown} text=${shown} />` : html`<pre class=${data ? "data" : isDrawn(shown) ? "drawn" : "speech"} dir="auto">${highlight(visible(shown))}</pre>`}
     ${more > 0 && html`<button class="quiet more" onClick=${() => set(true)}>Show ${count(more)} more characters</button>`}`;
 }
 

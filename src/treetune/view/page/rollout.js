@@ -3,10 +3,11 @@
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { change, go, link } from "./address.js";
-import { Instead, forget, useAnswer } from "./answer.js";
+import { AGAIN, Instead, forget, useAnswer } from "./answer.js";
 import { ask } from "./api.js";
 import { Chat } from "./chat.js";
 import { Facts } from "./facts.js";
+import { useRun } from "./follow.js";
 import { number, signed, visible } from "./format.js";
 import { orderOf } from "./groups.js";
 import { announce, useKeys } from "./keys.js";
@@ -20,24 +21,35 @@ function GroupCells({ run, group, at, span, params, tab }) {
     class=${`${cellClass(cell, span)}${cell.at === at ? " on" : ""}`} title=${cellTitle(cell)} aria-label=${cellTitle(cell)} aria-current=${cell.at === at ? "page" : null}>${cellText(cell)}</a>`)}</nav>`;
 }
 
-function Rendered({ rendered, markdown }) {
-  if (!rendered) return null;
-  return html`<section class="card rendered"><h2>As the environment shows it</h2><${Text} text=${rendered.text} markdown=${markdown || rendered.kind === "markdown"} data=${rendered.kind !== "markdown"} /></section>`;
+function Rendered({ rendered, why, markdown }) {
+  if (!rendered) return why ? html`<p class="absent">The environment's own drawing is not shown: ${visible(why)}</p>` : null;
+  const short = rendered.text.split("\n").length <= 24;
+  return html`<details class="card rendered" open=${short}><summary>As the environment shows it</summary><${Text} text=${rendered.text} markdown=${markdown || rendered.kind === "markdown"} data=${rendered.kind !== "markdown"} /></details>`;
 }
 
-// The task before or after this one, in the order in which the groups were listed.
+// What comes before or after, in the order in which it was listed: the next group (`row`), or the next rollout (`nth`).
 async function neighbour(run, params, by, column) {
-  const row = Number(params.row) + by;
-  if (params.row == null || row < 0) return null;
-  const { rows } = await ask("groups", { run, query: params.q || "", ...orderOf(params), start: row, count: 1 });
-  const cells = rows[0]?.cells || [];
-  return cells.length ? { row, at: cells[Math.min(column, cells.length - 1)].at } : null;
+  const list = params.nth == null ? "groups" : "rollouts";
+  const start = Number(params.nth ?? params.row) + by;
+  if (!(start >= 0)) return null;
+  const order = list === "groups" ? orderOf(params) : { sort: params.sort || "", descending: Boolean(params.down) };
+  const { rows } = await ask(list, { run, query: params.q || "", ...order, start, count: 1 });
+  if (!rows.length) return null;
+  const { cells } = rows[0];
+  return cells ? { row: start, at: cells[Math.min(column, cells.length - 1)].at } : { nth: start, at: rows[0].at };
 }
 
 export function Rollout({ run, at, tab, info, params, version }) {
   const name = /^\d+$/.test(at) ? { at: Number(at) } : { name: at };
   const [marked, setMarked] = useState(0);
   const { data, error } = useAnswer("rollout", { run, ...name }, `${version} ${marked}`);
+  // The run has it, but the server has not read so far yet.
+  const known = useRun(run)?.rollouts;
+  const unread = !data && known > Number(at) && /no rollout/.test(error?.message);
+  useEffect(() => {
+    const timer = unread ? setTimeout(() => setMarked((times) => times + 1), AGAIN) : 0;
+    return () => clearTimeout(timer);
+  }, [error]);
   const markdown = params.md !== "0" && Boolean(params.md);
   const tokens = tab === "tokens";
   const tail = tokens ? ["tokens"] : [];
@@ -48,9 +60,11 @@ export function Rollout({ run, at, tab, info, params, version }) {
     if (next) go(["run", run, "at", next.at, ...tail], params, true);
   };
   const down = async (by) => {
+    const before = location.hash;
     const next = await neighbour(run, params, by, column);
-    if (next) go(["run", run, "at", next.at, ...tail], { ...params, row: next.row }, true);
-    else announce("There is no other task");
+    if (location.hash !== before) return; // one has gone elsewhere meanwhile
+    if (next) go(["run", run, "at", next.at, ...tail], { ...params, row: next.row, nth: next.nth }, true);
+    else announce("There is no other one");
   };
   const turn = (by) => {
     const turns = [...document.querySelectorAll(".turn")];
@@ -59,24 +73,29 @@ export function Rollout({ run, at, tab, info, params, version }) {
     const now = turns.filter((each) => each.getBoundingClientRect().top < edge + 4).length - 1;
     turns[Math.min(turns.length - 1, Math.max(0, now + by))]?.scrollIntoView({ block: "start" });
   };
-  const up = () => go(["run", run, "groups"], { q: params.q, sort: params.sort, up: params.up, down: params.down, by: params.by, row: params.row, column: params.row == null ? null : column });
+  const up = () => {
+    const kept = { ...params, way: null };
+    if (params.nth != null) go(["run", run, "rollouts"], kept);
+    else if (params.rule != null) go(["run", run, "suspicious"], params.rule === "all" ? {} : kept);
+    else go(["run", run, "groups"], { ...kept, column: params.row == null ? null : column });
+  };
   useKeys({
     ArrowLeft: ["the rollout before", () => across(-1)], ArrowRight: ["the rollout after", () => across(1)],
-    k: ["the task before", () => down(-1)], j: ["the task after", () => down(1)],
+    k: ["the one before in the list", () => down(-1)], j: ["the one after in the list", () => down(1)],
     p: ["the turn before", () => turn(-1)], n: ["the turn after", () => turn(1)],
     t: ["tokens, or the conversation", () => go(["run", run, "at", at, ...(tokens ? [] : ["tokens"])], params, true)],
     m: ["markdown and formulas", () => change({ md: markdown ? null : "1" })],
     y: ["copy the command that plays it again", () => data && copy(data.again)],
-    Escape: ["back to the groups", up],
+    Escape: ["back to the list", up],
   });
   useEffect(() => {
     if (data) announce(`task ${data.entry.task}, rollout ${data.entry.rollout}, ${data.entry.outcome}, reward ${number(data.entry.reward)}`);
     document.getElementById("main")?.scrollTo(0, 0);
   }, [data?.at]);
-  if (!data) return html`<${Instead} error=${error} />`;
+  if (!data) return html`<${Instead} error=${unread ? null : error} />`;
   const { entry, trace } = data;
   const span = spanOf(info);
-  const listed = params.row != null;
+  const inList = params.row != null || params.nth != null;
   return html`<section class="page rollout" aria-labelledby="title">
     <header class="rollout-head">
       <div class="line"><h1 id="title" tabindex="-1">Task ${entry.task < 0 ? entry.uid.slice(0, 8) : entry.task} <small>rollout ${entry.rollout}</small></h1>
@@ -84,7 +103,7 @@ export function Rollout({ run, at, tab, info, params, version }) {
         ${entry.advantage != null && html`<span class="badge" title="the reward less the mean of the group">advantage ${signed(entry.advantage)}</span>`}
         <span class="soft">${visible(entry.source || "")}</span></div>
       <div class="line">
-        ${listed && html`<button class="icon" aria-label="The task before" title="The task before (k)" onClick=${() => down(-1)}>↑</button><button class="icon" aria-label="The task after" title="The task after (j)" onClick=${() => down(1)}>↓</button>`}
+        ${inList && html`<button class="icon" aria-label="The one before in the list" title="Before (k)" onClick=${() => down(-1)}>↑</button><button class="icon" aria-label="The one after in the list" title="After (j)" onClick=${() => down(1)}>↓</button>`}
         <${GroupCells} run=${run} group=${group} at=${data.at} span=${span} params=${params} tab=${tail} />
         <span class="gap"></span>
         <div class="choices" role="group" aria-label="View">
@@ -94,7 +113,7 @@ export function Rollout({ run, at, tab, info, params, version }) {
       </div>
     </header>
     <div class="columns">
-      <div class="conversation">${tokens ? html`<${Tokens} run=${run} at=${data.at} has=${data.has_tokens} version=${version} />` : html`<${Rendered} rendered=${data.rendered} markdown=${markdown} /><${Chat} key=${data.at} trace=${trace} markdown=${markdown} span=${span} />`}</div>
+      <div class="conversation">${tokens ? html`<${Tokens} run=${run} at=${data.at} has=${data.has_tokens} version=${version} />` : html`<${Rendered} rendered=${data.rendered} why=${data.not_rendered} markdown=${markdown} /><${Chat} key=${data.at} trace=${trace} markdown=${markdown} span=${span} />`}</div>
       <${Facts} run=${run} answer=${data} onMark=${() => { forget(); setMarked(marked + 1); }} />
     </div>
   </section>`;

@@ -3,9 +3,11 @@
 //   const rows = useRows("groups", { run, query, sort }, version);
 //   rows.total, rows.at(17), rows.want(first, last), rows.error
 import { useCallback, useEffect, useRef, useState } from "./vendor/hooks.js";
+import { AGAIN, isPart } from "./answer.js";
 import { ask } from "./api.js";
 
 const PAGE = 100;
+const AT_ONCE = 2;
 
 function store(name, args, key) {
   return { name, args, key, pages: new Map(), asked: new Set(), total: null, rest: {} };
@@ -17,9 +19,9 @@ export function useRows(name, args, version = 0) {
   const [, draw] = useState(0);
   const [error, setError] = useState(null);
   const range = useRef([0, 40]);
+  const [times, again] = useState(0);
 
   const load = useCallback(async (from, page) => {
-    if (from.asked.has(page)) return;
     from.asked.add(page);
     try {
       const answer = await ask(from.name, { ...from.args, start: page * PAGE, count: PAGE });
@@ -27,12 +29,24 @@ export function useRows(name, args, version = 0) {
       from.total = answer.total;
       from.rest = answer;
       if (from.dropped) return;
+      if (isPart(answer)) from.timer ||= setTimeout(() => again((before) => before + 1), AGAIN);
       shown.current = from;
       setError(null);
       draw((times) => times + 1);
     } catch (problem) {
       from.asked.delete(page);
+      from.failed = true;
       if (!from.dropped) setError(problem);
+    }
+    if (!from.dropped && !from.failed) fill(from);
+  }, []);
+
+  // The pages in sight first, then the next ones; few at a time, so that what one scrolled past does not hold up the rest.
+  const fill = useCallback((from) => {
+    const [first, last] = range.current.map((row) => Math.floor(row / PAGE));
+    for (let page = first; page <= last + 1; page += 1) {
+      if (from.asked.size - from.pages.size >= AT_ONCE) return;
+      if (page * PAGE < from.total && !from.asked.has(page)) load(from, page);
     }
   }, []);
 
@@ -46,20 +60,16 @@ export function useRows(name, args, version = 0) {
     load(fresh, Math.floor(first / PAGE));
     return () => {
       fresh.dropped = true;
+      clearTimeout(fresh.timer);
     };
-  }, [key, version]);
+  }, [key, version, times]);
 
   const want = useCallback((first, last) => {
     range.current = [first, last];
-    const from = next.current;
-    if (!from || from.total === null) return;
-    for (let page = Math.floor(first / PAGE); page * PAGE < Math.min(last, from.total); page += 1) load(from, page);
+    if (next.current?.total != null) fill(next.current);
   }, []);
 
   const now = shown.current;
-  useEffect(() => {
-    if (now) want(...range.current);
-  }, [now]);
   return {
     total: now ? now.total : null,
     rest: now ? now.rest : {},

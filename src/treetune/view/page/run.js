@@ -2,9 +2,10 @@
 import { html } from "./html.js";
 import { go, link } from "./address.js";
 import { Chart, Interval } from "./chart.js";
+import { useRuns } from "./follow.js";
 import { amount, count, date, number, percent, plural, seconds } from "./format.js";
 import { Outcome, spanOf } from "./reward.js";
-import { Curve, PassAt } from "./runs.js";
+import { Curve, PassAt, lastPart } from "./runs.js";
 import { Timeline } from "./timeline.js";
 
 function Figure({ says, children, small }) {
@@ -60,15 +61,15 @@ export function RunView({ run, info }) {
   const bin = (at) => find(`reward>=${edges[at]} & reward<${at === counts.length - 1 ? "=" : ""}${edges[at + 1]}`);
   const failed = info.rollouts - info.scored;
   return html`<section class="page" aria-labelledby="title">
+    <div class="line about">${info.model && html`<span>model <b>${info.model}</b></span>`}${info.taskset && html`<span title=${info.taskset}>taskset <b>${lastPart(info.taskset)}</b></span>`}${info.fingerprint && html`<span>print <code>${info.fingerprint}</code></span>`}<span class="gap"></span><${CompareWith} run=${run} /></div>
     <dl class="figures">
-      <${Figure} says="Mean reward" small=${`± ${number(info.stderr == null ? null : 1.96 * info.stderr)}`}>${number(info.mean)}</${Figure}>
+      <${Figure} says="Mean reward" small=${`± ${number(info.stderr)}`}>${number(info.mean)}</${Figure}>
       <${Figure} says="pass@k"><${PassAt} rates=${info.pass_at} /></${Figure}>
       <${Figure} says="Rollouts" small=${`of ${plural(info.tasks, "task")}`}>${count(info.rollouts)}</${Figure}>
       <${Figure} says="Failed" small=${failed ? percent(failed / info.rollouts) : ""}>${count(failed)}</${Figure}>
-      <${Figure} says="Tokens sampled" small=${`${amount(info.prompt_tokens)} given`}>${amount(info.completion_tokens)}</${Figure}>
-      <${Figure} says="Retries">${count(info.retries)}</${Figure}>
-      <${Figure} says="Took" small=${info.began ? date(info.began) : ""}>${seconds(info.seconds)}</${Figure}>
-      <${Figure} says="Model">${info.model || "–"}</${Figure}>
+      ${info.completion_tokens > 0 && html`<${Figure} says="Tokens sampled" small=${`${amount(info.prompt_tokens)} given`}>${amount(info.completion_tokens)}</${Figure}>`}
+      ${info.seconds != null && html`<${Figure} says="Retries">${count(info.retries)}</${Figure}>
+      <${Figure} says="Took" small=${info.began ? date(info.began) : ""}>${seconds(info.seconds)}</${Figure}>`}
     </dl>
     <${Warnings} warnings=${info.warnings || []} />
     <div class="cards">
@@ -76,15 +77,22 @@ export function RunView({ run, info }) {
       ${info.steps?.length > 1 && html`<section class="card wide"><${Curve} steps=${info.steps} title="Mean reward over steps" /></section>`}
       ${counts.length > 0 && html`<section class="card"><${Chart} kind="columns" title="Rewards" label="reward" x=${edges.slice(0, -1)} range=${[edges[0], edges[edges.length - 1]]} series=${[{ name: "rollouts", values: counts }]} onPick=${bin} /></section>`}
       <${OutcomeList} run=${run} outcomes=${info.outcomes || {}} total=${info.rollouts} />
-      ${info.sources?.length > 0 && html`<${Sources} run=${run} sources=${info.sources} />`}
+      ${(info.sources?.length > 1 || info.sources?.[0]?.name) && html`<${Sources} run=${run} sources=${info.sources} />`}
       ${info.metrics?.length > 0 && html`<${Metrics} run=${run} metrics=${info.metrics} />`}
       ${info.by_turns?.length > 1 && html`<${By} rows=${info.by_turns} names=${info.by_turns.map((row) => row.turns)} title="Reward by turns" label="turns" pick=${(at) => find(`turns=${info.by_turns[at].turns}`)} />`}
       ${info.by_tokens?.length > 1 && html`<${By} rows=${info.by_tokens} names=${info.by_tokens.map((row) => amount(row.low))} title="Reward by length" label="tokens sampled, from" pick=${(at) => find(`tokens>=${info.by_tokens[at].low} & tokens<${info.by_tokens[at].high}`)} />`}
       ${info.failures?.length > 0 && html`<${Failures} run=${run} failures=${info.failures} />`}
-      ${info.timeline?.length > 0 && html`<section class="card wide"><${Timeline} run=${run} rollouts=${info.timeline} span=${span} /></section>`}
+      ${info.timeline?.some((each) => each.seconds > 0) && html`<section class="card wide"><${Timeline} run=${run} rollouts=${info.timeline} span=${span} /></section>`}
       <${Config} info=${info} />
     </div>
   </section>`;
+}
+
+function CompareWith({ run }) {
+  const others = (useRuns().answer?.runs || []).filter((other) => other.id !== run);
+  if (!others.length) return null;
+  return html`<label class="pick">Compare with <select value="" onChange=${(event) => go(["compare", `${event.target.value},${run}`])}><option value="" disabled>an earlier run…</option>
+    ${others.map((other) => html`<option value=${other.id}>${other.name} (${number(other.mean)})</option>`)}</select></label>`;
 }
 
 function Warnings({ warnings }) {

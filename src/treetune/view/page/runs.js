@@ -92,9 +92,9 @@ export function Runs({ params }) {
         ${says ? html`<button onClick=${() => press(name)}>${says}${name === sort ? (descending ? " ↓" : " ↑") : ""}</button>` : html`<span class="hidden-text">Over the run</span>`}</th>`)}</tr></thead>
       <tbody>${runs.map((run) => html`<tr key=${run.id} class=${chosen.includes(run.id) ? "chosen" : ""}>
         <td class="check"><input type="checkbox" checked=${chosen.includes(run.id)} onChange=${() => choose(run.id)} aria-label=${`Compare ${run.name}`} /></td>
-        <th scope="row"><a href=${link(["run", run.id])}>${run.name}</a>${run.live && html` <span class="live" title="still being written">live</span>`}${run.kind !== "treetune" && html` <span class="badge">${run.kind}</span>`}<${Tags} run=${run} /></th>
+        <th scope="row"><a href=${link(["run", run.id])}>${run.name}</a>${run.pending && html` <small>reading…</small>`}${run.error && html` <span class="badge bad" title=${run.error}>${run.error}</span>`}${run.live && html` <span class="live" title="still being written">live</span>`}${run.kind !== "treetune" && html` <span class="badge">${run.kind}</span>`}<${Tags} run=${run} /></th>
         <td class="c-taskset" title=${run.taskset}>${lastPart(run.taskset)}</td><td class="c-model">${run.model}</td>
-        <td class="right strong c-mean">${number(run.mean)} <small>± ${number(run.stderr == null ? null : 1.96 * run.stderr)}</small></td>
+        <td class="right strong c-mean">${number(run.mean)} <small title="standard error">± ${number(run.stderr)}</small></td>
         <td class="c-spark"><${Spark} values=${run.spark || []} /></td>
         <td class="right c-pass"><${PassAt} rates=${run.pass_at} /></td>
         <td class="right c-tasks">${count(run.tasks)}</td><td class="right c-rollouts">${count(run.rollouts)}<span class="unit"> rollouts</span></td>

@@ -18,7 +18,7 @@ export function Suspicious({ run, info, params, version }) {
       <span><b>${count(rule.count)}</b> ${rule.rule}</span><small>${rule.means}</small>${rule.count > 0 && rule.remedy && html`<small class="remedy">${rule.remedy}</small>`}</button>`)}</div>
     <div class="under"><span>${plural(rows.length, "suspicion")}${params.rule ? ` of ${params.rule}` : ""} · ${plural(data.checked, "rollout")} looked at${data.left ? `, ${count(data.left)} not` : ""}</span></div>
     <div class="table"><${Recycled} name=${`suspicious ${run} ${params.rule || ""}`} count=${rows.length} height=${narrow ? 58 : 34} tabindex="0" role="list" aria-label="Suspicious rollouts"
-      row=${(at) => html`<a class="suspect-row" role="listitem" href=${link(["run", run, "at", rows[at].at])}><span class="c-task">${rows[at].task}<small>/${rows[at].rollout}</small></span><${Reward} value=${rows[at].reward} span=${span} /><span class="badge">${rows[at].rule}</span><span class="why" dir="auto">${visible(rows[at].why)}</span></a>`} />
+      row=${(at) => html`<a class="suspect-row" role="listitem" href=${link(["run", run, "at", rows[at].at], { rule: params.rule || "all" })}><span class="c-task">${rows[at].task}<small>/${rows[at].rollout}</small></span><${Reward} value=${rows[at].reward} span=${span} /><span class="badge">${rows[at].rule}</span><span class="why" dir="auto">${visible(rows[at].why)}</span></a>`} />
       ${!rows.length && html`<p class="none">Nothing suspicious was found.</p>`}</div>
   </section>`;
 }

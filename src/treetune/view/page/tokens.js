@@ -5,6 +5,7 @@ import { html, pure } from "./html.js";
 import { Instead, useAnswer } from "./answer.js";
 import { change, read } from "./address.js";
 import { count, number, percent, plural, visible } from "./format.js";
+import { Minimap } from "./minimap.js";
 
 const LEAST = 300;
 const MOST = 600;
@@ -73,6 +74,18 @@ function Sequence({ sequence, which, total, way, onHover }) {
   const sampled = sequence.mask.reduce((sum, each) => sum + each, 0);
   const known = sequence.logprobs.length ? sequence.logprobs.filter((_, at) => sequence.mask[at]) : [];
   const mean = known.length ? known.reduce((sum, each) => sum + each, 0) / known.length : null;
+  const box = useRef(null);
+  // The block first, which then has its tokens.
+  const goTo = (at) => {
+    const which = blocks(sequence).findIndex(([from, to]) => at >= from && at < to);
+    box.current.children[which]?.scrollIntoView({ block: "center" });
+    setTimeout(() => {
+      const token = box.current?.querySelector(`[data-at="${at}"]`);
+      token?.scrollIntoView({ block: "center" });
+      token?.classList.add("found");
+      onHover(describe(sequence, at));
+    }, 120);
+  };
   const over = (event) => {
     const at = event.target.dataset?.at;
     if (at !== undefined) onHover(describe(sequence, Number(at)));
@@ -83,7 +96,8 @@ function Sequence({ sequence, which, total, way, onHover }) {
       ${mean != null && html`<span title="how many tokens the policy in effect chose among">mean logprob ${number(mean)}, perplexity ${number(Math.exp(-mean), 2)}</span>`}
       ${sequence.realigned > 0 && html`<span class="badge warn" title="prompts that go on from the sampled tokens though the template would write them otherwise">realigned ${sequence.realigned}×</span>`}
       ${!sequence.logprobs.length && html`<span class="badge">no logprobs</span>`}</header>
-    <div class="tokens" tabindex="0" role="group" aria-label="Tokens" onMouseOver=${over}>
+    ${sequence.logprobs.length > 40 && html`<${Minimap} sequence=${sequence} onPick=${goTo} />`}
+    <div class="tokens" ref=${box} tabindex="0" role="group" aria-label="Tokens" onMouseOver=${over}>
       ${blocks(sequence).map(([from, to]) => html`<${Block} key=${from} sequence=${sequence} from=${from} to=${to} way=${way} />`)}
     </div>
   </section>`;

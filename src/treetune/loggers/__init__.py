@@ -1,0 +1,91 @@
+"""Where else a run is told to, beside its folder: Weights & Biases, MLflow, TensorBoard.
+
+    loggers = open_loggers(["wandb"])            # refused where the package is not installed
+    loggers.start(About("runs/x", config, Path("runs/x")))
+    loggers.log({"reward/gsm8k": 0.4}, step=10)
+    loggers.finish(figures_of(run.summary), samples_of(run))
+
+Each logs as its own variables say (WANDB_MODE, MLFLOW_TRACKING_URI). One that fails says so once, and is left out from
+then on: no run fails by it. A new one is a module here, and a line in `LOGGERS`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from treetune.errors import MissingExtraError, UnknownNameError, described
+
+LOGGERS = {"wandb": "WandbLogger", "mlflow": "MlflowLogger", "tensorboard": "TensorboardLogger"}
+"""Each with its class, in the module of its name; the package that it needs, and the extra, have that name too."""
+
+Sample = dict[str, Any]
+
+
+class About(msgspec.Struct, frozen=True):
+    """What is logged."""
+
+    name: str
+    config: dict[str, Any]
+    folder: Path
+    """Its run folder."""
+
+
+class Logger(Protocol):
+    def start(self, about: About) -> None: ...
+    def log(self, figures: dict[str, float], step: int) -> None:
+        """Points of curves; steps may come in any order."""
+        ...
+
+    def finish(self, figures: dict[str, float], samples: list[Sample], interrupted: bool) -> None:
+        """What it came to, and some of its rollouts."""
+        ...
+
+
+class Loggers:
+    """Several as one, which raise nothing."""
+
+    def __init__(self, loggers: dict[str, Logger]) -> None:
+        self._loggers = loggers
+
+    def __bool__(self) -> bool:
+        return bool(self._loggers)
+
+    def start(self, about: About) -> None:
+        self._each(lambda logger: logger.start(about))
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        self._each(lambda logger: logger.log(figures, step))
+
+    def finish(
+        self, figures: dict[str, float] | None = None, samples: Iterable[Sample] = (), interrupted: bool = False
+    ) -> None:
+        rows = list(samples)
+        self._each(lambda logger: logger.finish(figures or {}, rows, interrupted))
+
+    def _each(self, act: Callable[[Logger], None]) -> None:
+        for name, logger in list(self._loggers.items()):
+            try:
+                act(logger)
+            except Exception as error:
+                del self._loggers[name]
+                warnings.warn(f"nothing more is logged to {name}: {described(error)}", stacklevel=3)
+
+
+def open_loggers(names: Iterable[str]) -> Loggers:
+    """Refuses a name that is none, and one whose package is not installed."""
+    opened: dict[str, Logger] = {}
+    for name in dict.fromkeys(names):
+        if name not in LOGGERS:
+            raise UnknownNameError.of("logger", name, LOGGERS)
+        found = find_spec(name)
+        if found is None or found.origin is None:  # a folder of that name, as W&B makes one, is no package
+            raise MissingExtraError.of(name, name)
+        opened[name] = getattr(import_module(f"treetune.loggers.{name}"), LOGGERS[name])()
+    return Loggers(opened)
