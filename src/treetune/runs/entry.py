@@ -144,7 +144,7 @@ def text_length(block: bytes | bytearray, start: int, stop: int) -> int:
     return (tokens - 1 if tokens > start else stop) - start
 
 
-def ends_with_tokens(block: bytes, end: int, start: int = 0) -> bool:
+def ends_with_tokens(block: bytes | bytearray, end: int, start: int = 0) -> bool:
     """Whether what follows this end of the text of a line is its last field: so where the one before it is there."""
     return block.rfind(b'"timing":{', max(start, end - _TIMING), end) > 0
 
