@@ -57,7 +57,7 @@ def use(folder: Path) -> dict[str, Any]:
     asked: dict[str, Callable[[], Any]] = {
         "sort groups by variance": sort,
         "filter: reward<0.5 & source=gsm8k": lambda: run.fits("reward<0.5 & source=gsm8k"),
-        "filter: answer~17 | mixed": lambda: run.fits("answer~17 | mixed"),
+        "filter: answer~17, or mixed": lambda: run.fits("answer~17 | mixed"),
         f"search: {WORD}": lambda: run.fits(f'"{WORD}"'),
         f"search: {RARE}": lambda: run.fits(f'"{RARE}"'),
         "search: a word that nobody says": lambda: run.fits('"incontrovertible"'),
