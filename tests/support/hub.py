@@ -5,7 +5,8 @@
         subprocess.run(command, env={**os.environ, **hub.environment(home)})
 
 It speaks the part of the hub's API that `datasets.load_dataset` and `snapshot_download` use: a file at a revision,
-whole or in ranges; the files of a folder; the commit behind a revision.
+whole or in ranges; the files of a folder; the commit behind a revision. And, for who has its `token`, the part that
+pushes: making a repository, large files by git-lfs, commits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import json
 import re
 import threading
+from base64 import b64decode
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +26,9 @@ from urllib.parse import unquote
 ROUTE = re.compile(
     r"(?:/api)?(?:/datasets|/models)?/(?P<repo>[^/]+/[^/]+)"  # the files of a model stand at the top
     r"(?:/(?P<kind>resolve|tree|revision)/(?P<revision>[^/]+)(?:/(?P<path>.+))?)?"
+)
+WRITE = re.compile(
+    r"(?:/api)?/datasets/(?P<repo>[^/]+/[^/]+)/(?P<what>preupload/main|commit/main|info/lfs/objects/batch)"
 )
 RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
@@ -37,6 +42,13 @@ class Hub:
         """Every (method, path) asked of this hub; a request meant for another host has its whole URL as path."""
         self.gated: set[str] = set()
         """Repositories whose terms nobody has accepted."""
+        self.token = "hf_stand_in"
+        """Of the user who may write to the repositories of `owner`."""
+        self.owner = "me"
+        self.private: set[str] = set()
+        """Repositories that were made as private ones."""
+        self.large: dict[str, bytes] = {}
+        """Files that were sent by git-lfs, by their sha256."""
         self.commits: dict[str, dict[str, bytes]] = {}
         self.commit = self.push()
         """What `main` is: one sha for all repositories, a function of their content."""
@@ -110,6 +122,29 @@ class Hub:
         siblings = [{"rfilename": name} for name in files]
         return "application/json", commit, json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode()
 
+    def create(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Makes an empty repository; FileExistsError where there is one already."""
+        repo = f"{asked.get('organization') or self.owner}/{asked['name']}"
+        folder = self.folder / repo
+        if folder.exists():
+            raise FileExistsError(repo)
+        folder.mkdir(parents=True)
+        if asked.get("private") or asked.get("visibility") == "private":
+            self.private.add(repo)
+        return {"url": f"{self.url}/datasets/{repo}", "id": repo}
+
+    def take(self, repo: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+        """Makes a commit of what is on the lines."""
+        for line in lines:
+            value = line["value"]
+            if line["key"] in ("file", "lfsFile"):
+                file = self.folder / repo / value["path"]
+                file.parent.mkdir(parents=True, exist_ok=True)
+                of_lfs = line["key"] == "lfsFile"
+                file.write_bytes(self.large[value["oid"]] if of_lfs else b64decode(value["content"]))
+        self.push()
+        return {"commitUrl": f"{self.url}/datasets/{repo}/commit/{self.commit}", "commitOid": self.commit}
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -145,6 +180,62 @@ class Handler(BaseHTTPRequestHandler):
         return self.reply(206, body[start:stop], {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(body)}"})
 
     do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        self.hub.requests.append((self.command, self.path))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)) or self.read_chunks()
+        path = self.path.partition("?")[0]
+        if path == "/api/validate-yaml":
+            return self.tell({"errors": [], "warnings": []})
+        if self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+            return self.reply(401, b"{}", {"Content-Type": "application/json"})
+        if path == "/api/repos/create":
+            try:
+                return self.tell(self.hub.create(json.loads(body)))
+            except FileExistsError as repo:
+                told = {"error": "You already created this dataset repo", "url": f"{self.hub.url}/datasets/{repo}"}
+                return self.reply(409, json.dumps(told).encode(), {"Content-Type": "application/json"})
+        if not (route := WRITE.fullmatch(path)):
+            return self.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
+        repo = route["repo"].removesuffix(".git")
+        if not repo.startswith(f"{self.hub.owner}/"):
+            return self.reply(403, b'{"error": "You are not allowed to write here"}', {})
+        if route["what"] == "commit/main":
+            return self.tell(self.hub.take(repo, [json.loads(line) for line in body.splitlines()]))
+        asked = json.loads(body)
+        if route["what"] == "preupload/main":
+            large = (".parquet", ".jsonl", ".png")
+            modes = {file["path"]: "lfs" if file["path"].endswith(large) else "regular" for file in asked["files"]}
+            files = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
+            return self.tell({"files": files})
+        objects = [
+            {**each, "actions": {"upload": {"href": f"{self.hub.url}/lfs/{each['oid']}"}}} for each in asked["objects"]
+        ]
+        return self.tell({"transfer": "basic", "objects": objects})
+
+    def do_PUT(self) -> None:
+        """A large file, by its sha256."""
+        self.hub.requests.append((self.command, self.path))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)) or self.read_chunks()
+        name = self.path.rpartition("/")[2]
+        if hashlib.sha256(body).hexdigest() != name:
+            return self.reply(400, b"", {})
+        self.hub.large[name] = body
+        return self.reply(200, b"", {})
+
+    def read_chunks(self) -> bytes:
+        """A body of unknown length, as clients stream one."""
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return b""
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def tell(self, found: dict[str, Any]) -> None:
+        self.reply(200, json.dumps(found).encode(), {"Content-Type": "application/json"})
 
     def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)

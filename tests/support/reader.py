@@ -60,6 +60,8 @@ WHY_NOT = {
     r"vf-eval|verifiers:": "needs verifiers; tests/trainers/test_verifiers_export.py",
     r"AgentBench|agentbench:|os_interaction/": "needs a checkout of AgentBench; tests/builtin/test_agentbench.py",
     r"^treetune \w+ harbor": "needs tasks of Harbor's and a sandbox; tests/builtin/test_harbor.py",
+    r"--log (wandb|mlflow)": "needs their packages; tests/loggers/test_loggers_real.py",
+    r"treetune push": "needs a token of the hub; tests/rows/test_push.py",
     r"local:path": "needs the weights of a model; tests/evaluation/test_local_model.py",
     r"guess-a-number --http|treetune probe": "needs the package just made; tests/cli/test_init.py",
 }

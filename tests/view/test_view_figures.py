@@ -124,8 +124,8 @@ def test_an_empty_run_is_shown_as_one(tmp_path):
         assert (row["rollouts"], row["mean"], row["model"]) == (0, None, "made")
         run = server.ask("run", run=0)
         assert (run["timeline"], run["sources"], run["steps"], run["by_tokens"]) == ([], [], [], [])
-        assert server.ask("groups", run=0) == {"total": 0, "matching_rollouts": 0, "rows": []}
-        assert server.ask("rollouts", run=0, query="failed") == {"total": 0, "rows": []}
+        assert server.ask("groups", run=0) == {"total": 0, "matching_rollouts": 0, "rows": [], "read": 1.0}
+        assert server.ask("rollouts", run=0, query="failed") == {"total": 0, "rows": [], "read": 1.0}
         assert server.ask("suspicious", run=0)["checked"] == 0
 
 

@@ -32,6 +32,7 @@ VERBS = {
     "train": ("train:train_command", "Train on any tasks with verl, SkyRL, TRL, slime or AReaL: config, data, start."),
     "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),
     "convert": ("build:convert_command", "Write tasks as another trainer's rows, or a run as a log of Inspect."),
+    "push": ("push:push_command", "Push tasks, built into rows, or a run to the hub, with a card."),
     "export": ("export:export_app", "Write a TARGET as a package of another ecosystem's: verifiers, prime-rl."),
     "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
     "register": ("register:register_command", "Run a register of servers, for machines that share no folder."),

@@ -71,7 +71,7 @@ TASKS = ("taskset", "train_tasks", "val_tasks")
 """The groups in which a TARGET's own keys lie: `--taskset.level 3`, `--val_tasks[0].max_rows 10`."""
 _PLAYED = (*TASKS, "sampling", "limits", "endpoint")
 OVERRIDABLE = {
-    **dict.fromkeys(("build", "export", "show", "train"), TASKS),
+    **dict.fromkeys(("build", "export", "push", "show", "train"), TASKS),
     **dict.fromkeys(("audit", "eval", "profile"), _PLAYED),
     "validate": (*TASKS, "limits"),
     "serve": (*TASKS, "limits", "endpoint"),

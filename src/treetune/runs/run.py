@@ -253,6 +253,12 @@ class Run:
 
         return pd.DataFrame(self.table())
 
+    def push_to_hub(self, repo: str, *, private: bool = False) -> str:
+        """To a dataset of the hub, `user/name`: a row for each rollout, and the files of the run. Gives its address."""
+        from treetune.runs.push import push_run
+
+        return push_run(self, repo, private)
+
     # To look at
 
     def plot(self, kind: str = "rewards") -> Plot:

@@ -26,6 +26,8 @@ from treetune.view.run_list import RunList, ShownRun, Stamp, Writers
 
 _WAIT_SECONDS = 0.7
 """How long the list waits for lines that are not known yet."""
+_FEW = 3
+"""So many runs are kept open, as somebody will look at them; of more only their lines are."""
 _VERSION = 1
 """Of what a line holds."""
 _OF_A_PART: Stamp = (-1, -1)
@@ -94,7 +96,7 @@ class Overviews:
     def _make(self, shown: ShownRun, stamp: Stamp) -> dict[str, Any]:
         row: dict[str, Any]
         try:
-            if shown.rollouts is None and stamp[0]:
+            if shown.rollouts is None and len(self._runs) > _FEW:
                 row = {**overview(shown.read()), "read": 1.0}  # read for this, and not kept
             else:
                 with shown.open() as run:
@@ -103,7 +105,7 @@ class Overviews:
             row = {**_pending(shown), "pending": False, "read": 1.0, "error": error.message}
         is_whole = row["read"] == 1.0
         self._known[shown.id] = stamp if is_whole else _OF_A_PART, row
-        if is_whole and shown.rollouts is None:
+        if is_whole and "error" not in row:
             self._keep(shown, stamp, row)
         return row
 

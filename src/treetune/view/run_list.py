@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from treetune.errors import TreetuneError, UsageError
@@ -33,6 +34,8 @@ _FRESH_SECONDS = 60.0
 _LOOK_SHARE = 0.1
 """The most of the time that looking for new runs may take."""
 
+GONE: ContextVar[threading.Event | None] = ContextVar("gone", default=None)
+"""Whether whoever asked has gone: what waits for a run then is not done."""
 Stamp = tuple[int, int]
 
 
@@ -52,6 +55,8 @@ class ShownRun:
     def open(self, follow: bool = True) -> Iterator[Run]:
         """The run with what was written since; others wait meanwhile."""
         with self._lock:
+            if (gone := GONE.get()) is not None and gone.is_set():
+                raise UsageError("nobody waits for this any more")
             self.used = time.monotonic()
             try:
                 self.stamp()  # raises where it is gone

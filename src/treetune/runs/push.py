@@ -1,0 +1,143 @@
+"""A run as a dataset of the hub: a row for each rollout, and the run's own files beside them.
+
+    Run("runs/x").push_to_hub("me/my-run")
+    load_dataset("me/my-run")["rollouts"]           # uid, reward, outcome, messages, ...
+
+The files are those of the run folder, so who downloads the repository has the run: `Run(snapshot_download(...))`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from treetune.hub import Card, check_repo, upload
+from treetune.images import name_images
+from treetune.runs.folder import CONFIG, FINGERPRINT, SUMMARY, TRACES
+from treetune.runs.images import FOLDER as IMAGES
+from treetune.runs.index import INDEX
+from treetune.runs.summary import Summary
+from treetune.task import Message
+from treetune.trace import Trace
+
+if TYPE_CHECKING:
+    from treetune.runs.run import Run
+
+ROLLOUTS = "data/rollouts-00000-of-00001.parquet"
+_AT_ONCE = 500
+
+
+def push_run(run: Run, repo: str, private: bool = False) -> str:
+    """Gives the address of the dataset."""
+    check_repo(repo)
+    with tempfile.TemporaryDirectory(prefix="treetune-push-") as folder:
+        table = Path(folder) / "rollouts.parquet"
+        write_rollouts(run, table)
+        files: dict[str, Path | bytes] = {"README.md": _card(run, repo).page(), ROLLOUTS: table}
+        for name in (CONFIG, FINGERPRINT, SUMMARY, TRACES.file, INDEX):
+            if run.path == run.folder and (run.path / name).is_file():
+                files[name] = run.path / name
+        files |= {f"{IMAGES}/{image.name}": image for image in sorted((run.path / IMAGES).glob("*"))}
+        return upload(repo, files, private=private, message=f"{len(run):,} rollouts of {run.taskset} by {run.model}")
+
+
+def write_rollouts(run: Run, path: Path) -> None:
+    """A row for each rollout, in parquet; some in memory at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    chat = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+    whole, number, text = pa.int64(), pa.float64(), pa.string()
+    schema = pa.schema(
+        {
+            **{"uid": text, "task": whole, "occurrence": whole, "rollout": whole, "step": whole, "source": text},
+            **{"model": text, "outcome": text, "reward": number, "success": pa.bool_(), "turns": whole},
+            **{"prompt_tokens": whole, "completion_tokens": whole, "seconds": number, "answer": text},
+            **{"ground_truth": text, "explanation": text, "failure": text, "messages": chat},
+            **{f"metric_{name}": number for name in run.columns.metrics},
+        }
+    )
+    traces = run.traces()
+    with pq.ParquetWriter(path, schema) as writer:
+        while some := list(islice(traces, _AT_ONCE)):
+            writer.write_table(pa.Table.from_pylist([_row(trace) for trace in some], schema))
+
+
+def _row(trace: Trace) -> dict[str, Any]:
+    truth = trace.task.ground_truth
+    return {
+        "uid": trace.uid,
+        "task": trace.task.idx,
+        "occurrence": trace.occurrence,
+        "rollout": trace.rollout,
+        "step": trace.step,
+        "source": trace.task.data_source,
+        "model": trace.model,
+        "outcome": trace.outcome.value,
+        "reward": trace.reward,
+        "success": trace.success,
+        "turns": len(trace.turns),
+        "prompt_tokens": trace.usage.prompt_tokens,
+        "completion_tokens": trace.usage.completion_tokens,
+        "seconds": trace.timing.total,
+        "answer": trace.answer,
+        "ground_truth": truth if truth is None or isinstance(truth, str) else _json(truth),
+        "explanation": trace.explanation,
+        "failure": None if trace.failure is None else f"{trace.failure.type}: {trace.failure.message}",
+        "messages": [{"role": str(message.get("role")), "content": _said(message)} for message in trace.messages],
+        **{f"metric_{name}": value for name, value in trace.metrics.items()},
+    }
+
+
+def _said(message: Message) -> str:
+    """What it says; calls of tools as JSON below that."""
+    content = name_images(message.get("content"))
+    parts = [] if content in (None, "") else [content if isinstance(content, str) else _json(content)]
+    return "\n".join([*parts, *([_json(message["tool_calls"])] if message.get("tool_calls") else [])])
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=repr).decode("utf-8", "replace")
+
+
+def _card(run: Run, repo: str) -> Card:
+    from treetune import __version__
+
+    of_ours = run.kind == "treetune"
+    origin = f"Evaluated by Treetune {__version__}" if of_ours else f"Of {run.kind}, read by Treetune {__version__}"
+    lines = [
+        f"{origin}: {len(run.groups()):,} tasks, {len(run):,} rollouts, a row each. A rollout that failed has no "
+        "reward (null); it is never a 0.",
+        "",
+        *_figures(run.summary),
+        *("", "```python", "from datasets import load_dataset", ""),
+        *(f'rollouts = load_dataset("{repo}", split="rollouts")', "```"),
+    ]
+    if of_ours:
+        lines += [
+            "",
+            f"The tasks are those of `{run.taskset}`, which scores them: `config.yaml` has it with all of its keys. A "
+            f"reward of {run.pass_threshold:g} counts as solved. The run itself is here too:",
+            *("", "```shell", f"hf download {repo} --repo-type dataset --local-dir run"),
+            *("treetune show run", "treetune eval run/config.yaml -m MODEL", "```"),
+        ]
+    title = f"{run.taskset or 'Rollouts'} by {run.model or 'a trainer'}"
+    return Card(title, {"rollouts": [ROLLOUTS]}, "\n".join(lines))
+
+
+def _figures(summary: Summary) -> Iterator[str]:
+    yield from ("| figure | value |", "|---|---|")
+    error = "" if summary.stderr is None else f" ± {summary.stderr:.4f} (standard error)"
+    if summary.mean_reward is not None:
+        yield f"| mean reward, of {summary.scored:,} scored rollouts | {summary.mean_reward:.4f}{error} |"
+    if summary.mean_reward_all is not None:
+        yield f"| over all, where a failed one counts as 0 | {summary.mean_reward_all:.4f} |"
+    for k, chance in summary.pass_at_k.items():
+        yield f"| pass@{k} | {chance:.4f} |"
+    for name, count in summary.outcomes.items():
+        yield f"| {name} | {count:,} |"
