@@ -61,9 +61,10 @@ def test_the_page_of_a_run_has_its_parts(server, traces):
     assert sum(one["rollouts"] for one in run["sources"]) == len(traces)
     assert sum(one["tasks"] for one in run["sources"]) == 30
 
-    lengths = [trace.metrics["length"] for trace in traces if "length" in trace.metrics]
+    lengths = [trace.metrics["length"] for trace in scored]  # as the summary has them
     length = next(metric for metric in run["metrics"] if metric["name"] == "length")
     assert (length["count"], length["low"], length["high"]) == (len(lengths), min(lengths), max(lengths))
+    assert length["mean"] == pytest.approx(statistics.mean(lengths))
 
     turns = Counter(len(trace.turns) for trace in traces)
     assert {one["turns"]: one["rollouts"] for one in run["by_turns"]} == turns

@@ -213,8 +213,12 @@ class Calls:
 
     def tokens(self, body: OfRollout) -> dict[str, Any]:
         with self._runs[body.run].open() as run:
-            tokenizer = self._tokenizer or tokenizer_of(run.model)
-            texts = load_texts(tokenizer) if tokenizer is not None else None
+            tokenizer, texts = self._tokenizer or tokenizer_of(run.model), None
+            try:
+                texts = load_texts(tokenizer) if tokenizer is not None else None
+            except TreetuneError:
+                if self._tokenizer is not None:  # which somebody asked for; else tokens are shown by their ids
+                    raise
             return show_tokens(run, _place(run, body), texts, tokenizer)
 
     def mark(self, body: Marked) -> dict[str, Any]:

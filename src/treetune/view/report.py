@@ -162,7 +162,7 @@ def make_page(answers: bytes) -> bytes:
     files = {name: content.decode() for name, content in page_files() if name.endswith((".js", ".css"))}
     style = files["style.css"]
     modules = {name: text for name, text in files.items() if name.endswith(".js") and name not in _LIBRARIES}
-    scripts = [_closed(files[name]) for name in _LIBRARIES] + [_closed(bundle("app.js", modules))]
+    scripts = [_escape_ends(files[name]) for name in _LIBRARIES] + [_escape_ends(bundle("app.js", modules))]
     policy = _POLICY.format(scripts=" ".join(map(_hash, scripts)), styles=_hash(style))
     *libraries, script = scripts
     head = (
@@ -180,7 +180,7 @@ def make_page(answers: bytes) -> bytes:
     return head.encode() + data + tail.encode()
 
 
-def _closed(script: str) -> str:
+def _escape_ends(script: str) -> str:
     """A script in which no text looks like the end of one."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 

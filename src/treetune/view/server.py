@@ -87,20 +87,20 @@ class ViewServer:
         end = asyncio.ensure_future(request.receive())  # of the connection, as the whole body is there
         end.add_done_callback(lambda end: None if end.cancelled() else gone.set())
         try:
-            with _told():
+            with _errors_as_answers():
                 answer: bytes = await call(self._calls.answer, request.path.removeprefix("/api/"), request.body)
             return answer
         finally:
             end.cancel()
 
     async def _export(self, request: HttpRequest) -> Parts:
-        with _told():
+        with _errors_as_answers():
             selection = await call(self._calls.select, request.body)
         return Parts(_in_threads(selection), b"application/octet-stream")
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_as_answers() -> Iterator[None]:
     """What is wrong, with its remedy, as an answer that a page shows."""
     try:
         yield
