@@ -35,8 +35,12 @@ class Selection:
         self._places = [run.columns.places(name)[self._rows].tolist() for name in ("offset", "length")]
         self._table: dict[str, Any] = {}
         if format == "parquet":
-            self._table = {name: np.asarray(values, object)[self._rows] for name, values in run.table().items()}
+            self._table = {name: self._chosen(values) for name, values in run.table().items()}
         self._file = os.open(run.folder / TRACES.file, os.O_RDONLY)
+
+    def _chosen(self, values: Any) -> Any:
+        """Of a column of numbers, or of a list of texts."""
+        return values[self._rows] if isinstance(values, np.ndarray) else [values[at] for at in self._rows.tolist()]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -104,10 +108,8 @@ class Selection:
         writer.close()
 
 
-def _array(values: np.ndarray[Any, Any]) -> Any:
-    """A column of texts, or of numbers without NaN."""
+def _array(values: Any) -> Any:
+    """A column of numbers without NaN, or of texts."""
     import pyarrow as pa
 
-    if any(isinstance(value, str) for value in values):
-        return pa.array([None if value is None else str(value) for value in values], pa.string())
-    return pa.array(np.asarray([np.nan if value is None else value for value in values], np.float64), from_pandas=True)
+    return pa.array(values, from_pandas=True) if isinstance(values, np.ndarray) else pa.array(values, pa.string())
