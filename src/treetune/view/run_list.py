@@ -95,8 +95,10 @@ class ShownRun:
             self._reader.start()
 
     def close(self) -> None:
-        with self._lock:
+        """Where nobody is at it."""
+        if self._lock.acquire(blocking=False):
             self._run = None
+            self._lock.release()
 
     @property
     def share_read(self) -> float:

@@ -22,7 +22,6 @@ from treetune.runs.eval_log import write_eval_log
 from treetune.runs.images import bring_back
 from treetune.trace import Trace, decode_trace
 
-FORMATS = ("jsonl", "parquet", "eval")
 _BATCH = 1000
 _PART = 1 << 20
 
