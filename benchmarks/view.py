@@ -24,6 +24,7 @@ from benchmarks.made_run import RARE, ROLLOUTS, WORD, make_run
 from benchmarks.measure import Cost, cost, show
 from benchmarks.rollouts import ROLLOUTS as EVALUATED
 from benchmarks.rollouts import ours as evaluate
+from benchmarks.view_server import Served
 from treetune.evaluation import TRACES, Run
 from treetune.runs.folder import CONFIG
 from treetune.runs.index import IndexWriter
@@ -56,7 +57,7 @@ def use(folder: Path) -> dict[str, Any]:
     asked: dict[str, Callable[[], Any]] = {
         "sort groups by variance": sort,
         "filter: reward<0.5 & source=gsm8k": lambda: run.fits("reward<0.5 & source=gsm8k"),
-        "filter: answer~17 | mixed": lambda: run.fits("answer~17 | mixed"),
+        "filter: answer~17, or mixed": lambda: run.fits("answer~17 | mixed"),
         f"search: {WORD}": lambda: run.fits(f'"{WORD}"'),
         f"search: {RARE}": lambda: run.fits(f'"{RARE}"'),
         "search: a word that nobody says": lambda: run.fits('"incontrovertible"'),
@@ -167,9 +168,29 @@ def measure(folder: Path) -> None:
     for name, spent in used["costs"].items():
         show(f"view: {name}", Cost(*spent), target=targets[name.split()[0].rstrip(":")])
     print(f"the process that holds the run: {used['megabytes']:.0f} MB at most, target 200 MB")
+    measure_server(folder)
     written, whole = index_cost(folder), cost(evaluate, repeat=5, per=EVALUATED)
     share = f"{written.cpu / whole.cpu:.1%} of a rollout's {whole.cpu * 1e6:.0f} us, by CPU"
     show("view: the index, written for one rollout", written, target="2 %", note=share)
+
+
+def measure_server(folder: Path) -> None:
+    """What a page waits for."""
+    by_variance = {"run": 0, "sort": "variance", "descending": True, "count": 100}
+    with Served(folder) as served:
+        served.ask("groups", **by_variance)
+        show("view: from the command to the first groups in a page", served.since_start(), target="2 s")
+        asked: dict[str, tuple[str, dict[str, Any]]] = {
+            "groups by variance, a hundred": ("groups", by_variance),
+            "groups of a filter": ("groups", {**by_variance, "query": "reward<0.5 & source=gsm8k"}),
+            "the page of a run": ("run", {"run": 0}),
+            "one rollout": ("rollout", {"run": 0, "at": 5000}),
+            f"the rollouts that say {RARE}": ("rollouts", {"run": 0, "query": f'"{RARE}"'}),
+            "what is suspicious, a first look": ("suspicious", {"run": 0}),
+        }
+        for name, (call, body) in asked.items():
+            show(f"view: {name}, over HTTP", min(served.ask(call, **body) for _ in range(3)))
+        print(f"the server of the viewer: {served.megabytes():.0f} MB at most, target 200 MB")
 
 
 if __name__ == "__main__":

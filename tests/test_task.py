@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune import Task
+from treetune import Outcome, Task, Trace, Turn
 from treetune.task import canonical
+from treetune.trace import Failure
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(),
@@ -85,3 +86,20 @@ def test_a_subclass_survives_json_as_its_own_type(walls, prompt):
     except UnicodeEncodeError:
         return
     assert msgspec.json.decode(encoded, type=Maze) == maze
+
+
+def test_a_task_is_shown_in_a_line_with_what_is_set():
+    task = Task(prompt="What is 2 + 3?", reward_spec={"ground_truth": "5"}, data_source="sums")
+    assert repr(task) == "Task(prompt='What is 2 + 3?', ground_truth='5', data_source='sums')"
+    assert repr(Task()) == "Task()"
+    long = Task(prompt=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "why " * 100}])
+    assert repr(long).startswith("Task(prompt='why why")
+    assert len(repr(long)) < 90
+
+
+def test_a_trace_is_shown_in_a_line():
+    task = Task(prompt="What?", idx=4, data_source="sums")
+    trace = Trace(task=task, uid=task.uid, rollout=1, reward=0.5, turns=[Turn(), Turn()], answer="42")
+    assert repr(trace) == "Trace(task 4 of sums, rollout 1: completed, reward 0.5, 2 turns, '42')"
+    trace.fail(Outcome.TIMEOUT, Failure("TimeoutError", "no end after 5 seconds", "step", ""))
+    assert repr(trace) == "Trace(task 4 of sums, rollout 1: timeout, no reward, 2 turns, 'no end after 5 seconds')"

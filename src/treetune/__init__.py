@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from treetune.trace import Trace as Trace
     from treetune.trace import Turn as Turn
 
-__version__ = "0.1.0"
+    __version__: str
 
 _HOMES = {
     name: module
@@ -81,11 +81,23 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _read_version()
     if name not in _HOMES:
         raise AttributeError(f"module 'treetune' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"treetune.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _read_version() -> str:
+    """Of the package as it is installed; it comes from the tag of a release."""
+    from importlib.metadata import PackageNotFoundError, version  # 40 ms that few need
+
+    try:
+        return version("treetune")
+    except PackageNotFoundError:  # a source folder on the path
+        return "0+source"
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ import hashlib
 import re
 import struct
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from treetune.task import Message
@@ -225,3 +225,14 @@ def name_images(content: Any) -> Any:
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
         shown.append(str(text) if url is None else f"[image: {describe(url)}]")
     return "\n".join(shown)
+
+
+def name_all(value: Any) -> Any:
+    """Any value with the images in it named in the place of their bytes, however deep they lie."""
+    if isinstance(value, str):
+        return f"[image: {describe(value)}]" if value.startswith("data:image/") else value
+    if isinstance(value, bytes):
+        return f"[{len(value)} bytes]"
+    if isinstance(value, Mapping):
+        return {key: name_all(item) for key, item in value.items()}
+    return [name_all(item) for item in value] if isinstance(value, list | tuple) else value

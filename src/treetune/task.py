@@ -52,6 +52,14 @@ def begins_answer(messages: Sequence[Message]) -> bool:
     return bool(messages) and messages[-1].get("role") == "assistant"
 
 
+def shorten(value: Any, most: int = 60) -> str:
+    """A value for people: cut short, and images by name."""
+    from treetune.images import name_all
+
+    text = repr(name_all(value))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     idx: int = -1
     """Its position in the taskset, set by the taskset when the task is drawn: `taskset[task.idx] == task`."""
@@ -90,6 +98,17 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ground_truth(self) -> Any:
         return self.reward_spec.get("ground_truth")
+
+    def __repr__(self) -> str:
+        """What is set, each value cut short, and images by name."""
+        from treetune.images import name_images
+
+        asked = name_images(self.prompt[-1].get("content")) if isinstance(self.prompt, list) and self.prompt else None
+        shown: dict[str, Any] = {"idx": self.idx, "prompt": asked or self.prompt, "ground_truth": self.ground_truth}
+        shown |= {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("idx", "prompt")}
+        shown["reward_spec"] = {key: value for key, value in self.reward_spec.items() if key != "ground_truth"}
+        told = [f"{name}={shorten(value)}" for name, value in shown.items() if value not in (None, "", [], {}, -1)]
+        return f"{type(self).__name__}({', '.join(told)})"
 
     @property
     def uid(self) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from treetune.errors import place_of
 from treetune.judgement import Judgement
 from treetune.policy import Usage
-from treetune.task import Message, Task, begins_answer, without_surrogates
+from treetune.task import Message, Task, begins_answer, shorten, without_surrogates
 from treetune.tokens import Tokens
 from treetune.tools import ToolCall
 
@@ -162,6 +162,15 @@ class Trace(msgspec.Struct, kw_only=True):
     """Where the seconds went."""
     tokens: Tokens | None = None
     """Present where the policy gives token ids. The last field: what stands before it in a line is text."""
+
+    def __repr__(self) -> str:
+        """What it was and came to, in a line."""
+        came_to = f"reward {self.reward:g}" if self.reward is not None else "no reward"
+        turns = f"{len(self.turns)} turn{'s' if len(self.turns) != 1 else ''}"
+        said = self.failure.message if self.failure is not None else self.answer
+        more = f", {shorten(said)}" if said else ""
+        of = f"task {self.task.idx} of {self.task.data_source or 'no source'}"
+        return f"Trace({of}, rollout {self.rollout}: {self.outcome.value}, {came_to}, {turns}{more})"
 
     @property
     def scored(self) -> bool:

@@ -256,6 +256,9 @@ def test_the_demo_shows_command_lines_and_what_they_print(treetune, tmp_path):
     assert [line.split()[0] for line in lines] == ["show", "eval", "eval", "eval", "build", "build", "init"]
     assert re.search(r"-m scripted:gold .*\n(.*\n)+?mean reward +1\.0000", result.out)
     assert re.search(r"-m scripted:echo .*\n(.*\n)+?mean reward +0\.0000", result.out)
+    mean, error = re.search(r"-m scripted:p=0\.7 .*\n(?:.*\n)+?mean reward +(\S+) ± (\S+)", result.out).groups()
+    assert abs(float(mean) - 0.7) < 0.015  # right 7 times in 10, and it looks like it
+    assert float(error) < 0.02
     assert re.findall(r"200 rows  (miss|hit)", result.out) == ["miss", "hit"]
     folders = re.findall("run folder: (.*)", result.out)
     assert len(folders) == 3
@@ -264,7 +267,7 @@ def test_the_demo_shows_command_lines_and_what_they_print(treetune, tmp_path):
 
 
 def test_the_lines_of_the_demo_can_be_copied(treetune, tmp_path):
-    out = treetune("demo").out
+    out = treetune("demo", "-n", 20).out
     for line in re.findall(r"\$ treetune (.*)", out):
         assert command_line.run(tmp_path / "treetune-demo", shlex.split(line), {}).code == 0
     assert treetune("build", "treetune-demo/tasks.yaml").code == 0
@@ -292,12 +295,12 @@ def test_the_demo_ends_where_one_of_its_steps_cannot_run(treetune, tmp_path):
 
 
 def test_changing_the_demos_task_changes_its_result(treetune, tmp_path):
-    assert treetune("demo", "--json").json["runs"]["scripted:gold"]["mean_reward"] == 1.0
+    assert treetune("demo", "-n", 40, "--json").json["runs"]["scripted:gold"]["mean_reward"] == 1.0
     file = tmp_path / "treetune-demo" / "count_letters.py"
     file.write_text(
         file.read_text().replace("float(found == task.ground_truth)", "0.25 * (found == task.ground_truth)")
     )
-    assert treetune("demo", "--json").json["runs"]["scripted:gold"]["mean_reward"] == 0.25
+    assert treetune("demo", "-n", 40, "--json").json["runs"]["scripted:gold"]["mean_reward"] == 0.25
 
 
 def test_every_public_name_can_be_imported():

@@ -11,7 +11,7 @@ import task_servers
 from kinds import write_targets
 from pictures import COLOURS, RED, png
 
-from treetune import Environment, Observation, Step, Task, Taskset, run_rollout
+from treetune import Environment, Observation, Run, Step, Task, Taskset, run_rollout
 from treetune.images import image_part, to_url, urls_in
 from treetune.policy import Completion
 from treetune.runs.folder import TRACES
@@ -73,6 +73,27 @@ def test_show_names_images_and_prints_none(treetune, tmp_path):
     result = treetune("show", "colours.yaml", "-n", "1")
     assert "[image: png 8 x 6, 75 bytes, " in result.out
     assert "base64" not in result.out
+
+
+def test_no_screen_shows_the_bytes_of_an_image_wherever_it_lies(treetune, tmp_path):
+    (tmp_path / "seen.py").write_text(
+        "from treetune import Task, Taskset\n"
+        f"URL = {to_url(png(COLOURS['red']))!r}\n"
+        "PART = {'type': 'image_url', 'image_url': {'url': URL}}\n"
+        "class Seen(Taskset):\n"
+        "    def load_tasks(self):\n"
+        "        yield Task(prompt=[{'role': 'user', 'content': [PART]}], extra_info={'shots': [{'url': URL}]})\n"
+        "    def reward(self, task, answer): return 1.0\n"
+        "    def gold(self, task): return [URL]\n"
+    )
+    for arguments in (("show", "seen.py:Seen"), ("eval", "seen.py:Seen", "-m", "scripted:echo", "--dry-run")):
+        shown = treetune(*arguments).out
+        assert "[image: png 8 x 6, 75 bytes, " in shown
+        assert "base64" not in shown
+    assert treetune("eval", "seen.py:Seen", "-m", "scripted:echo", "-o", "run").code == 0
+    for more in ((), ("--rollout", "0/0")):
+        assert "base64" not in treetune("show", "run", *more).out
+    assert "base64" not in repr(Run(tmp_path / "run").trace("0/0").task)
 
 
 class Gallery(Environment):

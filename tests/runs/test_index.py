@@ -127,11 +127,11 @@ def test_a_run_is_followed_while_its_index_lags_behind(tmp_path):
     assert [entry.idx for entry in run.columns.entries] == list(range(150))
 
 
-@pytest.mark.parametrize("has_index", [True, False])
-def test_a_long_run_can_be_read_a_part_at_a_time(tmp_path, monkeypatch, has_index):
+@pytest.mark.parametrize(("has_index", "block"), [(True, 5000), (False, 5000), (False, 100)])
+def test_a_long_run_can_be_read_a_part_at_a_time(tmp_path, monkeypatch, has_index, block):
     make_run(tmp_path, [[1.0] * 4] * 50)
     monkeypatch.setattr(index, "_PART", 2000)
-    monkeypatch.setattr(index, "_BLOCK", 5000)
+    monkeypatch.setattr(index, "_BLOCK", block)  # or shorter than a line
     if not has_index:
         (tmp_path / INDEX).unlink()
     run, parts = Run(tmp_path, seconds=0), 1
@@ -206,6 +206,14 @@ def test_the_index_of_a_server_moves_aside_with_its_traces_and_is_mended_after_a
     again.close()
     assert index_lines(tmp_path) == from_traces(tmp_path)
     assert [entry.idx for entry in read_entries(tmp_path)][-2:] == [99, 100]
+
+
+def test_half_of_a_surrogate_pair_which_a_model_can_sample_ends_no_run(tmp_path):
+    with RunFolder(tmp_path, TRACES) as run:
+        run.append(make_trace(0, 0, 1.0, said="half \ud83d", answer="half \ud83d"))
+        run.append(make_trace(1, 0, 1.0))
+    assert index_lines(tmp_path) == from_traces(tmp_path)
+    assert next(read_entries(tmp_path)).answer == r"half \ud83d"
 
 
 def test_a_folder_without_a_run_is_told(tmp_path):

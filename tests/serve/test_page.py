@@ -14,6 +14,9 @@ from importlib import resources
 import pytest
 from serve_process import serve
 
+from treetune.serve.host import Scored
+from treetune.serve.metrics import Metrics
+
 TROUBLE = """
 from treetune import Environment, Observation, Step, Task, Taskset
 
@@ -32,6 +35,10 @@ class Talks(Environment):
             return Step(Observation("image", PIXEL), reward=0.25)
         if action.text == "odd":
             return Step(Observation("messages", [None, "oddity"]), reward=0.1)
+        if action.text == "ls":
+            return Step("total 2\\nname      size\\na.txt       12\\nlong.txt  3456 " + "x" * 300)
+        if action.text == "prose":
+            return Step("First one line.\\nThen another one.")
         if action.text == "json":
             return Step(Observation("json", {"key": [1, None, EVIL]}))
         return Step(f"{action.type}: {action.text}", info={"note": EVIL}, done=action.text == "stop")
@@ -89,6 +96,14 @@ def opened(browser, folder, *arguments):
         page = Page(browser, server.report["http"])
         page.server = server
         yield page
+
+
+def post(url, what, body):
+    request = urllib.request.Request(
+        f"{url}/api/episode/{what}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.load(reply)
 
 
 def answer(question):
@@ -151,7 +166,9 @@ def test_what_comes_from_a_task_is_shown_and_never_run(browser, tmp_path):
     with opened(browser, tmp_path, "trouble.py:Trouble") as page:
         page.start(0)
         shown = page.sees("log", "task 0")
-        assert shown.count("<script>window.hacked = 1</script>") == 4  # the source, two contents and a role
+        assert shown.count("<script>window.hacked = 1</script>") == 3  # the source, a role and its content
+        page.browser.find_element("css selector", "#log summary").click()  # the system prompt, which is folded
+        assert page.sees("log", "system prompt").count("<script>window.hacked = 1</script>") == 4
         page.send("json")
         page.sees("log", r'"key": \[\s+1,\s+null,\s+"<script>')
         page.send("hello")
@@ -198,6 +215,43 @@ def test_what_is_not_as_it_should_be_is_shown_as_it_is_and_sums_are_round(browse
             page.sees("log", rf"turn {turn}\n.*null,\s+\"oddity\"")
         page.send("stop")
         page.sees("log", "done after 4 turns, total 0.3\n")
+
+
+@pytest.mark.slow
+def test_what_the_server_has_played_is_shown_live(browser, tmp_path):
+    with opened(browser, tmp_path, "arithmetic") as page:
+        page.sees("counts", r"^0 of [\d,]+ under way · 0 ended$")
+        for right in (0, 1):
+            page.start()
+            page.send(str(answer(page.sees("log", rf"task {right}\b.*What is")) + 1 - right))
+            page.sees("log", "done after 1 turn")
+        page.sees("counts", "2 ended · mean reward 0.5$")
+        assert page.at("recent").get_attribute("aria-label") == "the last rewards: 0, 1"
+        heights = page.runs("return [...document.querySelectorAll('#recent span')].map(bar => bar.clientHeight)")
+        assert heights[0] < heights[1]
+        begun = post(page.url, "start", {})  # a trainer plays meanwhile
+        post(page.url, "step", {"episode_id": begun["episode_id"], "action": "0"})
+        page.sees("counts", "3 ended")
+        assert page.complaints() == []
+
+
+@pytest.mark.slow
+def test_what_a_shell_prints_keeps_its_columns(browser, tmp_path):
+    (tmp_path / "trouble.py").write_text(TROUBLE)
+    fonts = "return [...document.querySelectorAll('#log pre')].at(-1).matches('.laid-out, .fixed pre')"
+    width = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    with opened(browser, tmp_path, "trouble.py:Trouble") as page:
+        page.start(0)
+        page.sees("log", "task 0")
+        page.send("ls")
+        page.sees("log", r"long\.txt  3456")
+        assert page.runs(fonts)
+        assert page.runs(width)  # a long line scrolls in its own box
+        page.send("prose")
+        page.sees("log", "Then another one")
+        assert not page.runs(fonts)
+        page.at("fixed").click()
+        assert page.runs(fonts)
 
 
 @pytest.mark.slow
@@ -278,4 +332,18 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path):
             paths = json.load(reply)["paths"]
     assert not re.search(r"(src|href)=\"?(https?:)?//", page)
     for path in re.findall(r'ask\("([^"]+)"', page):
-        assert f"/{path}" in paths
+        assert f"/{path}" in {*paths, "/metrics"}
+
+
+def test_the_last_rewards_are_kept_and_no_more():
+    metrics = Metrics(dict)
+    assert metrics.stats()["mean_reward"] is None
+    metrics.count_scored(Scored("sums", "completed", float(number % 2)) for number in range(100))
+    metrics.count_scored([Scored("sums", "timeout", None)])
+    figures = metrics.stats()
+    assert figures["mean_reward"] == 0.5
+    assert len(figures["recent"]) == 60
+    assert figures["recent"][-2:] == [
+        {"source": "sums", "outcome": "completed", "reward": 1.0},
+        {"source": "sums", "outcome": "timeout", "reward": None},
+    ]

@@ -149,7 +149,7 @@ class CpuTraining:
         }
         if url:
             settings |= {"trainer": "async", "vllm_server_base_url": url, "max_staleness": 0, "weight_sync_steps": 1}
-            settings |= {"max_inflight_tasks": PROMPTS * GROUP, "dtype": "float32", "token_budget": 2048}
+            settings |= {"max_inflight_tasks": PROMPTS * GROUP, "dtype": "float32", "token_budget": -1}
         else:
             settings["log_completions"] = "true"
         words = [f"{key}={value}" for key, value in settings.items()]
@@ -179,7 +179,8 @@ class CpuTraining:
             "steps": steps,
             "prompts": PROMPTS,
             "group": GROUP,
-            "learning_rate": 3 * RATE,  # of an adapter, not of the whole
+            "rank": 8,
+            "learning_rate": RATE,
             "max_tokens": MOST_TOKENS,
         }
         request.write_text(json.dumps(asked))
@@ -196,21 +197,54 @@ class CpuTraining:
         python, package = venvs.venv(*venvs.VERIFIERS), self.folder / "letters-env"
         self._treetune(python, "export", "verifiers", "letters.py:Letters", "--to", package)
         (name,) = (file.parent.name for file in package.glob("*/__init__.py"))
+        words = (name, url, model, str(PROMPTS), str(GROUP))
+        path = os.pathsep.join([str(SUPPORT), str(package)])
+        steps_of = (venvs.vllm_verl(), SUPPORT / "policy_step.py", model, str(GROUP), str(RATE))
         found = []
         vllm_server.load_again(url)  # whoever trained before may have left other weights in the engine than on disk
-        for step in range(steps):
-            words = (name, url, str(model), str(PROMPTS), str(GROUP), str(step * PROMPTS))
-            rollouts = venvs.run(
-                *(python, SUPPORT / "verifiers_cpu_side.py", *words),
-                cwd=TASK, PYTHONPATH=os.pathsep.join([str(SUPPORT), str(package)]), **self._caches,
-            )  # fmt: skip
-            (self.folder / "rollouts.json").write_text(rollouts)
-            with (self.folder / "rollouts.json").open() as given:
-                command = [venvs.vllm_verl(), SUPPORT / "policy_step.py", model, str(GROUP), str(RATE)]
-                said = subprocess.run(command, stdin=given, capture_output=True, text=True, check=True).stdout
-            vllm_server.load_again(url)
-            found.append({**json.loads(said), "rollouts": json.loads(rollouts)})
+        with (
+            self._asking(python, SUPPORT / "verifiers_cpu_side.py", *words, PYTHONPATH=path) as play,
+            self._asking(*steps_of) as take_step,
+        ):
+            for step in range(steps):
+                rollouts = play(step * PROMPTS)
+                found.append({**take_step(rollouts), "rollouts": rollouts})
+                vllm_server.load_again(url)
         return found
+
+    @contextlib.contextmanager
+    def _asking(self, python: Path, program: Path, *words: str | Path, **environment: str) -> Iterator[Any]:
+        """A function that asks a program, which answers each line of JSON with another."""
+        log = self.folder / f"{program.stem}.log"
+        path = os.pathsep.join([str(ROOT / "src"), environment.pop("PYTHONPATH", "")])
+        variables = {**os.environ, "HF_HUB_OFFLINE": "1", **self._caches, **environment, "PYTHONPATH": path}
+        with (
+            log.open("w") as printed,
+            subprocess.Popen(
+                [python, program, *words],
+                cwd=TASK,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=printed,
+                text=True,
+                bufsize=1,  # a line is sent as soon as it is written
+            ) as running,
+        ):
+
+            def ask(question: Any) -> Any:
+                running.stdin.write(json.dumps(question) + "\n")
+                answer = running.stdout.readline()
+                assert answer, f"{program.name} has ended:\n{log.read_text()[-6000:]}"
+                return json.loads(answer)
+
+            try:
+                yield ask
+            finally:
+                running.stdin.close()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    running.wait(30)
+                running.kill()
 
     def _treetune(self, python: Path, *arguments: str | Path, log: Path | None = None, **environment: str) -> str:
         """`treetune ARGUMENTS` where the task is; what it prints, in the end or into a file."""

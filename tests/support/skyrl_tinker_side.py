@@ -1,10 +1,11 @@
 """Real steps of SkyRL's JAX backend, on episodes that SkyRL's own generator plays: run in SkyRL's virtual environment.
 
     python skyrl_tinker_side.py REQUEST.json ANSWER.json
-    python skyrl_tinker_side.py serve MODEL PORT FOLDER
+    python skyrl_tinker_side.py serve MODEL PORT FOLDER RANK SEQUENCES
 
-The request has `model`, `files` of SkyRL's rows, `steps`, `prompts` (of a step) and `group`. SkyRL's trainer has no JAX
-backend, its Tinker API has: so the engine that the generator asks is that API's, and its rows are what is trained on.
+The request has `model`, `files` of SkyRL's rows, `steps`, `prompts` (of a step), `group` and `rank` (of the adapter).
+SkyRL's trainer has no JAX backend, its Tinker API has: so the engine that the generator asks is that API's, and its
+rows are what is trained on.
 """
 
 from __future__ import annotations
@@ -23,14 +24,12 @@ from typing import Any
 from skyrl_side import allow_typed_dicts, prompts
 from task_servers import free_port
 
-RANK = 8
 
-
-def serve(model: str, port: str, folder: str) -> None:
+def serve(model: str, port: str, folder: str, rank: str, sequences: str) -> None:
     """The API wants to be started by `uv run`, and starts its engine so: here the engine gets this Python."""
     allow_typed_dicts()
     import uvicorn
-    from skyrl.tinker import api
+    from skyrl.tinker import api, types
     from skyrl.tinker.config import EngineConfig, config_to_argv
 
     def engine_command(parent: Any, config: Any) -> list[str]:
@@ -39,13 +38,20 @@ def serve(model: str, port: str, folder: str) -> None:
         return [sys.executable, "-c", start + run, *config_to_argv(config)]
 
     api._build_uv_run_cmd_engine = engine_command
+    # The backend can train the last layer too, which the API leaves out, whatever its client asks for.
+    types.LoraConfig.model_fields["train_unembed"].default = True
+    types.LoraConfig.model_rebuild(force=True)
     api.app.state.engine_config = EngineConfig(
         base_model=model,
         backend="jax",
         checkpoints_base=f"{folder}/checkpoints",
         database_url=f"sqlite:///{folder}/tinker.db",
         # Batches are filled up to this number: each other number would be compiled anew.
-        backend_config={"max_lora_adapters": 4, "max_lora_rank": RANK, "sample_max_num_sequences": 16},
+        backend_config={
+            "max_lora_adapters": 4,
+            "max_lora_rank": int(rank),
+            "sample_max_num_sequences": int(sequences),
+        },
     )
     uvicorn.run(api.app, host="127.0.0.1", port=int(port), log_level="warning")
 
@@ -99,7 +105,7 @@ def train(request: dict[str, Any], url: str) -> list[dict[str, Any]]:
     engine = Engine(tokenizer, request["max_tokens"])
     generator = SkyRLGymGenerator(config.generator, config.environment.skyrl_gym, engine, tokenizer)
     service = tinker.ServiceClient(base_url=url, api_key="tml-none")
-    policy = service.create_lora_training_client(base_model=request["model"], rank=RANK)
+    policy = service.create_lora_training_client(base_model=request["model"], rank=request["rank"], seed=0)
     rows, group, steps = prompts(request), request["group"], []
     for step in range(request["steps"]):
         engine.client = policy.save_weights_and_get_sampling_client(name=f"step-{step}")
@@ -175,7 +181,8 @@ def main(request: dict[str, Any]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, __file__, "serve", request["model"], str(port), folder]
+        sizes = (request["rank"], request["prompts"] * request["group"])
+        command = [sys.executable, __file__, "serve", request["model"], str(port), folder, *map(str, sizes)]
         server = subprocess.Popen(command, env={**os.environ, "JAX_PLATFORMS": "cpu"})
         try:
             while True:

@@ -23,12 +23,17 @@ from trl.experimental import async_grpo
 
 from treetune.trainers.trl import run as running
 
+LOOKED_AT = 3
+"""Versions of the weights that are kept."""
+
 
 class WeightsInFolder:
     """Writes the weights where vLLM has loaded them from, and asks it to load them again."""
 
     def __init__(self, url, folder):
-        self.url, self.folder, self.sent = url, Path(folder), 0
+        self.url, self.folder = url, Path(folder)
+        self.sent = []
+        """The first weights, by which the first samples are looked at."""
 
     def init_weight_transfer(self):
         requests.get(f"{self.url}/health", timeout=60).raise_for_status()
@@ -43,17 +48,18 @@ class WeightsInFolder:
         weights = {name: tensor.detach().contiguous().clone() for name, tensor in iterator}
         save_file(weights, self.folder / "model.safetensors", metadata={"format": "pt"})
         vllm_server.load_again(self.url)
-        self.sent += 1
+        if len(self.sent) < LOOKED_AT:
+            self.sent.append(weights)
 
     def destroy(self): ...
 
 
-def stand_in_for_a_gpu(url, folder):
+def stand_in_for_a_gpu(transfer):
     from trl_async_side import FlashAttention
 
     torch.cuda.get_device_name = lambda *_: "cpu"
     async_grpo.packing._flash_attn = lambda: FlashAttention
-    async_grpo.AsyncGRPOTrainer = partial(async_grpo.AsyncGRPOTrainer, weight_transfer=WeightsInFolder(url, folder))
+    async_grpo.AsyncGRPOTrainer = partial(async_grpo.AsyncGRPOTrainer, weight_transfer=transfer)
 
 
 def note_samples(seen):
@@ -75,19 +81,27 @@ def note_samples(seen):
     RolloutWorker.start = start_noting
 
 
-def largest_difference(model, samples):
-    """Between the logprobs that vLLM gave with the first weights, and those that the trainer's model has with them. The
-    first samples are from those: the first step is taken on them. Later ones may be from weights that are newer than
-    their version, which TRL raises after the server has them."""
+def compare(model, sent, samples, batch):
+    """By which weights the samples of the first two batches were sampled: the versions of each batch, and the largest
+    difference between a logprob that vLLM gave and the one that the nearest of those weights give."""
     differences = []
-    for sample in samples[:16]:
-        ids = torch.tensor([list(sample.input_ids)])
-        logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-        ours = logprobs.gather(1, ids[0, 1:, None])[:, 0]
-        mine = torch.tensor([*sample.completion_mask])[1:].bool()
-        theirs = torch.tensor([*sample.old_log_probs])[1:]
-        differences.append((ours[mine] - theirs[mine]).abs().max().item())
-    return max(differences)
+    for weights in sent:
+        model.load_state_dict(weights)
+        differences.append([_difference(model, sample) for sample in samples[: 2 * batch]])
+    nearest = [torch.stack(one).min(0) for one in zip(*differences, strict=True)]
+    versions = [
+        sorted({version + 1 for one in nearest[first : first + batch] for version in one.indices.tolist()})
+        for first in range(0, len(nearest), batch)
+    ]
+    return versions, max(one.values.max().item() for one in nearest)
+
+
+def _difference(model, sample):
+    ids = torch.tensor([list(sample.input_ids)])
+    logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+    ours = logprobs.gather(1, ids[0, 1:, None])[:, 0]
+    mine = torch.tensor([*sample.completion_mask])[1:].bool()
+    return (ours - torch.tensor([*sample.old_log_probs])[1:])[mine].abs()
 
 
 @torch.no_grad()
@@ -96,7 +110,8 @@ def main(answer, *arguments):
     before = AutoModelForCausalLM.from_pretrained(given["model"], dtype=torch.float32)
     seen = []
     if given.get("trainer") == "async":
-        stand_in_for_a_gpu(given["vllm_server_base_url"], given["model"])
+        transfer = WeightsInFolder(given["vllm_server_base_url"], given["model"])
+        stand_in_for_a_gpu(transfer)
         note_samples(seen)
     with torch.enable_grad():
         trainer = running.run(arguments)
@@ -108,10 +123,10 @@ def main(answer, *arguments):
         "finite": all(bool(torch.isfinite(new).all()) for new in trainer.model.parameters()),
     }
     if seen:
-        found["difference"] = largest_difference(before, seen)
-        found["rewards"] = [sample.metrics["reward"] for sample in seen]
+        batch = int(given["per_device_train_batch_size"])
+        found["sampled_by"], found["difference"] = compare(before, transfer.sent, seen, batch)
         found["versions"] = sorted({sample.model_version for sample in seen})
-        found["sent"] = trainer.weight_transfer.sent if hasattr(trainer, "weight_transfer") else None
+        found["rewards"] = [sample.metrics["reward"] for sample in seen]
     Path(answer).write_text(json.dumps(found))
 
 

@@ -73,9 +73,12 @@ def viewing(*paths, token=None, tokenizer=None):
     def run(work):
         return asyncio.run_coroutine_threadsafe(work, loop).result(60)
 
-    server = ViewServer(RunList(paths), Access(token=token), tokenizer)
+    runs = RunList(paths)
+    server = ViewServer(runs, Access(token=token), tokenizer)
     try:
-        yield Viewing(run(server.start("127.0.0.1:0")), token)
+        opened = Viewing(run(server.start("127.0.0.1:0")), token)
+        opened.runs = runs
+        yield opened
     finally:
         run(server.close())
         loop.call_soon_threadsafe(loop.stop)

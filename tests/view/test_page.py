@@ -76,7 +76,6 @@ def test_runs_are_a_table_that_sorts_and_filters(page):
     page.waits(lambda: len(page.all("table.runs tbody tr")) == 1, "one run")
     assert "filter=step200" in page.hash
     assert page.text("table.runs tbody") != ""
-    page.sees(".curve figcaption", "steps of the training")
 
 
 def test_a_run_has_tags(page, folder):
@@ -120,10 +119,15 @@ def test_a_bar_of_the_histogram_leads_to_its_rollouts(page):
     assert "reward>=0 & reward<0.05" in page.hash.replace("+", " ")
 
 
-def test_runs_of_a_training_are_a_curve_over_steps(page):
+def test_a_training_is_a_curve_over_its_steps(page, browser, folder):
     page.go("/run/2", until=".u-legend")
     assert "step" in page.text(".u-legend")
     assert "essays" in page.text(".u-legend")
+    with view("trained", folder=folder) as address:
+        alone = Page(browser, address)
+        alone.sees(".figures", "Mean reward")
+        alone.go("/", until=".curve .u-over")
+        alone.sees(".curve figcaption", "steps of the training")
 
 
 # 3. Groups

@@ -61,9 +61,10 @@ def test_the_page_of_a_run_has_its_parts(server, traces):
     assert sum(one["rollouts"] for one in run["sources"]) == len(traces)
     assert sum(one["tasks"] for one in run["sources"]) == 30
 
-    lengths = [trace.metrics["length"] for trace in traces if "length" in trace.metrics]
+    lengths = [trace.metrics["length"] for trace in scored]  # as the summary has them
     length = next(metric for metric in run["metrics"] if metric["name"] == "length")
     assert (length["count"], length["low"], length["high"]) == (len(lengths), min(lengths), max(lengths))
+    assert length["mean"] == pytest.approx(statistics.mean(lengths))
 
     turns = Counter(len(trace.turns) for trace in traces)
     assert {one["turns"]: one["rollouts"] for one in run["by_turns"]} == turns
@@ -124,8 +125,8 @@ def test_an_empty_run_is_shown_as_one(tmp_path):
         assert (row["rollouts"], row["mean"], row["model"]) == (0, None, "made")
         run = server.ask("run", run=0)
         assert (run["timeline"], run["sources"], run["steps"], run["by_tokens"]) == ([], [], [], [])
-        assert server.ask("groups", run=0) == {"total": 0, "matching_rollouts": 0, "rows": []}
-        assert server.ask("rollouts", run=0, query="failed") == {"total": 0, "rows": []}
+        assert server.ask("groups", run=0) == {"total": 0, "matching_rollouts": 0, "rows": [], "read": 1.0}
+        assert server.ask("rollouts", run=0, query="failed") == {"total": 0, "rows": [], "read": 1.0}
         assert server.ask("suspicious", run=0)["checked"] == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -226,3 +227,20 @@ def test_two_who_compare_the_same_runs_never_wait_for_each_other(server):
         pairs = [[0, 1], [1, 0]] * 4
         found = list(threads.map(lambda runs: server.ask("compare", runs=runs)[0]["before"], pairs))
     assert found == [0, 1] * 4
+
+
+def test_what_nobody_waits_for_any_more_is_not_done(server, monkeypatch):
+    from treetune.view import calls
+
+    done, list_groups = [], calls.list_groups
+    monkeypatch.setattr(calls, "list_groups", lambda run, *rest: done.append(rest[0]) or list_groups(run, *rest))
+    body = b'{"run": 0, "query": "left"}'
+    head = f"POST /api/groups HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    host, port = server.host.split(":")
+    with server.runs[0].open():  # busy with something that takes long
+        with socket.create_connection((host, int(port))) as typed:  # somebody who types another query
+            typed.sendall(head + body)
+            time.sleep(0.5)
+        time.sleep(0.5)
+    assert server.ask("groups", run=0, query="failed")["rows"] is not None
+    assert done == ["failed"]

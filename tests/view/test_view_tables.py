@@ -216,6 +216,15 @@ def test_tokens_have_texts_where_a_tokenizer_is_named(viewed, tmp_path):
         assert first["texts"] == [f"w{number}" for number in first["ids"]]
 
 
+def test_a_tokenizer_that_cannot_be_read_is_said_where_it_was_asked_for(viewed, tmp_path):
+    make_run(tmp_path / "run", [[1.0]], model=f"local:{tmp_path}")
+    (tmp_path / "tokenizer.json").write_text("no tokenizer")
+    with viewing(tmp_path / "run") as server:
+        assert server.ask("tokens", run=0, at=0)["tokenizer"] is None
+    with viewing(viewed / "a", tokenizer=str(tmp_path)) as server:
+        assert server.refused("tokens", run=0, at=0)
+
+
 def test_words_of_queries_are_told_for_completion(server):
     words = server.ask("words")
     assert {"reward", "turns", "tokens"} <= set(words["numbers"])

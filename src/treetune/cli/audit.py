@@ -17,7 +17,8 @@ from rich.text import Text
 from treetune import audit, evaluation
 from treetune.cli import options
 from treetune.cli.options import Json, Target, option, read_overrides, without_none
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import convert, load_yaml, to_plain, with_overrides
 from treetune.errors import UsageError
 from treetune.host import Host, LocalHost, always

@@ -11,7 +11,8 @@ import typer
 from rich.filesize import decimal
 
 from treetune.cli.options import CacheDir, Json, option
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UnknownNameError, UsageError
 from treetune.judges.verdicts import KeptVerdicts

@@ -34,7 +34,9 @@ MODELS = {
 
 def demo_command(
     output: Annotated[Path, option("Where its files go.", "-o", "--output")] = Path("treetune-demo"),
-    num_tasks: Annotated[int, option("How many tasks to evaluate.", "-n", "--num-tasks", min=1)] = 40,
+    num_tasks: Annotated[
+        int | None, option("How many tasks to evaluate (40; 500 where chance plays).", "-n", "--num-tasks", min=1)
+    ] = None,
     train: Annotated[bool, option("Train a tiny model too: a minute more (extra `trl`)", "--train")] = False,
     json: Json = False,
 ) -> None:
@@ -61,7 +63,8 @@ def demo_command(
         screen.say("3. Evaluated, by scripts that stand in for a model", "bold")
         for model, about in MODELS.items():
             screen.say(f"# {model} is {about}")
-            _run(screen, "eval", TARGET, "-m", model, "-n", str(num_tasks), "-r", "2")
+            count = num_tasks or (500 if "p=" in model else 40)  # as many as it takes to look like 0.7
+            _run(screen, "eval", TARGET, "-m", model, "-n", str(count), "-r", "2")
             folder = max(Path("runs").iterdir(), key=os.path.getmtime)
             summary = msgspec.json.decode((folder / "summary.json").read_bytes())
             figures = {name: summary[name] for name in ("mean_reward", "mean_reward_all", "stderr")}

@@ -15,12 +15,14 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.evaluation import Evaluation, Summary, Tally, is_run
 from treetune.trace import Outcome, Trace
 
 _PLAIN_SECONDS = 5.0
 _LATEST = 8
+_NARROW = 70
 
 _COLOURS = {
     Outcome.COMPLETED: "green",
@@ -45,8 +47,11 @@ class Display:
         self._total = min(known) * config.num_rollouts if known else None
         self._next = time.monotonic() + _PLAIN_SECONDS
         self._latest: deque[Text] = deque(maxlen=_LATEST)
-        state, times = TextColumn("{task.fields[state]}"), (TimeElapsedColumn(), TimeRemainingColumn())
-        self._progress = Progress(BarColumn(bar_width=None), MofNCompleteColumn(), state, *times, console=screen)
+        counts = (MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
+        # A narrow terminal has room for the figures only.
+        bar, times = BarColumn(bar_width=None), (TimeElapsedColumn(), TimeRemainingColumn())
+        columns = counts if screen.width < _NARROW else (bar, *counts, *times)
+        self._progress = Progress(*columns, console=screen)
         self._bar = self._progress.add_task("", total=self._total, completed=done, state="")
         settings = [f"{key}={value}" for key, value in evaluation.overridden().items()]
         above = Text("\n".join([*([f"run {place}"] if place else []), *settings]))
@@ -91,9 +96,11 @@ def _rollout_line(trace: Trace) -> Text:
         what = f"{failure.type} at {failure.place}: {failure.message}" if failure.place else failure.message
     what = what.partition("\n")[0]
     return Text.assemble(
+        # The reward early: a narrow terminal cuts the end.
         f"task {trace.task.idx:<6} r{trace.rollout:<3} ",
+        f"{'-' if trace.reward is None else format(trace.reward, '.2f'):>6}  ",
         (f"{trace.outcome.value:<18}", _COLOURS.get(trace.outcome, "red")),
-        f"{'-' if trace.reward is None else format(trace.reward, '.2f'):>6}  {trace.timing.total:7.2f}s  ",
+        f"{trace.timing.total:7.2f}s  ",
         what if len(what) <= 80 else what[:79] + "…",
         no_wrap=True,
     )

@@ -14,9 +14,11 @@ from treetune.cli.compare import plain_comparison, show_comparison
 from treetune.cli.completion import complete_model, complete_target
 from treetune.cli.display import Display, finish, run_to_end, runs_table, show_warnings, summary_table
 from treetune.cli.options import TARGET, Json, option, read_overrides, without_none
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
+from treetune.images import name_all
 from treetune.loggers import open_loggers
 from treetune.target import is_server, read_target
 
@@ -190,7 +192,7 @@ def _show_plans(plans: list[evaluating.Plan], json: bool) -> int:
     for evaluation, first in found:
         config = evaluation.config
         screen.say(dump_yaml(evaluation.resolved()))
-        screen.say(f"first task: {first.messages}")
+        screen.say(f"first task: {name_all(first.messages)}")
         screen.say(f"would run {config.num_tasks or 'all'} tasks x {config.num_rollouts} rollouts; nothing was run")
     return 0
 

@@ -15,7 +15,8 @@ from rich.text import Text
 from treetune import ready
 from treetune.cli import options
 from treetune.cli.options import Json, option
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import defaults_of, field_docs, load_yaml
 from treetune.errors import TreetuneError, described
 from treetune.plugins import Registry, environments, find_ready, tasksets, tools

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import msgspec
@@ -14,8 +14,6 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn
 from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
 
 # Newer releases of typer carry their own click, older ones use the installed one: this is the base in either.
 CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -87,16 +85,6 @@ class Screen(Console):
     def progress(self, *columns: ProgressColumn) -> Progress:
         """A bar that goes away when the work is done; none where nobody watches."""
         return Progress(*columns, console=self, transient=True, disable=not self.is_terminal)
-
-
-def make_table(rows: Iterable[Sequence[str | Text]], headings: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
-    """A table without lines. Text is shown as it is; the headings in `right` stand above numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=bool(headings))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return table
 
 
 def report_error(message: str, remedy: str | None, code: int, as_json: bool) -> int:

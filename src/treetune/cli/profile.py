@@ -15,7 +15,8 @@ from treetune import evaluation as evaluating
 from treetune.cli import options
 from treetune.cli.evaluate import play
 from treetune.cli.options import Json, option, read_overrides, without_none
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.errors import UsageError
 from treetune.target import read_target
 from treetune.task import digest

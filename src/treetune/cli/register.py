@@ -17,7 +17,8 @@ from rich.text import Text
 
 from treetune import serve
 from treetune.cli.options import JsonWhenReady, OpenAccess, option
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.errors import UsageError
 from treetune.host import Info
 
@@ -81,9 +82,8 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
         state = Text(health.state, style=_COLOURS[health.state])
         detail = ", ".join(filter(None, ["needs a token" if entry.needs_token else "", health.detail]))
         rows.append((_clean(entry.name), _clean(addresses), tasks, episodes, state, _clean(detail)))
-    table = make_table(rows, ("name", "address", "tasks", "episodes", "health", ""))
-    table.columns[1].no_wrap = True  # an address that is cut is none
-    return screen.print(table)
+    headings = ("name", "address", "tasks", "episodes", "health", "")
+    return screen.print(make_table(rows, headings, whole=("address",)))  # an address that is cut is none
 
 
 def _clean(text: str) -> str:

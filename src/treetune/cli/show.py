@@ -17,7 +17,7 @@ from treetune.cli.show_run import show_rollout, show_rollouts
 from treetune.config import to_plain
 from treetune.errors import TreetuneError, UsageError, user_code
 from treetune.evaluation import ask_server, find_served, means_run, no_run, read_taskset, render
-from treetune.images import has_images, name_images
+from treetune.images import has_images, name_all, name_images
 from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
 from treetune.runs.places import find_run, open_run
@@ -134,5 +134,5 @@ def _as_text(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value):
         return "".join(f"\n[{message['role']}] {name_images(message.get('content'))}" for message in value)
     if isinstance(value, list):
-        return "".join(f"\n{number}. {item}" for number, item in enumerate(value, 1))
-    return str(value)
+        return "".join(f"\n{number}. {name_all(item)}" for number, item in enumerate(value, 1))
+    return str(name_all(value))

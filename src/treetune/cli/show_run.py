@@ -8,7 +8,8 @@ from typing import Any
 from rich.padding import Padding
 from rich.text import Text
 
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.config import to_plain
 from treetune.environment import Rendered
 from treetune.evaluation import Entry, Run

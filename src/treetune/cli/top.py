@@ -14,7 +14,8 @@ from rich.text import Text
 
 from treetune import serve
 from treetune.cli.options import Json, Token, option
-from treetune.cli.output import Screen, make_table, print_json
+from treetune.cli.output import Screen, print_json
+from treetune.cli.tables import make_table
 from treetune.errors import UsageError
 from treetune.evaluation import find_served
 from treetune.target import is_server, load_taskset

@@ -127,7 +127,7 @@ def entry_of(trace: Trace, offset: int, line: bytes) -> Entry:
     return _make(trace, offset, len(line), text_length(line, 0, len(line)))
 
 
-def glance(block: bytes, start: int, stop: int, offset: int) -> Entry:
+def glance(block: bytes | bytearray, start: int, stop: int, offset: int) -> Entry:
     """That of the line from `start` to `stop`, whoever wrote it, which stands at this offset of its file. Raises
     `msgspec.MsgspecError` where it is damaged."""
     end = start + text_length(block, start, stop)
@@ -136,7 +136,7 @@ def glance(block: bytes, start: int, stop: int, offset: int) -> Entry:
     return _make(_decode(block[start:stop]), offset, stop - start, end - start)
 
 
-def text_length(block: bytes, start: int, stop: int) -> int:
+def text_length(block: bytes | bytearray, start: int, stop: int) -> int:
     """How long the line from `start` to `stop` is without its tokens."""
     if block.endswith(_NO_TOKENS, start, stop):
         return stop - start - len(_NO_TOKENS)
@@ -144,7 +144,7 @@ def text_length(block: bytes, start: int, stop: int) -> int:
     return (tokens - 1 if tokens > start else stop) - start
 
 
-def ends_with_tokens(block: bytes, end: int, start: int = 0) -> bool:
+def ends_with_tokens(block: bytes | bytearray, end: int, start: int = 0) -> bool:
     """Whether what follows this end of the text of a line is its last field: so where the one before it is there."""
     return block.rfind(b'"timing":{', max(start, end - _TIMING), end) > 0
 

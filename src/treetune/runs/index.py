@@ -12,24 +12,32 @@ the index only saves reading them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from treetune.runs.entry import Entry, entry_of, glance
+from treetune.task import without_surrogates
 from treetune.trace import Trace
 
 INDEX = "index.jsonl"
-_PART, _BLOCK = 1 << 19, 1 << 22
+_PART, _BLOCK = 1 << 19, 1 << 20
 """Bytes of entries, and of traces, that are read at once."""
 _AT_ONCE = 64
 """Entries that are written at once."""
 
 _decoder = msgspec.json.Decoder(Entry)
-encode = msgspec.json.Encoder().encode_lines
-"""Entries as lines of the index."""
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+def encode(entries: Sequence[Entry]) -> bytes:
+    """A line of the index each. What no text can hold is written out, as it is in the trace."""
+    try:
+        return _encode_lines(entries)
+    except UnicodeEncodeError:
+        return _encode_lines([without_surrogates(msgspec.to_builtins(entry)) for entry in entries])
 
 
 class IndexWriter:
@@ -117,19 +125,24 @@ class IndexReader:
 
     def read_traces(self, file: int) -> Iterator[list[Entry]]:
         """Those of the traces that come after."""
-        block = b""
-        while part := os.pread(file, _BLOCK, self.end + len(block)):
-            block += part
-            whole = block.rfind(b"\n") + 1
+        block, held = bytearray(_BLOCK), 0  # one for all: gigabytes that are allocated cost more than they are worth
+        while True:
+            with memoryview(block) as view, view[held:] as free:
+                if not (read := os.preadv(file, [free], self.end + held)):
+                    return
+            held += read
+            whole = block.rfind(b"\n", 0, held) + 1
             if whole:
                 found = list(entries_in(block, self.end, whole))
-                self.end += whole
-                block = block[whole:]
+                block[: held - whole] = block[whole:held]
+                self.end, held = self.end + whole, held - whole
                 if found:
                     yield found
+            elif held == len(block):  # a line that is longer
+                block.extend(bytes(held))
 
 
-def entries_in(lines: bytes, offset: int, stop: int | None = None) -> Iterator[Entry]:
+def entries_in(lines: bytes | bytearray, offset: int, stop: int | None = None) -> Iterator[Entry]:
     """Those of whole lines of traces, the first of which stands at that offset; a damaged one has none."""
     start, stop = 0, len(lines) if stop is None else stop
     while start < stop:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
 """Seconds up to which each bucket of the latencies goes."""
-
+RECENT = 60
+"""So many of the last rewards are kept, for the page at `/`."""
 
 COUNTS = {
     "stragglers": "Rollouts cancelled because their group had enough",
@@ -71,6 +72,8 @@ class Metrics:
         """Tasks handed out, by source."""
         self.ended: defaultdict[str, Ended] = defaultdict(Ended)
         """Rollouts and episodes, by source."""
+        self.recent: deque[tuple[str, str, float | None]] = deque(maxlen=RECENT)
+        """The last of them: source, outcome and reward."""
         self.counts: Counter[str] = Counter()
         """What happened to rollouts and groups by what their trainer asked for: stragglers, pauses, dropped groups."""
         self._told: dict[str, Ended] = {}
@@ -89,6 +92,7 @@ class Metrics:
     def count_scored(self, scored: Iterable[Scored]) -> None:
         for one in scored:
             self.ended[one.source].add(one)
+            self.recent.append((one.source, one.outcome, one.reward))
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -109,13 +113,15 @@ class Metrics:
 
     def stats(self) -> dict[str, Any]:
         """All of it, as plain values."""
-        served = sum(self.sources.values())
+        served, scored = sum(self.sources.values()), sum(ended.scored for ended in self.ended.values())
         return {
             "uptime": time.time() - self.began,
             "requests": dict(self.requests),
             "errors": dict(self.errors),
             "malformed": self.malformed,
             "outcomes": dict(self.outcomes),
+            "mean_reward": sum(ended.rewards for ended in self.ended.values()) / scored if scored else None,
+            "recent": [dict(zip(("source", "outcome", "reward"), one, strict=True)) for one in self.recent],
             "counts": dict(self.counts),
             "sources": {
                 name: {

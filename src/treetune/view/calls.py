@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from treetune.evaluation import Run, render
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS
 from treetune.runs.marks import Word, write_mark, write_tags
 from treetune.runs.query import WORDS
+from treetune.runs.rolling import EARLIER
 from treetune.serve import encode, read_body
 from treetune.view.comparisons import compare_runs, rollouts_of
 from treetune.view.figures import details, steps_of
@@ -135,16 +135,15 @@ class Calls:
         return {"place": self._runs.place, "runs": rows, "curve": self._curve(rows)}
 
     def _curve(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """The steps of a training that several runs are of: those of one taskset, of which most have steps."""
-        of = Counter(row["fingerprint"] for row in rows if row["steps"])
-        if not of:
+        """The steps of the one training that is shown: a run with steps, and a server's `earlier` ones below it."""
+        trained = [self._runs[row["id"]] for row in rows if row["steps"]]
+        folders = {shown.path.parent if shown.path.name == EARLIER else shown.path for shown in trained}
+        if len(folders) != 1:
             return None
-        fingerprint, _ = of.most_common(1)[0]
         steps: dict[int, dict[str, Any]] = {}
-        for row in rows:
-            if row["steps"] and row["fingerprint"] == fingerprint:
-                with self._runs[row["id"]].open() as run:
-                    steps |= {step["step"]: step for step in steps_of(run.columns)}
+        for shown in sorted(trained, key=lambda shown: shown.path.name != EARLIER):
+            with shown.open() as run:
+                steps |= {step["step"]: step for step in steps_of(run.columns)}
         return [steps[step] for step in sorted(steps)]
 
     def changes(self, body: Known) -> dict[str, Any]:
@@ -176,15 +175,19 @@ class Calls:
         shown = self._runs[body.run]
         with shown.open() as run:
             row = self._overviews.row(shown)
-            return {**(row or {}), **details(run)}
+            return {**(row or {}), **details(run), "read": shown.share_read}
 
     def groups(self, body: OfTable) -> dict[str, Any]:
-        with self._runs[body.run].open() as run:
-            return list_groups(run, body.query, body.sort or "task", body.descending, body.start, body.count)
+        shown = self._runs[body.run]
+        with shown.open() as run:
+            found = list_groups(run, body.query, body.sort or "task", body.descending, body.start, body.count)
+            return {**found, "read": shown.share_read}  # of a part, the page asks again
 
     def rollouts(self, body: OfTable) -> dict[str, Any]:
-        with self._runs[body.run].open() as run:
-            return list_rollouts(run, body.query, body.sort, body.descending, body.start, body.count)
+        shown = self._runs[body.run]
+        with shown.open() as run:
+            found = list_rollouts(run, body.query, body.sort, body.descending, body.start, body.count)
+            return {**found, "read": shown.share_read}
 
     def suspicious(self, body: OfRun) -> dict[str, Any]:
         return self._suspicions.answer(self._runs[body.run])
@@ -210,8 +213,12 @@ class Calls:
 
     def tokens(self, body: OfRollout) -> dict[str, Any]:
         with self._runs[body.run].open() as run:
-            tokenizer = self._tokenizer or tokenizer_of(run.model)
-            texts = load_texts(tokenizer) if tokenizer is not None else None
+            tokenizer, texts = self._tokenizer or tokenizer_of(run.model), None
+            try:
+                texts = load_texts(tokenizer) if tokenizer is not None else None
+            except TreetuneError:
+                if self._tokenizer is not None:  # which somebody asked for; else tokens are shown by their ids
+                    raise
             return show_tokens(run, _place(run, body), texts, tokenizer)
 
     def mark(self, body: Marked) -> dict[str, Any]:

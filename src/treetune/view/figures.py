@@ -106,7 +106,7 @@ def details(run: Run) -> dict[str, Any]:
         "warnings": [*run.warnings, *(summary.warnings if (summary := run.written_summary()) is not None else ())],
         "histogram": _histogram(columns.reward),
         "sources": _sources(columns),
-        "metrics": [_metric(name, columns.numbers(name)) for name in columns.metrics],
+        "metrics": [_metric(name, columns.numbers(name)[~np.isnan(columns.reward)]) for name in columns.metrics],
         "by_turns": _by_turns(columns),
         "by_tokens": _by_tokens(columns),
         "timeline": timeline(columns),

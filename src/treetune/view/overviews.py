@@ -26,6 +26,8 @@ from treetune.view.run_list import RunList, ShownRun, Stamp, Writers
 
 _WAIT_SECONDS = 0.7
 """How long the list waits for lines that are not known yet."""
+_FEW = 3
+"""So many runs are kept open, as somebody will look at them; of more only their lines are."""
 _VERSION = 1
 """Of what a line holds."""
 _OF_A_PART: Stamp = (-1, -1)
@@ -67,7 +69,7 @@ class Overviews:
         live = (writers or Writers()).has(shown)
         if found is None:  # what was true a moment ago, or what the summary says
             known = self._known.get(shown.id)
-            found = known[1] if known is not None else _pending(shown)
+            found = known[1] if known is not None else _row_of_summary(shown)
         return {**about, **found, "live": live, "tags": read_tags(shown.path)}
 
     def is_current(self, shown: ShownRun) -> bool:
@@ -94,16 +96,16 @@ class Overviews:
     def _make(self, shown: ShownRun, stamp: Stamp) -> dict[str, Any]:
         row: dict[str, Any]
         try:
-            if shown.rollouts is None and stamp[0]:
+            if shown.rollouts is None and len(self._runs) > _FEW:
                 row = {**overview(shown.read()), "read": 1.0}  # read for this, and not kept
             else:
                 with shown.open() as run:
                     row = {**overview(run), "read": shown.share_read}
         except TreetuneError as error:
-            row = {**_pending(shown), "pending": False, "read": 1.0, "error": error.message}
+            row = {**_row_of_summary(shown), "pending": False, "read": 1.0, "error": error.message}
         is_whole = row["read"] == 1.0
         self._known[shown.id] = stamp if is_whole else _OF_A_PART, row
-        if is_whole and shown.rollouts is None:
+        if is_whole and "error" not in row:
             self._keep(shown, stamp, row)
         return row
 
@@ -165,7 +167,7 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-def _pending(shown: ShownRun) -> dict[str, Any]:
+def _row_of_summary(shown: ShownRun) -> dict[str, Any]:
     """What its summary says, where there is one. It has no rollouts yet, so that whoever asks for changes is told when
     it has."""
     row = {**_NOTHING, "pending": True}

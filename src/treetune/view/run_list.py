@@ -12,10 +12,12 @@ opened the last are kept, as many as hold some hundred thousand rollouts.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from treetune.errors import TreetuneError, UsageError
@@ -33,6 +35,11 @@ _FRESH_SECONDS = 60.0
 _LOOK_SHARE = 0.1
 """The most of the time that looking for new runs may take."""
 
+_LOCK = re.compile(r"^\d+: FLOCK .* \w+:\w+:(\d+) ", re.M)
+"""A line of /proc/locks: a lock that somebody holds, on a file known by its inode."""
+
+GONE: ContextVar[threading.Event | None] = ContextVar("gone", default=None)
+"""Whether whoever asked has gone: what waits for a run then is not done."""
 Stamp = tuple[int, int]
 
 
@@ -52,6 +59,8 @@ class ShownRun:
     def open(self, follow: bool = True) -> Iterator[Run]:
         """The run with what was written since; others wait meanwhile."""
         with self._lock:
+            if (gone := GONE.get()) is not None and gone.is_set():
+                raise UsageError("nobody waits for this any more")
             self.used = time.monotonic()
             try:
                 self.stamp()  # raises where it is gone
@@ -156,8 +165,8 @@ class RunList:
             before = len(self._runs)
             for top in self._paths:
                 for place in _places(top):
-                    if place.path not in self._known:
-                        self._known.add(place.path)
+                    if (known := place.path.resolve()) not in self._known:
+                        self._known.add(known)
                         name = _name(place.path, top, len(self._paths) > 1)
                         self._runs.append(ShownRun(len(self._runs), place, name))
             self._next_look = began + (time.monotonic() - began) / _LOOK_SHARE
@@ -175,7 +184,7 @@ class RunList:
 
 def _name(path: Path, top: Path, several: bool) -> str:
     """Short, and not that of another one."""
-    if path == top:
+    if path == top or not path.is_relative_to(top):
         return str(path) if several else path.resolve().name
     return str(path.relative_to(top.parent if several else top))
 
@@ -196,7 +205,7 @@ class Writers:
     def __init__(self) -> None:
         self._locked: set[int] | None = None
         with suppress(OSError), open("/proc/locks") as file:
-            self._locked = {int(line.split()[5].rpartition(":")[2]) for line in file if " FLOCK " in line}
+            self._locked = {int(inode) for inode in _LOCK.findall(file.read())}
 
     def has(self, shown: ShownRun) -> bool:
         try:

@@ -8,7 +8,9 @@ The pages may run only their own scripts and ask only this server; text of model
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +20,7 @@ from treetune.serve import Access, HttpError, HttpRequest, JsonApp, Listener, Pa
 from treetune.threads import call
 from treetune.view.calls import Calls
 from treetune.view.pages import TYPES, read_page
-from treetune.view.run_list import RunList
+from treetune.view.run_list import GONE, RunList
 from treetune.view.selection import Selection
 
 log = logging.getLogger("treetune.view")
@@ -80,18 +82,25 @@ class ViewServer:
         return content
 
     async def _call(self, request: HttpRequest) -> bytes:
-        with _told():
-            answer: bytes = await call(self._calls.answer, request.path.removeprefix("/api/"), request.body)
-        return answer
+        gone = threading.Event()
+        GONE.set(gone)
+        end = asyncio.ensure_future(request.receive())  # of the connection, as the whole body is there
+        end.add_done_callback(lambda end: None if end.cancelled() else gone.set())
+        try:
+            with _errors_as_answers():
+                answer: bytes = await call(self._calls.answer, request.path.removeprefix("/api/"), request.body)
+            return answer
+        finally:
+            end.cancel()
 
     async def _export(self, request: HttpRequest) -> Parts:
-        with _told():
+        with _errors_as_answers():
             selection = await call(self._calls.select, request.body)
         return Parts(_in_threads(selection), b"application/octet-stream")
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_as_answers() -> Iterator[None]:
     """What is wrong, with its remedy, as an answer that a page shows."""
     try:
         yield

@@ -36,7 +36,10 @@ _FIRST_SECONDS, _SLICE_SECONDS, _IDLE_SECONDS = 1.0, 0.2, 30.0
 
 class SuspicionSearch:
     def __init__(self) -> None:
-        self._columns: Columns | None = None
+        self._begin(None)
+
+    def _begin(self, columns: Columns | None) -> None:
+        self._columns = columns
         self._order: Codes = np.zeros(0, np.int64)
         self._done = self._known = 0
         self._found: list[tuple[int, str, str]] = []
@@ -46,8 +49,7 @@ class SuspicionSearch:
         """Looks at more of the rollouts, for about so long."""
         until = time.monotonic() + seconds
         if self._columns is not run.columns:  # another file took the place of the one that was looked at
-            self.__init__()  # type: ignore[misc]
-            self._columns = run.columns
+            self._begin(run.columns)
         if self._known < len(run):
             new = _order(run, self._known)
             self._order = np.concatenate([self._order[self._done :], new])

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from treetune.errors import MissingExtraError
+from treetune.errors import MissingExtraError, UsageError
 from treetune.rows.prompt_lengths import load_tokenizer
 
 Texts = Callable[[list[int]], list[str]]
@@ -49,5 +49,8 @@ def _load_decoder(name: str) -> Callable[[int], str]:
         from tokenizers import Tokenizer
     except ImportError:
         raise MissingExtraError.of("tokenizers", "local") from None
-    tokenizer: Any = Tokenizer.from_file(str(file))
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(file))
+    except Exception as error:  # of no type of its own
+        raise UsageError(f"{file} is no tokenizer: {error}") from None
     return lambda one: str(tokenizer.decode([one], skip_special_tokens=False))

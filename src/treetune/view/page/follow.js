@@ -9,6 +9,8 @@ const EVERY = 2000;
 const SOON = 300; // while a run is being read
 let state = { answer: null, error: null, lost: false };
 const listeners = new Set();
+const touched = new Map();
+let before = [];
 
 function set(change) {
   state = { ...state, ...change };
@@ -27,7 +29,11 @@ async function look() {
   const known = Object.fromEntries(state.answer.runs.map((run) => [run.id, run.rollouts]));
   try {
     const { changed, new_runs: fresh } = await ask("changes", { runs: known });
-    if (changed.length || fresh) await refresh();
+    // What changed until just now may have been answered in part: it is looked at once more.
+    const ids = new Set([...changed, ...before]);
+    before = changed;
+    ids.forEach((id) => touched.set(id, (touched.get(id) || 0) + 1));
+    if (ids.size || fresh) await refresh();
     else if (state.lost) set({ lost: false });
   } catch {
     set({ lost: true });
@@ -56,7 +62,7 @@ export function useRuns() {
 }
 
 export function versionOf(run) {
-  return run ? `${run.rollouts} ${run.read ?? 1}` : "";
+  return run ? `${run.rollouts} ${run.read ?? 1} ${touched.get(run.id) || 0}` : "";
 }
 
 export function useRun(id) {

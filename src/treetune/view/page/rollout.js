@@ -3,10 +3,11 @@
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { change, go, link } from "./address.js";
-import { Instead, forget, useAnswer } from "./answer.js";
+import { AGAIN, Instead, forget, useAnswer } from "./answer.js";
 import { ask } from "./api.js";
 import { Chat } from "./chat.js";
 import { Facts } from "./facts.js";
+import { useRun } from "./follow.js";
 import { number, signed, visible } from "./format.js";
 import { orderOf } from "./groups.js";
 import { announce, useKeys } from "./keys.js";
@@ -20,8 +21,8 @@ function GroupCells({ run, group, at, span, params, tab }) {
     class=${`${cellClass(cell, span)}${cell.at === at ? " on" : ""}`} title=${cellTitle(cell)} aria-label=${cellTitle(cell)} aria-current=${cell.at === at ? "page" : null}>${cellText(cell)}</a>`)}</nav>`;
 }
 
-function Rendered({ rendered, markdown }) {
-  if (!rendered) return null;
+function Rendered({ rendered, why, markdown }) {
+  if (!rendered) return why ? html`<p class="absent">The environment's own drawing is not shown: ${visible(why)}</p>` : null;
   const short = rendered.text.split("\n").length <= 24;
   return html`<details class="card rendered" open=${short}><summary>As the environment shows it</summary><${Text} text=${rendered.text} markdown=${markdown || rendered.kind === "markdown"} data=${rendered.kind !== "markdown"} /></details>`;
 }
@@ -42,6 +43,13 @@ export function Rollout({ run, at, tab, info, params, version }) {
   const name = /^\d+$/.test(at) ? { at: Number(at) } : { name: at };
   const [marked, setMarked] = useState(0);
   const { data, error } = useAnswer("rollout", { run, ...name }, `${version} ${marked}`);
+  // The run has it, but the server has not read so far yet.
+  const known = useRun(run)?.rollouts;
+  const unread = !data && known > Number(at) && /no rollout/.test(error?.message);
+  useEffect(() => {
+    const timer = unread ? setTimeout(() => setMarked((times) => times + 1), AGAIN) : 0;
+    return () => clearTimeout(timer);
+  }, [error]);
   const markdown = params.md !== "0" && Boolean(params.md);
   const tokens = tab === "tokens";
   const tail = tokens ? ["tokens"] : [];
@@ -84,10 +92,10 @@ export function Rollout({ run, at, tab, info, params, version }) {
     if (data) announce(`task ${data.entry.task}, rollout ${data.entry.rollout}, ${data.entry.outcome}, reward ${number(data.entry.reward)}`);
     document.getElementById("main")?.scrollTo(0, 0);
   }, [data?.at]);
-  if (!data) return html`<${Instead} error=${error} />`;
+  if (!data) return html`<${Instead} error=${unread ? null : error} />`;
   const { entry, trace } = data;
   const span = spanOf(info);
-  const listed = params.row != null || params.nth != null;
+  const inList = params.row != null || params.nth != null;
   return html`<section class="page rollout" aria-labelledby="title">
     <header class="rollout-head">
       <div class="line"><h1 id="title" tabindex="-1">Task ${entry.task < 0 ? entry.uid.slice(0, 8) : entry.task} <small>rollout ${entry.rollout}</small></h1>
@@ -95,7 +103,7 @@ export function Rollout({ run, at, tab, info, params, version }) {
         ${entry.advantage != null && html`<span class="badge" title="the reward less the mean of the group">advantage ${signed(entry.advantage)}</span>`}
         <span class="soft">${visible(entry.source || "")}</span></div>
       <div class="line">
-        ${listed && html`<button class="icon" aria-label="The one before in the list" title="Before (k)" onClick=${() => down(-1)}>↑</button><button class="icon" aria-label="The one after in the list" title="After (j)" onClick=${() => down(1)}>↓</button>`}
+        ${inList && html`<button class="icon" aria-label="The one before in the list" title="Before (k)" onClick=${() => down(-1)}>↑</button><button class="icon" aria-label="The one after in the list" title="After (j)" onClick=${() => down(1)}>↓</button>`}
         <${GroupCells} run=${run} group=${group} at=${data.at} span=${span} params=${params} tab=${tail} />
         <span class="gap"></span>
         <div class="choices" role="group" aria-label="View">
@@ -105,7 +113,7 @@ export function Rollout({ run, at, tab, info, params, version }) {
       </div>
     </header>
     <div class="columns">
-      <div class="conversation">${tokens ? html`<${Tokens} run=${run} at=${data.at} has=${data.has_tokens} version=${version} />` : html`<${Rendered} rendered=${data.rendered} markdown=${markdown} /><${Chat} key=${data.at} trace=${trace} markdown=${markdown} span=${span} />`}</div>
+      <div class="conversation">${tokens ? html`<${Tokens} run=${run} at=${data.at} has=${data.has_tokens} version=${version} />` : html`<${Rendered} rendered=${data.rendered} why=${data.not_rendered} markdown=${markdown} /><${Chat} key=${data.at} trace=${trace} markdown=${markdown} span=${span} />`}</div>
       <${Facts} run=${run} answer=${data} onMark=${() => { forget(); setMarked(marked + 1); }} />
     </div>
   </section>`;
