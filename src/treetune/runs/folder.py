@@ -104,7 +104,7 @@ class RunFolder(Generic[R]):
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
             (path / ".lock").touch()  # else the lock would take a forbidden folder for one that is in use
-        self._lock = FileLock(str(path / ".lock"))
+        self._lock = FileLock(str(path / ".lock"), thread_local=False)  # it may be released by another thread
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
