@@ -94,6 +94,15 @@ def test_text_of_a_model_cannot_steer_the_terminal(tmp_path, treetune):
     assert "␛[2J" in shown.out
 
 
+def test_a_taskset_in_a_file_beside_runs_is_no_run(folder, treetune):
+    (folder / "runs" / "mine.py").write_text(
+        "from treetune import Task, Taskset\n\nclass Mine(Taskset):\n"
+        "    def load_tasks(self):\n        yield Task(prompt='x')\n\n"
+        "    def reward(self, task, answer):\n        return 0.0\n"
+    )
+    assert "prompt: x" in treetune("show", "runs/mine.py:Mine").out
+
+
 def test_options_of_a_run_are_refused_for_tasks(treetune):
     assert "is for a run" in treetune("show", "arithmetic", "--failed").err
     assert "there is no run elsewhere/x" in treetune("show", "elsewhere/x", "--reward", "<1").err

@@ -109,7 +109,7 @@ def test_text_in_the_place_of_the_type_is_told_with_what_to_write(kind):
 
 
 def test_an_evaluation_on_a_server_that_is_not_there_says_what_it_waits_for(sockets, capfd, monkeypatch):
-    from treetune.cli import hosts
+    from treetune.evaluation import hosts
     from treetune.serve.errors import Unreachable
 
     monkeypatch.setattr(hosts, "_SILENT_SECONDS", 0.1)

@@ -50,6 +50,7 @@ WHY_NOT = {
     r"^apt-get |treetune sandbox build|--rootfs": "changes the machine; tests/sandbox/test_sandbox_machines.py",
     r"docker": "needs a Docker engine; tests/sandbox/test_shell_docker.py",
     r"vllm serve|vllm:": "needs vLLM and a GPU; tests/trainers/test_cpu_training.py runs one for CPUs",
+    r"--log (wandb|mlflow)|--log tensorboard": "needs the logger's package; tests/loggers/test_loggers_real.py",
     r"ray start|--engine ray": "needs Ray and several machines; tests/serve/test_pool_ray.py",
     r"^python -m (treetune\.trainers\.)?skyrl": "needs SkyRL and GPUs; tests/trainers/test_skyrl.py",
     r"skyrl:my_env": "needs skyrl-gym; tests/trainers/test_skyrl.py",

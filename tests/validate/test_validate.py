@@ -939,7 +939,7 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: Any) -> None:
         [*faults.files("train-val-overlap", tmp_path), "--fix", str(tmp_path / "out.parquet")],
     ):
         assert main(["validate", *arguments]) == 2, arguments
-    assert "No such option: --qick" in capsys.readouterr().err
+    assert "no such option: --qick; did you mean --quick?" in capsys.readouterr().err
 
 
 def test_validate_dataset_prints_and_gives_the_report(tmp_path: Path, capsys: Any) -> None:

@@ -72,9 +72,8 @@ TASKS = ("taskset", "train_tasks", "val_tasks")
 _PLAYED = (*TASKS, "sampling", "limits", "endpoint")
 OVERRIDABLE = {
     **dict.fromkeys(("build", "export", "push", "show", "train"), TASKS),
-    **dict.fromkeys(("audit", "eval", "profile"), _PLAYED),
+    **dict.fromkeys(("audit", "eval", "profile", "serve"), _PLAYED),
     "validate": (*TASKS, "limits"),
-    "serve": (*TASKS, "limits", "endpoint"),
 }
 """The verbs that take dotted overrides, and the groups in which the keys of each lie."""
 

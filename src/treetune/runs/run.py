@@ -48,6 +48,8 @@ def is_run(path: str | Path) -> bool:
 
 def means_run(path: Path) -> bool:
     """Whether a path without a run is meant as one: it has runs in it, or is not there and others are beside it."""
+    if ":" in path.name:  # file.py:Name
+        return False
     return bool(_runs_in(path)) or (not path.exists() and path.parent != Path() and bool(_runs_in(path.parent)))
 
 
