@@ -88,10 +88,14 @@ export function RunView({ run, info }) {
   </section>`;
 }
 
+// The run that began first is the one before, whichever of the two is open.
 function CompareWith({ run }) {
-  const others = (useRuns().answer?.runs || []).filter((other) => other.id !== run);
+  const runs = useRuns().answer?.runs || [];
+  const others = runs.filter((other) => other.id !== run);
   if (!others.length) return null;
-  return html`<label class="pick">Compare with <select value="" onChange=${(event) => go(["compare", `${event.target.value},${run}`])}><option value="" disabled>an earlier run…</option>
+  const began = (id) => runs.find((each) => each.id === id)?.began ?? 0;
+  const choose = (other) => go(["compare", [run, other].sort((a, b) => began(a) - began(b) || a - b).join(",")]);
+  return html`<label class="pick">Compare with <select value="" onChange=${(event) => choose(Number(event.target.value))}><option value="" disabled>another run…</option>
     ${others.map((other) => html`<option value=${other.id}>${other.name} (${number(other.mean)})</option>`)}</select></label>`;
 }
 

@@ -1,9 +1,8 @@
 // Dark or light: what the system wants, or what was chosen here.
-import { useState } from "./vendor/hooks.js";
+import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 
 const KEPT = "treetune-theme";
-const NEXT = { system: "light", light: "dark", dark: "system" };
 const SIGN = { system: "◐", light: "☀", dark: "☾" };
 
 function kept() {
@@ -25,16 +24,19 @@ export function applyTheme(theme = kept()) {
 }
 
 export function nextTheme() {
-  applyTheme(NEXT[document.documentElement.dataset.theme] || "light");
+  const theme = document.documentElement.dataset.theme;
+  const dark = theme === "system" ? matchMedia("(prefers-color-scheme: dark)").matches : theme === "dark";
+  applyTheme(dark ? "light" : "dark");
 }
 
 export function ThemeSwitch() {
   const [theme, set] = useState(kept());
-  const press = () => {
-    nextTheme();
-    set(document.documentElement.dataset.theme);
-  };
-  return html`<button class="icon" onClick=${press} title=${`Colours: ${theme}`} aria-label=${`Colours: ${theme}. Change them`}>
+  useEffect(() => {
+    const follow = () => set(document.documentElement.dataset.theme);
+    addEventListener("theme", follow); // a key changes it too
+    return () => removeEventListener("theme", follow);
+  }, []);
+  return html`<button class="icon" onClick=${nextTheme} title=${`Colours: ${theme}`} aria-label=${`Colours: ${theme}. Change them`}>
     ${SIGN[theme]}
   </button>`;
 }
