@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from made_runs import make_run, make_trace
 
@@ -104,3 +106,31 @@ def test_words_are_looked_for_last_in_what_is_left(run, monkeypatch):
     monkeypatch.setattr(search.Search, "_is_said", lambda self, line: looked.append(line) or False)
     assert len(run.select('(!"therefore" | "so") & task=4')) == 2
     assert len(looked) == 2
+
+
+def test_marks_may_be_words_in_capitals(run):
+    for said, meant in (
+        ("reward<0.5 AND source=other", "reward<0.5 & source=other"),
+        ("failed OR reward=1", "failed | reward=1"),
+        ("NOT failed", "!failed"),
+    ):
+        assert run.fits(said).tolist() == run.fits(meant).tolist()
+
+
+def test_a_rollout_is_named_as_lists_name_it(run):
+    assert run.fits("1/0").tolist() == run.fits("task=1 & rollout=0").tolist()
+    assert run.fits("1/0").sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("reward<", "a value is missing after reward<"),
+        ("source:made", "write source=made instead of source:made"),
+        ("source=mode", "there is no source 'mode'; did you mean 'made'?"),
+        ("comment~Bea", "are texts; comment is none"),
+    ],
+)
+def test_what_is_plainly_meant_otherwise_is_not_looked_for_as_words(run, query, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        run.fits(query)

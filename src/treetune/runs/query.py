@@ -7,7 +7,8 @@
     source=gsm8k          texts: source, outcome, failure, answer, uid, mark; `~` for a part of one: failure~timeout
     failed  scored  solved  truncated  mixed  all0  all1  allfailed
     "therefore"           what was said in it, whichever case
-    a & b   a b           both;  a | b  either;  !a  not;  ( ) group
+    a & b   a b           both;  a | b  either;  !a  not;  ( ) group;  AND, OR, NOT are the same
+    17/3                  task 17, rollout 3
 
 Words beside each other must all hold.
 """
@@ -46,6 +47,10 @@ _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
+_MARKS = {"AND": "&", "OR": "|", "NOT": "!"}
+"""Words in capitals that are marks; in quotation marks they are words."""
+_CUT_SHORT = re.compile(r"[A-Za-z_][\w.@/-]*(?:<=|>=|!=|==?|<|>|~)")
+_ROLLOUT = re.compile(r"(\d+)/(\d+)")
 _SCORED = {outcome.value for outcome in Outcome if outcome.scored}
 
 _DEEPEST = 100
@@ -120,7 +125,10 @@ class Query:
 
     def _next(self) -> str | None:
         """The mark that comes next; "" where it is a condition."""
-        return (self._tokens[self._at]["mark"] or "") if self._at < len(self._tokens) else None
+        if self._at >= len(self._tokens):
+            return None
+        token = self._tokens[self._at]
+        return token["mark"] or _MARKS.get(token["word"] or "", "")
 
     def _either(self) -> Test:
         tests = [self._all()]
@@ -176,8 +184,21 @@ class Query:
         if token["word"] is not None and token["word"] in WORDS:
             word = WORDS[token["word"]]
             return lambda columns, within: word(columns)
-        text = token["word"] if token["text"] is None else _unquote(token["text"])
-        return _Words(self, text)
+        if token["text"] is not None:
+            return _Words(self, _unquote(token["text"]))
+        return self._bare_word(token["word"])
+
+    def _bare_word(self, word: str) -> Test:
+        """A word to look for, unless it is plainly meant otherwise; in quotation marks it is a word in any case."""
+        if (named := _ROLLOUT.fullmatch(word)) is not None:
+            task, rollout = (self._comparison(name, "=", named[at]) for at, name in ((1, "task"), (2, "rollout")))
+            return lambda columns, within: task(columns, within) & rollout(columns, within)
+        if _CUT_SHORT.fullmatch(word):
+            raise self._wrong(f"a value is missing after {word}")
+        name, colon, value = word.partition(":")
+        if colon and (name in NUMBERS or name in TEXTS or name in NOTES):
+            raise self._wrong(f"write {name}={value or 'VALUE'} instead of {word}")
+        return _Words(self, word)
 
     def _comparison(self, name: str, sign: str, value: str) -> Test:
         if name in TEXTS or name in NOTES:
@@ -186,7 +207,8 @@ class Query:
             wanted = {"true": 1.0, "false": 0.0, "none": float("nan")}.get(value.lower())
             wanted = float(value) if wanted is None else wanted
         except ValueError:
-            raise self._wrong(f"{name} is compared with a number, not {value!r}") from None
+            known = f"{', '.join([*TEXTS, *NOTES])} are texts; {name} is none"
+            raise self._wrong(f"{known}, and a number is not compared with {value!r}") from None
         if sign == "~":
             raise self._wrong(f"~ looks for a part of a text, and {name} is a number")
 
@@ -215,7 +237,14 @@ class Query:
             return lambda columns, within: ~_is_text(columns, name, lambda text: text == value)
         if compare is None:
             raise self._wrong(f"{name} is a text: compare it with =, != or ~")
-        return lambda columns, within: _is_text(columns, name, compare)
+
+        def is_value(columns: Columns, within: Mask) -> Mask:
+            known = columns.texts(name) if name in ("source", "outcome") else []
+            if known and value not in known and (meant := did_you_mean(value, known)):
+                raise self._wrong(f"there is no {name} {value!r}{meant}")
+            return _is_text(columns, name, compare)
+
+        return is_value
 
 
 def _reads(test: Test) -> bool:
