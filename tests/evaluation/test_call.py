@@ -224,3 +224,15 @@ def test_ctrl_c_leaves_a_run_to_go_on_with(tmp_path, treetune, how):
     assert (tmp_path / "run" / "summary.json").exists()
     again = treetune("eval", "--resume", "-o", "run", "--json")
     assert (again.code, again.json["rollouts"]) == (0, 200), again.err
+
+
+def test_a_script_may_evaluate_a_class_of_its_own_at_its_top_level(tmp_path):
+    """The file is loaded once more for its class, and the call is not made again there."""
+    (tmp_path / "top.py").write_text(
+        "import treetune\n\n\nclass Twos(treetune.Taskset):\n    def load_tasks(self):\n"
+        "        yield treetune.Task(prompt='2')\n\n    def reward(self, task, answer):\n"
+        "        return float(answer == '2')\n\n\n"
+        "print(treetune.evaluate(Twos, lambda request: '2').mean_reward)\n"
+    )
+    done = subprocess.run([sys.executable, "top.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "1.0\n", done.stderr

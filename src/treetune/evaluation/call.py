@@ -13,10 +13,12 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
 
+from treetune import files
 from treetune.config import to_plain
 from treetune.errors import UsageError
 from treetune.evaluation.config import EvalConfig, read_config
@@ -65,6 +67,7 @@ def evaluate(
     It works in a script, in a thread, and within a running event loop, as in a notebook. Ctrl-C leaves a run that
     `resume=True` goes on with.
     """
+    _refuse_while_loaded(sys._getframe(1))
     begun: list[Path] = []
     options = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "output": output, "resume": resume, **keys}
     options |= {
@@ -81,6 +84,16 @@ def evaluate(
         for path in begun:
             error.add_note(f"go on with: treetune.evaluate(output={str(path)!r}, resume=True)")
         raise
+
+
+def _refuse_while_loaded(caller: FrameType) -> None:
+    """A script that evaluates a class of its own is loaded once more, as the file of that class: at its top level the
+    call would come again, and wait for the first."""
+    if caller.f_code.co_name == "<module>" and str(caller.f_globals.get("__name__")).startswith(f"{files.__name__}."):
+        raise UsageError(
+            f"{caller.f_code.co_filename} calls treetune.evaluate whenever it is loaded",
+            remedy='put the call below: if __name__ == "__main__":',
+        )
 
 
 async def evaluate_async(

@@ -51,6 +51,7 @@ class Listener:
         """Refuses what is no address, and one that is open to everybody without a token."""
         self._host, self._port = parse_http_address(address, access)
         self._running: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
 
     async def start(self, app: Any, *, websocket_bytes: int | None = None) -> str:
         """Listens; gives the address. `websocket_bytes` is the largest message of a WebSocket; without it there are
@@ -91,7 +92,8 @@ class Listener:
 
     async def close(self) -> None:
         if self._running is not None:
-            self._checking.cancel()
+            if self._checking is not None:  # one that is told to end while it begins has none yet
+                self._checking.cancel()
             self._uvicorn.should_exit = True
             await self._running
             self._running = None
