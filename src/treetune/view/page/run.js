@@ -88,13 +88,11 @@ export function RunView({ run, info }) {
   </section>`;
 }
 
-// The run that began first is the one before, whichever of the two is open.
+// Runs are compared in the order of the list, whichever of them is open.
 function CompareWith({ run }) {
-  const runs = useRuns().answer?.runs || [];
-  const others = runs.filter((other) => other.id !== run);
+  const others = (useRuns().answer?.runs || []).filter((other) => other.id !== run);
   if (!others.length) return null;
-  const began = (id) => runs.find((each) => each.id === id)?.began ?? 0;
-  const choose = (other) => go(["compare", [run, other].sort((a, b) => began(a) - began(b) || a - b).join(",")]);
+  const choose = (other) => go(["compare", [run, other].sort((a, b) => a - b).join(",")]);
   return html`<label class="pick">Compare with <select value="" onChange=${(event) => choose(Number(event.target.value))}><option value="" disabled>another run…</option>
     ${others.map((other) => html`<option value=${other.id}>${other.name} (${number(other.mean)})</option>`)}</select></label>`;
 }

@@ -72,7 +72,8 @@ export function PassAt({ rates }) {
 export function Runs({ params }) {
   const { answer, error } = useRuns();
   const chosen = (params.with || "").split(",").filter(Boolean).map(Number);
-  useKeys({ c: ["compare the chosen runs", () => chosen.length > 1 && go(["compare", chosen.join(",")])] });
+  const compare = () => go(["compare", [...chosen].sort((a, b) => a - b).join(",")]); // in the order of the list
+  useKeys({ c: ["compare the chosen runs", () => chosen.length > 1 && compare()] });
   if (!answer) return html`<${Instead} error=${error} />`;
   const { sort = "began", filter = "" } = params;
   const descending = sort === "began" ? !params.up : Boolean(params.down);
@@ -85,7 +86,7 @@ export function Runs({ params }) {
   return html`<section class="page wide" aria-labelledby="title">
     <div class="head"><h1 id="title" tabindex="-1">Runs <small>${answer.place} · ${plural(answer.runs.length, "run")}</small></h1>
       <input class="filter" type="search" placeholder="Filter by name, model, tag" aria-label="Filter runs" value=${filter} onInput=${(event) => change({ filter: event.target.value })} />
-      <button class="main" disabled=${chosen.length < 2} onClick=${() => go(["compare", chosen.join(",")])}>${chosen.length < 2 ? "Choose two to compare" : `Compare ${chosen.length} runs`}</button></div>
+      <button class="main" disabled=${chosen.length < 2} onClick=${compare}>${chosen.length < 2 ? "Choose two to compare" : `Compare ${chosen.length} runs`}</button></div>
     ${answer.curve?.length > 1 && html`<section class="card curve"><${Curve} steps=${answer.curve} title="Mean reward over the steps of the training" /></section>`}
     <div class="scrolls"><table class="runs">
       <thead><tr><th class="check"><span class="hidden-text">Compare</span></th>${COLUMNS.map(([name, says, right]) => html`<th class=${right ? "right" : ""} scope="col" aria-sort=${name === sort ? (descending ? "descending" : "ascending") : null}>
