@@ -336,3 +336,17 @@ def test_a_file_that_raises_says_on_which_line(treetune, tmp_path):
         "raises.py could not be imported: ValueError: no data (raises.py, line 2)"
         in treetune("show", "raises.py:X").err
     )
+
+
+def test_a_file_without_the_name_of_a_class_is_told_which_there_are(tmp_path, treetune):
+    (tmp_path / "mine.py").write_text("from treetune import Taskset\n\nclass Mine(Taskset):\n    pass\n")
+    told = treetune("eval", "mine.py", "-m", "scripted:gold")
+    assert told.code == 2
+    assert "name the class too: mine.py:Mine" in told.err
+
+
+def test_a_misspelt_list_of_tasks_is_found(tmp_path, treetune):
+    (tmp_path / "tasks.yaml").write_text("# one\ntrain_task: []\n")
+    told = treetune("build", "tasks.yaml")
+    assert told.code == 2
+    assert "line 2, train_task: unknown key; did you mean 'train_tasks'?" in told.err

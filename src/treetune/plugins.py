@@ -9,6 +9,7 @@ other processes, know their source, and are the same class however often the fil
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 import traceback
@@ -160,6 +161,8 @@ class Registry:
             return found
         if found is not None:
             raise PluginError(f"{name} is a {type(found).__name__}, not a class")
+        if name.endswith(".py") and (classes := _classes_in(Path(name))):
+            raise PluginError(f"{name} is a file", remedy=f"name the class too: {' or '.join(classes)}")
         remedy = "`treetune list` shows what there is; a class of your own is file.py:Name or module:Name"
         known = [*self.names(), *(ready.names() if self is tasksets else ())]
         raise UnknownNameError.of(self.kind, name, known, remedy=remedy)
@@ -213,3 +216,12 @@ def find_ready(name: str) -> Path | None:
 tasksets = Registry("taskset", "treetune.tasksets", "TASKSETS")
 environments = Registry("environment", "treetune.environments", "ENVIRONMENTS")
 tools = Registry("tool", "treetune.tools", "TOOLS", classes=False)
+
+
+def _classes_in(file: Path) -> list[str]:
+    """The classes that a file defines, as they are named; none where it cannot be read."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [f"{file}:{node.name}" for node in tree.body if isinstance(node, ast.ClassDef)]

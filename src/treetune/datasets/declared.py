@@ -19,7 +19,7 @@ from typing import Any, cast
 from treetune.config import CodeName, convert_node, declared_values, load_yaml, to_plain, with_overrides
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
-from treetune.errors import ConfigError, Faults, TreetuneError, check_all, gather_faults
+from treetune.errors import ConfigError, Faults, TreetuneError, check_all, did_you_mean, gather_faults
 from treetune.plugins import environments, file_of, tasksets
 from treetune.rows.sources import check_loading
 from treetune.target import build_taskset, custom_class, find_files, names_class
@@ -223,7 +223,9 @@ def _read_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: str
     it first; those of an override only from where we are."""
     written = {name: data[name] for name in LISTS if data.get(name)}
     if not written:
-        raise ConfigError([("train_tasks", "is required, or val_tasks: the tasks to build")], source=path)
+        near = [(str(key), f"unknown key{meant}") for key in data if (meant := did_you_mean(str(key), LISTS))]
+        missing = ("train_tasks", "is required, or val_tasks: the tasks to build")
+        raise ConfigError(near or [missing], source=path)
     # Interpolations may reach into the rest of the file, so it is laid below; only the lists are resolved.
     resolved = with_overrides(data, overrides, source=path, only=list(written))
     if faults := [(name, "expected a list of tasks") for name in written if not isinstance(resolved[name], list)]:
