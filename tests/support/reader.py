@@ -57,6 +57,7 @@ WHY_NOT = {
     r"my_recipe\.py|treetune_recipe": "needs verl and GPUs; tests/trainers/test_verl.py",
     r"treetune train (?!.*--dry-run)": "needs the trainer; tests/trainers/test_cpu_training.py",
     r"^python train\.py --prompt-data": "needs slime and GPUs; tests/trainers/test_slime.py",
+    r"cpu_training\.py|curves\.py": "takes an hour, of the whole repository; tests/trainers/test_cpu_training.py",
     r"python (tiny|train)\.py": "needs TRL; tests/trainers/test_trl.py",
     r"vf-eval|verifiers:": "needs verifiers; tests/trainers/test_verifiers_export.py",
     r"AgentBench|agentbench:|os_interaction/": "needs a checkout of AgentBench; tests/builtin/test_agentbench.py",
@@ -215,6 +216,8 @@ class Reader:
 
     def _check(self, command: str, done: command_line.Result, block: Block) -> None:
         expected = int(told[1]) if (told := re.search(r"# exits with (\d+)", command)) else 0
+        if "treetune sandbox check" in command and probe(shell=True).launcher is None:
+            expected = 1  # which is what it says of such a machine
         assert done.code == expected, f"{block}: {command}\n{done.out}{done.err}"
         self.printed += done.out + done.err
 
