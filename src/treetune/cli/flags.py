@@ -30,6 +30,8 @@ VERBS = {
     "top": "status watch",
     "rescore": "score",
     "train": "fit finetune",
+    "view": "ui dashboard browse",
+    "push": "upload publish",
 }
 """What other command lines call our verbs."""
 OPTIONS = {
