@@ -3,6 +3,7 @@ would copy them (`tests/support/reader.py`)."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -15,10 +16,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import venvs
 import yaml
 from hub import Hub
-from reader import FENCE, NOT_THERE, WHY_NOT, Reader, blocks_of, commands_of
+from ray_start import RayCluster
+from reader import FENCE, NOT_THERE, WHY_NOT, Reader, blocks_of, commands_of, read_with
 from ready_hub import pinned_revisions, write_parquet, write_sets
+
+from treetune import Run
+from treetune.sandbox import probe
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_site" not in path.parts)
@@ -26,6 +32,7 @@ EXAMPLES = sorted(ROOT.glob("examples/*/README.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *EXAMPLES]
 KINDS = {"bash", "python", "yaml", "json", "jsonl", "toml", "text"}
 ONLY_SHOWN = {
+    "step   0  0.48  ########################": "as measured; test_the_tutorial_trains_a_model_that_gets_better",
     "guess-a-number/": "the files that `treetune init` writes; tests/cli/test_init.py",
     "Act: bash            Act: answer(42)        Act: finish": "answers; tests/builtin/test_os_interaction.py",
     '{"name": "counting", "num_tasks": 10, "by_index": true, "features": ["turn", "request_id"], "api_version": 2}': (
@@ -47,14 +54,19 @@ def page_name(page: Path) -> str:
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 WITH_A_HUB = ROOT / "docs/ready.md"
 """Each of its commands is a process that reads from a hub."""
-PARTS = [pytest.param(page, marks=[pytest.mark.slow] if page == WITH_A_HUB else []) for page in PAGES]
+WITH_RAY = ROOT / "docs/howto/ray.md"
+IN_A_SANDBOX = ROOT / "docs/howto/code.md"
+READ_HERE = [pytest.param(page, marks=[pytest.mark.slow] if page == WITH_A_HUB else []) for page in PAGES]
+READ_HERE = [parameter for parameter in READ_HERE if parameter.values[0] != WITH_RAY]
 
 
-@pytest.mark.parametrize("page", PARTS, ids=page_name)
+@pytest.mark.parametrize("page", READ_HERE, ids=page_name)
 def test_its_examples_run(page, treetune, tmp_path, monkeypatch):
     """What a reader copies: the whole block, as it stands."""
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as in an active environment
+    if page == IN_A_SANDBOX and probe().launcher is None:
+        pytest.skip("no sandbox")
     if page in EXAMPLES:
         shutil.copytree(page.parent, tmp_path, dirs_exist_ok=True)
     with hub_of(tmp_path) if page == WITH_A_HUB else nullcontext({}) as environment:
@@ -69,6 +81,57 @@ def hub_of(folder: Path) -> Iterator[dict[str, str]]:
     with Hub(folder / "hub") as hub:
         hub.commits |= dict.fromkeys(pinned_revisions(), hub.commits[hub.commit])
         yield hub.environment(folder / "home")
+
+
+@pytest.mark.slow
+def test_the_tutorial_trains_a_model_that_gets_better(tmp_path):
+    (tmp_path / "work").mkdir()
+    environment = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache")}
+    read_with(venvs.venv(*venvs.TRL), ROOT / "docs/tutorial.md", tmp_path / "work", "pip |python3 -m venv", environment)
+    before, after = (Run(tmp_path / "work/runs" / name).mean_reward for name in ("untrained", "trained"))
+    assert before < 0.65
+    assert after > before + 0.2
+
+
+@pytest.mark.slow
+def test_the_page_on_ray_is_true_on_a_cluster(tmp_path):
+    python = venvs.venv(*venvs.RAY)
+    with RayCluster(python, cpus=4) as cluster:
+        environment = {**cluster.environment, "TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache")}
+        read_with(python, WITH_RAY, tmp_path, "ray start|RAY_AUTH_MODE", environment)
+
+
+def block_named(page: str, name: str) -> str:
+    return next(block.body for block in blocks_of(ROOT / "docs" / page) if block.name == name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "name", "environment", "use"),
+    [
+        (
+            "coming-from/verifiers.md",
+            "double_v1.py",
+            venvs.VERIFIERS,
+            "import verifiers.v1 as vf; task = list(double_v1.DoubleTaskset(vf.TasksetConfig()))[3]; "
+            "assert (task.data.prompt, task.data.answer) == ('Double 3.', '6')",
+        ),
+        (
+            "coming-from/skyrl.md",
+            "double_skyrl.py",
+            venvs.SKYRL_GYM,
+            "env = double_skyrl.DoubleEnv(extras={'reward_spec': {'ground_truth': '6'}}); "
+            "assert env.step('6')['reward'] == 1.0",
+        ),
+        ("coming-from/verl.md", "double_verl.py", venvs.VERL, "assert double_verl.compute_score('', '6', '6') == 1.0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.endswith(".md") else "",
+)
+def test_the_other_librarys_side_is_true_too(page, name, environment, use, tmp_path):
+    (tmp_path / name).write_text(block_named(page, name))
+    venvs.run(
+        venvs.venv(*environment), "-c", f"import {Path(name).stem}; {use}", cwd=tmp_path, PYTHONPATH=str(tmp_path)
+    )
 
 
 @every_page
@@ -128,6 +191,26 @@ def test_its_links_lead_somewhere(page):
         place = page.parent / target if target else page
         assert place.exists(), target
         assert not anchor or place.suffix != ".md" or anchor in anchors_of(place), f"{target}#{anchor}"
+
+
+def strings_of(file: Path) -> Iterator[str]:
+    """The texts that a module may say; what is filled in later is a dot of dots."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_code():
+    texts = {text.replace("`", "") for file in (ROOT / "src").rglob("*.py") for text in strings_of(file)}
+    whole = "\0".join(texts)
+    forms = [re.compile(".*".join(map(re.escape, text.split("…")))) for text in texts if "…" in text[8:]]
+    told = re.findall(r"^### `(.+)`$", (ROOT / "docs/troubleshooting.md").read_text(), re.M)
+    assert len(told) > 25
+    for message in told:
+        parts = "[^\0]*".join(re.escape(part.strip()) for part in message.split("…") if part.strip())
+        assert re.search(parts, whole) or any(form.fullmatch(message) for form in forms), message
 
 
 def test_the_example_taskset_is_as_small_as_the_docs_say():

@@ -1,9 +1,11 @@
 """A model that is nothing but small: a Qwen3 of two layers with a token for each byte, and its warm-up.
 
-    python tiny.py FOLDER
+    python tiny.py FOLDER                       # for letters.py
+    python tiny.py FOLDER TARGET [SHARE]        # for any tasks with gold answers, until that share is right (0.4)
 
-Engines refuse attention heads of less than 32 numbers. The warm-up teaches it to write a few letters and digits, of
-which four in ten are small letters, and to end its turn: a model that never ends one has no second turn.
+Engines refuse attention heads of less than 32 numbers. For letters.py the warm-up teaches it to write a few letters and
+digits, of which four in ten are small letters, and to end its turn: a model that never ends one has no second turn. For
+other tasks it is taught their gold answers for a while: with no right answer there would be nothing to reinforce.
 """
 
 import random
@@ -14,6 +16,8 @@ import torch
 from letters import TURNS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from treetune import load_taskset
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -87,15 +91,46 @@ def chat(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple[list[i
     return ids, said
 
 
-def main(folder: str) -> None:
+def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, target: str, share: float) -> None:
+    """Supervised steps on gold answers, until so many are right."""
+    taskset, rng = load_taskset(target), random.Random(0)
+    tasks = list(taskset.select_tasks())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(1000):
+        some = rng.choices(tasks, k=64)
+        asked = [
+            tokenizer.apply_chat_template(task.messages, tokenize=False, add_generation_prompt=True) for task in some
+        ]
+        told = [f"{taskset.gold(task)}{tokenizer.eos_token}" for task in some]
+        whole = tokenizer([a + b for a, b in zip(asked, told, strict=True)], padding=True, return_tensors="pt")
+        logits = model(**whole).logits[:, :-1]
+        ids = whole["input_ids"][:, 1:]
+        lengths = [len(tokenizer(text)["input_ids"]) for text in told]
+        mine = torch.arange(ids.shape[1]) >= ids.shape[1] - torch.tensor(lengths)[:, None]
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none") * mine
+        right = (-losses.detach().sum(1)).exp().mean().item()
+        if step % 50 == 0 or right >= share:
+            print(f"step {step}: {right:.3f} of the answers would be right", flush=True)
+        if right >= share:
+            return
+        losses.sum().div(mine.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    raise RuntimeError(f"the warm-up did not get {share} of the answers right")
+
+
+def main(folder: str, target: str | None = None, share: float = 0.4) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the model is too small for more
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    warm_up(model, tokenizer)
+    if target is None:
+        warm_up(model, tokenizer)
+    else:
+        teach(model, tokenizer, target, float(share))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

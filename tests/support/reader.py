@@ -38,6 +38,7 @@ from task_servers import free_port
 
 from treetune.sandbox import probe
 
+ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<kind>\w*)\n(?P<body>.*?)^(?P=indent)(?P=fence)$", re.S | re.M)
 CAPTION = re.compile(r"`([^`\n]+)`:\n\n$")
 PORT = re.compile(r"(?<![\w.])(?:(127\.0\.0\.1|localhost|0\.0\.0\.0)?:|(--port ))(\d{4})\b")
@@ -58,12 +59,13 @@ WHY_NOT = {
     r"treetune train (?!.*--dry-run)": "needs the trainer; tests/trainers/test_cpu_training.py",
     r"^python train\.py --prompt-data": "needs slime and GPUs; tests/trainers/test_slime.py",
     r"cpu_training\.py|curves\.py": "takes an hour, of the whole repository; tests/trainers/test_cpu_training.py",
-    r"python (tiny|train)\.py": "needs TRL; tests/trainers/test_trl.py",
+    r"^python (tiny|train)\.py": "needs TRL; tests/trainers/test_trl.py",
     r"vf-eval|verifiers:": "needs verifiers; tests/trainers/test_verifiers_export.py",
     r"AgentBench|agentbench:|os_interaction/": "needs a checkout of AgentBench; tests/builtin/test_agentbench.py",
     r"^treetune \w+ harbor": "needs tasks of Harbor's and a sandbox; tests/builtin/test_harbor.py",
     r"--log (wandb|mlflow)": "needs their packages; tests/loggers/test_loggers_real.py",
     r"treetune push": "needs a token of the hub; tests/rows/test_push.py",
+    r"local:(model|trained)|runs/untrained|tiny\.py model|^python curve": "needs TRL; tests/test_docs.py reads it so",
     r"local:path": "needs the weights of a model; tests/evaluation/test_local_model.py",
     r"guess-a-number --http|treetune probe": "needs the package just made; tests/cli/test_init.py",
 }
@@ -77,6 +79,10 @@ NOT_THERE = {
     "trl": ("trl", "TRL; tests/trainers/test_trl.py"),
     "torch": ("torch", "torch; tests/trainers/test_trl.py"),
     "ray": ("ray", "Ray"),
+    "verifiers": ("verifiers", "verifiers; tests/trainers/test_verifiers_targets.py"),
+    "inspect_ai": ("inspect_ai", "Inspect"),
+    "skyrl_gym": ("skyrl_gym", "skyrl-gym; tests/trainers/test_skyrl_gym.py"),
+    "pandas": ("pandas", "pandas"),
     "openenv": ("openenv", "OpenEnv's own client; tests/serve/test_openenv_real.py"),
 }
 """What a block of Python imports, the package that this needs, and whose it is. Where the package is missing the block
@@ -142,11 +148,16 @@ def is_for_shell(command: str) -> bool:
 
 class Reader:
     def __init__(
-        self, page: Path, folder: Path, treetune: Callable[..., command_line.Result], environment: dict[str, str]
+        self,
+        page: Path,
+        folder: Path,
+        treetune: Callable[..., command_line.Result],
+        environment: dict[str, str],
+        why_not: Callable[[str], str | None] = why_not,
     ) -> None:
-        self.page, self.folder, self.treetune = page, folder, treetune
+        self.page, self.folder, self.treetune, self.why_not = page, folder, treetune, why_not
         if not (folder / "examples").exists():
-            (folder / "examples").symlink_to(Path(__file__).parents[2] / "examples")
+            (folder / "examples").symlink_to(ROOT / "examples")
         self.environment = {"COLUMNS": "100", "HOME": str(folder / "home"), **environment}
         self.ports: dict[str, int] = {}
         self.printed = ""
@@ -168,7 +179,7 @@ class Reader:
             assert_shown(body, self.printed, block)
         elif block.kind == "bash":
             self.printed = ""
-            self._type([command for command in commands_of(body) if why_not(command) is None], block)
+            self._type([command for command in commands_of(body) if self.why_not(command) is None], block)
         elif block.name:
             (self.folder / block.name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / block.name).write_text(body)
@@ -195,6 +206,10 @@ class Reader:
 
     def _type(self, commands: list[str], block: Block) -> None:
         """Types commands into a shell; where they are ours and nothing else, into a cheaper one."""
+        for command in commands:
+            if command.startswith("export "):
+                words = shlex.split(command, comments=True)[1:]
+                self.environment |= dict(word.split("=", 1) for word in words)
         plain = not any(is_for_shell(one) for one in commands if not SERVES.match(one))
         for serves, some in groupby(commands, lambda one: bool(SERVES.match(one))):
             if serves:
@@ -209,9 +224,7 @@ class Reader:
 
     def _type_ours(self, command: str, block: Block) -> None:
         words = shlex.split(command, comments=True)
-        if words[0] == "export":
-            self.environment |= dict(word.split("=", 1) for word in words[1:])
-        else:
+        if words[0] == "treetune":
             self._check(command, self.treetune(*words[1:], **self.environment), block)
 
     def _check(self, command: str, done: command_line.Result, block: Block) -> None:
@@ -227,7 +240,7 @@ class Reader:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             env={**os.environ, **self.environment},
         )
         return command_line.Result(done.returncode, done.stdout, done.stderr)
@@ -255,6 +268,24 @@ class Reader:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def read_with(python: Path, page: Path, folder: Path, left_out: str, environment: dict[str, str]) -> None:
+    """Reads a page in another virtual environment, but for the commands that a pattern tells."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "treetune").write_text(f'#!/bin/sh\nexec {python} -m treetune "$@"\n')
+    (folder / "bin" / "treetune").chmod(0o755)
+    places = [str(folder / "bin"), str(python.parent), os.environ["PATH"]]
+    environment = {**environment, "PATH": os.pathsep.join(places), "PYTHONPATH": str(ROOT / "src")}
+
+    def treetune(*arguments: str, **environment: str) -> command_line.Result:
+        command = [python, "-m", "treetune", *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment})
+        return command_line.Result(done.returncode, done.stdout, done.stderr)
+
+    Reader(
+        page, folder, treetune, environment, lambda command: left_out if re.match(left_out, command) else None
+    ).read()
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
