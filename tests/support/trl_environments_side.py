@@ -124,7 +124,8 @@ def test_the_example_of_the_docs_trains_as_it_stands(tmp_path, tokenizer, monkey
     monkeypatch.chdir(tmp_path)
     # A model that is here, one step instead of a hundred, and no GPU.
     here = "max_steps=1, use_cpu=True, bf16=False, report_to=[], max_completion_length=8, save_strategy='no'"
-    code = code.replace('"MODEL"', '"model"').replace("max_steps=100", here).replace("(512)", "(8)")
+    assert '"Qwen/Qwen3-0.6B"' in code
+    code = code.replace('"Qwen/Qwen3-0.6B"', '"model"').replace("max_steps=100", here).replace("(512)", "(8)")
     (tmp_path / "train_trl.py").write_text(code)
     names = runpy.run_path("train_trl.py")
     names["tasks"].close()
