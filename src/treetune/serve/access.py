@@ -38,7 +38,8 @@ def check_address(address: str, access: Access) -> None:
     except ValueError:
         bad = True
     if bad:
-        raise UsageError(f"{address!r} is no address", remedy="write tcp://HOST:PORT, or :PORT for this machine only (port 0: any free one)")
+        remedy = "write tcp://HOST:PORT, or :PORT for this machine only (port 0: any free one)"
+        raise UsageError(f"{address!r} is no address", remedy=remedy)
     if parts.scheme == "tcp":
         _refuse_exposed(address, parts.hostname or "", access)
 
