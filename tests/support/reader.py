@@ -59,7 +59,7 @@ WHY_NOT = {
     r"treetune train (?!.*--dry-run)": "needs the trainer; tests/trainers/test_cpu_training.py",
     r"^python train\.py --prompt-data": "needs slime and GPUs; tests/trainers/test_slime.py",
     r"cpu_training\.py|curves\.py": "takes an hour, of the whole repository; tests/trainers/test_cpu_training.py",
-    r"python (tiny|train)\.py( |$|;)(?!--prompt)": "needs TRL; tests/trainers/test_trl.py",
+    r"python (tiny|train)\.py": "needs TRL; tests/trainers/test_trl.py",
     r"vf-eval|verifiers:": "needs verifiers; tests/trainers/test_verifiers_export.py",
     r"AgentBench|agentbench:|os_interaction/": "needs a checkout of AgentBench; tests/builtin/test_agentbench.py",
     r"^treetune \w+ harbor": "needs tasks of Harbor's and a sandbox; tests/builtin/test_harbor.py",
