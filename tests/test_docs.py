@@ -134,6 +134,20 @@ def test_the_other_librarys_side_is_true_too(page, name, environment, use, tmp_p
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [("trainers.md", "my_recipe.py"), ("dataset-tasks.md", "main.py"), ("dataset-tasks.md", "steps.py")],
+)
+def test_verl_reads_the_config_of_a_recipe_in_the_docs(page, name, tmp_path):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/my_recipe.yaml").write_text(block_named("trainers.md", "config/my_recipe.yaml"))
+    (tmp_path / name).write_text(block_named(page, name))
+    config = yaml.safe_load(venvs.run(venvs.venv(*venvs.VERL), name, "--cfg", "job", cwd=tmp_path))
+    assert config["train_tasks"] == [{"id": "doubles.py:Doubles", "max_rows": 100}]
+    assert config["actor_rollout_ref"]["rollout"]["n"] == 8
+
+
 @every_page
 def test_its_blocks_are_what_they_say(page):
     blocks = blocks_of(page)

@@ -29,6 +29,7 @@ ELSEWHERE = {
 }
 """Pages that lie outside of the folder `docs`, and what they are on the site."""
 LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
+FILE = re.compile(r"\A(```\w+)\n# file: (\S+)\n")
 MADE = re.compile(r"^<!-- made: (\w+) ?(.*?) -->$", re.M)
 CODE_WITH_BORDER = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
@@ -61,7 +62,7 @@ def _rewritten(source: str) -> tuple[str, set[str]]:
     kept: list[str] = []
 
     def keep(fence: re.Match[str]) -> str:
-        kept.append(fence[0])
+        kept.append(FILE.sub(r'\1 title="\2"\n', fence[0]))  # the file's name above the block
         return f"\0{len(kept) - 1}\0"
 
     text = FENCE.sub(keep, (ROOT / source).read_text())  # what is in fences is shown as it is
