@@ -167,6 +167,7 @@ def venv(name: str, *steps: list[str]) -> Path:
             if ours:
                 _install(python, ours)
             finished.write_text(repr(ours))
+        _mend_multiprocess(python, place)
     return python
 
 
@@ -233,6 +234,16 @@ def _install(python: Path, packages: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"pip install {packages} failed:\n{done.stderr[-3000:]}")
+
+
+def _mend_multiprocess(python: Path, place: Path) -> None:
+    """It has a wheel for each Python, and uv takes one for an older Python, whose processes do not start."""
+    ours = f"py{sys.version_info.major}{sys.version_info.minor}-"
+    for wheel in place.glob("lib/python*/site-packages/multiprocess-*.dist-info/WHEEL"):
+        if ours not in wheel.read_text():
+            version = wheel.parent.name.removesuffix(".dist-info").replace("-", "==")
+            command = [python, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", version]
+            subprocess.run(command, check=True, capture_output=True)
 
 
 def _uv() -> list[str]:
