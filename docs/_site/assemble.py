@@ -30,6 +30,7 @@ ELSEWHERE = {
 """Pages that lie outside of the folder `docs`, and what they are on the site."""
 LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")
 FILE = re.compile(r"\A(```\w+)\n# file: (\S+)\n")
+LINES = re.compile(r"^`(\S+)`:\n\n```jsonl\n", re.M)
 MADE = re.compile(r"^<!-- made: (\w+) ?(.*?) -->$", re.M)
 CODE_WITH_BORDER = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
@@ -65,7 +66,8 @@ def _rewritten(source: str) -> tuple[str, set[str]]:
         kept.append(FILE.sub(r'\1 title="\2"\n', fence[0]))  # the file's name above the block
         return f"\0{len(kept) - 1}\0"
 
-    text = FENCE.sub(keep, (ROOT / source).read_text())  # what is in fences is shown as it is
+    text = LINES.sub(r'```json title="\1"\n', (ROOT / source).read_text())
+    text = FENCE.sub(keep, text)  # what is in fences is shown as it is
     text = LINK.sub(on_site, text)
     text = CODE_WITH_BORDER.sub(
         lambda code: code[0].replace("\\|", "|"), text

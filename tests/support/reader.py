@@ -10,8 +10,9 @@
   `...` stands for anything.
 
 Nothing is changed but this: ports are other ones, for pages are read side by side; behind `:8000/v1` is a model that
-follows a script (`scripted_chat`); `examples` is the folder of the repository. What needs more than a machine without
-GPUs and without a network has is not run, for a reason that `WHY_NOT` or `NOT_THERE` names.
+follows a script (`scripted_chat`); `examples` is the folder of the repository; a training is planned (`--dry-run`).
+What needs more than a machine without GPUs and without a network has is not run, for a reason that `WHY_NOT` or
+`NOT_THERE` names.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -56,7 +58,6 @@ WHY_NOT = {
     r"^python -m (treetune\.trainers\.)?skyrl": "needs SkyRL and GPUs; tests/trainers/test_skyrl.py",
     r"skyrl:my_env": "needs skyrl-gym; tests/trainers/test_skyrl.py",
     r"my_recipe\.py|treetune_recipe": "needs verl and GPUs; tests/trainers/test_verl.py",
-    r"treetune train (?!.*--dry-run)": "needs the trainer; tests/trainers/test_cpu_training.py",
     r"^python train\.py --prompt-data": "needs slime and GPUs; tests/trainers/test_slime.py",
     r"cpu_training\.py|curves\.py": "takes an hour, of the whole repository; tests/trainers/test_cpu_training.py",
     r"python (tiny|train)\.py": "needs TRL; tests/trainers/test_trl.py",
@@ -119,8 +120,13 @@ def blocks_of(page: Path) -> list[Block]:
 
 def commands_of(body: str) -> list[str]:
     """The commands of a `bash` block: lines, those that end with a backslash together with the next."""
-    lines = body.replace("\\\n", " ").splitlines()
+    lines = re.sub(r"^(pip [^&\n]*) && ", r"\1\n", body.replace("\\\n", " "), flags=re.M).splitlines()
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+TRAINS = re.compile(r"treetune train (?!.*--dry-run)")
+"""What needs a trainer and, for most of them, GPUs: its plan is made (`--dry-run`), and not carried out. It is in
+tests/trainers/test_cpu_training.py."""
 
 
 def why_not(command: str) -> str | None:
@@ -179,7 +185,8 @@ class Reader:
             assert_shown(body, self.printed, block)
         elif block.kind == "bash":
             self.printed = ""
-            self._type([command for command in commands_of(body) if self.why_not(command) is None], block)
+            run = [command for command in commands_of(body) if self.why_not(command) is None]
+            self._type([self._planned(command) for command in run], block)
         elif block.name:
             (self.folder / block.name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / block.name).write_text(body)
@@ -189,6 +196,9 @@ class Reader:
             program = self.folder / f"line_{block.line}.py"
             program.write_text(body)
             self._run(program, block)
+
+    def _planned(self, command: str) -> str:
+        return f"{command} --dry-run" if TRAINS.match(command) and self.why_not is why_not else command
 
     def _other_port(self, port: re.Match[str]) -> str:
         if port[3] not in self.ports:
@@ -218,7 +228,7 @@ class Reader:
             elif plain:
                 for command in some:
                     self._type_ours(command, block)
-            else:
+            elif shutil.which("curl") or not any(re.search(r"\bcurl ", command) for command in commands):
                 script = "\n".join(some)
                 self._check(script, self._in_shell(script), block)
 
