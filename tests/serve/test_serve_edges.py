@@ -338,3 +338,14 @@ def test_a_task_can_be_passed_on_by_the_blocking_client():
             return other.run_rollout(one.portable(one.sample())).reward
 
     assert run(pass_on()) == 1.0
+
+
+def test_a_client_says_that_nobody_answers_while_it_waits(caplog):
+    async def ask():
+        async with EnvClient("ipc:///tmp/tt-nobody-listens-here", deadline=5) as client:
+            with pytest.raises(Unreachable):
+                await client.sample()
+
+    run(ask())
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "tt-nobody-listens-here has not answered yet: is the server running there?" in told

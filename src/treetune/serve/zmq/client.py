@@ -47,6 +47,8 @@ _FIRST_RESEND, _LAST_RESEND = 1.0, 10.0
 _REMEMBERED = 200_000
 _ACKS = 64
 _ACK_SECONDS = 0.5
+_SILENT_SECONDS = 3.0
+"""After which a client says that it has heard nothing of its server yet: it waits much longer."""
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -92,6 +94,8 @@ class EnvClient:
         self._acknowledging: asyncio.TimerHandle | None = None
         self._socket: LoopSocket | None = None
         self._closed = False
+        self._heard = False
+        """Whether the server has ever answered, or it was said that it has not."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -307,6 +311,7 @@ class EnvClient:
         """The reply to a request, which is sent again while none comes: that renews the lease of its task."""
         longest = min(_LAST_RESEND, lease / 3) if lease else _LAST_RESEND
         loop, wait = asyncio.get_running_loop(), min(_FIRST_RESEND, longest)
+        silent_from = time.monotonic() + _SILENT_SECONDS
         while (left := until - time.monotonic()) > 0:
             reply: asyncio.Future[bytes | None] = loop.create_future()
             self._waiting[frames[0]] = reply
@@ -319,6 +324,10 @@ class EnvClient:
                 timer.cancel()
                 self._waiting.pop(frames[0], None)
             wait = min(longest, wait * 2)
+            if not self._heard and time.monotonic() >= silent_from - 0.1:
+                self._heard = True
+                remedy = "is the server running there?" if self._server_key is None else "is it there, with that key?"
+                log.warning("%s has not answered yet: %s (waiting %.0f s more)", self.address, remedy, left)
         raise Unreachable(
             f"no answer from {self.address} before the deadline",
             remedy="is the server running there, and is its key the one given?",
@@ -342,6 +351,7 @@ class EnvClient:
         self._socket.send(frames)
 
     def _on_batch(self, batch: list[Frames]) -> None:
+        self._heard = True
         for frames in batch:
             if len(frames) == 2 and (reply := self._waiting.get(frames[0])) is not None:
                 _settle(reply, frames[1])
