@@ -29,6 +29,14 @@ TRAINERS = {
 }
 """Each trainer with the function that plans its training. Documented in docs/trainers.md."""
 
+_OTHERWISE = {
+    "prime-rl": "prime-rl loads a package: treetune export verifiers TARGET --to my-env",
+    "verifiers": "verifiers loads a package: treetune export verifiers TARGET --to my-env",
+    "openenv": "trainers that speak OpenEnv play on a server: treetune serve TARGET --openenv :8000",
+    "nemo-gym": "NeMo Gym reads JSON lines: treetune convert ROWS tasks.jsonl --to nemo-gym",
+}
+"""What is not started here, but gets its tasks all the same."""
+
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 
@@ -84,6 +92,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(trainer: str, request: TrainRequest) -> Launch:
     if trainer not in TRAINERS:
+        other = trainer.lower().replace("_", "-")
+        other = next((name for name in _OTHERWISE if name.replace("-", "") == other.replace("-", "")), other)
+        if other in _OTHERWISE:
+            raise UsageError(f"{other} is not started by `treetune train`", remedy=_OTHERWISE[other])
         raise UnknownNameError.of("trainer", trainer, TRAINERS)
     module, _, function = TRAINERS[trainer].partition(":")
     launch: Launch = getattr(importlib.import_module(module), function)(request)
