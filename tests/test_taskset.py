@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -240,3 +241,34 @@ def test_arithmetic_streams_of_nearby_seeds_share_nothing_systematic(seed):
 
     assert len(set(prompts(seed)) & set(prompts(seed + 1))) <= 2
     assert prompts(seed) == prompts(seed)
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        ({"reward": lambda self, answer: 1.0}, r"Wrong.reward(answer) cannot be called as reward(task, answer)"),
+        ({"gold": lambda self: "x"}, "write def gold(self, task)"),
+        ({"gold": "42"}, "Wrong.gold is a str, not a method"),
+        ({"load_tasks": lambda self, split: []}, "missing a required argument: 'split'"),
+        ({"task_at": lambda self: None, "count": lambda self: 1}, "write def task_at(self, index)"),
+    ],
+)
+def test_a_method_that_takes_something_else_is_told_before_anything_is_played(methods, said):
+    wrong = type("Wrong", (Taskset,), {"load_tasks": lambda self: [Task(prompt="?")], **methods})
+    with pytest.raises(TasksetError, match=re.escape(said)):
+        wrong()
+
+
+def test_a_method_may_take_more_than_it_is_given():
+    class Right(Taskset):
+        def load_tasks(self, limit=3):
+            return [Task(prompt="?")] * limit
+
+        @staticmethod
+        def gold(task):
+            return "x"
+
+        async def reward(self, *given):
+            return 1.0
+
+    assert len(Right().select_tasks()) == 3

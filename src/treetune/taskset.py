@@ -28,7 +28,7 @@ from treetune.plugins import absolute_spec, folders_of
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
 from treetune.taskset_config import TasksetConfig
-from treetune.taskset_contract import check_task, may_read_seed, no_tasks
+from treetune.taskset_contract import check_methods, check_task, may_read_seed, no_tasks
 from treetune.tools import (
     Gold,
     NamedTool,
@@ -96,8 +96,8 @@ class Taskset(Generic[TaskT, ConfigT]):
             raise TasksetError(f"{self.name} has no tasks", remedy="write load_tasks() or task_at(index)")
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
             raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
-        for named in name_tools(self.config.tools, ()):  # a wrong name is told now
-            check_tool(self._tool_spec(named))
+        check_methods(self, Taskset)
+        self.named_tools()  # a wrong name is told now
         if self.INFINITE and self.config.shuffle is not None and not may_read_seed(type(self), Taskset):
             warnings.warn(
                 f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "
@@ -186,6 +186,10 @@ class Taskset(Generic[TaskT, ConfigT]):
         its config names, what the task names. Made anew for each episode."""
         named = name_tools(self.config.tools, task.tools)
         return [*bind_tools(self, task), *(find_tool(self._tool_spec(one), task) for one in named)]
+
+    def named_tools(self) -> list[Any]:
+        """What its config names for all tasks: functions, and classes of sources."""
+        return [check_tool(self._tool_spec(named)) for named in name_tools(self.config.tools, ())]
 
     def _tool_spec(self, named: NamedTool) -> NamedTool:
         """`file.py:name` is looked for beside the taskset's own file."""

@@ -5,6 +5,7 @@ task = check_task(task, Task, of="doubles", by="Doubles", position=3)
 
 from __future__ import annotations
 
+import inspect
 import re
 from functools import lru_cache
 from typing import TypeVar
@@ -40,11 +41,47 @@ def no_tasks(name: str) -> EmptyTasksetError:
     return EmptyTasksetError(f"{name} has no tasks", remedy=remedy)
 
 
+_METHODS = {
+    "load_tasks": (),
+    "task_at": ("index",),
+    "count": (),
+    "reward": ("task", "answer"),
+    "gold": ("task",),
+    "validate": ("task",),
+    "score_group": ("task", "traces"),
+    "environment": ("task",),
+}
+"""What an author may write, and what each is given."""
+
+
+def check_methods(taskset: object, base: type) -> None:
+    """Refuses a method that cannot be called as it will be: `def reward(self, answer)`."""
+    cls = type(taskset)
+    for name, given in _METHODS.items():
+        if getattr(cls, name, None) is getattr(base, name):
+            continue
+        method = getattr(taskset, name)
+        try:
+            signature = inspect.signature(method)
+        except ValueError:  # of a function in C, which does not tell
+            continue
+        except TypeError:
+            problem = f"{cls.__name__}.{name} is a {type(method).__name__}, not a method"
+            raise TasksetError(problem, remedy=_write(name, given)) from None
+        try:
+            signature.bind(*given)
+        except TypeError as error:
+            problem = f"{cls.__name__}.{name}{signature} cannot be called as {name}({', '.join(given)}): {error}"
+            raise TasksetError(problem, remedy=_write(name, given)) from None
+
+
+def _write(name: str, given: tuple[str, ...]) -> str:
+    return f"write def {name}({', '.join(('self', *given))})"
+
+
 def may_read_seed(cls: type, upto: type) -> bool:
     """Whether the code of a class, or of one between it and `upto`, speaks of a seed; a config that is handed on whole
     may be read anywhere."""
-    import inspect
-
     bases = cls.__mro__[: cls.__mro__.index(upto)]
     try:
         source = "".join(parse_again(lambda: list(map(inspect.getsource, bases))))
