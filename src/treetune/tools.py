@@ -172,6 +172,10 @@ class ToolSource:
     def check(cls, settings: Mapping[str, Any]) -> None:
         """Raises what is wrong with settings, as far as that is known before an episode."""
 
+    @classmethod
+    def require(cls) -> None:
+        """Raises `MissingExtraError` where this machine lacks what its tools need to be called."""
+
     async def open(self) -> list[Tool]:
         """What it offers. An error here fails the episode before it begins, for no model can help it."""
         return bind_tools(self, self.task)

@@ -252,7 +252,8 @@ def test_fifty_episodes_side_by_side_leave_no_process_and_no_descriptor(tmp_path
     assert [results(trace)[0] for trace in traces] == [str(number) for number in range(50)]
     assert {trace.reward for trace in traces} == {1.0}
     assert len(list(tmp_path.iterdir())) == 52
-    assert (after, alive(tmp_path)) == (before, [])
+    assert after <= before  # what an earlier test left to the collector may be closed meanwhile
+    assert alive(tmp_path) == []
 
 
 def test_tools_of_two_servers_with_one_name_need_a_prefix(tmp_path):
@@ -354,3 +355,12 @@ def test_an_evaluation_that_is_killed_leaves_no_server(shelves):
         running.send_signal(signal.SIGTERM)
         running.wait(60)
     assert ends(lambda: alive(pids))
+
+
+def test_a_missing_sdk_is_told_once_and_before_anything_is_played(treetune, shelves, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp.client.streamable_http", None)
+    result = treetune("eval", shelves / "eval.yaml", "-m", "scripted:gold", "-o", "run")
+    assert result.code == 3
+    assert result.err.count("the MCP SDK is not installed") == 1
+    assert "treetune[mcp]" in result.err
+    assert treetune("show", shelves / "eval.yaml", "-n", "1").code == 0

@@ -185,3 +185,19 @@ def test_the_second_variable_of_a_vendor_is_taken_where_only_it_is_set(monkeypat
     monkeypatch.delenv("GEMINI_API_KEY", raising=False)
     monkeypatch.setenv("GOOGLE_API_KEY", "x")
     assert PROVIDERS["gemini"].key_variable == "GOOGLE_API_KEY"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("hf/Qwen3", "did you mean 'huggingface/Qwen3'?"),
+        ("antropic/claude", "did you mean 'anthropic'?"),
+        ("Qwen/Qwen3-0.6B", "vllm:Qwen/Qwen3-0.6B starts it here"),
+    ],
+)
+def test_a_name_that_no_vendor_has_is_not_asked_of_openai(evaluate, monkeypatch, model, said):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    result = evaluate(model)
+    assert result.code == 2
+    assert said in result.err
+    assert "OPENAI_API_KEY" not in result.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,7 +120,8 @@ def test_a_dead_judge_is_a_failure_with_its_cause_and_costs_no_second_answer(tre
         write_tasks(tmp_path, at(endpoint))
         assert treetune("eval", "tasks.yaml", "-m", "scripted:gold", "-o", "first").code == 0
         towns = [*TOWNS, "New York"]
-        write_tasks(tmp_path, at(endpoint), towns)
+        judge = at(endpoint)
+        write_tasks(tmp_path, {**judge, "endpoint": {**judge["endpoint"], "preflight": False}}, towns)
     dead = treetune("eval", "tasks.yaml", "-m", "scripted:gold", "-o", "run", "--json")
     assert dead.code == 1
     assert (dead.json["scored"], dead.json["errors"], dead.json["judge_cache_hits"]) == (4, 1, 4)  # verdicts of before
@@ -237,3 +239,16 @@ def test_a_part_of_a_reward_may_be_judged(treetune, tmp_path):
     path.write_text(json.dumps(config))
     result = treetune("eval", "tasks.yaml", "-m", "scripted:gold", "-o", "run", "--json")
     assert (result.json["mean_reward"], result.json["judge_calls"]) == (0.75, 4)
+
+
+def test_a_judge_that_does_not_answer_is_told_before_anything_is_played(treetune, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        judge = {"kind": "judge", "model": "judge", "endpoint": {"base_url": url}}
+        write_tasks(tmp_path, {"kind": "weighted", "parts": [{"weight": 1, "scorer": judge}]})
+        result = treetune("eval", "tasks.yaml", "-m", "scripted:gold", "-o", "run")
+    assert result.code == 3
+    assert f"nothing answers at {url}" in result.err
+    assert "correct scorer.endpoint.base_url" in result.err
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import socket
 import urllib.request
 
 import pytest
@@ -325,3 +326,15 @@ def test_a_server_goes_on_with_what_it_has_learned_after_a_kill(tmp_path):
         rest = run(learn(server.address, 40))
     with serve(tmp_path, target, *options, "whole") as server:
         assert first + rest == run(learn(server.address, 80))
+
+
+def test_a_model_that_does_not_answer_yet_is_told_when_a_server_starts(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        options = ["--zmq", "tcp://127.0.0.1:0", "-m", "later", "--endpoint.base_url", url]
+        with serve(tmp_path, "arithmetic", *options) as server:
+            told = server.stop()
+    assert f"nothing answers at {url}" in told
+    assert "until it answers, its rollouts fail" in told
+    assert server.process.returncode == 0

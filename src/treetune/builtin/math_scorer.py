@@ -31,6 +31,9 @@ _FORMULA = re.compile(r"(?<!\\)\$+([^$]+?)(?<!\\)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]
 
 
 class Math(Scorer, frozen=True, tag="math"):
+    def check(self) -> None:
+        require_math_verify()
+
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the answer of a reply means what the ground truth says. It waits for another process."""
         truths = [str(one) for one in require_truths(truth, task)]

@@ -98,6 +98,7 @@ def audit_command(
             raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
     else:
         evaluation.refuse_unservable(taskset)
+        evaluation.check_judges(taskset)
     if model and (served is None or served.models is None):
         check_reachable(model, endpoint)
     report = asyncio.run(_audit(taskset, config, other, endpoint, screen))

@@ -8,6 +8,8 @@ import logging
 import os
 import signal
 import sys
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -24,13 +26,14 @@ from treetune.cli.supervise import Report
 from treetune.cli.supervise import supervise as run_supervised
 from treetune.config import convert
 from treetune.episode import Limits
-from treetune.errors import ConfigError, MissingExtraError, UsageError
+from treetune.errors import ConfigError, MissingExtraError, TreetuneError, UsageError
 from treetune.loggers import About, open_loggers
 from treetune.loggers.curve import RewardCurve
-from treetune.policies import EndpointConfig
+from treetune.policies import EndpointConfig, check_reachable
 from treetune.policy import Sampling
 from treetune.runs.rolling import RollingRun
 from treetune.target import build_taskset, read_target, refuse_server
+from treetune.taskset import Taskset
 
 log = logging.getLogger("treetune.serve")
 T = TypeVar("T")
@@ -138,6 +141,7 @@ def serve_command(
     config = msgspec.structs.replace(config, access=access, limits=limits)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     evaluation.refuse_unservable(taskset)
+    warn_of_silent(names, endpoint, taskset)
     kept_traces = None
     if log_to and traces is None:
         raise UsageError("--log needs the traces that it tells of", remedy="pass --traces DIR too")
@@ -172,6 +176,17 @@ def serve_command(
     with opened:
         uvloop.run(_serve(server, json, keep_registered))
     return 0
+
+
+def warn_of_silent(models: list[str], endpoint: EndpointConfig, taskset: Taskset[Any, Any]) -> None:
+    """Says which models and judges do not answer. A server may well be started before they are."""
+    checks = [partial(check_reachable, name, endpoint) for name in models]
+    for check in [*checks, partial(evaluation.check_judges, taskset)]:
+        try:
+            check()
+        except TreetuneError as error:
+            remedy = f" ({error.remedy})" if error.remedy else ""
+            warnings.warn(f"{error.message}{remedy}; until it answers, its rollouts fail", stacklevel=2)
 
 
 def _take_standard_streams(zmq: str | None, json: bool) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from treetune.streams import Streams
 from treetune.target import is_server
 from treetune.task import Task
 from treetune.taskset import Taskset
+from treetune.tools import ToolSource
 
 _SILENT_SECONDS = 2.0
 """After so long a person is told what is waited for."""
@@ -80,12 +81,22 @@ def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
             refuse_untrusted()
         if part.scorer is not None:
             part.scorer.check()
+        for tool in part.named_tools():
+            if isinstance(tool, type) and issubclass(tool, ToolSource):
+                tool.require()
         if _runs_code(part):
             from treetune.sandbox import probe
 
             if not (found := probe()).available:
                 problem = f"{part.name} runs code, and no sandbox can start here to run it in: {found.cause}"
                 raise TasksetError(problem, remedy=found.remedy)
+
+
+def check_judges(taskset: Taskset[Any, Any]) -> None:
+    """Refuses a judge behind an endpoint that does not answer. Not within an event loop."""
+    for part in parts_of(taskset):
+        if part.scorer is not None:
+            part.scorer.check_reachable()
 
 
 def _runs_code(taskset: Taskset[Any, Any]) -> bool:

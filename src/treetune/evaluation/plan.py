@@ -21,7 +21,7 @@ import msgspec
 
 from treetune.errors import UsageError
 from treetune.evaluation.config import Evaluation
-from treetune.evaluation.hosts import ask_server, find_served, open_host, refuse_unservable
+from treetune.evaluation.hosts import ask_server, check_judges, find_served, open_host, refuse_unservable
 from treetune.evaluation.rescore import RescoreSummary, score_again
 from treetune.evaluation.run_trust import remember
 from treetune.evaluation.runner import Runner
@@ -121,6 +121,8 @@ class Plan:
             raise UsageError("a server gives tasks in its own order: none is chosen by its index", remedy="use -n")
         if not config.tasks:
             taskset.draw(config.num_tasks)  # an unbounded draw
+        if not self.remote:
+            check_judges(taskset)
         if not self.remote and self._policy is None:
             check_reachable(config.model, config.endpoint)
 

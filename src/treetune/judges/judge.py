@@ -24,7 +24,7 @@ from treetune.judges import methods
 from treetune.judges.model import Asked, JudgeModel, ask
 from treetune.judges.question import Question
 from treetune.judges.rubric import Criterion, Rubric, read_rubric
-from treetune.policies import EndpointConfig
+from treetune.policies import EndpointConfig, check_reachable
 from treetune.policy import Sampling
 from treetune.score import Score
 from treetune.scorers.scorer import Scorer
@@ -103,6 +103,14 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
             model.check()
         if self.way == "rubric":
             self.read_rubric()
+
+    def check_reachable(self) -> None:
+        for model in self.models:
+            try:
+                check_reachable(model.model, model.endpoint, "scorer.endpoint")
+            except TreetuneError as error:
+                known = "with scorer.endpoint.preflight: false, verdicts that are known already will do"
+                raise type(error)(f"the judge: {error.message}", remedy=f"{error.remedy}; {known}") from None
 
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
         needed = self.way == "equal" or (self.way == "grade" and self.instruction is None)

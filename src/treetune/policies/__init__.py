@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from treetune.errors import UsageError
+from treetune.errors import UsageError, did_you_mean
 from treetune.plugins import file_of
-from treetune.policies.providers import OPENAI, PROVIDERS
+from treetune.policies.providers import OPENAI, OTHER_PROVIDERS, PROVIDERS
 from treetune.policy import Policy
 from treetune.taskset import Taskset
 
@@ -93,6 +93,18 @@ def endpoint_of(model: str, endpoint: EndpointConfig) -> tuple[str, EndpointConf
     return name, msgspec.structs.replace(endpoint, base_url=found.base_url, api_key_env=key)
 
 
+def refuse_unserved(model: str, endpoint: EndpointConfig) -> None:
+    """OpenAI has no model with a slash in its name: where nobody said another address, the prefix is a vendor that is
+    not known, or the name is one of the hub."""
+    provider, slash, name = model.partition("/")
+    if not slash or provider in PROVIDERS or not endpoint.is_default:
+        return
+    meant = OTHER_PROVIDERS.get(provider.lower())
+    near = f"; did you mean '{meant}/{name}'?" if meant is not None else did_you_mean(provider, PROVIDERS)
+    remedy = f"vllm:{model} starts it here, local:{model} loads it, --endpoint.base_url URL says where it is served"
+    raise UsageError(f"{provider!r} is no vendor, and {model!r} is served nowhere that is known{near}", remedy=remedy)
+
+
 def is_behind_endpoint(model: str) -> bool:
     """Whether a name is that of a model at an address, not of a script or a local model."""
     return model.partition(":")[0] not in ("scripted", "local")
@@ -115,6 +127,7 @@ def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig
     if is_behind_endpoint(model):
         from treetune.policies.openai import OpenAIPolicy
 
+        refuse_unserved(model, endpoint or EndpointConfig())
         name, found = endpoint_of(model, endpoint or EndpointConfig())
         return OpenAIPolicy(model, found, name)
     if kind == "local":
@@ -141,10 +154,11 @@ def check_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfi
         load_policy(model, taskset, endpoint)
 
 
-def check_reachable(model: str, endpoint: EndpointConfig) -> None:
+def check_reachable(model: str, endpoint: EndpointConfig, place: str = "--endpoint") -> None:
     """Refuses a model behind an endpoint that does not answer, or not for this name or key; nothing of any other model.
-    Not within an event loop."""
+    `place` is where the endpoint is configured. Not within an event loop."""
     if is_behind_endpoint(model) and not model.startswith("vllm:") and endpoint.preflight:
         from treetune.policies.preflight import check_endpoint
 
-        check_endpoint(*endpoint_of(model, endpoint))
+        refuse_unserved(model, endpoint)
+        check_endpoint(*endpoint_of(model, endpoint), place)

@@ -48,48 +48,50 @@ _LATE = _Answer(0, None)
 """A connection on which nothing was said in time."""
 
 
-def check_endpoint(model: str, config: EndpointConfig) -> None:
-    """Raises what is wrong with a model behind an endpoint, in the words of who has to mend it. Not within a loop."""
-    asyncio.run(_check(model, config))
+def check_endpoint(model: str, config: EndpointConfig, place: str = "--endpoint") -> None:
+    """Raises what is wrong with a model behind an endpoint, in the words of who has to mend it, at the `place` where it
+    is configured. Not within a loop."""
+    asyncio.run(_check(model, config, place))
 
 
-async def _check(model: str, config: EndpointConfig) -> None:
+async def _check(model: str, config: EndpointConfig, place: str) -> None:
     url = config.base_url.rstrip("/")
-    key = config.api_key()
+    key = config.api_key(place)
     headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
     timeout = aiohttp.ClientTimeout(total=None, connect=SECONDS, sock_read=SECONDS)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        listed = await _ask(session, f"{url}/models", url, headers=list_headers(url, key))
+        listed = await _ask(session, f"{url}/models", place, headers=list_headers(url, key))
         if listed.models is not None and {model, f"models/{model}"} & set(listed.models):
             return
         if listed.models is None and listed.status not in (401, 403):
-            await _look_beside(session, url, listed)
+            await _look_beside(session, url, listed, place)
             return
         body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-        asked = await _ask(session, f"{url}/chat/completions", url, json=body)
+        asked = await _ask(session, f"{url}/chat/completions", place, json=body)
         if asked.status in (401, 403):
-            raise _refused_key(url, config, key, asked)
+            raise _refused_key(url, config, key, asked, place)
         if listed.models is not None and (
             asked.status == 404 or (asked.status in (400, 422) and "model" in asked.told)
         ):
             raise _unknown_model(model, url, listed.models)
 
 
-async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer) -> None:
+async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer, place: str) -> None:
     """Refuses an address without models where one beside it has some: `/v1` is missing, or a route was copied too."""
     beside = url.removesuffix("/chat/completions").removesuffix("/completions")
     if beside == url:
         beside = f"{url}/v1"
     if listed.status not in (200, 404, 405) or url.endswith("/v1"):
         return
-    found = await _ask(session, f"{beside}/models", url)
+    found = await _ask(session, f"{beside}/models", place)
     if found.models is not None or found.status in (401, 403):
         problem = f"{url} serves no models, and {beside} does"
-        raise UsageError(problem, remedy=f"write --endpoint.base_url {beside}")
+        raise UsageError(problem, remedy=f"write {place}.base_url {beside}")
 
 
-async def _ask(session: aiohttp.ClientSession, address: str, url: str, **options: Any) -> _Answer:
-    remedy = "start the server, or correct --endpoint.base_url"
+async def _ask(session: aiohttp.ClientSession, address: str, place: str, **options: Any) -> _Answer:
+    remedy = f"start the server, or correct {place}.base_url"
+    url = address.removesuffix("/models").removesuffix("/chat/completions")
     try:
         async with session.request("POST" if "json" in options else "GET", address, **options) as response:
             content = await response.read()
@@ -106,16 +108,16 @@ async def _ask(session: aiohttp.ClientSession, address: str, url: str, **options
     except aiohttp.ConnectionTimeoutError:
         problem = f"no connection within {SECONDS:g} seconds"
     except aiohttp.InvalidURL:
-        raise UsageError(f"{url} is no address", remedy="write --endpoint.base_url http://HOST:PORT/v1") from None
+        raise UsageError(f"{url} is no address", remedy=f"write {place}.base_url http://HOST:PORT/v1") from None
     except (aiohttp.ClientError, TimeoutError):
         return _LATE  # it is there; whether it is only busy shows when it is used
     raise NetworkError(f"nothing answers at {url}: {problem}", remedy=remedy)
 
 
-def _refused_key(url: str, config: EndpointConfig, key: str | None, answer: _Answer) -> UsageError:
+def _refused_key(url: str, config: EndpointConfig, key: str | None, answer: _Answer, place: str) -> UsageError:
     vendor = next((f" (or -m {name}/NAME)" for name, found in PROVIDERS.items() if found.base_url == url), "")
     if key is None:
-        remedy = f"name the environment variable that holds it: --endpoint.api_key_env NAME{vendor}"
+        remedy = f"name the environment variable that holds it: {place}.api_key_env NAME{vendor}"
         return UsageError(f"{url} wants a key, and none was sent{answer.told}", remedy=remedy)
     told = "" if key in answer.told else answer.told
     name = config.key_variable

@@ -37,6 +37,18 @@ PROVIDERS = {
     "ollama": Provider("http://127.0.0.1:11434/v1"),
 }
 """A prefix is only read where no address is given: `openai/gpt-oss-20b` at your own server is a name of its own."""
+OTHER_PROVIDERS = {
+    "hf": "huggingface",
+    "google": "gemini",
+    "claude": "anthropic",
+    "grok": "xai",
+    "x-ai": "xai",
+    "togetherai": "together",
+    "together_ai": "together",
+    "fireworks_ai": "fireworks",
+    "open-router": "openrouter",
+}
+"""What other tools call them. Some are owners on the hub too, so errors name them, and nothing is taken for them."""
 
 
 def list_headers(base_url: str, key: str | None) -> dict[str, str]:

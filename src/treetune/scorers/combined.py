@@ -86,6 +86,10 @@ class Combination(Scorer, frozen=True):
         for _, scorer in self.named():
             scorer.check()
 
+    def check_reachable(self) -> None:
+        for _, scorer in self.named():
+            scorer.check_reachable()
+
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
         problems = (scorer.problem(truth, task) for _, scorer in self.named())
         return next((problem for problem in problems if problem is not None), None)

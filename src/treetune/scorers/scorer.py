@@ -90,6 +90,9 @@ class Scorer(
     def check(self) -> None:
         """Raises what is wrong with what it needs beside its config, before the first answer."""
 
+    def check_reachable(self) -> None:
+        """Asks the models that it needs whether they answer, and raises where one does not. Not within a loop."""
+
     def without_files(self) -> Self:
         """The same with the contents of the files that it names: what a row carries to any machine."""
         return self

@@ -40,7 +40,7 @@ class McpSession:
 
     async def open(self) -> list[Any]:
         """The server's tools, as the SDK has them. Raises where there is no answer in time."""
-        await call_apart(_load_sdk)
+        await call_apart(load_sdk)
         opened: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._running = asyncio.create_task(self._run(opened))
         await asyncio.wait([opened], timeout=self._server.start_timeout)
@@ -141,8 +141,8 @@ class McpSession:
             await asyncio.wait([running], timeout=_CLOSE_SECONDS)
 
 
-def _load_sdk() -> None:
-    """In a thread: it takes a second."""
+def load_sdk() -> None:
+    """The first time it takes a second: not on an event loop."""
     try:
         import mcp.client.streamable_http  # noqa: F401
     except ImportError:

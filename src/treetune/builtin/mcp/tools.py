@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from treetune.builtin.mcp.config import McpServer
-from treetune.builtin.mcp.session import McpSession
+from treetune.builtin.mcp.session import McpSession, load_sdk
 from treetune.config import convert
 from treetune.errors import ToolError, UsageError, did_you_mean
 from treetune.task import Task
@@ -32,6 +32,10 @@ class McpTools(ToolSource):
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:
         _read_settings(settings)
+
+    @classmethod
+    def require(cls) -> None:
+        load_sdk()
 
     async def open(self) -> list[Tool]:
         offered = {tool.name: tool for tool in await self._session.open()}
