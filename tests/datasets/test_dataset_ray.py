@@ -44,3 +44,42 @@ def test_ray_builds_the_same_rows_in_the_same_order(tmp_path):
     assert there[0].num_rows == 45_000 - 6429
     assert there[0].equals(here[0])
     assert set(there[0]["ability"].to_pylist()) == {"math"}
+
+
+HOLD = """
+import sys, time
+from treetune.ray_cluster import join_cluster
+ray = join_cluster()
+@ray.remote(num_cpus=1)
+class Holder:
+    def hold(self): return "held"
+holder = Holder.remote()
+print(ray.get(holder.hold.remote()), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_build_that_finds_no_free_cpu_says_so_and_goes_on_when_there_is_one(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"q": "1?", "a": "1"}\n')
+    (tmp_path / "tasks.yaml").write_text(
+        "train_tasks:\n"
+        "  - loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}\n"
+        "    prompt_template: '{q}'\n"
+        "    ground_truth: a\n"
+    )
+    python = venvs.venv(*venvs.RAY)
+    with RayCluster(python, cpus=1) as cluster:
+        environment = {**cluster.environment, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen([python, "-c", HOLD], env=environment, **pipes) as holder:
+            assert holder.stdout.readline() == "held\n"
+            command = [python, "-m", "treetune", "build", "tasks.yaml", "--engine", "ray", "--cache-dir", "cache"]
+            with subprocess.Popen(
+                command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+            ) as build:
+                told = iter(build.stderr.readline, "")
+                assert next(line for line in told if "no CPU of the Ray cluster is free" in line)
+                holder.communicate("done\n", timeout=60)
+                build.communicate(timeout=120)
+    assert build.returncode == 0
+    assert len(list((tmp_path / "cache").rglob("*.parquet"))) == 1

@@ -46,6 +46,9 @@ Progress = Callable[[int, int | None], None]
 IMAGE_ROWS = 32
 """Rows of one batch, and so of a row group of the file, where they have images: all of these are in memory."""
 
+_RAY_SILENT = 10.0
+"""Seconds after which it is looked whether the cluster has room for a build that nothing comes of."""
+
 Built = tuple[pa.Table | None, Counter[str]]
 Work = tuple[SourceBatch, int]
 
@@ -241,7 +244,22 @@ def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
     shared = ray.put(builder)  # once per node, not once per table
     remote = ray.remote(num_cpus=1)(lambda builder, batch, first: builder.build(batch, first))
     ahead = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
-    return _keep_ahead(work, lambda item: remote.remote(shared, *item), ray.get, ahead)
+    waited = False
+
+    def get(built: Any) -> Built:
+        nonlocal waited
+        if not waited and not ray.wait([built], timeout=_RAY_SILENT)[0] and ray.available_resources().get("CPU", 0) < 1:
+            waited = True
+            held = int(ray.cluster_resources().get("CPU", 0))
+            warnings.warn(
+                f"no CPU of the Ray cluster is free ({held} are held by other work): the build waits. "
+                "`ray status` shows who holds them; without --engine ray it runs here.",
+                stacklevel=2,
+            )
+        result: Built = ray.get(built)
+        return result
+
+    return _keep_ahead(work, lambda item: remote.remote(shared, *item), get, ahead)
 
 
 def _keep_ahead(
