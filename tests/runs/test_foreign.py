@@ -12,6 +12,7 @@ import pytest
 
 from treetune.errors import UsageError
 from treetune.evaluation import compare
+from treetune.runs import places
 from treetune.runs.places import find_run, open_run, runs_below
 from treetune.trace import Outcome
 
@@ -467,3 +468,13 @@ def test_a_folder_with_several_runs_names_them_and_one_without_says_so(tmp_path)
     with pytest.raises(UsageError, match="there is no run"):
         open_run(tmp_path / "absent")
     assert find_run(tmp_path / "absent") is None
+
+
+def test_a_folder_without_end_is_not_searched_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "_MOST_FOLDERS", 50)
+    shutil.copytree(RECORDED / "verl" / "rollouts", tmp_path / "z" / "near")
+    for number in range(100):
+        (tmp_path / "a" / str(number) / "deep").mkdir(parents=True)
+    with pytest.warns(UserWarning, match="more than 50 folders.*Name a folder nearer"):
+        found = runs_below(tmp_path)
+    assert [place.path.relative_to(tmp_path).parts[:2] for place in found] == [("z", "near")]

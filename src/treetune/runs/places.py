@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _NEAR = 2
 """How many folders deep the one run of a folder is looked for: trainers write below the folder that they were given."""
 _ENDINGS = (".eval", ".json", ".jsonl", ".parquet")
 _NAMED = 5
+_MOST_FOLDERS = 20_000
+"""How many folders are looked at: somebody's home has more, and no runs at its far ends."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -100,20 +103,28 @@ def _at(path: Path) -> Place | None:
     return next((Place(path, kind.name) for kind in KINDS if kind.files(path)), None)
 
 
-def _below(folder: Path, depth: int | None) -> Iterator[Place]:
-    """Runs below a folder that is none itself."""
-    try:
-        inside = sorted(os.scandir(folder), key=lambda each: each.name)
-    except OSError:
-        return
-    for each in inside:
-        path = folder / each.name
-        if each.name.startswith("."):
+def _below(top: Path, depth: int | None) -> Iterator[Place]:
+    """Runs below a folder that is none itself, the nearest first; `depth` is how many folders deep they may lie."""
+    folders, looked_at = deque([(top, 1)]), 0
+    while folders:
+        folder, level = folders.popleft()
+        looked_at += 1
+        if looked_at > _MOST_FOLDERS:
+            found = f"{top} has more than {_MOST_FOLDERS:,} folders: runs that lie deep in it were not looked for"
+            warnings.warn(f"{found}. Name a folder nearer to them.", stacklevel=2)
+            return
+        try:
+            inside = sorted(os.scandir(folder), key=lambda each: each.name)
+        except OSError:
             continue
-        if each.is_dir(follow_symlinks=False):
-            if (place := _at(path)) is not None:
+        for each in inside:
+            path = folder / each.name
+            if each.name.startswith("."):
+                continue
+            if each.is_dir(follow_symlinks=False):
+                if (place := _at(path)) is not None:
+                    yield place
+                elif depth is None or level < depth:
+                    folders.append((path, level + 1))
+            elif each.name.endswith(_ENDINGS) and each.is_file() and (place := _at(path)) is not None:
                 yield place
-            elif depth is None or depth > 1:
-                yield from _below(path, None if depth is None else depth - 1)
-        elif each.name.endswith(_ENDINGS) and each.is_file() and (place := _at(path)) is not None:
-            yield place
