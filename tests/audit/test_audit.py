@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import planted_tasks as planted
 import pytest
@@ -42,6 +43,7 @@ FAULTS = {
     "PaysRandom": ("pays-random", ERROR),
     "PaysLong": ("pays-long", ERROR),
     "PaysHedged": ("pays-hedged", ERROR),
+    "PaysPart": ("pays-part", ERROR),
     "PaysFormat": ("pays-format", ERROR),
     "FormatPaid": ("format-paid", NOTE),
     "PaysOdd": ("pays-odd", ERROR),
@@ -284,3 +286,19 @@ def test_the_bound_of_a_share_is_that_of_wilson():
     assert least_share(0, 50) == 0
     assert least_share(50, 50) == pytest.approx(0.883, abs=0.001)
     assert least_share(12, 50) == pytest.approx(0.120, abs=0.005)
+
+
+class Measured(planted.Sound):
+    """What stands before or after the number is no part of the answer, and half of a choice is none."""
+
+    def truth(self, index):
+        return [f"{index + 20} km", f"x = {index + 20}", f"{index + 20}.0", "yes"][index % 4]
+
+    def reward(self, task, answer):
+        said, truth = (re.findall(r"[0-9.]+|yes", text)[-1:] for text in (answer, task.ground_truth))
+        return float(bool(said) and said[0].rstrip("0").rstrip(".") == truth[0].rstrip("0").rstrip("."))
+
+
+def test_a_part_that_says_what_the_whole_says_may_be_paid():
+    report = audit(Measured(), rules=["pays-part"])
+    assert not [finding for finding in report.findings if finding.rule == "pays-part"]

@@ -173,6 +173,12 @@ class PaysHedged(Sound):
         return float(answer.startswith("Answer: ") and task.ground_truth in answer)
 
 
+class PaysPart(Sound):
+    def reward(self, task, answer):
+        said = answer.removeprefix("Answer: ").strip()
+        return float(len(said) > 1 and said in task.ground_truth)
+
+
 class PaysFormat(Sound):
     def reward(self, task, answer):
         return float(answer.startswith("Answer:"))

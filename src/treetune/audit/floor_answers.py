@@ -112,6 +112,7 @@ def text_policies(sample: Sample, seed: int) -> Iterator[FloorPolicy]:
     if knows:
         yield from _hedges(sample, pool)
         yield from _formats(sample)
+        yield from _parts(sample)
     for name, about, content in _ODD:
         yield FloorPolicy(
             f"odd-{name}",
@@ -181,6 +182,32 @@ def _formats(sample: Sample) -> Iterator[FloorPolicy]:
         lambda subject: written(subject, lambda own: str(change(own))),
         1 / len(sample.choices) if sample.choices else 0.0,
     )
+
+
+def _parts(sample: Sample) -> Iterator[FloorPolicy]:
+    """A piece of the right answer, which says something else, or nothing."""
+
+    def written(subject: Subject, cut: Callable[[str], str]) -> str | None:
+        own = sample.content_of(subject)
+        if own is None or subject.is_program or subject.has_several_actions:
+            return None
+        part = cut(own).strip()
+        # "72" of "72 km" and "5." of "5.0" say what the whole says.
+        same_numbers = numbers_in(part) and [*map(float, numbers_in(part))] == [*map(float, numbers_in(own))]
+        if len(own) < 2 or not any(map(str.isalnum, part)) or same_numbers or part in sample.contents:
+            return None
+        return sample.format_of(subject).write(part)
+
+    for name, about, cut in (
+        ("begin", "the first half of the right answer", lambda own: own[: (len(own) + 1) // 2]),
+        ("end", "the second half of the right answer", lambda own: own[len(own) // 2 :]),
+    ):
+        yield FloorPolicy(
+            f"part-{name}",
+            "pays-part",
+            about,
+            lambda subject, cut=cut: written(subject, cut),  # type: ignore[misc]
+        )
 
 
 def words_in(text: str) -> list[str]:

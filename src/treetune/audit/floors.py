@@ -42,6 +42,10 @@ FREE = {
         "several answers at once earn no more than one of them drawn at random",
         "read one answer in one place, and score 0 where there are several",
     ),
+    "pays-part": (
+        "a part of the right answer does not earn what all of it does",
+        "compare the whole answer: `answer in truth` is true of every piece of the truth",
+    ),
     "pays-format": ("the format without the right answer does not earn all there is", "require a content that matches"),
     "pays-odd": ("odd characters earn nothing", "score what cannot be read 0"),
     "pays-exit": (
@@ -149,7 +153,7 @@ def _say(policy: FloorPolicy, subject: Subject) -> Answer | None:
     answer = policy.answer(subject)
     # What is meant to be wrong may be right by chance.
     right = answer is not None and answer in (subject.gold, subject.last_gold)
-    return None if right and policy.rule in ("pays-format", "pays-hedged", "pays-odd") else answer
+    return None if right and policy.rule in ("pays-format", "pays-hedged", "pays-odd", "pays-part") else answer
 
 
 def _judge(rule: str, group: Sequence[Paid], report: Report) -> None:
