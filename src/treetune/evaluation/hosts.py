@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
@@ -21,9 +19,6 @@ from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.tools import ToolSource
 
-_SILENT_SECONDS = 2.0
-"""After so long a person is told what is waited for."""
-
 
 def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
     """The taskset as one of a server; None where its tasks are here."""
@@ -33,14 +28,8 @@ def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
 
 async def ask_server(served: serve.Served, count: int = 0) -> list[Task]:
     """Has the server say what it serves, which `served` then knows; gives its first tasks."""
-    waiting = f"no answer from {served.config.address} yet; waiting up to {served.deadline:g} seconds"
-    loop = asyncio.get_running_loop()
-    notice = loop.call_later(_SILENT_SECONDS, lambda: print(waiting, file=sys.stderr, flush=True))
     async with aclosing(served):
-        try:
-            await served.learn()
-        finally:
-            notice.cancel()
+        await served.learn()
         return await served.first_tasks(count) if count else []
 
 

@@ -327,7 +327,9 @@ class EnvClient:
             if not self._heard and time.monotonic() >= silent_from - 0.1:
                 self._heard = True
                 remedy = "is the server running there?" if self._server_key is None else "is it there, with that key?"
-                log.warning("%s has not answered yet: %s (waiting %.0f s more)", self.address, remedy, left)
+                log.warning(
+                    "%s has not answered yet: %s (waiting %.0f s more)", self.address, remedy, until - time.monotonic()
+                )
         raise Unreachable(
             f"no answer from {self.address} before the deadline",
             remedy="is the server running there, and is its key the one given?",
