@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -60,6 +61,8 @@ def why_doubtful(text: str, begin: int, end: int) -> str:
             return "denied"
         if _OPENS.search(ahead):
             return "left open"
+    if text[end - 1].isdigit() and _is_among_numbers(ahead, behind):
+        return "one of several"
     if not behind:
         return "one of several" if ahead and _is_listed(ahead, "", text[begin:end]) else ""
     said = behind
@@ -123,6 +126,13 @@ def _is_listed(ahead: str, behind: str, wanted: str) -> bool:
     if not link.endswith(_LINKS) or not _ENDS_LIST.match(behind) or (before := _PREVIOUS.search(ahead)) is None:
         return False
     return before["name"].lower() not in _LEADS and (not capital or not before["name"][0].islower())
+
+
+def _is_among_numbers(ahead: str, behind: str) -> bool:
+    """Whether two further numbers stand beside one, with nothing but spaces between: `12 48 7`. One alone may be part
+    of what is said: `48 12-packs`, `in 2024 48 people`."""
+    words = [list(reversed(ahead.split()[-2:])), behind.split(maxsplit=2)[:2]]
+    return sum(len(list(takewhile(_NUMBER.fullmatch, side))) for side in words) > 1
 
 
 def _is_line_of_list(text: str, begin: int, end: int) -> bool:
@@ -290,7 +300,7 @@ def _line_after(text: str, begin: int, end: int) -> str:
 
 
 _EMPTY = " \t\r\n*_`\"'“”‘’.:"
-_BULLETS = " \t\r*_`\"'“”‘’-•#).0123456789"
+_BULLETS = " \t\r*_`\"'“”‘’-•#).$€£0123456789"
 _DRESS = " \t*_\"'“‘("
 _LINKS = (",", "/", "|", ";", "&", "+", "and")
 _LEADS = frozenset("yes so sure well thus hence therefore ok okay answer finally overall indeed then now".split())
@@ -325,5 +335,8 @@ _NEXT = re.compile(
 _PREVIOUS = re.compile(
     rf"(?:^|[,/|;&+:.!]|\b(?:is|are|be)\b)\s*{_OPENING}{_NAME}{_CLOSING}\s*(?:[,/|;&+]|,?\s\band\b)\s*{_OPENING}$"
 )
+_NUMBER = re.compile(r"[-−]?\d[\d.,]*")
 _ENDS_LIST = re.compile(rf"{_CLOSING}\s*(?:[.,;!/|]|$|\n)")
-_ITEM = re.compile(r"(?:[-*•]|\d{1,3}[.)])?\s*[*_]*[^\W\d_][\w'’-]*(?: [\w'’-]+){0,3}[*_]*[.,;]?")
+_ITEM = re.compile(
+    r"(?:[-*•]|#{1,6}|\d{1,3}[.)])?\s*[*_]*(?:[^\W\d_][\w'’-]*(?: [\w'’-]+){0,3}|[-−+$€£]{0,2}\d[\d.,]*%?)[*_]*[.,;]?"
+)

@@ -141,6 +141,28 @@ def test_the_gold_answer_of_a_kind_is_right(kind):
     assert score(config, scorer.gold(truth, task), truth, task).reward == 1
 
 
+def test_numbers_in_a_row_or_one_a_line_are_several_answers_as_names_are():
+    listed = [
+        "12\n48\n7\n9",
+        "48\n12",
+        "#### 12\n#### 48\n#### 7",
+        "$12\n$48\n$3",
+        "**12**\n**48**\n**3**",
+        "1. 12\n2. 48\n3. 7",
+    ]
+    listed += [" ".join(map(str, range(100))), "12 48 7", "48 12 7", "7 12 48"]
+    assert rewards("includes", "48", dict.fromkeys(listed, 0.0)) == {}
+    said = [
+        "First 12.\nThen 48",
+        "48\n\nBecause 2*24 is that.",
+        "Total:\n48\n",
+        "12\n+ 36\n= 48",
+        "In 2024 48 came.",
+        "48 12-packs",
+    ]
+    assert rewards("includes", "48", dict.fromkeys(said, 1.0)) == {}
+
+
 CASES = json.dumps([{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}])
 CODE = {
     "```python\nprint(int(input()) ** 2)\n```": 1, "```\nn = int(input())\nprint(n * n)\n```": 1,
