@@ -192,7 +192,7 @@ def test_the_second_variable_of_a_vendor_is_taken_where_only_it_is_set(monkeypat
     [
         ("hf/Qwen3", "did you mean 'huggingface/Qwen3'?"),
         ("antropic/claude", "did you mean 'anthropic'?"),
-        ("Qwen/Qwen3-0.6B", "vllm:Qwen/Qwen3-0.6B starts it here"),
+        ("Qwen/Qwen3-0.6B", "or vllm:Qwen/Qwen3-0.6B, which starts it"),
     ],
 )
 def test_a_name_that_no_vendor_has_is_not_asked_of_openai(evaluate, monkeypatch, model, said):

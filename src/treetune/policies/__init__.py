@@ -101,8 +101,8 @@ def refuse_unserved(model: str, endpoint: EndpointConfig) -> None:
         return
     meant = OTHER_PROVIDERS.get(provider.lower())
     near = f"; did you mean '{meant}/{name}'?" if meant is not None else did_you_mean(provider, PROVIDERS)
-    remedy = f"vllm:{model} starts it here, local:{model} loads it, --endpoint.base_url URL says where it is served"
-    raise UsageError(f"{provider!r} is no vendor, and {model!r} is served nowhere that is known{near}", remedy=remedy)
+    remedy = f"say where it is served: --endpoint.base_url URL; or vllm:{model}, which starts it, or local:{model}"
+    raise UsageError(f"{model}: {provider!r} is no vendor's prefix{near}", remedy=remedy)
 
 
 def is_behind_endpoint(model: str) -> bool:
