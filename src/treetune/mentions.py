@@ -260,6 +260,8 @@ def _read(said: str, patterns: _Patterns) -> Choice:
     if len(named) > 1 and (reason := _REASON.search(said, named[0].end(), named[-1].start())):
         said = said[: reason.start()]  # what follows says why, or what it is not
         named = [place for place in named if place.end() <= reason.start()]
+    if kept := [place for place in named if not _REFUSES.match(said, place.end())]:
+        named = kept  # "B. C is wrong." names one
     if not named:
         return Choice(None)
     labels = {patterns.by_name.get(place[0].casefold(), place[0]) for place in named}

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from treetune import Task
+from treetune.builtin.code import unit_tests
 from treetune.builtin.code.unit_tests import complete_code, run_tests
 from treetune.sandbox import probe
-from treetune.scorers import tests as tests_kind
+from treetune.scorers import tests as by_tests
 
 TESTS = ["assert add(2, 3) == 5", "assert add(1, 1) == 2"]
 
@@ -78,6 +79,12 @@ def test_the_first_test_that_fails_is_quoted():
     assert "SyntaxError" in report_of("def add(a, b) return a").why
 
 
+def test_an_answer_without_an_end_is_told_as_such(monkeypatch):
+    monkeypatch.setattr(unit_tests, "CPU_SECONDS", 1)
+    report = report_of("def add(a, b):\n    while True: pass")
+    assert report.why == "assert add(2, 3) == 5: RuntimeError: no end within 1 seconds of processor time"
+
+
 VALUES = {
     "tuples are no lists": ("def f(x): return [1, 2]", ["assert f(0) == (1, 2)"], 0),
     "sets, dicts and nested values": (
@@ -137,7 +144,7 @@ def test_an_answer_may_be_the_body_or_the_whole_function(code):
 
 
 def test_the_scorer_says_how_many_tests_hold_and_knows_the_solution():
-    scorer = tests_kind(solution="code")
+    scorer = by_tests(solution="code")
     task = Task(prompt="", extra_info={"code": "def add(a, b): return a + b"})
     assert asyncio.run(scorer.score(scorer.gold(TESTS, task), TESTS, task)).reward == 1.0
     score = asyncio.run(scorer.score("```python\ndef add(a, b): return 5\n```", TESTS, task))

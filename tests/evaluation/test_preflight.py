@@ -85,6 +85,13 @@ def test_a_name_that_is_not_listed_but_answered_to_is_taken(evaluate, tmp_path):
         assert evaluate("alias", f"{server.url}/v1").code == 0
 
 
+def test_a_misspelt_name_that_a_server_answers_to_is_told(evaluate, tmp_path):
+    with vendor(tmp_path, models=["small-modle", "small-model"], listed=["small-model", "small"]) as server:
+        result = evaluate("small-modle", f"{server.url}/v1")
+    assert result.code == 0
+    assert "does not list 'small-modle', but answers to it; did you mean 'small-model'" in result.err
+
+
 @pytest.mark.parametrize(
     ("sent", "told"), [(None, "wants a key, and none was sent"), ("wrong", "refuses the key in K")]
 )

@@ -65,6 +65,7 @@ CHOICE = {
     "The answer is B.": 1, "The correct answer is option B: Paris.": 1, "Answer: (B)": 1, "Paris": 1,
     "The capital is Paris.": 1, "B) Paris": 1, "B because A is in England": 1, "#### B": 1,
     "A. London\nB. Paris\n\nThe answer is (B).": 1, "B\n\nBecause A is wrong.": 1, "<think>A?</think>B": 1,
+    "Answer: B. C is wrong.": 1, "Answer: B. C is the capital of Italy.": 0, "B is wrong. C is wrong.": 0, "B? C?": 0,
     "A": 0, "C": 0, "London": 0, "A or B": 0, "A, B, C, D": 0, "not B": 0, "The answer is not B.": 0, "B?": 0,
     "B) London": 0, "A. London\nB. Paris\nC. Rome\nD. Berlin": 0, "Answer: B\nAnswer: C": 0, "Paris or London": 0,
     "either B or C": 0, "E": 0, "BB": 0, "I think so": 0, "\\boxed{A}\\boxed{B}": 0,

@@ -260,6 +260,7 @@ def rescore_command(
         means = (summary.before.mean_reward, summary.before.mean_reward_all)
         mean = " and over all: ".join("-" if mean is None else f"{mean:.4f}" for mean in means)
         skipped = f"; {summary.skipped} failed rollouts have nothing to score" if summary.skipped else ""
+        screen.say(f"scored by {config} and the files that it names")
         screen.say(f"{summary.changed} of {summary.after.rollouts} rewards changed; mean before: {mean}{skipped}")
         if summary.diverged:
             what = "rollouts diverged: the environment now says something else than was recorded"

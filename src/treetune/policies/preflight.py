@@ -9,6 +9,7 @@ may do as well (no list, a list without the name, a slow answer) is no reason to
 from __future__ import annotations
 
 import asyncio
+import warnings
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -74,6 +75,15 @@ async def _check(model: str, config: EndpointConfig, place: str) -> None:
             asked.status == 404 or (asked.status in (400, 422) and "model" in asked.told)
         ):
             raise _unknown_model(model, url, listed.models)
+        if asked.status == 200 and listed.models is not None:
+            _warn_of_misspelling(model, url, listed.models)
+
+
+def _warn_of_misspelling(model: str, url: str, models: list[str]) -> None:
+    """Some servers answer to any name. An alias, the beginning of a listed name, is none."""
+    near = did_you_mean(model, models)
+    if near and not any(name.startswith(model) for name in models):
+        warnings.warn(f"{url} does not list {model!r}, but answers to it{near}", stacklevel=2)
 
 
 async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer, place: str) -> None:

@@ -18,6 +18,7 @@ import ctypes
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import traceback
@@ -79,6 +80,7 @@ class AnswerProcess:
     """The answer, in a process of its own."""
 
     def __init__(self, code: str, cpu_seconds: int) -> None:
+        self._cpu_seconds = cpu_seconds
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-X", "utf8", __file__, "answer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -97,6 +99,9 @@ class AnswerProcess:
             self._process.stdin.flush()
             reply = json.loads(self._process.stdout.readline())
         except (OSError, ValueError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if self._process.wait(timeout=1) == -signal.SIGXCPU:
+                    return {"error": f"no end within {self._cpu_seconds} seconds of processor time"}
             return {"error": "the answer ended its process"}
         return reply if isinstance(reply, dict) else {"error": "the answer wrote what is no reply"}
 
