@@ -27,6 +27,7 @@ from treetune.cli.options import OVERRIDABLE
         ("--batch-size 8", "-c 8"),
         ("--concurrency 8", "-c 8"),
         ("--limit 10", "-n 10"),
+        ("--tasks 10", "-n 10"),
         ("--epochs 4", "-r 4"),
         ("--num-rolouts 4", "--num-rollouts"),
         ("--rollouts-per-example 4", "-r 4"),

@@ -66,7 +66,7 @@ def show_comparison(found: Comparison, screen: Screen) -> None:
     lonely = [f"{count} only {where}" for count, where in ((found.only_before, "before"), (found.only_after, "after"))]
     missing = ", ".join(text for text in lonely if not text.startswith("0 "))
     screen.say(f"{counts}{f'; {missing}' if missing else ''}")
-    for title, tasks in (("broken", found.broken), ("fixed", found.fixed)):
+    for title, tasks in (("less often", found.broken), ("more often", found.fixed)):
         if tasks:
             rows = [_task_row(task) for task in tasks[:_MOST_TASKS]]
             table = make_table(rows, (title, "source", "solved", "reward", "uid"))

@@ -23,6 +23,7 @@ from treetune.trace import Outcome, Trace
 _PLAIN_SECONDS = 5.0
 _LATEST = 8
 _NARROW = 70
+_LONGEST_VALUE = 60
 
 _COLOURS = {
     Outcome.COMPLETED: "green",
@@ -53,7 +54,7 @@ class Display:
         columns = counts if screen.width < _NARROW else (bar, *counts, *times)
         self._progress = Progress(*columns, console=screen)
         self._bar = self._progress.add_task("", total=self._total, completed=done, state="")
-        settings = [f"{key}={value}" for key, value in evaluation.overridden().items()]
+        settings = [_setting(key, value) for key, value in evaluation.overridden().items()]
         above = Text("\n".join([*([f"run {place}"] if place else []), *settings]))
         self._live = Live(
             get_renderable=lambda: Group(above, self._progress, *self._latest),
@@ -88,6 +89,12 @@ class Display:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PLAIN_SECONDS
             self._screen.say(f"{tally.rollouts}/{total or '?'} {state}")
+
+
+def _setting(key: str, value: Any) -> str:
+    """On one line: a prompt may have several, and a scorer a rubric."""
+    text = " ".join(str(value).split())
+    return f"{key}={text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + '…'}"
 
 
 def _rollout_line(trace: Trace) -> Text:

@@ -110,6 +110,8 @@ class _Flag:
         self.takes_target = "target" in known or "targets" in known
 
     def explain(self) -> str:
+        if self.word == "tasks" and self.given.isdecimal() and "num_tasks" in self.options:
+            return f"{self.name}; did you mean {self._spell('num_tasks')}?"
         if self.word in _TARGET and self.takes_target:
             return f"{self.name}; the TARGET stands alone: treetune {self.verb} {self.given}"
         if self.word in ("api_key", "openai_api_key") and "endpoint" in self.groups:  # the key itself is not shown
