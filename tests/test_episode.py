@@ -526,3 +526,33 @@ def test_the_host_and_whoever_asks_say_what_a_timeout_earns():
     assert narrowed(LATE, Limits(max_turns=3)) == Limits(timeout=0.2, timeout_reward=-0.5, max_turns=3)
     assert narrowed(LATE, given).timeout_reward == 0.0
     assert narrowed(Limits(), given) == given
+
+
+class Silent(Environment):
+    """Its `start` forgot to return something."""
+
+    def start(self):
+        self.count = 0
+
+    def step(self, action):
+        return Step(reward=1.0, done=True)
+
+
+class Silence(Taskset):
+    prompt: str | None = "What now?"
+
+    def load_tasks(self):
+        return [Task(prompt=self.prompt)]
+
+    def environment(self, task):
+        return Silent(task)
+
+
+def test_a_start_that_returns_nothing_shows_the_prompt_and_fails_where_there_is_none():
+    silence = Silence()
+    episode = asyncio.run(Episode.start(silence, silence[0]))
+    assert episode.observation.messages() == [{"role": "user", "content": "What now?"}]
+    silence = Silence()
+    silence.prompt = None
+    with pytest.raises(EnvironmentFault, match=r"Silent.start\(\) returned None, and the task has no prompt"):
+        asyncio.run(Episode.start(silence, silence[0]))

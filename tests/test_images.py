@@ -9,7 +9,8 @@ from base64 import b64encode
 import pytest
 from pictures import RED, png
 
-from treetune.errors import UsageError
+from treetune import Task, Taskset
+from treetune.errors import TasksetError, UsageError
 from treetune.images import (
     MOST_BYTES,
     Header,
@@ -108,3 +109,18 @@ def test_a_tokenizer_refuses_images():
     chat = ChatTokens(object())
     with pytest.raises(UsageError, match=NO_IMAGES):
         chat.prompt([{"role": "user", "content": [image_part(to_url(png(RED)))]}])
+
+
+def test_an_image_is_given_by_its_file_too(tmp_path):
+    (tmp_path / "dot.png").write_bytes(png(RED))
+    assert to_url(tmp_path / "dot.png") == to_url(str(tmp_path / "dot.png")) == to_url(png(RED))
+
+
+def test_a_task_whose_image_only_this_machine_could_read_is_refused():
+    class Pictures(Taskset):
+        def load_tasks(self):
+            return [Task(prompt=[{"role": "user", "content": [image_part("pictures/a.png")]}])]
+
+    with pytest.raises(TasksetError, match=r"task 0 has an image at 'pictures/a\.png'") as told:
+        Pictures().select_tasks()
+    assert "image_part(to_url(path))" in told.value.remedy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -18,6 +19,7 @@ from treetune import (
     Step,
     Task,
     Taskset,
+    rollout,
     run_rollout,
 )
 from treetune.errors import ContextFullError
@@ -382,3 +384,26 @@ def test_a_policy_that_fills_its_context_is_scored_with_what_it_had():
     assert (later.outcome, later.reward, later.turns[-1].finish_reason) == (Outcome.TRUNCATED, 0.25, "length")
     first = asyncio.run(run_rollout(taskset, taskset[0], Script(full)))
     assert (first.outcome, first.reward) == (Outcome.POLICY_ERROR, None)
+
+
+class Endless(Environment):
+    def step(self, action):
+        return Step("go on", done=len(action.text) > 3)
+
+
+def test_an_episode_that_goes_on_and_on_is_told_while_it_does(monkeypatch):
+    monkeypatch.setattr(rollout, "MANY_TURNS", 3)
+
+    class Goes(Taskset):
+        def load_tasks(self):
+            return [Task(prompt="?")]
+
+        def environment(self, task):
+            return Endless(task)
+
+    taskset = Goes()
+    with pytest.warns(UserWarning, match=r"task 0 has played 3 turns and goes on: .*--limits.max_turns 100"):
+        asyncio.run(run_rollout(taskset, taskset[0], Script("a", "b", "c", "d", "the end")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(run_rollout(taskset, taskset[0], Script("a", "b", "c", "d"), limits=Limits(max_turns=4)))

@@ -176,7 +176,7 @@ class Environment:
         self.task = task
 
     def start(self) -> Any:
-        """What the policy sees first; the task's prompt unless overridden."""
+        """What the policy sees first; the task's prompt unless overridden, or where None is returned."""
         return self.task.messages
 
     def step(self, action: Action) -> Any:

@@ -201,7 +201,11 @@ class Episode:
             raise EnvironmentFault(problem, remedy="return a treetune.Environment")
         start = self._environment.start
         # Where no author wrote it, there is nothing that could block.
-        observation = Observation.of(await call(start) if _is_own(start) else start())
+        shown = await call(start) if _is_own(start) else start()
+        if shown is None and not (shown := task.messages):
+            problem = f"{type(self._environment).__name__}.start() returned None, and the task has no prompt"
+            raise EnvironmentFault(problem, remedy="return what the policy sees first")
+        observation = Observation.of(shown)
         made = self._environment
         if made.tool_methods or made.RAW_CALLS or taskset.offers_tools(task):
             await self._open_tools(made)

@@ -15,6 +15,7 @@ import re
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from treetune.task import Message
@@ -143,8 +144,9 @@ def _guess(data: bytes) -> str:
 # Addresses
 
 
-def to_url(data: bytes) -> str:
-    """The data URL of an image; equal bytes have equal ones."""
+def to_url(data: bytes | str | Path) -> str:
+    """The data URL of an image, given as its bytes or as the path of its file; equal bytes have equal ones."""
+    data = data if isinstance(data, bytes) else Path(data).read_bytes()
     return f"data:image/{read_header(data).format};base64,{b64encode(data).decode()}"
 
 
@@ -159,6 +161,11 @@ def decode_url(url: str) -> bytes | None:
         return b64decode(url[match.end() :], validate=True)
     except binascii.Error as error:
         raise ValueError(f"a data URL whose base64 is damaged: {error}") from None
+
+
+def is_address(text: str) -> bool:
+    """Whether whoever gets it can find the image there: a data URL, or one on the web."""
+    return text[:5].lower() == "data:" or is_remote(text)
 
 
 def is_remote(text: str) -> bool:

@@ -38,6 +38,18 @@ def join_cluster() -> Any:
     return ray
 
 
+SILENT_SECONDS = 10.0
+"""After so long without a result it is asked whether the cluster has room at all."""
+
+
+def why_waiting(ray: Any) -> str | None:
+    """Why nothing begins on the cluster: no CPU is free. None where one is."""
+    if ray.available_resources().get("CPU", 0) >= 1:
+        return None
+    held = int(ray.cluster_resources().get("CPU", 0))
+    return f"no CPU of the Ray cluster is free: {held} are held, as `ray status` shows"
+
+
 def _find_and_unlock(address: str) -> str:
     """HOST:PORT. Where that cluster wants a token, this process sends its own. `ray.init` does so only for a cluster
     that it finds by itself, and then whether the cluster wants it or not, which a cluster without one cannot work

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from treetune.weights import Staleness, Weights
 _MOST_ABORTS = 30
 """How often in a row the server of a model may abort a call before the rollout fails."""
 _LONGEST_WAIT = 5.0
+MANY_TURNS = 1000
+"""An episode of so many turns is most likely one without an end."""
 
 
 async def run_rollout(
@@ -149,6 +152,9 @@ class Rollout:
         trace.tools = episode.tools
         conversation: list[Message] = []
         while True:
+            if len(trace.turns) == MANY_TURNS and self._limits.max_turns is None:
+                many = f"task {trace.task.idx} has played {MANY_TURNS:,} turns and goes on"
+                warnings.warn(f"{many}: limits.max_turns (--limits.max_turns 100) ends an episode", stacklevel=2)
             conversation += observed
             turn = Turn(observed=observed)
             trace.turns.append(turn)

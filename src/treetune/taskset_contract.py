@@ -14,6 +14,7 @@ import msgspec
 
 from treetune.errors import EmptyTasksetError, TasksetError
 from treetune.files import parse_again
+from treetune.images import is_address, urls_in
 from treetune.task import Task
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -26,6 +27,11 @@ def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position:
         remedy = f"declare it: class {by}(Taskset[{kind}, ...])"
         problem = f"{of} declares tasks of type {declared.__name__}, but gave a {kind}"
         raise TasksetError(problem, remedy=remedy if isinstance(task, Task) else "give Task(prompt=...) objects")
+    if isinstance(task.prompt, list):
+        for url in urls_in(task.prompt):
+            if not is_address(url):
+                problem = f"{of}: task {position} has an image at {url!r:.100}, which only a program here could read"
+                raise TasksetError(problem, remedy="write image_part(to_url(path)): then the task holds the image")
     try:
         # A struct does not check its fields when it is made. From here on it holds what its record holds, wherever it
         # is played: a date in `extra_info` is its text.

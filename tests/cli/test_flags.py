@@ -121,3 +121,10 @@ def test_without_arguments_the_help_is_shown_and_nothing_is_an_error(treetune):
     shown = treetune()
     assert "Usage: treetune" in shown.out + shown.err
     assert "error" not in shown.err
+
+
+def test_dotted_keys_beside_an_unknown_flag_are_not_called_unknown(treetune):
+    told = treetune("eval", "arithmetic", "--sampling.top_p", 0.5, "--xyzzy", 1, "--endpoint.timeout", 3).err
+    assert "no such option: --xyzzy" in told
+    assert "--sampling.top_p" not in told
+    assert "--endpoint.timeout" not in told

@@ -66,6 +66,13 @@ def test_a_missing_v1_is_put_right(evaluate, tmp_path, wrong):
         assert f"write --endpoint.base_url {server.url}/v1\n" in result.err
 
 
+def test_a_v1_too_many_is_put_right(evaluate, tmp_path):
+    with vendor(tmp_path, models=["m"], prefix="") as server:
+        result = evaluate("m", f"{server.url}/v1")
+        assert result.code == 2
+        assert f"write --endpoint.base_url {server.url}\n" in result.err
+
+
 def test_an_address_without_http_is_told(evaluate):
     result = evaluate("m", "127.0.0.1:8000/v1")
     assert result.code == 2

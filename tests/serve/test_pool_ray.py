@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
 
 import pytest
 import venvs
@@ -84,3 +85,15 @@ def test_rollouts_and_http_episodes_in_sandboxes_survive_the_death_of_a_node(tmp
     assert last == "70"
     assert "no sign of life" in told or "ended (" in told
     assert server.process.returncode == 0
+
+
+def test_a_pool_that_the_cluster_has_no_room_for_is_told_why(tmp_path, python):
+    with RayCluster(python, cpus=1) as cluster:
+        options = ["--zmq", "tcp://127.0.0.1:0", "--engine", "ray", "-w", "2"]
+        command = [python, "-m", "treetune", "serve", "arithmetic", *options]
+        streams = {"stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, cwd=tmp_path, env=cluster.environment, **streams) as server:
+            told = next(line for line in server.stderr if "no CPU of the Ray cluster is free" in line)
+            server.terminate()
+            server.communicate(timeout=60)
+    assert "each worker takes one (-w)" in told

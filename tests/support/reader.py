@@ -54,7 +54,7 @@ WHY_NOT = {
     r"docker": "needs a Docker engine; tests/sandbox/test_shell_docker.py",
     r"vllm serve|vllm:": "needs vLLM and a GPU; tests/trainers/test_cpu_training.py runs one for CPUs",
     r"--log (wandb|mlflow)|--log tensorboard": "needs the logger's package; tests/loggers/test_loggers_real.py",
-    r"ray start|--engine ray": "needs Ray and several machines; tests/serve/test_pool_ray.py",
+    r"ray start|get-auth-token|--engine ray": "needs Ray and several machines; tests/serve/test_pool_ray.py",
     r"^python -m (treetune\.trainers\.)?skyrl": "needs SkyRL and GPUs; tests/trainers/test_skyrl.py",
     r"skyrl:my_env": "needs skyrl-gym; tests/trainers/test_skyrl.py",
     r"my_recipe\.py|treetune_recipe": "needs verl and GPUs; tests/trainers/test_verl.py",

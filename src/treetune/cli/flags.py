@@ -68,12 +68,19 @@ def explain_flags(verb: str, arguments: Sequence[str], command: Any) -> str | No
     is the verb as typer knows it."""
     known = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
     unknown, alone = _split(arguments[1:], known)
+    unknown = [(name, value) for name, value in unknown if not _is_override(verb, name)]
     places = [each.name for each in command.params if each.param_type_name == "argument"]
     target = next((value for name, value in zip(places, alone, strict=False) if name in ("target", "targets")), None)
     faults = [_Flag(verb, known, target, name, value).explain() for name, value in unknown]
     if len(faults) > 1:
         return f"{len(faults)} options that `{verb}` does not have:\n" + "\n".join(f"  {fault}" for fault in faults)
     return f"no such option: {faults[0]}" if faults else None
+
+
+def _is_override(verb: str, name: str) -> bool:
+    """Whether it is dotted, and of a group that the verb has: `read_overrides` judges it."""
+    group, dot, _ = name.removeprefix("--").partition(".")
+    return bool(dot) and group in OVERRIDABLE.get(verb, ())
 
 
 def _split(arguments: Sequence[str], known: Mapping[str, Any]) -> tuple[list[tuple[str, str | None]], list[str]]:

@@ -26,7 +26,7 @@ from treetune.datasets.selection import length_filter
 from treetune.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_environment
 from treetune.episode import Episode
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError
-from treetune.ray_cluster import join_cluster
+from treetune.ray_cluster import SILENT_SECONDS, join_cluster, why_waiting
 from treetune.rows.agent_column import Needed, name_agent_in_place
 from treetune.rows.arrow_values import schema_tree
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
@@ -45,9 +45,6 @@ Progress = Callable[[int, int | None], None]
 
 IMAGE_ROWS = 32
 """Rows of one batch, and so of a row group of the file, where they have images: all of these are in memory."""
-
-_RAY_SILENT = 10.0
-"""Seconds after which it is looked whether the cluster has room for a build that nothing comes of."""
 
 Built = tuple[pa.Table | None, Counter[str]]
 Work = tuple[SourceBatch, int]
@@ -248,14 +245,9 @@ def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
 
     def get(built: Any) -> Built:
         nonlocal waited
-        if not waited and not ray.wait([built], timeout=_RAY_SILENT)[0] and ray.available_resources().get("CPU", 0) < 1:
+        if not waited and not ray.wait([built], timeout=SILENT_SECONDS)[0] and (why := why_waiting(ray)):
             waited = True
-            held = int(ray.cluster_resources().get("CPU", 0))
-            warnings.warn(
-                f"no CPU of the Ray cluster is free ({held} are held by other work): the build waits. "
-                "`ray status` shows who holds them; without --engine ray it runs here.",
-                stacklevel=2,
-            )
+            warnings.warn(f"{why}. The build waits; without --engine ray it runs here.", stacklevel=2)
         result: Built = ray.get(built)
         return result
 

@@ -91,7 +91,9 @@ async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer
     beside = url.removesuffix("/chat/completions").removesuffix("/completions")
     if beside == url:
         beside = f"{url}/v1"
-    if listed.status not in (200, 404, 405) or url.endswith("/v1"):
+    if url.endswith("/v1"):
+        beside = url.removesuffix("/v1")
+    if listed.status not in (200, 404, 405):
         return
     found = await _ask(session, f"{beside}/models", place)
     if found.models is not None or found.status in (401, 403):

@@ -70,7 +70,8 @@ def _command(model: str, endpoint: EndpointConfig, port: int) -> list[str]:
     if program is None:
         raise UsageError(
             f"no vLLM with the model {model!r} runs at port {PORT}, and vLLM is not installed here",
-            remedy=f"pip install vllm; or, where it is installed: {shlex.join(['vllm', *words])}",
+            remedy=f"pip install vllm; or, where it is installed: {shlex.join(['vllm', *words])}, and then here "
+            f"--endpoint.base_url http://127.0.0.1:{port}/v1",
         )
     return [program, *words, "--host", "127.0.0.1"]
 

@@ -27,7 +27,7 @@ from typing import Any
 import uvloop
 
 from treetune.errors import TreetuneError, UsageError, described
-from treetune.ray_cluster import join_cluster
+from treetune.ray_cluster import join_cluster, why_waiting
 from treetune.serve.pool.scratch import ScratchFolder
 from treetune.serve.pool.worker import Worker, WorkerSpec
 from treetune.taskset import Taskset
@@ -91,6 +91,10 @@ class ProcessEngine:
     def kill(self, process: Any) -> None:
         process.kill()
 
+    def why_waiting(self) -> str | None:
+        """Why workers do not start, where that is known."""
+        return None
+
     def close(self) -> None:
         if self._scratch is not None:
             self._scratch.close()
@@ -153,6 +157,10 @@ class RayEngine:
                 self._ray.kill(actor, no_restart=True)
 
         call_apart(kill)  # which waits where the head of the cluster does not answer
+
+    def why_waiting(self) -> str | None:
+        why = why_waiting(self._ray)
+        return why and f"{why}; each worker takes one (-w)"
 
     def close(self) -> None:
         return None

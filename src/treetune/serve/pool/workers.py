@@ -22,6 +22,7 @@ import zmq
 
 from treetune.environment import Sink
 from treetune.episode import DeadlinePassed
+from treetune.ray_cluster import SILENT_SECONDS
 from treetune.serve.errors import ServeError, Stopping, WorkerLost
 from treetune.serve.host import Scored
 from treetune.serve.messages import Response, error_of, unpack
@@ -111,14 +112,21 @@ class Workers:
         self._spec = msgspec.structs.replace(self._spec, address=address, server_key=server_key)
         self._socket = LoopSocket(socket, self._take_batch)
         self._adjust()
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                while self._startup_error is None and self.stats()["workers"] < self._config.workers:
-                    await self._changed.wait()
-        except TimeoutError:
+        why = None
+        for seconds in (SILENT_SECONDS, START_SECONDS - SILENT_SECONDS):
+            try:
+                async with asyncio.timeout(seconds):
+                    while self._startup_error is None and self.stats()["workers"] < self._config.workers:
+                        await self._changed.wait()
+                break
+            except TimeoutError:
+                if (why := await call_apart(self._engine.why_waiting)) is not None:
+                    log.warning("%s", why)
+        else:
             self._startup_error = f"no answer within {START_SECONDS:g} seconds"
         if self._startup_error is not None:
-            raise ServeError(f"a worker could not start: {self._startup_error}", remedy="its own messages are above")
+            remedy = why or "its own messages are above"
+            raise ServeError(f"a worker could not start: {self._startup_error}", remedy=remedy)
         self._ticker = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
