@@ -88,6 +88,15 @@ def test_one_that_cannot_start_says_why(treetune, tmp_path, port, program):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_cause_is_told_though_the_end_of_the_log_is_about_what_it_caused(treetune, port, program):
+    log = ["INFO starting", "(EngineCore pid=7) ValueError: too little memory on node 0", *["  frame"] * 40]
+    log += ["RuntimeError: Engine core initialization failed. See root cause above."]
+    lines = "".join(f"echo '{line}'\n" for line in log)
+    program.write_text(f"#!/bin/sh\n{lines}exit 1\n")
+    told = treetune(*ARGUMENTS, "-m", "vllm:org/model").err
+    assert "vLLM ended before it served anything: ValueError: too little memory on node 0" in told
+
+
 def test_a_killed_evaluation_leaves_no_server_behind(tmp_path, program):
     vllm_program(program.parent, "time.sleep(600)")
     command = [sys.executable, "-m", "treetune", "eval", "reverse-text", "-m", "vllm:org/unheard-of", "-o", "run"]

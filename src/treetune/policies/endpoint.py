@@ -80,17 +80,20 @@ class Endpoint:
                 problem = f"{url}: {type(error).__name__}: {error}"
             if attempt < config.max_retries:
                 count_retry()
-                self._tell(problem)
+                self._tell(problem, wait)
                 await asyncio.sleep(wait)
         remedy = "is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try"
         raise PolicyError(f"gave up after {config.max_retries + 1} attempts: {problem}", remedy=remedy)
 
-    def _tell(self, problem: str) -> None:
+    def _tell(self, problem: str, wait: float) -> None:
         """That calls are repeated, once: who waits for the first rollouts should know why."""
         if not self._has_told:
             self._has_told = True
             most = self._config.max_retries
-            warnings.warn(f"{problem[:200].strip(': ')}; calls are repeated, up to {most} times each", stacklevel=2)
+            told = (
+                f"{problem[:200].strip(': ')}; calls are repeated, up to {most} times each, the first in {wait:.1f} s"
+            )
+            warnings.warn(told, stacklevel=2)
 
 
 def _decode(content: bytes) -> Any:

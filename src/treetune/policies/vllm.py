@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 import shutil
 import socket
@@ -32,6 +33,7 @@ from treetune.policies.openai import OpenAIPolicy
 PORT = 8000
 PREFIX = "vllm:"
 _LINES = 12
+_ERROR = re.compile(r"\b(?!EngineDeadError)\w+(?:Error|Exception): \S.*")
 _WORDS_EVERY = 30.0
 """Seconds between two lines where nobody watches a terminal."""
 
@@ -130,7 +132,8 @@ class VllmServer:
             if self._process.poll() is not None:
                 self._process = None
                 last = "\n".join(_last_lines(log))
-                raise NetworkError(f"vLLM ended before it served anything; the end of {log}:\n{last}")
+                first = f": {cause}" if (cause := _first_error(log)) else ""
+                raise NetworkError(f"vLLM ended before it served anything{first}\nThe end of {log}:\n{last}")
             now = time.monotonic()
             if on_terminal:
                 line = (_last_lines(log, 1) or [""])[0]
@@ -162,6 +165,12 @@ def _choose_port() -> int:
 
 def _last_lines(log: Path, count: int = _LINES) -> list[str]:
     return [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-count:]
+
+
+def _first_error(log: Path) -> str:
+    """The line that names the first exception: what follows it are those that it caused."""
+    lines = log.read_text(errors="replace").splitlines()
+    return next((found[0] for line in lines if (found := _ERROR.search(line))), "")[:300]
 
 
 def _say(text: str) -> None:
