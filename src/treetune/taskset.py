@@ -38,8 +38,8 @@ from treetune.tools import (
     calls_of,
     check_tool,
     find_tool,
-    find_tools,
     name_tools,
+    read_tools,
 )
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ class Taskset(Generic[TaskT, ConfigT]):
     scorer: Any = None
     """What scores its answers, where it has no `reward` of its own: `scorer = includes()`, from `treetune.scorers`."""
 
+    config: ConfigT
+    name: str
+    """What it is called in messages and as the source of its tasks: its class, unless it says otherwise."""
+
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` may give it any key: so where it has no config type of its own."""
 
@@ -85,10 +89,10 @@ class Taskset(Generic[TaskT, ConfigT]):
                 elif isinstance(argument, type) and issubclass(argument, TasksetConfig):
                     cls.config_type = argument
         cls.OPEN_KEYS = cls.config_type is TasksetConfig
-        cls.tool_methods = find_tools(cls)
+        cls.tool_methods = read_tools(cls, Taskset)
 
     def __init__(self, config: ConfigT | None = None) -> None:
-        self.config: ConfigT = config if config is not None else self.config_type()  # type: ignore[assignment]
+        self.config = config if config is not None else self.config_type()  # type: ignore[assignment]
         self.name = type(self).__name__
         self._reader: Iterator[TaskT] | None = None
         self._read = 0
