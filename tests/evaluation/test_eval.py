@@ -628,6 +628,22 @@ def test_an_answer_that_makes_a_scorer_raise_counts_in_the_mean(treetune, tmp_pa
     ]
 
 
+@pytest.mark.parametrize(("returned", "named"), [("str(right)", "str '0.0'"), ("right or None", "None")])
+def test_a_reward_that_is_no_number_is_named_and_counts_in_the_mean(treetune, tmp_path, returned, named):
+    (tmp_path / "odd.py").write_text(f"""
+from treetune import Task, Taskset
+class Odd(Taskset):
+    def load_tasks(self): return [Task(prompt="2 + 1", reward_spec={{"ground_truth": "3"}})]
+    def reward(self, task, answer):
+        right = float(answer == task.ground_truth)
+        return right if right else {returned}
+    def gold(self, task): return task.ground_truth
+""")
+    done = treetune("eval", "odd.py:Odd", "-m", "scripted:echo", "-r", 2, "--json")
+    assert (done.code, done.json["mean_reward"], done.json["scored"]) == (0, 0.0, 2)
+    assert done.json["warnings"] == [f"2 x Odd.reward() returned {named} for an answer, which counts as 0"]
+
+
 def test_a_timeout_reward_counts_and_is_not_tried_again(treetune, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW.replace("time.sleep(0.02)", "time.sleep(5)"))
     limits = ("--limits.timeout", 0.1, "--limits.timeout_reward", 0)
