@@ -171,6 +171,23 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
+def traceback_of(error: BaseException) -> str:
+    """Python's own account of an error. An error for the user says itself what is wrong: our frames of it are left out,
+    and where no other is left there is no account."""
+    account = traceback.TracebackException.from_exception(error, compact=True)
+    return "".join(account.format()) if _leave_out_ours(account, error) else ""
+
+
+def _leave_out_ours(account: traceback.TracebackException, error: BaseException) -> bool:
+    """Says whether any frame is left, here or in what came before."""
+    if isinstance(error, TreetuneError):
+        others = [frame for frame in account.stack if not frame.filename.startswith(_PACKAGE)]
+        account.stack = traceback.StackSummary.from_list(others)
+    before = ((account.__cause__, error.__cause__), (account.__context__, error.__context__))
+    left = [_leave_out_ours(part, cause) for part, cause in before if part is not None and cause is not None]
+    return bool(account.stack) or any(left)
+
+
 def place_of(error: BaseException) -> str:
     """`tasks.py:12`: the last line of the user's own code that an error went through; else the last of all."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
