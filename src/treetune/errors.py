@@ -124,14 +124,15 @@ class MissingExtraError(TreetuneError):
 
 
 @contextmanager
-def user_code(what: str) -> Iterator[None]:
-    """Whatever user code raises becomes a `TasksetError` that says where; errors for the user pass as they are."""
+def user_code(what: str, suggest: Callable[[Exception], str | None] = lambda error: None) -> Iterator[None]:
+    """Whatever user code raises becomes a `TasksetError` that says where, with the remedy that `suggest` knows; errors
+    for the user pass as they are."""
     try:
         yield
     except TreetuneError:
         raise
     except Exception as error:
-        raise TasksetError(f"{what} failed: {described(error)}") from error
+        raise TasksetError(f"{what} failed: {described(error)}", remedy=suggest(error)) from error
 
 
 @contextmanager
