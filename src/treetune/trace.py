@@ -168,7 +168,8 @@ class Trace(msgspec.Struct, kw_only=True):
     usage: Usage = msgspec.field(default_factory=Usage)
     """The tokens of the policy."""
     retries: int = 0
-    """How often calls of the policy were repeated: 429, 5xx, a cut connection. Those of judges are in `judgements`."""
+    """How often calls of the policy were repeated: 429, 5xx, a cut connection, no answer in time. Those of judges are
+    in `judgements`."""
     timing: Timing = msgspec.field(default_factory=Timing)
     """Where the seconds went."""
     tokens: Tokens | None = None

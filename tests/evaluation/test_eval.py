@@ -702,6 +702,16 @@ def test_gold_answers_of_some_tasks_are_played(treetune, tmp_path, name):
     assert treetune("eval", "silent.py:Silent", "-m", "scripted:p=0", "--json").json["scored"] == 2
 
 
+def test_fewer_tasks_than_were_asked_for_are_told(treetune, tmp_path):
+    (tmp_path / "silent.py").write_text(NO_GOLD)
+    said = "there are only 2 tasks, and -n asks for 100,000\n"
+    arguments = ("eval", "silent.py:Silent", "-m", "scripted:echo", "-r", 3, "-n")
+    assert said in treetune(*arguments, 100_000).out
+    assert said in treetune(*arguments, 100_000, "--json").err
+    assert treetune(*arguments, 100_000, "-m", "scripted:p=0").out.count(said) == 2
+    assert "there are only" not in treetune(*arguments, 2).out
+
+
 def test_a_timeout_reward_counts_and_is_not_tried_again(treetune, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW.replace("time.sleep(0.02)", "time.sleep(5)"))
     limits = ("--limits.timeout", 0.1, "--limits.timeout_reward", 0)

@@ -67,7 +67,7 @@ class Summary(msgspec.Struct):
     judge_completion_tokens: int
     """Of the calls that were paid."""
     retries: int
-    """How often calls of the model or of judges were repeated: 429, 5xx, a cut connection."""
+    """How often calls of the model or of judges were repeated: 429, 5xx, a cut connection, no answer in time."""
     stopped: str | None
     """The ceiling that ended the run before all its rollouts were begun."""
     seconds_per_rollout: float | None
