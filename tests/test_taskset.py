@@ -215,7 +215,7 @@ def test_gold_may_be_async_and_its_type_is_checked():
 
 def test_a_reward_is_a_number_not_text():
     assert Score.of(True).reward == 1.0
-    with pytest.raises(EnvironmentFault, match=r"got str: '0\.7'"):
+    with pytest.raises(EnvironmentFault, match=r"got str '0\.7'"):
         Score.of("0.7")
 
 
@@ -272,3 +272,42 @@ def test_a_method_may_take_more_than_it_is_given():
             return 1.0
 
     assert len(Right().select_tasks()) == 3
+
+
+class Levelled(Task):
+    level: int = 0
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: Task(prompt="hi", ground_truth="3"), 'write reward_spec={"ground_truth": ...}'),
+        (lambda: Task(prompt="hi", answer="3"), 'write reward_spec={"ground_truth": ...}'),
+        (lambda: Task(question="hi"), "write prompt=..."),
+        (lambda: Task(prompt="hi", extrainfo={}), "a Task has no field 'extrainfo'; did you mean 'extra_info'?"),
+        (lambda: Levelled(prompt="hi", levle=3), "a Levelled has no field 'levle'; did you mean 'level'?"),
+        (lambda: Task(prompt="hi", zzz=3), "a Task has no field 'zzz'; write extra_info={'zzz': ...}"),
+        (lambda: Task("hi", "3"), 'name its fields: Task(prompt=..., reward_spec={"ground_truth": ...})'),
+        (lambda: int("hi", base=10, of=3), None),
+        (lambda: int("hi"), None),
+    ],
+)
+@pytest.mark.parametrize("method", ["load_tasks", "task_at"])
+def test_a_task_made_of_fields_that_it_does_not_have_is_told_what_to_write(make, remedy, method):
+    class Lists(Taskset):
+        def load_tasks(self):
+            return [make()]
+
+    class Gives(Taskset):
+        def count(self):
+            return 1
+
+        def task_at(self, index):
+            return make()
+
+    taskset = (Lists if method == "load_tasks" else Gives)()
+    taskset.task_type = Levelled if "Levelled" in str(remedy) else Task
+    for draw in (lambda: taskset[0], lambda: taskset.select_tasks(1)):
+        with pytest.raises(TasksetError, match=rf"{method}\(") as raised:
+            draw()
+        assert raised.value.remedy == remedy

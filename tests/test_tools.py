@@ -20,7 +20,7 @@ from treetune.policy import Completion, Request
 from treetune.taskset_config import TasksetConfig
 from treetune.tool_calls import MOST_AT_ONCE
 from treetune.tool_messages import MOST_CHARACTERS, read_calls, render
-from treetune.tools import Tool, ToolSource, message_of_action
+from treetune.tools import Tool, ToolSource, find_tools, message_of_action
 from treetune.trace import Trace, decode_trace, encode_trace
 
 
@@ -213,6 +213,62 @@ def test_a_type_that_json_does_not_have_is_refused_where_the_tool_is_built() -> 
 def test_tools_as_an_attribute_are_an_error() -> None:
     with pytest.raises(UsageError, match="TOOLS means nothing"):
         type("Old", (Environment,), {"TOOLS": []})
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "what"),
+    [
+        *((Taskset, name, "a method of Taskset") for name in ("count", "source", "draw", "check", "gold", "tools_for")),
+        *((Taskset, name, "an attribute of Taskset") for name in ("scorer", "config_type", "seed", "config", "name")),
+        (Environment, "step", "a method of Environment"),
+        (Environment, "task", "an attribute of Environment"),
+        (ToolSource, "open", "a method of ToolSource"),
+    ],
+)
+def test_a_tool_that_would_take_the_place_of_a_method_is_refused_where_it_is_written(
+    base: type, name: str, what: str
+) -> None:
+    def look_up(self: Any, word: str) -> str:
+        return word
+
+    with pytest.raises(UsageError, match=f"Own: the tool '{name}' has the name of {what}") as refused:
+        type("Own", (base,), {name: tool(look_up)})
+    assert refused.value.remedy == f'rename it, or write @tool(name="{name}") above a method of another name'
+    named: Any = type("Own", (base,), {"look_up": tool(name=name)(look_up)})
+    assert find_tools(named) == ("look_up",)
+
+
+def test_a_tool_without_self_is_refused_where_it_is_written() -> None:
+    with pytest.raises(UsageError, match="Weather: the tool 'temperature' is a method without self") as refused:
+
+        class Weather(Taskset):
+            @tool
+            def temperature(city: str) -> int:  # type: ignore[misc]
+                return 3
+
+    assert refused.value.remedy == "write def temperature(self, city), or @staticmethod above @tool"
+    with pytest.raises(UsageError, match="'now' is a method without self"):
+
+        class Clock(Environment):
+            @tool
+            def now() -> str:  # type: ignore[misc]
+                return "noon"
+
+
+def test_a_static_method_may_be_a_tool() -> None:
+    class Fixed(Environment):
+        @staticmethod
+        @tool
+        def temperature(city: str) -> str:
+            return f"3 in {city}"
+
+        @classmethod
+        @tool
+        def kind(cls) -> str:
+            return cls.__name__
+
+    trace = play(Tasks(Fixed), [call("temperature", city="Oslo"), call("kind")], "done")
+    assert told(trace) == ["3 in Oslo", "Fixed"]
 
 
 # The loop

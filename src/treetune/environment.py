@@ -21,7 +21,7 @@ from treetune.errors import EnvironmentFault, TreetuneError, UsageError
 from treetune.plugins import environments
 from treetune.score import finite, judge
 from treetune.task import Message, Task
-from treetune.tools import Gold, ToolCall, find_tools
+from treetune.tools import Gold, ToolCall, read_tools
 
 if TYPE_CHECKING:
     import asyncio
@@ -153,12 +153,14 @@ class Environment:
     tool_methods: ClassVar[tuple[str, ...]] = ()
     """The methods that `@tool` marks."""
 
+    task: Task
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "TOOLS" in vars(cls):
             remedy = "mark the methods that a model may call with @treetune.tool"
             raise UsageError(f"{cls.__name__}.TOOLS means nothing: tools are methods", remedy=remedy)
-        cls.tool_methods = find_tools(cls)
+        cls.tool_methods = read_tools(cls, Environment)
 
     @classmethod
     def gold(cls, task: Task) -> Gold:

@@ -124,14 +124,15 @@ class MissingExtraError(TreetuneError):
 
 
 @contextmanager
-def user_code(what: str) -> Iterator[None]:
-    """Whatever user code raises becomes a `TasksetError` that says where; errors for the user pass as they are."""
+def user_code(what: str, suggest: Callable[[Exception], str | None] = lambda error: None) -> Iterator[None]:
+    """Whatever user code raises becomes a `TasksetError` that says where, with the remedy that `suggest` knows; errors
+    for the user pass as they are."""
     try:
         yield
     except TreetuneError:
         raise
     except Exception as error:
-        raise TasksetError(f"{what} failed: {described(error)}") from error
+        raise TasksetError(f"{what} failed: {described(error)}", remedy=suggest(error)) from error
 
 
 @contextmanager
@@ -169,6 +170,23 @@ def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str
 def described(error: BaseException) -> str:
     """`ValueError: why`; only the type where there is no why."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def traceback_of(error: BaseException) -> str:
+    """Python's own account of an error. An error for the user says itself what is wrong: our frames of it are left out,
+    and where no other is left there is no account."""
+    account = traceback.TracebackException.from_exception(error, compact=True)
+    return "".join(account.format()) if _leave_out_ours(account, error) else ""
+
+
+def _leave_out_ours(account: traceback.TracebackException, error: BaseException) -> bool:
+    """Says whether any frame is left, here or in what came before."""
+    if isinstance(error, TreetuneError):
+        others = [frame for frame in account.stack if not frame.filename.startswith(_PACKAGE)]
+        account.stack = traceback.StackSummary.from_list(others)
+    before = ((account.__cause__, error.__cause__), (account.__context__, error.__context__))
+    left = [_leave_out_ours(part, cause) for part, cause in before if part is not None and cause is not None]
+    return bool(account.stack) or any(left)
 
 
 def place_of(error: BaseException) -> str:

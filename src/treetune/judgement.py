@@ -37,7 +37,7 @@ class Judgement(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     """How long it took."""
     retries: int = 0
-    """How often the call was repeated: 429, 5xx, a cut connection."""
+    """How often the call was repeated: 429, 5xx, a cut connection, no answer in time."""
 
 
 _list: ContextVar[list[Judgement] | None] = ContextVar("judgements", default=None)

@@ -120,7 +120,8 @@ def cannot_continue(problem: str, remedy: str = "use a model that can: local:PAT
 
 
 class RetryCount:
-    """How often calls of a model were repeated (429, 5xx, a cut connection) within it, whichever code made them:
+    """How often calls of a model were repeated (429, 5xx, a cut connection, no answer in time) within it, whichever
+    code made them:
 
     with retries:
         await policy.complete(request)

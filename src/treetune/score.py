@@ -44,6 +44,19 @@ class Score(msgspec.Struct, frozen=True):
 class NotANumberError(EnvironmentFault, ValueError):
     """A reward that is none. An answer may be the cause: `float("nan")`."""
 
+    got = ""
+    """What there was in its place: `str '0.0'`, `None`, `nan`."""
+
+    @classmethod
+    def of(cls, what: str, expected: str, got: str) -> NotANumberError:
+        error = cls(f"{what} must be {expected}, got {got}")
+        error.got = got
+        return error
+
+
+class NoScoreError(NotANumberError):
+    """What `reward` returned is no score."""
+
 
 def finite(value: Any, what: str) -> float:
     """`value` as a float; a NaN or a wrong type is a fault of the scorer, never a silent 0."""
@@ -52,11 +65,12 @@ def finite(value: Any, what: str) -> float:
             raise TypeError
         number = float(value)
     except (TypeError, ValueError):
-        raise NotANumberError(f"{what} must be a number, got {type(value).__name__}: {value!r:.200}") from None
+        got = "None" if value is None else f"{type(value).__name__} {value!r:.200}"
+        raise NotANumberError.of(what, "a number", got) from None
     except OverflowError:
-        raise NotANumberError(f"{what} must be finite, got more than a float holds") from None
+        raise NotANumberError.of(what, "finite", "more than a float holds") from None
     if not math.isfinite(number):
-        raise NotANumberError(f"{what} must be finite, got {number}")
+        raise NotANumberError.of(what, "finite", str(number))
     return number
 
 
@@ -76,25 +90,34 @@ async def judge(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
     """The `reward` of an answer. Where that raises, an experiment says whose doing it is: a scorer that takes another
     answer to the same task failed by this one, which is invalid and earns 0."""
     try:
-        return await _score(taskset, task, answer)
+        return await score_answer(taskset, task, answer)
     except _BY_DATA as error:
         if isinstance(error, OSError):
             raise
         raised = error
     with suppress(*_BY_DATA):  # what passes now was not the answer's doing
-        return await _score(taskset, task, answer)
+        return await score_answer(taskset, task, answer)
     if not await _takes_another(taskset, task, answer):
         raise raised
-    where = f" at {place}" if (place := place_of(raised)) else ""
-    what = f"{taskset.name}.reward() raised {type(raised).__name__}{where}"
-    problem, warning = f"{what}: {str(raised)[:200]}", f"{what} for an answer, which counts as 0"
-    raise InvalidAction(problem, warning=warning) from raised
+    if isinstance(raised, NoScoreError):
+        what = problem = raised.message
+    else:
+        where = f" at {place}" if (place := place_of(raised)) else ""
+        what = f"{taskset.name}.reward() raised {type(raised).__name__}{where}"
+        problem = f"{what}: {str(raised)[:200]}"
+    raise InvalidAction(problem, warning=f"{what} for an answer, which counts as 0") from raised
 
 
-async def _score(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
+async def score_answer(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
+    """What `reward` says of an answer; raises what it raises, and `NoScoreError` where it returned something else."""
     from treetune.threads import call  # here, for reading and checking rows does without asyncio
 
-    return Score.of(await call(taskset.reward, task, answer))
+    value = await call(taskset.reward, task, answer)
+    try:
+        return Score.of(value)
+    except NotANumberError as error:
+        remedy = "return a finite number, or a Score of one"
+        raise NoScoreError(f"{taskset.name}.reward() returned {error.got}", remedy=remedy) from None
 
 
 async def _takes_another(taskset: Taskset[Any, Any], task: Task, answer: str) -> bool:
@@ -106,7 +129,7 @@ async def _takes_another(taskset: Taskset[Any, Any], task: Task, answer: str) ->
     for other in [*known, "", "0"]:
         with suppress(Exception):
             if isinstance(other, str) and other != answer:
-                await _score(taskset, task, other)
+                await score_answer(taskset, task, other)
                 return True
     return False
 

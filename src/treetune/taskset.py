@@ -28,7 +28,7 @@ from treetune.plugins import absolute_spec, folders_of
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
 from treetune.taskset_config import TasksetConfig
-from treetune.taskset_contract import check_methods, check_task, may_read_seed, no_tasks
+from treetune.taskset_contract import check_methods, check_task, may_read_seed, no_tasks, suggest_fields
 from treetune.tools import (
     Gold,
     NamedTool,
@@ -38,8 +38,8 @@ from treetune.tools import (
     calls_of,
     check_tool,
     find_tool,
-    find_tools,
     name_tools,
+    read_tools,
 )
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ class Taskset(Generic[TaskT, ConfigT]):
     scorer: Any = None
     """What scores its answers, where it has no `reward` of its own: `scorer = includes()`, from `treetune.scorers`."""
 
+    config: ConfigT
+    name: str
+    """What it is called in messages and as the source of its tasks: its class, unless it says otherwise."""
+
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` may give it any key: so where it has no config type of its own."""
 
@@ -85,10 +89,10 @@ class Taskset(Generic[TaskT, ConfigT]):
                 elif isinstance(argument, type) and issubclass(argument, TasksetConfig):
                     cls.config_type = argument
         cls.OPEN_KEYS = cls.config_type is TasksetConfig
-        cls.tool_methods = find_tools(cls)
+        cls.tool_methods = read_tools(cls, Taskset)
 
     def __init__(self, config: ConfigT | None = None) -> None:
-        self.config: ConfigT = config if config is not None else self.config_type()  # type: ignore[assignment]
+        self.config = config if config is not None else self.config_type()  # type: ignore[assignment]
         self.name = type(self).__name__
         self._reader: Iterator[TaskT] | None = None
         self._read = 0
@@ -245,7 +249,9 @@ class Taskset(Generic[TaskT, ConfigT]):
         except Exception as error:
             # The method that the author wrote: without a `task_at` it is `load_tasks` that gave the tasks.
             method = f"task_at({position})" if self.overrides("task_at") else f"load_tasks()[{position}]"
-            raise TasksetError(f"{self.name}.{method} failed: {described(error)}") from error
+            raise TasksetError(
+                f"{self.name}.{method} failed: {described(error)}", remedy=self._suggest(error)
+            ) from error
         return self._set_position(task, position)
 
     def __iter__(self) -> Iterator[TaskT]:
@@ -254,7 +260,7 @@ class Taskset(Generic[TaskT, ConfigT]):
             count = self._count()
             yield from (self[position] for position in (count_from() if count is None else range(count)))
             return
-        with user_code(f"{self.name}.load_tasks()"):
+        with user_code(f"{self.name}.load_tasks()", self._suggest):
             for position, task in enumerate(self.load_tasks()):
                 yield self._set_position(task, position)
 
@@ -365,7 +371,7 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     @cached_property
     def _loaded(self) -> list[TaskT]:
-        with user_code(f"{self.name}.load_tasks()"):
+        with user_code(f"{self.name}.load_tasks()", self._suggest):
             return tasks if isinstance(tasks := self.load_tasks(), list) else list(tasks)
 
     def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
@@ -386,7 +392,7 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def _forward(self, index: int) -> TaskT:
         """Reads an infinite generator forward to `index`; going back means starting over."""
-        with user_code(f"{self.name}.load_tasks()"):
+        with user_code(f"{self.name}.load_tasks()", self._suggest):
             if self._reader is None or index < self._read:
                 self._reader, self._read = iter(self.load_tasks()), 0
             reader, self._reader = self._reader, None  # a generator that raised gives nothing more: it is read anew
@@ -400,6 +406,9 @@ class Taskset(Generic[TaskT, ConfigT]):
     def _set_position(self, task: TaskT, position: int) -> TaskT:
         checked: TaskT = check_task(task, self.task_type, of=self.name, by=type(self).__name__, position=position)
         return msgspec.structs.replace(checked, idx=position, data_source=task.data_source or self.name)
+
+    def _suggest(self, error: Exception) -> str | None:
+        return suggest_fields(error, self.task_type)
 
     def _missing(self, position: int, problem: str) -> TreetuneError:
         """What to say where there is no task at a position: the taskset promised one, or nobody did."""

@@ -12,9 +12,10 @@ from typing import TypeVar
 
 import msgspec
 
-from treetune.errors import EmptyTasksetError, TasksetError
+from treetune.errors import EmptyTasksetError, TasksetError, did_you_mean
 from treetune.files import parse_again
 from treetune.images import is_address, urls_in
+from treetune.other_names import keys_meant
 from treetune.task import Task
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -40,6 +41,24 @@ def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position:
         problem = f"{of}: task {position} cannot be saved as JSON and read back: {error}"
         remedy = "give its fields values of their declared types: text, numbers, lists, dicts"
         raise TasksetError(problem, remedy=remedy) from None
+
+
+def suggest_fields(error: Exception, task_type: type[Task]) -> str | None:
+    """What to write where a task was made of fields that it does not have; None where another error was raised."""
+    kind, said = task_type.__name__, str(error)
+    if not isinstance(error, TypeError):
+        return None
+    if said == "Extra positional arguments provided":
+        return f'name its fields: {kind}(prompt=..., reward_spec={{"ground_truth": ...}})'
+    if (unknown := re.fullmatch(r"Unexpected keyword argument '(\w+)'", said)) is None:
+        return None
+    meant = keys_meant(unknown[1])
+    if "ground_truth" in meant:
+        return 'write reward_spec={"ground_truth": ...}'
+    if "prompt_template" in meant:
+        return "write prompt=..."
+    near = did_you_mean(unknown[1], task_type.__struct_fields__)
+    return f"a {kind} has no field {unknown[1]!r}{near or f'; write extra_info={{{unknown[1]!r}: ...}}'}"
 
 
 def no_tasks(name: str) -> EmptyTasksetError:

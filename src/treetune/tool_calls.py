@@ -24,7 +24,8 @@ from treetune.task import Message, Task, text_of, without_surrogates
 from treetune.taskset import Taskset
 from treetune.threads import call as call_user_code
 from treetune.tool_messages import read_calls, render
-from treetune.tools import NamedTool, Tool, ToolCall, ToolSource, bind_tools
+from treetune.tools import Gold, NamedTool, Tool, ToolCall, ToolSource, bind_tools, calls_of
+from treetune.trace import Trace
 
 SECONDS = 60.0
 """How long a call may take whose tool says nothing else."""
@@ -192,6 +193,19 @@ class Toolbox:
         if isinstance(metrics, dict):
             step.info = {**step.info, "metrics": {**metrics, **self.metrics}}
         return step
+
+
+def find_fault(gold: Gold, trace: Trace, threshold: float = 1.0) -> str | None:
+    """What is wrong with the calls of a gold answer, as its trace tells: what the first call that failed was told, or
+    that there was nothing to call. Rules that know no tools may still pay for calls as they stand."""
+    for call in (call for turn in trace.turns for call in turn.calls):
+        if call.error is not None:
+            return call.error
+    actions = gold if isinstance(gold, list) else []
+    called = next((call["tool"] for action in actions for call in calls_of(action) or ()), None)
+    if called is None or trace.tools or trace.passed(threshold):
+        return None
+    return f"gold calls {called!r}, and the task offers no tools"
 
 
 async def list_tools(taskset: Taskset[Any, Any], task: Task) -> list[str]:

@@ -59,6 +59,16 @@ def check_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return parameters
 
 
+def check_owner(owner: str, name: str, method: Any) -> None:
+    """Refuses a function in a class that cannot take the object that it is called on: a forgotten `self`."""
+    if not inspect.isfunction(method):
+        return  # a static method, or one of the class
+    parameters = list(inspect.signature(method).parameters)
+    if not parameters or parameters[0] not in _OWNER:
+        remedy = f"write def {name}({', '.join(('self', *parameters))}), or @staticmethod above @tool"
+        raise UsageError(f"{owner}: the tool {name!r} is a method without self", remedy=remedy)
+
+
 def read_signature(function: Callable[..., Any]) -> Signature:
     where = f"tool {function.__qualname__}"
     parameters = check_parameters(function)

@@ -24,7 +24,7 @@ import msgspec
 from treetune.errors import PluginError, UsageError
 from treetune.plugins import tools as registry
 from treetune.task import Message, Task
-from treetune.tool_schema import Signature, read_signature
+from treetune.tool_schema import Signature, check_owner, read_signature
 
 Function = Callable[..., Any]
 Gold = str | list[Any] | None
@@ -153,6 +153,22 @@ def find_tools(cls: type) -> tuple[str, ...]:
     return tuple(name for name in names if is_tool(getattr(cls, name, None)))
 
 
+def read_tools(cls: type, base: type) -> tuple[str, ...]:
+    """The same of a class that was just made; refuses a method that would take the place of one of `base`, and one that
+    cannot be called."""
+    taken = {*dir(base), *inspect.get_annotations(base)}
+    names = find_tools(cls)
+    for name in names:
+        if name in taken:
+            kind = "a method" if inspect.isroutine(getattr(base, name, None)) else "an attribute"
+            remedy = f'rename it, or write @tool(name="{name}") above a method of another name'
+            raise UsageError(
+                f"{cls.__name__}: the tool {name!r} has the name of {kind} of {base.__name__}", remedy=remedy
+            )
+        check_owner(cls.__name__, name, inspect.getattr_static(cls, name))
+    return names
+
+
 def bind_tools(owner: Any, task: Task | None = None) -> list[Tool]:
     """The tools that an object offers as methods."""
     return [Tool.of(getattr(owner, name), task) for name in find_tools(type(owner))]
@@ -162,6 +178,12 @@ class ToolSource:
     """Tools that live for one episode: made and opened with it, closed with it. By default its `@tool` methods.
 
     `settings` come from a config or code, never from a row: they may name commands, files and addresses."""
+
+    task: Task
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        read_tools(cls, ToolSource)
 
     def __init__(self, task: Task, **settings: Any) -> None:
         self.task = task

@@ -6,19 +6,21 @@ for trace in read_traces(path):
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from treetune.errors import place_of
+from treetune.errors import place_of, traceback_of
 from treetune.judgement import Judgement
 from treetune.policy import Usage
 from treetune.task import Message, Task, begins_answer, shorten, without_surrogates
 from treetune.tokens import Tokens
 from treetune.tools import ToolCall
+
+_BRIEF = 300
+"""How much of a failure a line of a summary or of a table has."""
 
 
 class Outcome(StrEnum):
@@ -53,15 +55,24 @@ class Failure(msgspec.Struct):
     phase: str
     """start, policy, environment or score_group."""
     traceback: str = ""
-    """Python's own account of it."""
+    """Python's own account of it; none where Treetune refused something, and the message says all."""
     place: str = ""
     """The line of the author's own code that raised: `tasks.py:12`."""
 
     @classmethod
     def of(cls, error: BaseException, phase: str) -> Failure:
         message = str(error) or type(error).__name__
-        text = "".join(traceback.format_exception(error))
-        return cls(type(error).__name__, message, phase, text, place_of(error))
+        return cls(type(error).__name__, message, phase, traceback_of(error), place_of(error))
+
+    @property
+    def brief(self) -> str:
+        """What it said, in a line; nothing where it only has a type. A long text is cut, and its remedy is not."""
+        if self.message == self.type:
+            return ""
+        said, arrow, remedy = self.message.partition("\n  -> ")
+        line = " ".join(said.split())
+        line = line if len(line) <= _BRIEF else f"{line[: _BRIEF - 1]}…"
+        return f"{line} -> {' '.join(remedy.split())}" if arrow else line
 
 
 class Turn(msgspec.Struct):
@@ -157,7 +168,8 @@ class Trace(msgspec.Struct, kw_only=True):
     usage: Usage = msgspec.field(default_factory=Usage)
     """The tokens of the policy."""
     retries: int = 0
-    """How often calls of the policy were repeated: 429, 5xx, a cut connection. Those of judges are in `judgements`."""
+    """How often calls of the policy were repeated: 429, 5xx, a cut connection, no answer in time. Those of judges are
+    in `judgements`."""
     timing: Timing = msgspec.field(default_factory=Timing)
     """Where the seconds went."""
     tokens: Tokens | None = None

@@ -30,6 +30,8 @@ FAULTS = {
     "GoldFailed": ("gold-failed", ERROR),
     "GoldNotRewarded": ("gold-not-rewarded", ERROR),
     "GoldSaidOtherwise": ("gold-said-otherwise", WARNING),
+    "GoldToolError": ("gold-tool-error", WARNING),
+    "GoldWithoutTools": ("gold-tool-error", WARNING),
     "GoldUnknown": ("gold-unknown", WARNING),
     "TasksDiffer": ("tasks-differ", ERROR),
     "TasksDifferByHash": ("tasks-differ", ERROR),
@@ -91,6 +93,15 @@ def test_a_planted_fault_is_found_by_its_rule(fault):
     assert found[0].expected
     assert found[0].evidence or found[0].rule in ("gold-unknown", "not-portable")
     assert report.ok == (severity is not ERROR)
+
+
+def test_calls_of_a_gold_answer_that_fail_are_quoted():
+    (finding,) = audit(planted.GoldToolError(), rules=["solvable"]).findings
+    assert finding.found == "3 of 12 gold answers call a tool in vain"
+    said = "there is no tool 'lookup'; did you mean 'look_up'?; there are: look_up"
+    assert finding.evidence == [f"tasks 0, 4, 8: {said}"]
+    forgotten = audit(planted.GoldWithoutTools(), rules=["gold-tool-error"]).findings[0]
+    assert "tasks 0, 4, 8: gold calls 'lookup', and the task offers no tools" in forgotten.evidence
 
 
 def test_a_sound_taskset_has_no_findings():

@@ -83,6 +83,8 @@ class Checked(Taskset):
         ("def validate(self, task): return invalid('odd') if task.idx % 2 else VALID", 1, (5, 5, 0), ["invalid-task"]),
         ("async def validate(self, task): return 1 / task.idx > 0", 1, (9, 1, 0), ["validate-failed"]),
         ("def gold(self, task): return []", 1, (0, 10, 0), ["gold-failed"]),
+        ("def reward(self, task, answer): return '0.0'", 1, (0, 10, 0), ["reward-no-number"]),
+        ("def reward(self, task, answer): return float(int(answer) == task.idx)", 0, (0, 0, 10), ["reward-raises"]),
     ],
 )
 def test_validate_tells_valid_invalid_and_unchecked_apart(treetune, tmp_path, methods, code, counts, rules):
@@ -95,6 +97,66 @@ def test_validate_tells_valid_invalid_and_unchecked_apart(treetune, tmp_path, me
     results = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert len(results) == 10
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["invalid"] == counts[1]
+
+
+WEATHER = """
+from treetune import Task, Taskset, tool
+class Weather(Taskset):
+    def load_tasks(self): return [Task(prompt=f"In {town}?", reward_spec={"ground_truth": "3"}) for town in "AB"]
+    @tool
+    def temperature(self, city: str) -> int:
+        return 3
+    def reward(self, task, answer): return float(answer == task.ground_truth)
+    def gold(self, task): return [{"tool": "temperature", "arguments": {"city": "Oslo"}}, task.ground_truth]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "rules"),
+    [
+        ("", "", "", []),
+        ('"tool": "temp', '"tool": "tmp', "there is no tool 'tmperature'; did you mean 'temperature'?", []),
+        ('{"city"', '{"town"', "temperature: there is no argument 'town'", []),
+        ("return 3", "return 3 / 0", "temperature failed: ZeroDivisionError: division by zero", []),
+        ("@tool", "", "gold calls 'temperature', and the task offers no tools", ["gold-not-rewarded"]),
+    ],
+)
+def test_validate_quotes_the_error_of_a_gold_answer_s_call(treetune, tmp_path, old, new, said, rules):
+    (tmp_path / "weather.py").write_text(WEATHER.replace(old, new, 1))
+    result = treetune("validate", "weather.py:Weather", "--json")
+    found = {finding["rule"]: finding for finding in result.json["findings"]}
+    assert list(found) == rules + ["gold-tool-error"] * bool(said)
+    assert result.code == bool(rules)
+    if said:
+        warned = found["gold-tool-error"]
+        assert (warned["severity"], warned["rows"]) == ("warning", [0, 1])
+        assert warned["found"].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("returned", "rule", "said"),
+    [
+        ("str(float(answer == task.ground_truth))", "reward-no-number", "returned str '0.0' for the answer"),
+        ("None", "reward-no-number", "Half.reward() returned None for the answer 'I do not know.'"),
+        ("Score(None)", "reward-no-number", "Half.reward() returned None for the answer"),
+        ("float('nan')", "reward-no-number", "Half.reward() returned nan for the answer"),
+        ("float(int(answer))", "reward-raises", "for the answer 'I do not know.' at half.py:6: ValueError"),
+    ],
+)
+def test_validate_tries_a_wrong_answer_where_the_taskset_scores_it(treetune, tmp_path, returned, rule, said):
+    (tmp_path / "half.py").write_text(f"""
+from treetune import Score, Task, Taskset
+class Half(Taskset):
+    def load_tasks(self): return [Task(prompt="2 + 1", reward_spec={{"ground_truth": "3"}})]
+    def reward(self, task, answer):
+        return 1.0 if answer == task.ground_truth else {returned}
+    def gold(self, task): return task.ground_truth
+""")
+    result = treetune("validate", "half.py:Half", "--json")
+    (finding,) = result.json["findings"]
+    assert (finding["rule"], finding["severity"]) == (rule, "error" if result.code else "warning")
+    assert said in finding["found"]
+    assert result.code == (rule == "reward-no-number")
 
 
 def test_validate_can_be_resumed(treetune, tmp_path):

@@ -92,7 +92,10 @@ def test_a_target_needs_no_flag(treetune):
         ("eval arithmetic --model.temperature 2", "sampling.temperature"),
         ("eval arithmetic --smapling.temperature 2", "sampling.temperature"),
         ("run arithmetic", "did you mean 'eval'?"),
-        ("ls", "did you mean 'list'?"),
+        ("ls", "no such command 'ls'; did you mean 'list'? (see `treetune --help`)"),
+        ("evl arithmetic", "no such command 'evl'; did you mean 'eval'? (see `treetune --help`)"),
+        ("xyzzy", "no such command 'xyzzy' (see `treetune --help`)"),
+        ("--xyzzy", "o such option: --xyzzy"),
     ],
 )
 def test_every_verb_points_to_its_own(treetune, arguments, meant):

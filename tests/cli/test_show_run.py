@@ -68,6 +68,32 @@ def test_a_reward_that_raises_is_shown_with_its_file_and_line(treetune, tmp_path
     assert "1 x environment_error (environment): FileNotFoundError at raises.py:11" in told.out
 
 
+def test_the_cause_of_a_failure_is_told_with_its_remedy(treetune, tmp_path):
+    refusal = 'raise TreetuneError(f"judge of {task.prompt} said\\nnothing " + 99 * "at all ", remedy="ask another")'
+    source = RAISES.replace('if task.prompt == "two":\n            open("/nowhere/at/all")', refusal)
+    (tmp_path / "raises.py").write_text("from treetune.errors import TreetuneError\n" + source)
+    told = treetune("eval", "raises.py:Raises", "-m", "scripted:echo", "-c", 1, "-o", "run")
+    (line,) = [line for line in told.out.splitlines() if line.startswith("warning: 3 x ")]
+    assert "(environment): TreetuneError at raises.py:11: judge of one said nothing at all at all" in line
+    assert line.endswith("… -> ask another")
+    assert 300 < len(line) < 450
+    shown = " ".join(treetune("show", "run", "--failed").out.split())
+    assert "TreetuneError (environment) at raises.py:11: judge of two said nothing" in shown
+    assert shown.count("-> ask another") == 3
+
+
+def test_a_failed_turn_has_no_reward_and_our_own_errors_no_frames_of_ours(treetune, tmp_path):
+    (tmp_path / "raises.py").write_text(RAISES.replace("return 1.0", 'return "1.0"'))
+    treetune("eval", "raises.py:Raises", "-m", "scripted:echo", "-o", "run")
+    refused = treetune("show", "run", "--rollout", "0/0").out
+    assert "turn 1  no reward" in refused
+    assert "NoScoreError (environment): Raises.reward() returned str '1.0'" in refused
+    assert "Traceback" not in refused
+    raised = treetune("show", "run", "--rollout", "1/0").out
+    assert "Traceback" in raised
+    assert "rollout.py" in raised  # an error of somebody else's has the whole way
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [

@@ -65,7 +65,8 @@ def test_a_server_that_hangs_runs_into_the_timeout():
 
     trace, _ = ask(lambda n, r: hang(r), timeout=0.3, max_retries=0)
     assert trace.outcome is Outcome.POLICY_ERROR
-    assert "Timeout" in trace.failure.message
+    assert "gave up after 1 attempts: http://127.0.0.1:" in trace.failure.message
+    assert "/v1/chat/completions did not answer within 0.3 seconds\n  -> is the server" in trace.failure.message
 
 
 def test_a_cut_connection_is_tried_again():

@@ -628,6 +628,90 @@ def test_an_answer_that_makes_a_scorer_raise_counts_in_the_mean(treetune, tmp_pa
     ]
 
 
+@pytest.mark.parametrize(("returned", "named"), [("str(right)", "str '0.0'"), ("right or None", "None")])
+def test_a_reward_that_is_no_number_is_named_and_counts_in_the_mean(treetune, tmp_path, returned, named):
+    (tmp_path / "odd.py").write_text(f"""
+from treetune import Task, Taskset
+class Odd(Taskset):
+    def load_tasks(self): return [Task(prompt="2 + 1", reward_spec={{"ground_truth": "3"}})]
+    def reward(self, task, answer):
+        right = float(answer == task.ground_truth)
+        return right if right else {returned}
+    def gold(self, task): return task.ground_truth
+""")
+    done = treetune("eval", "odd.py:Odd", "-m", "scripted:echo", "-r", 2, "--json")
+    assert (done.code, done.json["mean_reward"], done.json["scored"]) == (0, 0.0, 2)
+    assert done.json["warnings"] == [f"2 x Odd.reward() returned {named} for an answer, which counts as 0"]
+
+
+NO_GOLD = """
+from treetune import Environment, Step, Task, Taskset
+from treetune.scorers import exact
+
+class Says(Environment):
+    def step(self, action):
+        return Step(reward=1.0, done=True)
+
+class Knows(Says):
+    @classmethod
+    def gold(cls, task):
+        return None if task.idx == 0 else "b"
+
+class Silent(Taskset):
+    ENV = None
+    def load_tasks(self):
+        return [Task(prompt=f"{n}", reward_spec={"ground_truth": "b"}, env_class=self.ENV) for n in range(2)]
+    def reward(self, task, answer):
+        return 1.0
+
+class SilentEnvironment(Silent):
+    ENV = "silent.py:Says"
+
+class ByEnvironment(Silent):
+    ENV = "silent.py:Knows"
+
+class Some(Silent):
+    def gold(self, task):
+        return None if task.idx == 0 else "b"
+
+class ByScorer(Silent):
+    scorer = exact()
+    reward = Taskset.reward
+"""
+
+
+@pytest.mark.parametrize("model", ["scripted:gold", "scripted:p=0.5"])
+@pytest.mark.parametrize("name", ["Silent", "SilentEnvironment"])
+def test_gold_answers_of_a_taskset_that_has_none_are_refused_before_the_run(treetune, tmp_path, name, model):
+    (tmp_path / "silent.py").write_text(NO_GOLD)
+    refused = treetune("eval", f"silent.py:{name}", "-m", model, "-o", "run")
+    assert (refused.code, (tmp_path / "run").exists()) == (2, False)
+    assert f"error: {model} gives gold answers, and {name} has none\n  -> write gold(task), or use" in refused.err
+    both = treetune("eval", f"silent.py:{name}", "-m", "scripted:echo", "-m", model, "-o", "run")
+    assert (both.code, (tmp_path / "run").exists()) == (2, False)
+
+
+@pytest.mark.parametrize("name", ["Some", "ByEnvironment", "ByScorer"])
+def test_gold_answers_of_some_tasks_are_played(treetune, tmp_path, name):
+    (tmp_path / "silent.py").write_text(NO_GOLD)
+    played = treetune("eval", f"silent.py:{name}", "-m", "scripted:gold", "--json").json
+    assert (played["rollouts"], played["scored"]) == (2, 2 if name == "ByScorer" else 1)
+    sources = [{"id": "silent.py:Silent"}, {"id": f"silent.py:{name}"}]
+    (tmp_path / "both.yaml").write_text(json.dumps({"taskset": {"id": "union", "sources": sources}}))
+    assert treetune("eval", "both.yaml", "-m", "scripted:gold", "--json").json["rollouts"] == 4
+    assert treetune("eval", "silent.py:Silent", "-m", "scripted:p=0", "--json").json["scored"] == 2
+
+
+def test_fewer_tasks_than_were_asked_for_are_told(treetune, tmp_path):
+    (tmp_path / "silent.py").write_text(NO_GOLD)
+    said = "there are only 2 tasks, and -n asks for 100,000\n"
+    arguments = ("eval", "silent.py:Silent", "-m", "scripted:echo", "-r", 3, "-n")
+    assert said in treetune(*arguments, 100_000).out
+    assert said in treetune(*arguments, 100_000, "--json").err
+    assert treetune(*arguments, 100_000, "-m", "scripted:p=0").out.count(said) == 2
+    assert "there are only" not in treetune(*arguments, 2).out
+
+
 def test_a_timeout_reward_counts_and_is_not_tried_again(treetune, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW.replace("time.sleep(0.02)", "time.sleep(5)"))
     limits = ("--limits.timeout", 0.1, "--limits.timeout_reward", 0)

@@ -61,7 +61,7 @@ def test_every_target_is_played_by_every_model(treetune):
 
 
 def test_an_interrupted_set_goes_on_by_its_folder_alone(treetune, tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "slow.py").write_text(f"{SLOW}\n    def gold(self, task):\n        return None\n")
     models = ["-m", "scripted:echo", "-m", "scripted:p=1.0"]
     arguments = ["eval", "slow.py:Slow", *models, "-c", "2", "-o", "both", "--json"]
     traces = tmp_path / "both" / "Slow--scripted-echo" / "traces.jsonl"

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from treetune import Environment, Score, Step, Task, Taskset, invalid
+from treetune import Environment, Score, Step, Task, Taskset, invalid, tool
 from treetune.scorers import exact
 
 WORDS = "otter lantern harbour meadow thimble quarry saffron violet copper walnut ember glacier".split()
@@ -84,6 +84,24 @@ class GoldSaidOtherwise(Sound):
 
     scorer = exact()
     reward, gold = Taskset.reward, Taskset.gold
+
+
+class GoldToolError(Sound):
+    """The answer is right, and the call before it is misspelled."""
+
+    @tool
+    def look_up(self, number: int) -> str:
+        return WORDS[number % len(WORDS)]
+
+    def gold(self, task):
+        name = "lookup" if task.idx % 4 == 0 else "look_up"
+        return [{"tool": name, "arguments": {"number": task.idx}}, super().gold(task)]
+
+
+class GoldWithoutTools(GoldToolError):
+    """`@tool` is forgotten."""
+
+    look_up = None
 
 
 class GoldUnknown(Sound):

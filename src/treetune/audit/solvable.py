@@ -12,6 +12,7 @@ from treetune.rows.scorer import kind_of
 from treetune.score import Validity
 from treetune.scorers.said import find_unpaid
 from treetune.threads import call
+from treetune.tool_calls import find_fault
 
 Rule(
     "invalid-task",
@@ -31,6 +32,12 @@ Rule(
     Family.SOLVABLE,
     "the gold answer earns the most there is",
     "correct the ground truth, the gold answer or the scorer",
+)
+Rule(
+    "gold-tool-error",
+    Family.SOLVABLE,
+    "every call of a tool that the gold answer makes is answered without an error",
+    "correct the call, or the tool; a method is one where @tool stands above it",
 )
 Rule(
     "gold-unknown",
@@ -68,8 +75,20 @@ async def find_golds(sample: Sample, player: Player, report: Report) -> None:
     report.facts["gold_answers"] = sum(subject.gold is not None for subject in sample.subjects)
     if report.wants(*GOLD):
         _judge_golds(sample, report, unknown, failed)
+    if report.wants("gold-tool-error"):
+        _judge_calls(sample, report)
     if report.wants("gold-said-otherwise"):
         await _say_golds(sample, player, report)
+
+
+def _judge_calls(sample: Sample, report: Report) -> None:
+    faults: dict[int, str] = {}
+    for subject in sample.subjects:
+        if subject.trace is not None and (fault := find_fault(subject.gold, subject.trace)) is not None:
+            faults[subject.idx] = fault
+    if faults:
+        of = f"{len(faults)} of {len(sample)} gold answers call a tool in vain"
+        report.add("gold-tool-error", WARNING, of, tasks=faults, evidence=gather(faults))
 
 
 async def _say_golds(sample: Sample, player: Player, report: Report) -> None:

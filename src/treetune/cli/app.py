@@ -130,7 +130,7 @@ def _explain(error: Any, arguments: list[str]) -> str:
 
     verb = arguments[0] if arguments else ""
     if verb not in VERBS:
-        return output.error_text(error, suggest_verb(verb) or None)
+        return output.error_text(error, None if verb.startswith("-") else suggest_verb(verb, VERBS))
     return output.error_text(error, explain_flags(verb, arguments, error.ctx.command) if _names_option(error) else None)
 
 

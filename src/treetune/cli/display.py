@@ -130,7 +130,7 @@ def summary_table(summary: Summary) -> RenderableType:
     if summary.completion_tokens:
         figures.append(("tokens", f"{summary.prompt_tokens} in, {summary.completion_tokens} out"))
     if summary.retries:
-        figures.append(("retries", f"{summary.retries} calls repeated (429, 5xx, cut connections)"))
+        figures.append(("retries", f"{summary.retries} calls repeated (429, 5xx, cut connections, timeouts)"))
     if summary.judge_calls:
         tokens = f"{summary.judge_prompt_tokens} tokens in, {summary.judge_completion_tokens} out"
         hits = f"{summary.judge_cache_hits} of them known already"

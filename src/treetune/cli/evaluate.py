@@ -126,9 +126,19 @@ def eval_command(
     summary = plan.tally.summary()
     figures = {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
     faults = bool(summary.errors) or summary.stopped is not None
+    _tell_few(plan, screen)
     show_warnings(summary, screen)
     stopped = _tell_stop(summary, path, interrupted, screen)
     return finish(lambda: screen.print(summary_table(summary)), figures, faults, stopped, screen, json)
+
+
+def _tell_few(plan: evaluating.Plan, screen: Screen) -> None:
+    """Says that there are fewer tasks than were asked for."""
+    config, expected = plan.evaluation.config, plan.tally.expected
+    if config.num_tasks is None or config.tasks or expected is None:
+        return
+    if (tasks := expected // config.num_rollouts) < config.num_tasks:
+        screen.say(f"there are only {tasks:,} tasks, and -n asks for {config.num_tasks:,}")
 
 
 def _tell_stop(summary: evaluating.Summary, path: Path, interrupted: bool, screen: Screen) -> str | None:
@@ -163,6 +173,7 @@ def _evaluate_set(
             figures.append({**about, **to_plain(summary), "errors": summary.errors})
             mean = "-" if summary.mean_reward is None else f"{summary.mean_reward:.4f}"
             screen.say(f"{number} of {len(plans)}: {taskset} by {plan.model}: mean reward {mean}", style="bold")
+            _tell_few(plan, screen)
             show_warnings(summary, screen)
             stopped = _tell_stop(summary, group.path, interrupted, screen)
             if interrupted:

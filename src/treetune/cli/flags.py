@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -57,10 +57,10 @@ ABOUT = {
 _TARGET = ("task", "tasks", "taskset", "env", "env_id", "environment", "dataset", "config", "target", "file")
 
 
-def suggest_verb(name: str) -> str:
-    """What to say of a verb that there is not, where it is known what others call so; else nothing."""
+def suggest_verb(name: str, known: Iterable[str]) -> str:
+    """What to say of a verb that there is not: the one that others call so, or the nearest."""
     meant = [verb for verb, others in VERBS.items() if name in others.split()]
-    return f"no such command {name!r}; did you mean {meant[0]!r}?" if meant else ""
+    return f"no such command {name!r}" + (f"; did you mean {meant[0]!r}?" if meant else did_you_mean(name, known))
 
 
 def explain_flags(verb: str, arguments: Sequence[str], command: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as plain_json
+from contextlib import suppress
 from typing import Any
 
 from rich.padding import Padding
@@ -12,6 +13,7 @@ from treetune.cli.output import Screen, print_json
 from treetune.cli.tables import make_table
 from treetune.config import to_plain
 from treetune.environment import Rendered
+from treetune.errors import TreetuneError
 from treetune.evaluation import Entry, Run
 from treetune.images import name_images
 from treetune.task import Message
@@ -37,7 +39,7 @@ def show_rollouts(run: Run, query: str, most: int, as_json: bool) -> None:
             Text(entry.outcome, style=_COLOURS.get(entry.outcome, "red")),
             f"{entry.turns}",
             entry.source,
-            _one_line(entry.failure or entry.answer or ""),
+            _one_line(entry.answer or "") if entry.failure is None else _tell_failure(run, entry),
         )
         for entry in found[:most]
     ]
@@ -51,6 +53,14 @@ def show_rollouts(run: Run, query: str, most: int, as_json: bool) -> None:
         first = f"{found[0].idx}/{found[0].rollout}"
         screen.say(f"one of them, whole: treetune show {run.path} --rollout {first}", style="dim")
     return None
+
+
+def _tell_failure(run: Run, entry: Entry) -> str:
+    """Its type and place, and what it said, which only the trace has."""
+    with suppress(TreetuneError, OSError):  # a trace that is damaged, or gone
+        if (failure := run.trace(entry).failure) is not None:
+            return f"{entry.failure}: {failure.brief}".removesuffix(": ")
+    return entry.failure or ""
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
@@ -72,7 +82,9 @@ def show_rollout(trace: Trace, rendered: Rendered | None, why_not: str | None, a
     head = f"task {trace.task.idx}  rollout {trace.rollout}  {trace.task.data_source}  {trace.uid[:12]}"
     screen.print(Text.assemble((head, "bold"), f"  {trace.outcome.value}, {reward}", f"  {trace.timing.total:.2f}s"))
     for number, turn in enumerate(trace.turns, 1):
-        _show_turn(screen, number, turn)
+        # The turn in which a rollout failed has earned nothing, which is no reward of 0.
+        failed_here = trace.reward is None and number == len(trace.turns)
+        _show_turn(screen, number, turn, "no reward" if failed_here else f"reward {turn.reward:g}")
     for message in trace.final:
         _show_message(screen, message)
     facts: dict[str, Any] = {
@@ -101,12 +113,12 @@ def show_rollout(trace: Trace, rendered: Rendered | None, why_not: str | None, a
     return None
 
 
-def _show_turn(screen: Screen, number: int, turn: Turn) -> None:
+def _show_turn(screen: Screen, number: int, turn: Turn, reward: str) -> None:
     for message in turn.observed:
         _show_message(screen, message)
     if turn.message is not None:
         _show_message(screen, turn.message)
-    told = [f"turn {number}", f"reward {turn.reward:g}"]
+    told = [f"turn {number}", reward]
     told += [f"{key}: {_one_line(str(value))}" for key, value in turn.info.items()]
     screen.print(Text("  ".join(told), style="dim"))
 

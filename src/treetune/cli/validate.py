@@ -179,7 +179,7 @@ def _print_summary(summary: evaluation.CheckSummary, screen: Screen) -> None:
         screen.say("unchecked: the taskset has neither validate() nor gold() for them", style="dim")
     if summary.findings:
         rows = [
-            (finding.rule, str(finding.count), ", ".join(map(str, finding.rows)), finding.found)
+            (finding.severity.value, finding.rule, str(finding.count), ", ".join(map(str, finding.rows)), finding.found)
             for finding in summary.findings
         ]
-        screen.print(make_table(rows, ("rule", "tasks", "first", "why")))
+        screen.print(make_table(rows, ("severity", "rule", "tasks", "first", "why")))

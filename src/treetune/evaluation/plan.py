@@ -28,6 +28,7 @@ from treetune.evaluation.runner import Runner
 from treetune.loggers import About, Loggers
 from treetune.loggers.figures import figures_of, samples_of
 from treetune.policies import check_policy, check_reachable, load_policy
+from treetune.policies.scripted import refuse_without_gold
 from treetune.policy import Policy
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.run import Run
@@ -114,7 +115,8 @@ class Plan:
     # Before it runs
 
     def check(self) -> None:
-        """Refuses tasks that cannot be played here, and a model behind an endpoint that does not answer."""
+        """Refuses tasks that cannot be played here, a model behind an endpoint that does not answer, and gold answers
+        where there are none."""
         taskset, config = self.evaluation.taskset, self.evaluation.config
         refuse_unservable(taskset)
         if config.tasks and self.served is not None:
@@ -125,6 +127,8 @@ class Plan:
             check_judges(taskset)
         if not self.remote and self._policy is None:
             check_reachable(config.model, config.endpoint)
+            if self.served is None:
+                refuse_without_gold(config.model, taskset)
 
     def check_model(self) -> None:
         """Refuses a model that cannot be loaded, and loads none."""

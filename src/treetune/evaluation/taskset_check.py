@@ -1,6 +1,6 @@
-"""Checks a taskset: its own `validate`, and that its gold answers are rewarded.
+"""Checks a taskset: its own `validate`, that its gold answers are rewarded, and that its `reward` takes a wrong answer.
 
-A task is valid where at least one of the two ran and none failed; a taskset that checks nothing is `unchecked`.
+A task is valid where at least one of the first two ran and none failed; where neither did it is `unchecked`.
 """
 
 from __future__ import annotations
@@ -8,24 +8,28 @@ from __future__ import annotations
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from treetune.episode import DeadlinePassed, in_time
-from treetune.errors import described
+from treetune.errors import InvalidAction, described, place_of
 from treetune.evaluation.config import Validation
 from treetune.evaluation.runner import run_bounded
-from treetune.policies.scripted import Gold
+from treetune.mixture import owner_of
+from treetune.policies.scripted import WRONG, Gold
 from treetune.rollout import run_rollout
 from treetune.rows.scorer import kind_of
 from treetune.runs.folder import Records, RunFolder
-from treetune.score import Validity
+from treetune.score import NoScoreError, Validity, score_answer
 from treetune.scorers.said import find_unpaid
 from treetune.streams import draw_tasks
 from treetune.task import Task
+from treetune.taskset import Taskset
 from treetune.threads import call
+from treetune.tool_calls import find_fault
 from treetune.tool_schema import lost_for_verl
+from treetune.tools import Gold as Answer
 
 if TYPE_CHECKING:
     from treetune.validate.rules import Finding
@@ -42,13 +46,12 @@ class TaskCheck(msgspec.Struct):
     occurrence: int
     validity: Validity
     rule: str | None = None
-    """The rule that failed: `invalid-task`, `gold-not-rewarded`, `gold-failed`, `validate-failed`."""
+    """The rule that failed: `invalid-task`, `validate-failed`, `gold-failed`, `gold-not-rewarded`, `reward-no-number`.
+    """
     reason: str | None = None
     gold_reward: float | None = None
-    lost_for_verl: list[str] = []
-    """What of its tools' schemas verl's own tools would not tell a model."""
-    warning: str | None = None
-    """How the gold answer is said that its scorer does not pay: `gold-said-otherwise`."""
+    warnings: dict[str, str] = {}
+    """What may be meant, by its rule: `gold-said-otherwise`, `gold-tool-error`, `reward-raises`, `verl-tool-schema`."""
 
     def fail(self, rule: str, reason: str) -> None:
         self.validity, self.rule, self.reason = Validity.INVALID, rule, reason
@@ -61,6 +64,12 @@ class CheckSummary(msgspec.Struct):
     unchecked: int
     gold_checked: int
     findings: list[Finding]
+
+
+def _scores_itself(taskset: Taskset[Any, Any], task: Task) -> bool:
+    """Whether one answer is all, and code of the taskset's own scores it."""
+    taskset, task = owner_of(taskset, task)
+    return task.env_class is None and taskset.overrides("reward") and not taskset.overrides("environment")
 
 
 CHECKS: Records[TaskCheck] = Records("results.jsonl", msgspec.json.encode, msgspec.json.Decoder(TaskCheck).decode)
@@ -111,49 +120,59 @@ class TasksetChecker:
                 check.rule = "invalid-task"
             elif self._config.gold:
                 rule = "gold-failed"
-                if await in_time(taskset.gold_of(task), limits) is not None:
-                    await self._check_gold(task, check)
+                if (answer := await in_time(taskset.gold_of(task), limits)) is not None:
+                    await self._check_gold(task, answer, check)
+                if check.rule is None and _scores_itself(taskset, task):
+                    await self._check_wrong(task, check)
         except Exception as error:
             check.fail(rule, f"timeout: {error}" if isinstance(error, DeadlinePassed) else described(error))
         return check
 
-    async def _check_gold(self, task: Task, check: TaskCheck) -> None:
+    async def _check_gold(self, task: Task, answer: Answer, check: TaskCheck) -> None:
         gold = Gold(self._taskset, probability=1.0, name="scripted:gold")
         trace = await run_rollout(self._taskset, task, gold, limits=self._config.limits)
         threshold = self._config.pass_threshold
-        check.gold_reward, check.lost_for_verl = trace.reward, lost_for_verl(trace.tools)
-        check.validity = Validity.VALID
+        check.gold_reward, check.validity = trace.reward, Validity.VALID
+        if lost := lost_for_verl(trace.tools):
+            kept = "verl's own tools keep of a property only type, description and enum"
+            check.warnings["verl-tool-schema"] = f"{kept}: {lost[0]}"
+        if (fault := find_fault(answer, trace, threshold)) is not None:
+            check.warnings["gold-tool-error"] = fault
         if trace.reward is None:
             check.fail("gold-failed", trace.failure.message if trace.failure else trace.outcome.value)
         elif not trace.passed(threshold):
             why = f"; {trace.explanation}" if trace.warnings else ""  # its scorer failed by it
             check.fail("gold-not-rewarded", f"the gold answer got {trace.reward:g}, less than {threshold:g}{why}")
         elif (scored := kind_of(self._taskset, task)) and (unpaid := await call(find_unpaid, *scored)) is not None:
-            check.warning = f"{unpaid[0]!r} earns nothing: {unpaid[1]}"
+            check.warnings["gold-said-otherwise"] = f"{unpaid[0]!r} earns nothing: {unpaid[1]}"
+
+    async def _check_wrong(self, task: Task, check: TaskCheck) -> None:
+        """Whether `reward` gives a number for an answer that is none of the right ones, as most of a model's are."""
+        try:
+            await in_time(score_answer(self._taskset, task, WRONG), self._config.limits)
+        except InvalidAction:
+            pass  # which says that it earns nothing
+        except NoScoreError as error:
+            check.fail("reward-no-number", f"{error.message} for the answer {WRONG!r}")
+        except Exception as error:
+            where = f" at {place}" if (place := place_of(error)) else ""
+            check.warnings["reward-raises"] = f"for the answer {WRONG!r}{where}: {described(error)}"
 
     def summary(self) -> CheckSummary:
         from treetune.validate.rules import SHOWN, Finding, Severity  # checks of files take long to load
 
         checks = sorted(self._checks.values(), key=lambda check: check.idx)
-        counts = Counter(check.validity for check in checks)
-        by_rule: dict[str, list[TaskCheck]] = defaultdict(list)
+        counts, name = Counter(check.validity for check in checks), self._taskset.name
+        found: dict[tuple[Severity, str], list[tuple[int, str]]] = defaultdict(list)
         for check in checks:
             if check.rule is not None:
-                by_rule[check.rule].append(check)
-        findings = []
-        for rule, failed in sorted(by_rule.items()):
-            first, found = [check.idx for check in failed[:SHOWN]], failed[0].reason or ""
-            findings.append(Finding(rule, Severity.ERROR, self._taskset.name, "task", first, len(failed), found))
-        if lost := [check for check in checks if check.lost_for_verl]:
-            found = f"verl's own tools keep of a property only type, description and enum: {lost[0].lost_for_verl[0]}"
-            idxs = [check.idx for check in lost[:SHOWN]]
-            findings.append(
-                Finding("verl-tool-schema", Severity.WARNING, self._taskset.name, "task", idxs, len(lost), found)
-            )
-        if warned := [check for check in checks if check.warning is not None]:
-            first, found = [check.idx for check in warned[:SHOWN]], warned[0].warning or ""
-            rule = "gold-said-otherwise"
-            findings.append(Finding(rule, Severity.WARNING, self._taskset.name, "task", first, len(warned), found))
+                found[Severity.ERROR, check.rule].append((check.idx, check.reason or ""))
+            for rule, text in check.warnings.items():
+                found[Severity.WARNING, rule].append((check.idx, text))
+        findings = [
+            Finding(rule, severity, name, "task", [idx for idx, _ in of[:SHOWN]], len(of), of[0][1])
+            for (severity, rule), of in sorted(found.items())
+        ]
         return CheckSummary(
             tasks=len(checks),
             valid=counts[Validity.VALID],

@@ -29,7 +29,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     """The most seconds of one request."""
     max_retries: Annotated[int, msgspec.Meta(ge=0)] = 6
-    """How often a request is repeated after a connection fault, 408, 409, 429 or 5xx."""
+    """How often a request is repeated after a connection fault, no answer in time, 408, 409, 429 or 5xx."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 256
     """The most requests under way at once."""
 

@@ -76,13 +76,18 @@ class Endpoint:
                 raise PolicyError(f"{url} is no address: {error}", remedy="correct --endpoint.base_url") from error
             except ValueError as error:
                 problem = f"{url} sent invalid JSON: {error}"
-            except (aiohttp.ClientError, TimeoutError) as error:
+            except aiohttp.ClientError as error:
                 problem = f"{url}: {type(error).__name__}: {error}"
+            except TimeoutError:
+                problem = f"{url} did not answer within {config.timeout:g} seconds"
             if attempt < config.max_retries:
                 count_retry()
                 self._tell(problem, wait)
                 await asyncio.sleep(wait)
-        remedy = "is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try"
+        remedy = (
+            "is the server running? --endpoint.base_url says where, --endpoint.timeout how long to wait for an answer, "
+            "--endpoint.max_retries how often to ask"
+        )
         raise PolicyError(f"gave up after {config.max_retries + 1} attempts: {problem}", remedy=remedy)
 
     def _tell(self, problem: str, wait: float) -> None:

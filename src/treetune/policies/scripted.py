@@ -6,9 +6,11 @@ import math
 import random
 from typing import Any
 
+from treetune.environment import Environment
 from treetune.errors import PolicyError, UsageError, did_you_mean
 from treetune.images import name_images
-from treetune.plugins import file_of, load_object
+from treetune.mixture import parts_of
+from treetune.plugins import environments, file_of, load_object
 from treetune.policy import Completion, Policy, Request
 from treetune.task import text_of
 from treetune.taskset import Taskset
@@ -21,11 +23,7 @@ WRONG = "I do not know."
 def load_script(script: str, taskset: Taskset[Any, Any]) -> Policy:
     if script == "echo":
         return Echo()
-    if script == "gold" or script.startswith("p="):
-        try:
-            probability = 1.0 if script == "gold" else float(script[2:])
-        except ValueError:
-            probability = math.nan
+    if (probability := _read_probability(script)) is not None:
         if 0 <= probability <= 1:
             return Gold(taskset, probability=probability, name=f"scripted:{script}")
         raise UsageError(f"scripted:{script}: p must be a number from 0 to 1", remedy="write scripted:p=0.5")
@@ -34,6 +32,41 @@ def load_script(script: str, taskset: Taskset[Any, Any]) -> Policy:
     hint = did_you_mean(script, ["gold", "echo"])
     remedy = "use scripted:gold, scripted:echo, scripted:p=0.5 or scripted:file.py:Name"
     raise UsageError(f"unknown script {script!r}{hint}", remedy=remedy)
+
+
+def _read_probability(script: str) -> float | None:
+    """How often it gives the gold answer: NaN where that is no number, None where it is another script."""
+    if script == "gold":
+        return 1.0
+    if not script.startswith("p="):
+        return None
+    try:
+        return float(script[2:])
+    except ValueError:
+        return math.nan
+
+
+def refuse_without_gold(model: str, taskset: Taskset[Any, Any]) -> None:
+    """Refuses a model that gives gold answers on a taskset where nothing could know one. A task without one among
+    others is a rollout that fails."""
+    script = model.removeprefix("scripted:") if model.startswith("scripted:") else ""
+    if not 0 < (_read_probability(script) or 0) <= 1:
+        return
+    sources = [part for part in parts_of(taskset) if not getattr(part, "sources", None)]
+    if not any(map(_knows_gold, sources)):
+        problem = f"{model} gives gold answers, and {taskset.name} has none"
+        raise UsageError(problem, remedy="write gold(task), or use another -m, as scripted:echo")
+
+
+def _knows_gold(taskset: Taskset[Any, Any]) -> bool:
+    """Whether the taskset, its scorer or the environment of its first task has a word on what is right."""
+    if taskset.overrides("gold") or taskset.scorer is not None:
+        return True
+    env_class = next(taskset.draw(1)).env_class
+    if env_class is None:
+        return False
+    gold = getattr(environments.resolve(taskset.environment_spec(env_class)), "gold", None)
+    return getattr(gold, "__func__", gold) is not getattr(Environment.gold, "__func__", None)
 
 
 def _load_own(spec: str) -> Policy:

@@ -67,7 +67,7 @@ class Summary(msgspec.Struct):
     judge_completion_tokens: int
     """Of the calls that were paid."""
     retries: int
-    """How often calls of the model or of judges were repeated: 429, 5xx, a cut connection."""
+    """How often calls of the model or of judges were repeated: 429, 5xx, a cut connection, no answer in time."""
     stopped: str | None
     """The ceiling that ended the run before all its rollouts were begun."""
     seconds_per_rollout: float | None
@@ -109,6 +109,8 @@ class Tally:
         """Why no more rollouts are begun."""
         self._reward_sum = 0.0
         self._failures: Counter[str] = Counter()
+        self._said: dict[str, str] = {}
+        """What the first failure of each kind said."""
         self._warnings: Counter[str] = Counter()
         self.retries = 0
         self.rollouts = 0
@@ -128,7 +130,10 @@ class Tally:
         self._warnings.update(trace.warnings)
         self._add_judgements(trace)
         if trace.failure is not None:
-            self._failures[_describe(trace)] += 1
+            kind = _describe(trace)
+            self._failures[kind] += 1
+            if kind not in self._said:
+                self._said[kind] = trace.failure.brief
         if trace.reward is None:
             return
         self.scored += 1
@@ -177,9 +182,9 @@ class Tally:
         if self._judge_calls_untold:
             calls = f"{self._judge_calls_untold} calls of judges did not say how many tokens they took"
             found.append(f"{calls}: no ceiling counts them")
-        for texts in (self._failures, self._warnings):
-            found += [f"{count} x {text}" for text, count in texts.most_common(MOST_WARNINGS)]
-        return found
+        for kind, count in self._failures.most_common(MOST_WARNINGS):
+            found.append(f"{count} x {kind}: {self._said[kind]}".removesuffix(": "))
+        return found + [f"{count} x {text}" for text, count in self._warnings.most_common(MOST_WARNINGS)]
 
     def summary(self) -> Summary:
         scored = [task for task in self._tasks.values() if task.rewards]
