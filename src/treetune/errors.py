@@ -42,8 +42,7 @@ class ConfigError(UsageError):
         self.source = source
         places = _find_places(source, self.faults)
         lines = [f"  {places[path]}: {problem}" if path else f"  {problem}" for path, problem in self.faults]
-        count = len(self.faults)
-        super().__init__(f"{count} fault{'s' if count != 1 else ''} in {source}:\n" + "\n".join(lines), remedy=remedy)
+        super().__init__(f"{plural(len(lines), 'fault')} in {source}:\n" + "\n".join(lines), remedy=remedy)
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(ConfigError, self.faults, source=self.source, remedy=self.remedy), ()
@@ -202,6 +201,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     alike = [difflib.SequenceMatcher(None, match, folded).ratio() for match in matches]
     near = [by_folded[match] for match, ratio in zip(matches, alike, strict=True) if ratio > alike[0] - 0.15]
     return f"; did you mean {join_names(near)}?" if near else ""
+
+
+def plural(number: int, thing: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"
 
 
 def join_names(names: Iterable[str]) -> str:

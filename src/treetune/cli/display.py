@@ -17,6 +17,7 @@ from rich.text import Text
 
 from treetune.cli.output import Screen, print_json
 from treetune.cli.tables import make_table
+from treetune.errors import plural
 from treetune.evaluation import Evaluation, Summary, Tally, is_run
 from treetune.trace import Outcome, Trace
 
@@ -117,7 +118,7 @@ def summary_table(summary: Summary) -> RenderableType:
         rows["pass@k"] = _figures(summary.pass_at_k)
         if summary.pass_at_k != summary.pass_at_k_all:
             rows["pass@k over all"] = _figures(summary.pass_at_k_all)
-    rows["rollouts"] = f"{summary.scored} scored of {summary.rollouts}, {summary.tasks} tasks"
+    rows["rollouts"] = f"{summary.scored} scored of {summary.rollouts}, {plural(summary.tasks, 'task')}"
     rows["outcomes"] = "  ".join(f"{name}: {count}" for name, count in summary.outcomes.items())
     figures = [*rows.items(), *((name, f"{value:.4f}") for name, value in summary.metrics.items())]
     if summary.completion_tokens:
