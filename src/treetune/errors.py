@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import PurePath
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 Faults = list[tuple[str, str]]
 """What is wrong with a config, each with the path of its key."""
@@ -46,6 +46,23 @@ class ConfigError(UsageError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(ConfigError, self.faults, source=self.source, remedy=self.remedy), ()
+
+
+class Declared(NamedTuple):
+    """Where a config stands, for faults that only its data shows."""
+
+    path: str = ""
+    """The key that it stands under."""
+    source: str = "config"
+    """The file."""
+    overridden: frozenset[str] = frozenset()
+    """The keys that were given beside the file."""
+
+    def place(self, error: ConfigError) -> ConfigError:
+        """The same faults, under their keys in that file; those of an override as it was written."""
+        faults = place_faults(error.faults, self.path)
+        faults = [(f"--{key}" if key in self.overridden else key, problem) for key, problem in faults]
+        return ConfigError(faults, source=self.source, remedy=error.remedy)
 
 
 class UnknownNameError(UsageError):
@@ -147,6 +164,11 @@ def gather_faults(faults: Faults, key: str | None = None) -> Iterator[None]:
         faults.append((key, str(error)))
 
 
+def place_faults(faults: Faults, path: str) -> Faults:
+    """The same for a config that stands under a key of another one."""
+    return [(".".join(filter(None, (path, key))), problem) for key, problem in faults]
+
+
 def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str = "config") -> None:
     """Runs each check and raises one `ConfigError` with what all of them found, each fault under its check's place."""
     faults: Faults = []
@@ -155,7 +177,7 @@ def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str
         try:
             check()
         except ConfigError as error:
-            faults += [(f"{place}.{key}" if key else place, problem) for key, problem in error.faults]
+            faults += place_faults(error.faults, place)
         except TreetuneError as error:
             others.append(error)
             faults.append((place, str(error)))

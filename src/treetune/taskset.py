@@ -23,7 +23,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from treetune import order
-from treetune.errors import TasksetError, TreetuneError, UsageError, described, user_code
+from treetune.errors import Declared, TasksetError, TreetuneError, UsageError, described, plural, user_code
 from treetune.plugins import absolute_spec, folders_of
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
@@ -68,6 +68,9 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` may give it any key: so where it has no config type of its own."""
+
+    _declared: Declared = Declared()
+    """Where its config stands."""
 
     _length: int | None = None
     """How many tasks were loaded. It is pickled, so that another process need not load them to know."""
@@ -122,7 +125,7 @@ class Taskset(Generic[TaskT, ConfigT]):
         if self.INFINITE:
             return self._forward(index)
         if index >= len(self._loaded):
-            raise self._missing(index, f"it ended after {len(self._loaded)} tasks")
+            raise self._missing(index, f"it ended after {plural(len(self._loaded), 'task')}")
         return self._loaded[index]
 
     def count(self) -> int | None:
@@ -380,7 +383,7 @@ class Taskset(Generic[TaskT, ConfigT]):
             given += 1
             yield task
         if wanted is not None and given < wanted and (self.INFINITE or count is not None):
-            raise self._missing(given, f"it ended after {given} tasks")
+            raise self._missing(given, f"it ended after {plural(given, 'task')}")
         if not given:
             raise no_tasks(self.name)
 
@@ -395,7 +398,7 @@ class Taskset(Generic[TaskT, ConfigT]):
                 if self._read > index:
                     self._reader = reader
                     return task
-        raise self._missing(index, f"it ended after {self._read} tasks")
+        raise self._missing(index, f"it ended after {plural(self._read, 'task')}")
 
     def _set_position(self, task: TaskT, position: int) -> TaskT:
         checked: TaskT = check_task(task, self.task_type, of=self.name, by=type(self).__name__, position=position)

@@ -10,7 +10,8 @@ Subclass it to parse answers or add columns: override `_make_map_fn`, or `build_
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -228,7 +229,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     # What a taskset does
 
     def count(self) -> int:
-        return self._unscheduled.build()[0].rows
+        return self._built[0].rows
 
     def task_at(self, index: int) -> Task:
         from treetune.rows.formats import FORMATS
@@ -239,14 +240,28 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def _rows(self) -> Any:
         from treetune.rows.row_store import ParquetRows
 
-        return ParquetRows(self._unscheduled.get_parquet_path())
+        return ParquetRows(str(self._built[1]))
 
     def list_uids(self) -> Iterable[tuple[str, str]]:
         if self.overrides_rows or self.overrides_build or "uid" in self.config.extra_fields:
             return super().list_uids()  # such rows may have a uid of their own
         from treetune.rows.parquet import read_uids
 
-        return ((uid, self.config.data_source) for uid in read_uids(self._unscheduled.get_parquet_path()))
+        return ((uid, self.config.data_source) for uid in read_uids(str(self._built[1])))
+
+    @property
+    def _built(self) -> tuple[Sidecar, Path, bool]:
+        """What its tasks are read from."""
+        with self._where_declared():
+            return self._unscheduled.build()
+
+    @contextmanager
+    def _where_declared(self) -> Iterator[None]:
+        """Within it the faults of its config, which only the data shows, are told with the place of their keys."""
+        try:
+            yield
+        except ConfigError as error:
+            raise self._declared.place(error) from None
 
     @cached_property
     def _unscheduled(self) -> Self:
@@ -259,7 +274,8 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         return other
 
     def source(self) -> str | None:
-        return self._unscheduled.cache_key()
+        with self._where_declared():
+            return self._unscheduled.cache_key()
 
 
 def unknown_environment(taskset: DatasetTaskset, env_class: str | None) -> str | None:
