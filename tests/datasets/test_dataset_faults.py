@@ -170,6 +170,41 @@ def test_what_is_wrong_with_loading_params_is_told_by_its_key():
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [("jsonl", "json"), ("ndjson", "json"), ("JSON", "json"), ("txt", "text"), ("tsv", "csv")],
+)
+def test_a_kind_of_files_that_is_called_otherwise_is_told_without_the_hub(rows, kind, meant):
+    rows()
+    with pytest.raises(ConfigError, match=f"{kind!r} is no kind of files; did you mean {meant!r}"):
+        load_tasks([node("rows.jsonl", kind)])
+    with pytest.raises(ConfigError, match=f"Write args: .{meant}.") as caught:
+        load_task(node("rows.jsonl", kind)).count()
+    assert caught.value.faults[0][0] == "loading_params.args"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "content", "remedy"),
+    [
+        ("rows.csv", "json", "question,answer\n1 + 1?,2\n", "args: [csv]"),
+        ("rows.csv", "parquet", "question,answer\n1 + 1?,2\n", "args: [csv]"),
+        ("rows.tsv", "json", "question\tanswer\n1 + 1?\t2\n", 'args: [csv], kwargs: {sep: "\\t"}'),
+        ("rows.jsonl", "csv", '{"question": "a"}\n', "args: [json]"),
+    ],
+)
+def test_a_file_of_another_kind_says_how_to_read_it(tmp_path, name, kind, content, remedy):
+    (tmp_path / name).write_text(content)
+    assert fault_of(node(name, kind)).remedy == f"it is called {name}: write {remedy}"
+
+
+def test_a_malformed_line_is_told_once(tmp_path, treetune_process):
+    (tmp_path / "rows.jsonl").write_text('{"question": "a"}\n{"question": "a",,}\n')
+    (tmp_path / "tasks.yaml").write_text(yaml.safe_dump({"train_tasks": [node(ground_truth="answer")]}))
+    told = treetune_process("build", "tasks.yaml").err.splitlines()
+    assert len(told) == 1
+    assert "rows.jsonl, line 2: JSON is malformed" in told[0]
+
+
 # Rows
 
 
