@@ -192,6 +192,12 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
+def located(error: BaseException) -> str:
+    """The same with the line of the user's own code that raised it: `ValueError at tasks.py:12: why`."""
+    place, told = place_of(error), described(error)
+    return told.replace(type(error).__name__, f"{type(error).__name__} at {place}", 1) if place else told
+
+
 def place_of(error: BaseException) -> str:
     """`tasks.py:12`: the last line of the user's own code that an error went through; else the last of all."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]

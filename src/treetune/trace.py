@@ -63,6 +63,11 @@ class Failure(msgspec.Struct):
         text = "".join(traceback.format_exception(error))
         return cls(type(error).__name__, message, phase, text, place_of(error))
 
+    @property
+    def told(self) -> str:
+        """What it said; where it was raised by the author's own code, with its kind and that line."""
+        return f"{self.type} at {self.place}: {self.message}" if self.place else self.message
+
 
 class Turn(msgspec.Struct):
     observed: list[Message] = []

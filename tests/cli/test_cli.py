@@ -97,6 +97,35 @@ def test_validate_tells_valid_invalid_and_unchecked_apart(treetune, tmp_path, me
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["invalid"] == counts[1]
 
 
+def test_validate_counts_one_task_as_one(treetune):
+    told = "1 task: 1 valid, 0 invalid, 0 unchecked; 1 gold answer tried"
+    assert told in treetune("validate", "arithmetic", "-n", 1).out
+
+
+@pytest.mark.parametrize(
+    ("methods", "found"),
+    [
+        (
+            "def gold(self, task): return 'x'",
+            "the gold answer got 0, less than 1; too short",
+        ),
+        (
+            "def gold(self, task): return 'fails'",
+            "the gold answer got 0, less than 1; Checked.reward() raised ZeroDivisionError at checked.py:5: float "
+            "division by zero",
+        ),
+        ("def gold(self, task): return {}['key']", "KeyError at checked.py:6: 'key'"),
+        ("def validate(self, task): return 1 / 0", "ZeroDivisionError at checked.py:6: division by zero"),
+    ],
+    ids=["not rewarded", "scorer fails", "gold fails", "validate fails"],
+)
+def test_validate_says_why_a_gold_answer_is_not_rewarded_and_where_code_failed(treetune, tmp_path, methods, found):
+    source = TASKSET.format(methods=methods).replace("import Task", "import Score, Task")
+    scored = "return Score(0.0 / (answer != 'fails'), explanation='too short')"
+    (tmp_path / "checked.py").write_text(source.replace("return float(answer == task.ground_truth)", scored))
+    assert treetune("validate", "checked.py:Checked", "--json").json["findings"][0]["found"] == found
+
+
 def test_validate_can_be_resumed(treetune, tmp_path):
     (tmp_path / "checked.py").write_text(
         TASKSET.format(methods="def validate(self, task): open('calls', 'a').write(f'{task.idx} '); return True")

@@ -94,7 +94,7 @@ class Display:
 def _rollout_line(trace: Trace) -> Text:
     what = trace.answer or trace.explanation or ""
     if (failure := trace.failure) is not None:
-        what = f"{failure.type} at {failure.place}: {failure.message}" if failure.place else failure.message
+        what = failure.told
     what = what.partition("\n")[0]
     return Text.assemble(
         # The reward early: a narrow terminal cuts the end.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from treetune.episode import DeadlinePassed, in_time
-from treetune.errors import described
+from treetune.errors import located
 from treetune.evaluation.config import Validation
 from treetune.evaluation.runner import run_bounded
 from treetune.policies.scripted import Gold
@@ -114,7 +114,7 @@ class TasksetChecker:
                 if await in_time(taskset.gold_of(task), limits) is not None:
                     await self._check_gold(task, check)
         except Exception as error:
-            check.fail(rule, f"timeout: {error}" if isinstance(error, DeadlinePassed) else described(error))
+            check.fail(rule, f"timeout: {error}" if isinstance(error, DeadlinePassed) else located(error))
         return check
 
     async def _check_gold(self, task: Task, check: TaskCheck) -> None:
@@ -124,9 +124,9 @@ class TasksetChecker:
         check.gold_reward, check.lost_for_verl = trace.reward, lost_for_verl(trace.tools)
         check.validity = Validity.VALID
         if trace.reward is None:
-            check.fail("gold-failed", trace.failure.message if trace.failure else trace.outcome.value)
+            check.fail("gold-failed", trace.failure.told if trace.failure else trace.outcome.value)
         elif not trace.passed(threshold):
-            why = f"; {trace.explanation}" if trace.warnings else ""  # its scorer failed by it
+            why = f"; {trace.explanation}" if trace.explanation else ""
             check.fail("gold-not-rewarded", f"the gold answer got {trace.reward:g}, less than {threshold:g}{why}")
         elif (scored := kind_of(self._taskset, task)) and (unpaid := await call(find_unpaid, *scored)) is not None:
             check.warning = f"{unpaid[0]!r} earns nothing: {unpaid[1]}"
