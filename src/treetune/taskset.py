@@ -24,6 +24,7 @@ from typing_extensions import TypeVar
 
 from treetune import order
 from treetune.errors import Declared, TasksetError, TreetuneError, UsageError, described, plural, user_code
+from treetune.flaw import Flaw
 from treetune.plugins import absolute_spec, folders_of
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
@@ -136,6 +137,10 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def check_source(self) -> None:
         """Raises what is wrong with where the tasks come from; asked before the first one is drawn."""
+
+    def flaws(self) -> list[Flaw]:
+        """What is wrong with where the tasks come from though there are tasks: rows that were left out."""
+        return []
 
     def validate(self, task: TaskT) -> Any:
         """Is the task well-formed and solvable? `VALID`, `invalid("why")`, or `UNCHECKED`. May be async."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import command_line
 import pytest
+
+from treetune.target import load_taskset
 
 HEAVY = ("torch", "transformers", "datasets", "ray", "pyarrow", "pandas")
 
@@ -124,6 +128,59 @@ def test_validate_says_why_a_gold_answer_is_not_rewarded_and_where_code_failed(t
     scored = "return Score(0.0 / (answer != 'fails'), explanation='too short')"
     (tmp_path / "checked.py").write_text(source.replace("return float(answer == task.ground_truth)", scored))
     assert treetune("validate", "checked.py:Checked", "--json").json["findings"][0]["found"] == found
+
+
+QUIZ = """val_tasks:
+  - loading_params: {args: [json], kwargs: {data_files: quiz.jsonl, split: train}}
+    choices: {column: options, answer: right}
+    prompt_template: "{question} {options}"
+    ground_truth: letter
+    scorer: choice
+    data_source: quiz
+"""
+
+
+@pytest.fixture
+def quiz(tmp_path):
+    """A config of three rows, the last of which has an answer that is no option."""
+    rows = [{"question": "Which?", "options": ["trout", "whale"], "right": right} for right in (0, 1, 2)]
+    (tmp_path / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "quiz.yaml").write_text(QUIZ)
+    return "quiz.yaml"
+
+
+def test_every_verb_tells_once_of_rows_that_are_dropped_for_a_fault(treetune, quiz, tmp_path):
+    told = "warning: quiz: 1 row dropped: no ground truth; row 2: choices.answer 2 is no option (numbers count from 0)"
+    cache = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache")}
+    verbs = [["build"], ["build"], ["show"], ["eval", "-m", "scripted:gold"], ["validate"], ["audit", "-n", 2]]
+    for verb, *options in verbs:
+        result = treetune(verb, quiz, *options, **cache)
+        assert (verb, f"{result.out}{result.err}".count("row dropped: ")) == (verb, 2 if verb == "validate" else 1)
+        assert told in result.err.splitlines()
+
+
+def test_a_worker_does_not_tell_again_of_rows_that_are_dropped(quiz, tmp_path, monkeypatch):
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    sent = pickle.dumps(load_taskset(quiz))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pickle.loads(sent).count() == 2
+
+
+def test_validate_makes_a_finding_of_rows_that_are_dropped_for_a_fault(treetune, quiz):
+    result = treetune("validate", quiz, "--json")
+    assert result.code == 0
+    (finding,) = result.json["findings"]
+    assert (finding["rule"], finding["severity"], finding["unit"]) == ("rows-dropped", "warning", "row")
+    assert (finding["count"], finding["rows"]) == (1, [2])
+    assert "choices.answer 2 is no option" in finding["found"]
+
+
+def test_validate_makes_a_finding_of_options_that_are_not_shown(treetune, quiz, tmp_path):
+    (tmp_path / quiz).write_text(QUIZ.replace(" {options}", ""))
+    found = {finding["rule"]: finding["severity"] for finding in treetune("validate", quiz, "--json").json["findings"]}
+    assert found == {"rows-dropped": "warning", "options-not-shown": "warning"}
 
 
 def test_validate_can_be_resumed(treetune, tmp_path):

@@ -10,6 +10,7 @@ Subclass it to parse answers or add columns: override `_make_map_fn`, or `build_
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -24,6 +25,7 @@ from treetune.datasets.choices import TEXTS
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.images import describe_files
 from treetune.errors import ConfigError, StorageError, TasksetError, TreetuneError, user_code
+from treetune.flaw import Flaw
 from treetune.plugins import environments, file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
     from treetune.datasets.build import Engine, Progress
     from treetune.rows.loading import Source
 
-BUILDER_VERSION = f"4.{UID_VERSION}"
-"""Part of every cache key: raise it when the same config begins to give other rows."""
+BUILDER_VERSION = f"5.{UID_VERSION}"
+"""Part of every cache key: raise it when the same config begins to give other rows, or more is to be said of them."""
 
 
 class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
@@ -61,6 +63,8 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         self.cache_dir = default_cache_dir(cache_dir)
         self._opened: Source | None = None
         self._env_scorers: dict[str, str] = {}
+        self._told = False
+        """Whether the flaws of its rows are told; another process that it is sent to need not tell them again."""
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
@@ -69,7 +73,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         return cls(plain.pop("extra") | plain, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_opened": None}
+        return {**super().__getstate__(), "_opened": None, "_told": True}
 
     # What recipes call and subclasses override
 
@@ -115,6 +119,9 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
         sidecar, hit = cache.get_or_build(key, write, force=force)
         self._opened = None
+        for flaw in sidecar.flaws if not self._told else ():
+            warnings.warn(f"{self.name}: {flaw}", stacklevel=1)  # by this line, so that each is told once
+        self._told = True
         return sidecar, cache.path(key), hit
 
     def cache_key(self, format: str = "verl") -> str:
@@ -271,7 +278,11 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             return self
         other = copy.copy(self)
         other.config = msgspec.structs.replace(self.config, profile=profile.selection)
+        other._told = self._told
         return other
+
+    def flaws(self) -> list[Flaw]:
+        return self._built[0].flaws
 
     def source(self) -> str | None:
         with self._where_declared():

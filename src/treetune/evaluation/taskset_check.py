@@ -16,6 +16,8 @@ from treetune.episode import DeadlinePassed, in_time
 from treetune.errors import located
 from treetune.evaluation.config import Validation
 from treetune.evaluation.runner import run_bounded
+from treetune.flaw import Flaw
+from treetune.mixture import parts_of
 from treetune.policies.scripted import Gold
 from treetune.rollout import run_rollout
 from treetune.rows.scorer import kind_of
@@ -72,6 +74,7 @@ class TasksetChecker:
     def __init__(self, validation: Validation, run: RunFolder[TaskCheck]) -> None:
         self._config, self._taskset = validation.config, validation.taskset
         self._run = run
+        self._flaws: list[tuple[str, Flaw]] = []
         self._checks = {(check.uid, check.occurrence): check for check in run.read()}
 
     async def run(self, on_check: Callable[[], None]) -> None:
@@ -97,8 +100,15 @@ class TasksetChecker:
                 self._run.keep(lambda check: (check.uid, check.occurrence) not in unseen)
                 for key in unseen:
                     del self._checks[key]
+            self._flaws = await call(self._find_flaws)
         finally:
             self._run.write_summary(self.summary())
+
+    def _find_flaws(self) -> list[tuple[str, Flaw]]:
+        """What is wrong with rows that are no tasks, or that are not shown as they should be; those that no answer
+        solves are found task by task."""
+        found = [(part.name, flaw) for part in parts_of(self._taskset) for flaw in part.flaws()]
+        return [(name, flaw) for name, flaw in found if flaw.rule != "invalid-task"]
 
     async def _check(self, task: Task, occurrence: int) -> TaskCheck:
         taskset, limits = self._taskset, self._config.limits
@@ -154,6 +164,8 @@ class TasksetChecker:
             first, found = [check.idx for check in warned[:SHOWN]], warned[0].warning or ""
             rule = "gold-said-otherwise"
             findings.append(Finding(rule, Severity.WARNING, self._taskset.name, "task", first, len(warned), found))
+        for name, flaw in self._flaws:
+            findings.append(Finding(flaw.rule, Severity.WARNING, name, "row", flaw.rows, flaw.count, str(flaw)))
         return CheckSummary(
             tasks=len(checks),
             valid=counts[Validity.VALID],
