@@ -365,6 +365,12 @@ def test_rows_that_no_answer_solves_are_told_when_they_are_built(rows, monkeypat
         assert load_task(rows(given, ground_truth="cases", scorer="code")).build()[0].rows == 6
 
 
+def test_a_scorer_that_cannot_look_at_a_ground_truth_does_not_keep_rows_from_being_built(rows, monkeypatch):
+    monkeypatch.setattr("treetune.scorers.texts.Includes.fault", lambda *given: 1 / 0, raising=False)
+    with pytest.warns(UserWarning, match="4 rows .* row 0: ZeroDivisionError: division by zero"):
+        assert load_task(rows(ground_truth="answer", scorer="includes")).build()[0].rows == 4
+
+
 # Classes
 
 

@@ -27,7 +27,7 @@ from treetune.datasets.row_builder import RowBuilder
 from treetune.datasets.selection import length_filter
 from treetune.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_environment
 from treetune.episode import Episode
-from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError
+from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, described
 from treetune.flaw import Flaw
 from treetune.ray_cluster import join_cluster
 from treetune.rows.agent_column import Needed, name_agent_in_place
@@ -193,9 +193,12 @@ def _find_invalid(taskset: DatasetTaskset, table: pa.Table, notes: Notes) -> Non
         return
     invalid: dict[int, str] = {}
     for row in chain.from_iterable(map(arrow_rows, table.to_batches())):
-        task = FORMATS["verl"].task_of_pruned(row, whole=False)
-        if (reason := taskset.validate(task).reason) is not None:
-            invalid[task.extra_info["index"]] = reason
+        try:
+            reason = taskset.validate(FORMATS["verl"].task_of_pruned(row, whole=False)).reason
+        except Exception as error:  # `validate` would say so; the rows can be written
+            reason = described(error)
+        if reason is not None:
+            invalid[row["extra_info"]["index"]] = reason
     if invalid:
         what = f"among the first {LOOKED_AT} that no answer solves"
         notes.tell(Flaw.of(INVALID, what, next(iter(invalid.values())), list(invalid)))

@@ -154,7 +154,8 @@ def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
     were_disabled, told = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     try:
         datasets.disable_progress_bars()
-        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # `fault_of` says what it would, by line
+        if params.local_sources():
+            datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # `fault_of` says what it would, by line
         with offline_where_unreachable() if params.is_of_hub else nullcontext() as unreachable:
             try:
                 dataset = datasets.load_dataset(*params.args, **kwargs)
