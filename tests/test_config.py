@@ -181,6 +181,27 @@ def test_faults_of_declared_tasks_stand_where_the_file_has_them(treetune, tmp_pa
     assert faults_in(treetune, tmp_path, both)[2] == "taskset.loading_params: is required"
 
 
+@pytest.mark.parametrize("verb", ["show", "validate", "build", "audit"])
+def test_faults_that_only_the_data_shows_have_their_file_and_line(treetune, tmp_path, verb):
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    loading = "loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}"
+    text = f"val_tasks:\n  - {loading}\n    prompt_template: '{{question}}'\n    ground_truth: anwser\n"
+    said = "no column 'anwser'; did you mean 'answer'?; there are: question, answer"
+    assert faults_in(treetune, tmp_path, text, verb) == [f"line 4, val_tasks[0].ground_truth: {said}"]
+    if verb != "build":
+        both = f"{text}{text.replace('val_tasks', 'train_tasks')}"
+        places = "line 8 or 4, train_tasks[0].ground_truth or val_tasks[0].ground_truth"
+        assert faults_in(treetune, tmp_path, both, verb) == [f"{places}: {said}"]
+        assert f"\n  --taskset.ground_truth: {said}" in treetune(verb, "c.yaml", "--taskset.ground_truth", "anwser").err
+
+
+def test_an_unknown_kind_of_scorer_has_its_line_and_is_called_as_in_the_file(treetune, tmp_path):
+    text = "train_tasks:\n  - loading_params: {args: [x]}\n    scorer: chocie\n"
+    assert faults_in(treetune, tmp_path, text)[0].startswith("line 3, train_tasks[0].scorer: 'chocie' is no kind of")
+    text = text.replace("chocie", "{kind: chocie}")
+    assert faults_in(treetune, tmp_path, text)[0].startswith("line 3, train_tasks[0].scorer.kind: 'chocie' is no kind")
+
+
 def test_a_fault_of_an_override_is_not_put_down_to_the_file(treetune, tmp_path):
     (tmp_path / "c.yaml").write_text("taskset: {id: arithmetic, level: 1}\n")
     result = treetune("show", "c.yaml", "--taskset.level", "x")

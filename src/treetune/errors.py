@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import PurePath
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 Faults = list[tuple[str, str]]
 """What is wrong with a config, each with the path of its key."""
@@ -42,11 +42,27 @@ class ConfigError(UsageError):
         self.source = source
         places = _find_places(source, self.faults)
         lines = [f"  {places[path]}: {problem}" if path else f"  {problem}" for path, problem in self.faults]
-        count = len(self.faults)
-        super().__init__(f"{count} fault{'s' if count != 1 else ''} in {source}:\n" + "\n".join(lines), remedy=remedy)
+        super().__init__(f"{plural(len(lines), 'fault')} in {source}:\n" + "\n".join(lines), remedy=remedy)
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(ConfigError, self.faults, source=self.source, remedy=self.remedy), ()
+
+
+class Declared(NamedTuple):
+    """Where a config stands, for faults that only its data shows."""
+
+    path: str = ""
+    """The key that it stands under."""
+    source: str = "config"
+    """The file."""
+    overridden: frozenset[str] = frozenset()
+    """The keys that were given beside the file."""
+
+    def place(self, error: ConfigError) -> ConfigError:
+        """The same faults, under their keys in that file; those of an override as it was written."""
+        faults = place_faults(error.faults, self.path)
+        faults = [(f"--{key}" if key in self.overridden else key, problem) for key, problem in faults]
+        return ConfigError(faults, source=self.source, remedy=error.remedy)
 
 
 class UnknownNameError(UsageError):
@@ -149,6 +165,11 @@ def gather_faults(faults: Faults, key: str | None = None) -> Iterator[None]:
         faults.append((key, str(error)))
 
 
+def place_faults(faults: Faults, path: str) -> Faults:
+    """The same for a config that stands under a key of another one."""
+    return [(".".join(filter(None, (path, key))), problem) for key, problem in faults]
+
+
 def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str = "config") -> None:
     """Runs each check and raises one `ConfigError` with what all of them found, each fault under its check's place."""
     faults: Faults = []
@@ -157,7 +178,7 @@ def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str
         try:
             check()
         except ConfigError as error:
-            faults += [(f"{place}.{key}" if key else place, problem) for key, problem in error.faults]
+            faults += place_faults(error.faults, place)
         except TreetuneError as error:
             others.append(error)
             faults.append((place, str(error)))
@@ -187,6 +208,12 @@ def _leave_out_ours(account: traceback.TracebackException, error: BaseException)
     before = ((account.__cause__, error.__cause__), (account.__context__, error.__context__))
     left = [_leave_out_ours(part, cause) for part, cause in before if part is not None and cause is not None]
     return bool(account.stack) or any(left)
+
+
+def located(error: BaseException) -> str:
+    """The same with the line of the user's own code that raised it: `ValueError at tasks.py:12: why`."""
+    place, told = place_of(error), described(error)
+    return told.replace(type(error).__name__, f"{type(error).__name__} at {place}", 1) if place else told
 
 
 def place_of(error: BaseException) -> str:
@@ -220,6 +247,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     alike = [difflib.SequenceMatcher(None, match, folded).ratio() for match in matches]
     near = [by_folded[match] for match, ratio in zip(matches, alike, strict=True) if ratio > alike[0] - 0.15]
     return f"; did you mean {join_names(near)}?" if near else ""
+
+
+def plural(number: int, thing: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"
 
 
 def join_names(names: Iterable[str]) -> str:

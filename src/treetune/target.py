@@ -34,6 +34,7 @@ from treetune.config import (
 )
 from treetune.errors import (
     ConfigError,
+    Declared,
     Faults,
     PluginError,
     TasksetError,
@@ -165,6 +166,7 @@ def build_taskset(
     if not hasattr(taskset, "config"):
         remedy = "call super().__init__ in its __init__, with what it was given"
         raise TasksetError(f"{cls.__name__} was made without its config", remedy=remedy)
+    taskset._declared = Declared(path, source, frozenset(raw or ()))
     if taskset.name == cls.__name__ and ":" not in str(node.get("id", ":")):
         taskset.name = str(node["id"])
     return taskset

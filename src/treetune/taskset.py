@@ -23,7 +23,8 @@ import msgspec
 from typing_extensions import TypeVar
 
 from treetune import order
-from treetune.errors import TasksetError, TreetuneError, UsageError, described, user_code
+from treetune.errors import Declared, TasksetError, TreetuneError, UsageError, described, plural, user_code
+from treetune.flaw import Flaw
 from treetune.plugins import absolute_spec, folders_of
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
@@ -72,6 +73,9 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` may give it any key: so where it has no config type of its own."""
+
+    _declared: Declared = Declared()
+    """Where its config stands."""
 
     _length: int | None = None
     """How many tasks were loaded. It is pickled, so that another process need not load them to know."""
@@ -126,7 +130,7 @@ class Taskset(Generic[TaskT, ConfigT]):
         if self.INFINITE:
             return self._forward(index)
         if index >= len(self._loaded):
-            raise self._missing(index, f"it ended after {len(self._loaded)} tasks")
+            raise self._missing(index, f"it ended after {plural(len(self._loaded), 'task')}")
         return self._loaded[index]
 
     def count(self) -> int | None:
@@ -137,6 +141,10 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def check_source(self) -> None:
         """Raises what is wrong with where the tasks come from; asked before the first one is drawn."""
+
+    def flaws(self) -> list[Flaw]:
+        """What is wrong with where the tasks come from though there are tasks: rows that were left out."""
+        return []
 
     def validate(self, task: TaskT) -> Any:
         """Is the task well-formed and solvable? `VALID`, `invalid("why")`, or `UNCHECKED`. May be async."""
@@ -386,7 +394,7 @@ class Taskset(Generic[TaskT, ConfigT]):
             given += 1
             yield task
         if wanted is not None and given < wanted and (self.INFINITE or count is not None):
-            raise self._missing(given, f"it ended after {given} tasks")
+            raise self._missing(given, f"it ended after {plural(given, 'task')}")
         if not given:
             raise no_tasks(self.name)
 
@@ -401,7 +409,7 @@ class Taskset(Generic[TaskT, ConfigT]):
                 if self._read > index:
                     self._reader = reader
                     return task
-        raise self._missing(index, f"it ended after {self._read} tasks")
+        raise self._missing(index, f"it ended after {plural(self._read, 'task')}")
 
     def _set_position(self, task: TaskT, position: int) -> TaskT:
         checked: TaskT = check_task(task, self.task_type, of=self.name, by=type(self).__name__, position=position)

@@ -74,6 +74,11 @@ class Failure(msgspec.Struct):
         line = line if len(line) <= _BRIEF else f"{line[: _BRIEF - 1]}…"
         return f"{line} -> {' '.join(remedy.split())}" if arrow else line
 
+    @property
+    def told(self) -> str:
+        """What it said; where it was raised by the author's own code, with its kind and that line."""
+        return f"{self.type} at {self.place}: {self.message}" if self.place else self.message
+
 
 class Turn(msgspec.Struct):
     observed: list[Message] = []

@@ -29,7 +29,8 @@ def _find_place(top: Any, key: str) -> str:
     found = [(line, spelling) for spelling in _spellings(top, key) if (line := _find_line(top, spelling)) is not None]
     if not found:
         return _name_missing(top, key)
-    return f"line {found[0][0]}, {found[0][1]}" if len(found) == 1 else key
+    lines, spellings = zip(*found, strict=True)
+    return f"line {' or '.join(map(str, lines))}, {' or '.join(spellings)}"
 
 
 def _name_missing(top: Any, key: str) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import command_line
 import pytest
+
+from treetune.target import load_taskset
 
 HEAVY = ("torch", "transformers", "datasets", "ray", "pyarrow", "pandas")
 
@@ -140,7 +144,7 @@ def test_validate_quotes_the_error_of_a_gold_answer_s_call(treetune, tmp_path, o
         ("None", "reward-no-number", "Half.reward() returned None for the answer 'I do not know.'"),
         ("Score(None)", "reward-no-number", "Half.reward() returned None for the answer"),
         ("float('nan')", "reward-no-number", "Half.reward() returned nan for the answer"),
-        ("float(int(answer))", "reward-raises", "for the answer 'I do not know.' at half.py:6: ValueError"),
+        ("float(int(answer))", "reward-raises", "for the answer 'I do not know.': ValueError at half.py:6"),
     ],
 )
 def test_validate_tries_a_wrong_answer_where_the_taskset_scores_it(treetune, tmp_path, returned, rule, said):
@@ -157,6 +161,88 @@ class Half(Taskset):
     assert (finding["rule"], finding["severity"]) == (rule, "error" if result.code else "warning")
     assert said in finding["found"]
     assert result.code == (rule == "reward-no-number")
+
+
+def test_validate_counts_one_task_as_one(treetune):
+    told = "1 task: 1 valid, 0 invalid, 0 unchecked; 1 gold answer tried"
+    assert told in treetune("validate", "arithmetic", "-n", 1).out
+
+
+@pytest.mark.parametrize(
+    ("methods", "found"),
+    [
+        (
+            "def gold(self, task): return 'x'",
+            "the gold answer got 0, less than 1; too short",
+        ),
+        (
+            "def gold(self, task): return 'fails'",
+            "the gold answer got 0, less than 1; Checked.reward() raised ZeroDivisionError at checked.py:5: float "
+            "division by zero",
+        ),
+        ("def gold(self, task): return {}['key']", "KeyError at checked.py:6: 'key'"),
+        ("def validate(self, task): return 1 / 0", "ZeroDivisionError at checked.py:6: division by zero"),
+    ],
+    ids=["not rewarded", "scorer fails", "gold fails", "validate fails"],
+)
+def test_validate_says_why_a_gold_answer_is_not_rewarded_and_where_code_failed(treetune, tmp_path, methods, found):
+    source = TASKSET.format(methods=methods).replace("import Task", "import Score, Task")
+    scored = "return Score(0.0 / (answer != 'fails'), explanation='too short')"
+    (tmp_path / "checked.py").write_text(source.replace("return float(answer == task.ground_truth)", scored))
+    assert treetune("validate", "checked.py:Checked", "--json").json["findings"][0]["found"] == found
+
+
+QUIZ = """val_tasks:
+  - loading_params: {args: [json], kwargs: {data_files: quiz.jsonl, split: train}}
+    choices: {column: options, answer: right}
+    prompt_template: "{question} {options}"
+    ground_truth: letter
+    scorer: choice
+    data_source: quiz
+"""
+
+
+@pytest.fixture
+def quiz(tmp_path):
+    """A config of three rows, the last of which has an answer that is no option."""
+    rows = [{"question": "Which?", "options": ["trout", "whale"], "right": right} for right in (0, 1, 2)]
+    (tmp_path / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "quiz.yaml").write_text(QUIZ)
+    return "quiz.yaml"
+
+
+def test_every_verb_tells_once_of_rows_that_are_dropped_for_a_fault(treetune, quiz, tmp_path):
+    told = "warning: quiz: 1 row dropped: no ground truth; row 2: choices.answer 2 is no option (numbers count from 0)"
+    cache = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache")}
+    verbs = [["build"], ["build"], ["show"], ["eval", "-m", "scripted:gold"], ["validate"], ["audit", "-n", 2]]
+    for verb, *options in verbs:
+        result = treetune(verb, quiz, *options, **cache)
+        assert (verb, f"{result.out}{result.err}".count("row dropped: ")) == (verb, 2 if verb == "validate" else 1)
+        assert told in result.err.splitlines()
+
+
+def test_a_worker_does_not_tell_again_of_rows_that_are_dropped(quiz, tmp_path, monkeypatch):
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    sent = pickle.dumps(load_taskset(quiz))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pickle.loads(sent).count() == 2
+
+
+def test_validate_makes_a_finding_of_rows_that_are_dropped_for_a_fault(treetune, quiz):
+    result = treetune("validate", quiz, "--json")
+    assert result.code == 0
+    (finding,) = result.json["findings"]
+    assert (finding["rule"], finding["severity"], finding["unit"]) == ("rows-dropped", "warning", "row")
+    assert (finding["count"], finding["rows"]) == (1, [2])
+    assert "choices.answer 2 is no option" in finding["found"]
+
+
+def test_validate_makes_a_finding_of_options_that_are_not_shown(treetune, quiz, tmp_path):
+    (tmp_path / quiz).write_text(QUIZ.replace(" {options}", ""))
+    found = {finding["rule"]: finding["severity"] for finding in treetune("validate", quiz, "--json").json["findings"]}
+    assert found == {"rows-dropped": "warning", "options-not-shown": "warning"}
 
 
 def test_validate_can_be_resumed(treetune, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
@@ -80,6 +81,30 @@ def test_a_row_that_lacks_an_option_or_has_one_twice_has_no_right_one():
     assert made({"a": "x", "b": "x "}, **config)["letter"] is None
 
 
+@pytest.mark.parametrize(
+    ("choices", "answer", "problem"),
+    [
+        (PAIR, 1, None),
+        (PAIR, 2, "choices.answer 2 is no option (numbers count from 0)"),
+        (PAIR, "maybe", "choices.answer 'maybe' is no option (it is a number from 0, a letter or a text)"),
+        (PAIR, None, "choices.answer None is no option (it is a number from 0, a letter or a text)"),
+        (["no", "no"], "no", "choices.answer 'no' is several options"),
+        ({"text": PAIR, "label": ["1", "2"]}, 3, "choices.answer 3 is no option (there are 1, 2)"),
+        (["only"], 0, "of has not 2 to 26 options: ['only']"),
+        (None, 0, "of has not 2 to 26 options: None"),
+    ],
+)
+def test_a_row_without_a_right_option_says_why(choices, answer, problem):
+    row = {"of": choices, "is": answer}
+    assert Choices(ChoicesConfig(column="of", answer="is"), list(row)).problem(row) == problem
+
+
+def test_options_in_columns_that_cannot_be_told_apart_say_so():
+    choices = Choices(ChoicesConfig(columns=["a", "b"], answer="a"), ["a", "b"])
+    assert choices.problem({"a": "x", "b": None}) == "b is None"
+    assert choices.problem({"a": "x", "b": "x "}) == "two of choices.columns have the same text"
+
+
 def test_every_fault_of_the_key_is_told():
     with pytest.raises(ConfigError, match=r"choices\.column: no column 'option'.*did you mean 'options'"):
         Choices(ChoicesConfig(column="option", answer="is"), ["options", "is"])
@@ -109,7 +134,8 @@ def test_a_task_shows_the_options_and_leaves_out_rows_without_a_right_one(tmp_pa
         "extra_fields": ["choices"],
     }
     taskset = build_taskset(node)
-    assert taskset.count() == 1
+    with pytest.warns(UserWarning, match="1 row dropped: no ground truth; row 1: choices.answer 7 is no option"):
+        assert taskset.count() == 1
     assert taskset[0].messages[0]["content"] == "Sure?\nA) yes\nB) no"
     assert (taskset[0].ground_truth, taskset[0].extra_info["choices"]) == ("B", PAIR)
 
@@ -128,6 +154,7 @@ def test_options_reach_the_scorer_without_being_named_twice(tmp_path, monkeypatc
     file.write_text(json.dumps({"q": "Which is a mammal?", "choices": ["trout", "whale"], "is": 1}) + "\n")
     loading = {"args": ["json"], "kwargs": {"data_files": str(file), "split": "train"}}
     taskset = build_taskset({"id": "dataset", "loading_params": loading, "prompt_template": "{q}", **keys})
-    task = taskset[0]
+    with pytest.warns(UserWarning, match="without their options") if "choices" in keys else nullcontext():
+        task = taskset[0]
     paid = {"B": 1.0, "It is the whale.": 1.0, "A": 0.0, "It is the trout.": 0.0, "The trout or the whale": 0.0}
     assert {said: taskset.reward(task, said).reward for said in paid} == paid

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import errno
 import json
+import re
 import socket
 import textwrap
+import warnings
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -170,6 +172,41 @@ def test_what_is_wrong_with_loading_params_is_told_by_its_key():
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [("jsonl", "json"), ("ndjson", "json"), ("JSON", "json"), ("txt", "text"), ("tsv", "csv")],
+)
+def test_a_kind_of_files_that_is_called_otherwise_is_told_without_the_hub(rows, kind, meant):
+    rows()
+    with pytest.raises(ConfigError, match=f"{kind!r} is no kind of files; did you mean {meant!r}"):
+        load_tasks([node("rows.jsonl", kind)])
+    with pytest.raises(ConfigError, match=f"Write args: .{meant}.") as caught:
+        load_task(node("rows.jsonl", kind)).count()
+    assert caught.value.faults[0][0] == "loading_params.args"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "content", "remedy"),
+    [
+        ("rows.csv", "json", "question,answer\n1 + 1?,2\n", "args: [csv]"),
+        ("rows.csv", "parquet", "question,answer\n1 + 1?,2\n", "args: [csv]"),
+        ("rows.tsv", "json", "question\tanswer\n1 + 1?\t2\n", 'args: [csv], kwargs: {sep: "\\t"}'),
+        ("rows.jsonl", "csv", '{"question": "a"}\n', "args: [json]"),
+    ],
+)
+def test_a_file_of_another_kind_says_how_to_read_it(tmp_path, name, kind, content, remedy):
+    (tmp_path / name).write_text(content)
+    assert fault_of(node(name, kind)).remedy == f"it is called {name}: write {remedy}"
+
+
+def test_a_malformed_line_is_told_once(tmp_path, treetune_process):
+    (tmp_path / "rows.jsonl").write_text('{"question": "a"}\n{"question": "a",,}\n')
+    (tmp_path / "tasks.yaml").write_text(yaml.safe_dump({"train_tasks": [node(ground_truth="answer")]}))
+    told = treetune_process("build", "tasks.yaml").err.splitlines()
+    assert len(told) == 1
+    assert "rows.jsonl, line 2: JSON is malformed" in told[0]
+
+
 # Rows
 
 
@@ -230,6 +267,108 @@ def test_a_filter_that_fails_says_on_which_row(rows):
 def test_a_filter_that_is_no_function_is_a_fault_of_its_key(rows, tmp_path):
     (tmp_path / "keep.py").write_text("keep = 5\n")
     assert fault_of(rows(filter=f"{tmp_path}/keep.py:keep"), ConfigError).faults[0][0] == "filter"
+
+
+QUIZ = {"choices": {"column": "options", "answer": "right"}, "ground_truth": "letter", "scorer": "choice"}
+OPTIONS = ["trout", "whale", "wasp"]
+
+
+def quiz(*answers, question="Which?"):
+    return [{"question": question, "options": OPTIONS, "right": answer} for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("given", "keys", "said"),
+    [
+        (
+            quiz(1, 3, 2, 3),
+            {**QUIZ, "prompt_template": "{question} {options}"},
+            "2 rows dropped: no ground truth; row 1: choices.answer 3 is no option (numbers count from 0)",
+        ),
+        (
+            [{"question": "a", "answer": "1"}, {"question": "b", "answer": None}],
+            {"ground_truth": "answer"},
+            "1 row dropped: no ground truth; row 1: answer is None",
+        ),
+        (
+            [{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "two"}],
+            {"ground_truth": {"column": "answer", "pattern": "#### (.+)"}},
+            "1 row dropped: no ground truth; row 1: answer is 'two', where ground_truth.pattern finds nothing",
+        ),
+        (
+            [{"question": "a", "answer": {"one": "1"}}, {"question": "b", "answer": {"one": None}}],
+            {"ground_truth": "answer[one]"},
+            "1 row dropped: no ground truth; row 1: answer is {'one': None}, which has no answer[one]",
+        ),
+        (
+            [{"question": "a", "level": 1}, {"question": None, "level": 2}],
+            {"prompt_template": "{level} {question}"},
+            "1 row dropped: no prompt; row 1: question is None",
+        ),
+        (
+            [{"question": "a", "messages": [{"role": "user", "content": "a"}]}, {"question": "b", "messages": []}],
+            {"prompt_format": "chat_messages"},
+            "1 row dropped: no prompt; row 1: messages is []",
+        ),
+    ],
+    ids=["no option", "no value", "no match", "no item", "no prompt", "no messages"],
+)
+def test_rows_that_lack_something_are_told_with_the_first_and_why(rows, recwarn, given, keys, said):
+    config = rows(given, **keys)
+    for task in (load_task(config), load_task(config)):  # the second has them from the cache
+        task.count()
+        assert task[0] is not None
+        assert [str(flaw) for flaw in task.flaws()] == [said]
+    assert {str(one.message) for one in recwarn} == {f"{task.name}: {said}"}
+
+
+def test_rows_that_the_config_leaves_out_on_purpose_are_not_warned_of(rows, recwarn):
+    task = load_task(rows(filter="level < 3", max_rows=2, ground_truth="answer"))
+    assert (task.count(), task.flaws(), list(recwarn)) == (2, [], [])
+
+
+def test_where_every_row_is_dropped_the_error_says_why(rows):
+    fault = fault_of(rows(quiz(3, 4), **QUIZ), EmptyTasksetError)
+    assert "2 dropped (no ground truth)" in fault.message
+    assert "row 0: choices.answer 3 is no option (numbers count from 0)" in fault.message
+    fault = fault_of(rows(quiz(1, 4), **QUIZ, drop_missing=False), TasksetError)
+    assert fault.message == "no ground truth: row 1 (choices.answer 4 is no option (numbers count from 0))"
+
+
+@pytest.mark.parametrize(
+    ("keys", "hidden"),
+    [
+        ({"prompt_template": "{question}"}, [0, 1]),
+        ({"prompt_template": "{question} {options}"}, []),
+        ({"prompt_template": "{question} {choices[0]}, {choices[1]} or {choices[2]}?"}, []),
+        ({"prompt_template": "{question} {choices[0]} or {choices[1]}?"}, [0, 1]),
+        ({"prompt_template": "{listed}"}, []),
+    ],
+    ids=["no options", "options", "each text", "some texts", "in the question"],
+)
+def test_prompts_that_do_not_show_the_options_are_told(rows, keys, hidden):
+    given = [{**row, "listed": "Which? A) trout B) whale C) wasp"} for row in quiz(0, 1)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        flaws = load_task(rows(given, **QUIZ, **keys)).flaws()
+    assert [flaw.rows for flaw in flaws] == ([hidden] if hidden else [])
+    assert len(caught) == len(flaws)
+    assert all("write {options} in prompt_template" in str(one.message) for one in caught)
+
+
+def test_rows_that_no_answer_solves_are_told_when_they_are_built(rows, monkeypatch):
+    monkeypatch.setattr("treetune.datasets.build.LOOKED_AT", 3)
+    cases = [[{"in": "5", "output": "25"}], [{"input": "5", "output": "25"}]]
+    given = [{"question": "Square it.", "cases": cases[number % 2]} for number in range(6)]
+    said = "2 rows among the first 3 that no answer solves; row 0: the ground truth has no input and output in case 1"
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        assert load_task(rows(given, ground_truth="cases", scorer="code")).build()[0].rows == 6
+
+
+def test_a_scorer_that_cannot_look_at_a_ground_truth_does_not_keep_rows_from_being_built(rows, monkeypatch):
+    monkeypatch.setattr("treetune.scorers.texts.Includes.fault", lambda *given: 1 / 0, raising=False)
+    with pytest.warns(UserWarning, match="4 rows .* row 0: ZeroDivisionError: division by zero"):
+        assert load_task(rows(ground_truth="answer", scorer="includes")).build()[0].rows == 4
 
 
 # Classes

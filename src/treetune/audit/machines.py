@@ -18,7 +18,7 @@ from treetune.audit.player import Player
 from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, clip
 from treetune.audit.sample import Sample, Subject, as_text
 from treetune.audit.solvable import gather
-from treetune.validate.rules import plural
+from treetune.errors import plural
 
 Rule(
     "truth-on-machine",

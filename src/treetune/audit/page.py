@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from treetune.audit.rules import RULES, Family, Finding, Report
+from treetune.errors import plural
 from treetune.task import without_surrogates
 from treetune.validate.rules import Severity
 
@@ -58,9 +59,8 @@ def _body(report: Report, title: str) -> Iterable[str]:
     model = f", model {report.model}" if report.model else ", no model"
     yield f"<h1>{_text(title)}</h1>"
     yield f'<p class="verdict {"good" if report.ok else "error"}">{_text(report.verdict)}</p>'
-    about = (
-        f"{report.target}: {len(report.tasks)} tasks tried of {of}, seed {report.seed}{model}, {report.seconds:.1f} s"
-    )
+    tried = f"{plural(len(report.tasks), 'task')} tried of {of}"
+    about = f"{report.target}: {tried}, seed {report.seed}{model}, {report.seconds:.1f} s"
     yield f'<p class="soft">{_text(about)}</p>'
     yield f"<h2>Findings</h2>{''.join(map(_finding, report.findings)) or '<p>Nothing was found.</p>'}"
     if report.floors:

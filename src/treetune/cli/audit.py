@@ -20,7 +20,7 @@ from treetune.cli.options import Json, Target, option, read_overrides, without_n
 from treetune.cli.output import Screen, print_json
 from treetune.cli.tables import make_table
 from treetune.config import convert, load_yaml, to_plain, with_overrides
-from treetune.errors import UsageError
+from treetune.errors import UsageError, plural
 from treetune.host import Host, LocalHost, always
 from treetune.policies import EndpointConfig, check_reachable, load_policy
 from treetune.policies.scripted import Echo
@@ -190,7 +190,7 @@ async def _open_host(
 
 def _print(report: audit.Report, screen: Screen) -> None:
     of = "of no end" if report.num_tasks is None else f"of {report.num_tasks:,}"
-    screen.say(f"{report.name}: {len(report.tasks)} tasks {of}, seed {report.seed}, {report.seconds:.1f} s")
+    screen.say(f"{report.name}: {plural(len(report.tasks), 'task')} {of}, seed {report.seed}, {report.seconds:.1f} s")
     for finding in report.findings:
         style = _COLOURS[finding.severity]
         screen.print(Text.assemble((f"{finding.severity}: {finding.rule}", style), f"  {finding.found}"))

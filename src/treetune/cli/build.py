@@ -16,7 +16,8 @@ from treetune.cli import options
 from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
 from treetune.config import load_yaml
-from treetune.errors import UsageError
+from treetune.datasets.notes import dropped_for
+from treetune.errors import UsageError, plural
 from treetune.rows.agent_column import COLUMN, LOOP, says_nothing
 from treetune.rows.formats import format_named
 from treetune.rows.kept_code import pop_kept_files
@@ -160,7 +161,8 @@ def _build(screen: Screen, task: DatasetTaskset, format: str, how: dict[str, Any
 
 
 def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) -> dict[str, Any]:
-    figures = {"rows": sidecar.rows, "dropped": sidecar.dropped, "seconds": 0.0 if hit else sidecar.seconds}
+    figures = {"rows": sidecar.rows, "dropped": sidecar.dropped, "flaws": sidecar.flaws}
+    figures["seconds"] = 0.0 if hit else sidecar.seconds
     named = COLUMN in sidecar.schema
     return {"split": split, "name": name, "path": str(path), "hit": hit, **figures, "agent": named}
 
@@ -188,11 +190,13 @@ def _report(
     for entry in entries:
         took = f"built in {entry['seconds']:.1f} s"
         state = {True: "hit", False: f"miss, {took}", None: took}[entry["hit"]]
-        screen.say(f"{entry['split']:<5}  {entry['name']:<20} {entry['rows']:>10,} rows  {state}")
+        rows = f"{entry['rows']:>10,} {'row ' if entry['rows'] == 1 else 'rows'}"
+        screen.say(f"{entry['split']:<5}  {entry['name']:<20} {rows}  {state}")
         screen.say(f"       {entry['path']}")
+        warned = {flaw.what for flaw in entry["flaws"]}
         for reason, count in entry["dropped"].items():
-            if count:
-                screen.say(f"       {count:,} rows dropped: {reason}")
+            if count and (what := dropped_for(reason)) not in warned:
+                screen.say(f"       {plural(count, 'row')} {what}")
     if format == "skyrl":
         screen.say(f"for SkyRL: {shell_words(report['overrides'])}")
     elif "overrides" in report:
@@ -253,4 +257,4 @@ def convert_command(
         rows = write_tasks(RowTasks(islice(read_tasks(sources, from_), num_tasks)), out, to, check=check)
     if json:
         return print_json({"path": str(out), "rows": rows, "from": from_, "to": to})
-    return Screen().say(f"{rows:,} rows as {to}: {out}")
+    return Screen().say(f"{plural(rows, 'row')} as {to}: {out}")

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from treetune.cli.output import Screen, print_json
 from treetune.cli.tables import make_table
+from treetune.errors import plural
 from treetune.evaluation import Evaluation, Summary, Tally, is_run
 from treetune.trace import Outcome, Trace
 
@@ -100,7 +101,7 @@ def _setting(key: str, value: Any) -> str:
 def _rollout_line(trace: Trace) -> Text:
     what = trace.answer or trace.explanation or ""
     if (failure := trace.failure) is not None:
-        what = f"{failure.type} at {failure.place}: {failure.message}" if failure.place else failure.message
+        what = failure.told
     what = what.partition("\n")[0]
     return Text.assemble(
         # The reward early: a narrow terminal cuts the end.
@@ -124,7 +125,7 @@ def summary_table(summary: Summary) -> RenderableType:
         rows["pass@k"] = _figures(summary.pass_at_k)
         if summary.pass_at_k != summary.pass_at_k_all:
             rows["pass@k over all"] = _figures(summary.pass_at_k_all)
-    rows["rollouts"] = f"{summary.scored} scored of {summary.rollouts}, {summary.tasks} tasks"
+    rows["rollouts"] = f"{summary.scored} scored of {summary.rollouts}, {plural(summary.tasks, 'task')}"
     rows["outcomes"] = "  ".join(f"{name}: {count}" for name, count in summary.outcomes.items())
     figures = [*rows.items(), *((name, f"{value:.4f}") for name, value in summary.metrics.items())]
     if summary.completion_tokens:

@@ -17,7 +17,7 @@ from treetune.cli.options import TARGET, Json, option, read_overrides, without_n
 from treetune.cli.output import Screen, print_json
 from treetune.cli.tables import make_table
 from treetune.config import dump_yaml, to_plain
-from treetune.errors import UsageError
+from treetune.errors import UsageError, plural
 from treetune.images import name_all
 from treetune.loggers import open_loggers
 from treetune.target import is_server, read_target
@@ -204,7 +204,8 @@ def _show_plans(plans: list[evaluating.Plan], json: bool) -> int:
         config = evaluation.config
         screen.say(dump_yaml(evaluation.resolved()))
         screen.say(f"first task: {name_all(first.messages)}")
-        screen.say(f"would run {config.num_tasks or 'all'} tasks x {config.num_rollouts} rollouts; nothing was run")
+        of = "all tasks" if config.num_tasks is None else plural(config.num_tasks, "task")
+        screen.say(f"would run {of} x {plural(config.num_rollouts, 'rollout')}; nothing was run")
     return 0
 
 

@@ -10,6 +10,7 @@ import typer
 from treetune.cli import options
 from treetune.cli.options import TASKS, Json, option, read_overrides
 from treetune.cli.output import Screen, print_json
+from treetune.errors import plural
 
 export_app = typer.Typer(help="Write a TARGET as a package that another ecosystem loads.")
 
@@ -49,7 +50,7 @@ def verifiers_command(
             }
         )
     screen = Screen()
-    number = "tasks without end" if written.num_tasks is None else f"{written.num_tasks:,} tasks"
+    number = "tasks without end" if written.num_tasks is None else plural(written.num_tasks, "task")
     screen.say(f"{written.folder}: {number}, {len(written.files)} files")
     screen.say(f"install it:    pip install -e {to}")
     screen.say(

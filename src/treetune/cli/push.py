@@ -12,6 +12,7 @@ from treetune.cli import options
 from treetune.cli.build import build_target
 from treetune.cli.options import TARGET, Json, option
 from treetune.cli.output import Screen, print_json
+from treetune.errors import plural
 from treetune.hub import check_repo
 from treetune.rows.push import push_rows
 from treetune.runs.places import find_run, open_run
@@ -54,4 +55,4 @@ def push_command(
         rows, kind = sum(entry["rows"] for entry in entries), "tasks"
     if json:
         return print_json({"repo": repo, "url": url, "kind": kind, "rows": rows, "private": private})
-    return screen.say(f"{rows:,} rows: {url}")
+    return screen.say(f"{plural(rows, 'row')}: {url}")

@@ -26,7 +26,7 @@ from treetune.cli.supervise import Report
 from treetune.cli.supervise import supervise as run_supervised
 from treetune.config import convert
 from treetune.episode import Limits
-from treetune.errors import ConfigError, MissingExtraError, TreetuneError, UsageError
+from treetune.errors import ConfigError, MissingExtraError, TreetuneError, UsageError, plural
 from treetune.loggers import About, open_loggers
 from treetune.loggers.curve import RewardCurve
 from treetune.policies import EndpointConfig, check_reachable
@@ -233,7 +233,7 @@ async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> N
     if starting.cancelled():
         return
     info = server.info()
-    size = "endless" if info.num_tasks is None else f"{info.num_tasks:,} tasks"
+    size = "endless" if info.num_tasks is None else plural(info.num_tasks, "task")
     at = server.addresses
     doors = " and ".join(at[kind] for kind in ("zmq", "http", "openenv", "mcp") if kind in at)
     log.info("serving %s (%s) at %s, cursor %d", info.name, size, doors, info.cursor)

@@ -16,7 +16,7 @@ from treetune import serve
 from treetune.cli.options import Json, Token, option
 from treetune.cli.output import Screen, print_json
 from treetune.cli.tables import make_table
-from treetune.errors import UsageError
+from treetune.errors import UsageError, plural
 from treetune.evaluation import find_served
 from treetune.target import is_server, load_taskset
 
@@ -77,7 +77,7 @@ def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Ta
         rows.append((f"cursor {name.removeprefix('cursor:')}".rstrip(), f"{now[name]:,}"))
     if now["leases"] or now["expired_leases"]:
         again = f"{now['expired_leases']:,} ran out, and were given out again"
-        rows.append(("on a lease", f"{now['leases']:,} tasks; {again}"))
+        rows.append(("on a lease", f"{plural(now['leases'], 'task')}; {again}"))
     if "version" in now or now.get("paused_models"):
         paused = f"; {now['paused_models']:,} models paused" if now.get("paused_models") else ""
         rows.append(("weights", f"version {now.get('version', 'unknown')}{paused}"))
@@ -89,7 +89,7 @@ def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Ta
     for source, found in sorted(now["sources"].items()):
         reward = "" if found["mean_reward"] is None else f", mean reward {found['mean_reward']:.3f}"
         ended = "".join(f", {outcome} {count:,}" for outcome, count in sorted(found["outcomes"].items()))
-        rows.append((source, f"{found['tasks']:,} tasks, {found['share']:.0%}{ended}{reward}"))
+        rows.append((source, f"{plural(found['tasks'], 'task')}, {found['share']:.0%}{ended}{reward}"))
     for name in ("outcomes", "errors"):
         if now[name]:
             rows.append((name, "  ".join(f"{kind}: {count:,}" for kind, count in sorted(now[name].items()))))

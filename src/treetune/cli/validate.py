@@ -19,13 +19,13 @@ from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
 from treetune.cli.tables import make_table
 from treetune.config import to_plain
-from treetune.errors import UsageError
+from treetune.errors import UsageError, plural
 from treetune.rows.sources import find, kind_of, names_rows, refuse_unwritable
 from treetune.target import read_target, refuse_server
 from treetune.validate.files import read_batches, validate
 from treetune.validate.files import split as split_files
 from treetune.validate.prompts import Lengths
-from treetune.validate.rules import name_rows, plural, print_report
+from treetune.validate.rules import name_rows, print_report
 from treetune.validate.write import write_fixed
 
 MAX_PROMPT_LENGTH = 512
@@ -174,7 +174,7 @@ def _validate_taskset(validation: evaluation.Validation, output: Path | None, re
 
 def _print_summary(summary: evaluation.CheckSummary, screen: Screen) -> None:
     counts = f"{summary.valid} valid, {summary.invalid} invalid, {summary.unchecked} unchecked"
-    screen.say(f"{summary.tasks} tasks: {counts}; {summary.gold_checked} gold answers tried")
+    screen.say(f"{plural(summary.tasks, 'task')}: {counts}; {plural(summary.gold_checked, 'gold answer')} tried")
     if summary.unchecked:
         screen.say("unchecked: the taskset has neither validate() nor gold() for them", style="dim")
     if summary.findings:

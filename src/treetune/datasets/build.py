@@ -10,8 +10,9 @@ Memory stays bounded by a few tables, whatever the size of the source. Tables ca
 from __future__ import annotations
 
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,18 +22,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from treetune.config import to_plain
+from treetune.datasets.notes import INVALID, Notes
 from treetune.datasets.row_builder import RowBuilder
 from treetune.datasets.selection import length_filter
 from treetune.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_environment
 from treetune.episode import Episode
-from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError
+from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, described
+from treetune.flaw import Flaw
 from treetune.ray_cluster import SILENT_SECONDS, join_cluster, why_waiting
 from treetune.rows.agent_column import Needed, name_agent_in_place
 from treetune.rows.arrow_values import schema_tree
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
-from treetune.rows.formats import Format, format_named
+from treetune.rows.formats import FORMATS, Format, format_named
 from treetune.rows.loading import ROWS, Source, SourceBatch
 from treetune.rows.parquet import GrowingParquet
+from treetune.rows.reading import arrow_rows
+from treetune.rows.rule import RuleTaskset
 from treetune.rows.writing import attach_scorers, write_parquet
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
@@ -46,7 +51,11 @@ Progress = Callable[[int, int | None], None]
 IMAGE_ROWS = 32
 """Rows of one batch, and so of a row group of the file, where they have images: all of these are in memory."""
 
-Built = tuple[pa.Table | None, Counter[str]]
+LOOKED_AT = 100
+"""Rows of which it is seen whether an answer can solve them: enough for a column that is at fault throughout, and no
+cost beside the build of many. `treetune validate` looks at all."""
+
+Built = tuple[pa.Table | None, Notes]
 Work = tuple[SourceBatch, int]
 
 
@@ -55,13 +64,14 @@ def build(
 ) -> Sidecar:
     """Write the rows of a dataset task to `path` in a trainer's format."""
     opened = taskset.open_source()
-    writer, dropped = write_rows(taskset, opened, path, format, taskset.overrides_build, engine, on_rows)
+    writer, notes = write_rows(taskset, opened, path, format, taskset.overrides_build, engine, on_rows)
     return Sidecar(
         config=conceal({**taskset.config.for_key(), "format": format}),
         source=" ".join(map(str, taskset.config.loading_params.args)),
         revision=opened.revision,
         rows=writer.rows,
-        dropped=dict(dropped),
+        dropped=dict(notes.dropped),
+        flaws=notes.flaws,
         fingerprint=opened.fingerprint,
         schema=schema_tree(writer.schema),
         versions=_versions(),
@@ -136,38 +146,59 @@ def write_rows(
     made: bool,
     engine: Engine = "local",
     on_rows: Progress | None = None,
-) -> tuple[GrowingParquet, Counter[str]]:
-    """Write the selected rows; gives what was written, and what was dropped in one pass over the source.
+) -> tuple[GrowingParquet, Notes]:
+    """Write the selected rows; gives what was written, and what is to be said of one pass over the source.
 
     `made`: the source has a trainer's rows already, from a `build_dataset` that selected them itself.
     """
     config, rows_format = taskset.config, format_named(format)
-    dropped: Counter[str] = Counter()
+    notes = Notes()
     drop_long = length_filter(config)
     checked: set[Any] = {config.env_class}
     with GrowingParquet(path) as writer:
         for number in range(1 if made else config.repeat):
             left = None if made else config.max_rows
-            for table, missing in _build_tables(taskset, opened, made, engine, on_rows):
+            for table, own in _build_tables(taskset, opened, made, engine, on_rows):
                 if table is not None and drop_long is not None:
-                    table = drop_long(table, missing)
+                    table = drop_long(table, own)
                 if number == 0:
-                    dropped.update(missing)
+                    notes.add(own)
                 if table is None or not table.num_rows:
                     continue
                 table = table.slice(0, left) if left is not None else table
+                if number == 0 and writer.rows < LOOKED_AT:
+                    _find_invalid(taskset, table.slice(0, LOOKED_AT - writer.rows), notes)
                 if made or taskset.overrides_rows:
                     _check_environments(taskset, table, checked, rows_format)
                 writer.write(rows_format.convert(table))
                 if left is not None and (left := left - table.num_rows) <= 0:
                     break
         if writer.schema is None:
-            reasons = ", ".join(f"{count} dropped ({reason})" for reason, count in dropped.items())
+            reasons = ", ".join(f"{count} dropped ({reason})" for reason, count in notes.dropped.items())
+            firsts = "".join(f"\n  row {flaw.rows[0]}: {flaw.first}" for flaw in notes.flaws if flaw.first)
             raise EmptyTasksetError(
-                f"{taskset.name} has no rows: {reasons or 'its source is empty'}",
+                f"{taskset.name} has no rows: {reasons or 'its source is empty'}{firsts}",
                 remedy="look at filter, ground_truth and loading_params",
             )
-    return writer, dropped
+    return writer, notes
+
+
+def _find_invalid(taskset: DatasetTaskset, table: pa.Table, notes: Notes) -> None:
+    """Tells of rows that no answer solves, as the `validate` of a taskset with a scorer finds them; one of the user's
+    own may take its time, and is left to `treetune validate`."""
+    if type(taskset).validate is not RuleTaskset.validate or taskset.scorer is None:
+        return
+    invalid: dict[int, str] = {}
+    for row in chain.from_iterable(map(arrow_rows, table.to_batches())):
+        try:
+            reason = taskset.validate(FORMATS["verl"].task_of_pruned(row, whole=False)).reason
+        except Exception as error:  # `validate` would say so; the rows can be written
+            reason = described(error)
+        if reason is not None:
+            invalid[row["extra_info"]["index"]] = reason
+    if invalid:
+        what = f"among the first {LOOKED_AT} that no answer solves"
+        notes.tell(Flaw.of(INVALID, what, next(iter(invalid.values())), list(invalid)))
 
 
 def _check_environments(taskset: DatasetTaskset, table: pa.Table, checked: set[Any], format: Format) -> None:

@@ -11,6 +11,7 @@ which is right by a number from 0, a letter, a label or a text.
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase as LETTERS
 from typing import TYPE_CHECKING, Any
@@ -60,11 +61,34 @@ class Choices:
             complete = None not in found and len(set(texts)) == len(texts)
             return (texts if None not in found else []), config.columns.index(config.answer) if complete else None
         stored = row[config.column or ""] or []
-        labels = [str(label) for label in stored.get("label", [])] if isinstance(stored, Mapping) else []
         texts = [str(text).strip() for text in (stored["text"] if isinstance(stored, Mapping) else stored)]
         if not 1 < len(texts) <= len(LETTERS):
             return [], None
-        return texts, _find(row[config.answer], texts, labels)
+        return texts, _find(row[config.answer], texts, self._labels(row))
+
+    def _labels(self, row: Mapping[str, Any]) -> list[str]:
+        """What a row itself calls its options."""
+        stored = row[self._config.column or ""]
+        return [str(label) for label in stored.get("label", [])] if isinstance(stored, Mapping) else []
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        """Why a row has no right option; None where it has one."""
+        config = self._config
+        texts, right = self._read(row)
+        if right is not None:
+            return None
+        if config.columns:
+            empty = [name for name in config.columns if row[name] is None]
+            return f"{empty[0]} is None" if empty else "two of choices.columns have the same text"
+        if not texts:
+            return f"{config.column} has not 2 to {len(LETTERS)} options: {reprlib.repr(row[config.column or ''])}"
+        answer, labels = row[config.answer], self._labels(row)
+        if texts.count(str(answer).strip()) > 1:
+            return f"choices.answer {answer!r:.60} is several options"
+        counted = isinstance(answer, int) and not isinstance(answer, bool)
+        known = f"there are {', '.join(labels)}" if labels else "it is a number from 0, a letter or a text"
+        how = "numbers count from 0" if counted and not labels else known
+        return f"choices.answer {answer!r:.60} is no option ({how})"
 
     def add(self, table: SourceBatch) -> SourceBatch:
         """The rows of a batch with the columns made of them."""

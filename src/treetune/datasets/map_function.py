@@ -28,6 +28,7 @@ from treetune.task import Message
 Row = dict[str, Any]
 
 NO_PROMPT, NO_TRUTH = "no prompt", "no ground truth"
+MISSING = (NO_PROMPT, NO_TRUTH, NO_IMAGE)
 """Why rows are left out, or faults where the config says `drop_missing: false`."""
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}

@@ -1,7 +1,7 @@
 """From a dataset's rows to a trainer's: prompts, ground truths, uids, in one canonical layout (verl's).
 
     builder = RowBuilder(taskset, columns, made=False)
-    table, dropped = builder.build(source_table, first_index=0)
+    table, notes = builder.build(source_table, first_index=0)
 
 Template tasks are built column by column; a taskset that overrides `_make_map_fn` row by row. Both give the same rows.
 A key whose values are of mixed types becomes JSON, and the table says which.
@@ -9,16 +9,17 @@ A key whose values are of mixed types becomes JSON, and the table says which.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from treetune.datasets.choices import MADE, Choices
-from treetune.datasets.config import no_column
-from treetune.datasets.images import NO_IMAGE, ImageReader
+from treetune.datasets.choices import MADE, OPTIONS, TEXTS, Choices
+from treetune.datasets.config import GroundTruthConfig, no_column
+from treetune.datasets.images import ImageReader
 from treetune.datasets.map_function import (
+    MISSING,
     NO_PROMPT,
     NO_TRUTH,
     Row,
@@ -30,10 +31,12 @@ from treetune.datasets.map_function import (
     store_truth,
     truth_finder,
 )
+from treetune.datasets.notes import DROPPED, NOT_SHOWN, Notes, dropped_for
 from treetune.datasets.selection import row_filter
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, described, gather_faults
+from treetune.flaw import Flaw
 from treetune.images import has_images, urls_in
 from treetune.plugins import file_of
 from treetune.profile import OUTSIDE, UNRATED, Rates
@@ -70,6 +73,7 @@ class RowBuilder:
         self._made = made
         config, names = taskset.config, list(self.columns)
         self._choices: Choices | None = None
+        self._truth_column = ""
         own_rows = made or taskset.overrides_rows or not REPLACED.isdisjoint(config.extra_fields)
         self._by_column = config.prompt_format == "template" and not own_rows and not config.images
         self._images = ImageReader(config)
@@ -109,6 +113,12 @@ class RowBuilder:
                     self._truth_column, self._find_truth = truth_finder(config.ground_truth, names)
         if faults:
             raise ConfigError(faults)
+        self._look_for_options = (
+            self._choices is not None
+            and not taskset.overrides_rows
+            and not config.images  # which may show them
+            and not (config.prompt_format == "template" and OPTIONS in self._template.columns)
+        )
         # Also where columns are built: a source may turn out to give rows.
         self._make_row = (lambda row, index: row) if made else call_make_map_fn(taskset)
 
@@ -124,8 +134,8 @@ class RowBuilder:
         except Exception:
             return  # reported with its row, when it is built
 
-    def build(self, batch: SourceBatch, first_index: int) -> tuple[pa.Table | None, Counter[str]]:
-        """The rows of a batch, the first of which has this index, and how many were dropped for what."""
+    def build(self, batch: SourceBatch, first_index: int) -> tuple[pa.Table | None, Notes]:
+        """The rows of a batch, the first of which has this index, and what is to be said of them."""
         try:
             return self._build(batch, first_index)
         except TreetuneError:
@@ -133,21 +143,24 @@ class RowBuilder:
         except (ValueError, TypeError, OverflowError) as error:  # Arrow's errors and those of text are among them
             raise self._locate_fault(batch, first_index, error) from None
 
-    def _build(self, batch: SourceBatch, first_index: int) -> tuple[pa.Table | None, Counter[str]]:
-        dropped: Counter[str] = Counter()
+    def _build(self, batch: SourceBatch, first_index: int) -> tuple[pa.Table | None, Notes]:
+        notes = Notes()
         indices = list(range(first_index, first_index + len(batch)))
         if self._filter is not None:
             kept = [number for number, row in enumerate(_to_rows(batch)) if self._keeps(row, indices[number])]
-            dropped["filter"] += len(batch) - len(kept)
+            notes.dropped["filter"] += len(batch) - len(kept)
             batch, indices = _take(batch, kept), [indices[number] for number in kept]
         if not indices:
-            return None, dropped
-        if self._choices is not None:
-            batch = self._choices.add(batch)
+            return None, notes
+        whole = batch if self._choices is None else self._choices.add(batch)
         with pause_gc():
-            if self._by_column and not isinstance(batch, list):
-                return self._build_columns(batch, indices, dropped), dropped
-            return self._build_rows(_to_rows(batch), indices, dropped), dropped
+            if self._by_column and not isinstance(whole, list):
+                table = self._build_columns(whole, batch, indices, notes)
+            else:
+                table = self._build_rows(_to_rows(whole), batch, indices, notes)
+        if table is not None and self._look_for_options:
+            self._find_hidden_options(table, notes)
+        return table, notes
 
     def _keeps(self, row: Row, index: int) -> bool:
         assert self._filter is not None
@@ -158,7 +171,7 @@ class RowBuilder:
             why = str(error) if expression else described(error)
             raise TasksetError(f"the filter failed on row {index}: {why}") from (None if expression else error)
 
-    def _select_by_rate(self, table: pa.Table, uids: list[str], dropped: Counter[str]) -> pa.Table:
+    def _select_by_rate(self, table: pa.Table, uids: list[str], notes: Notes) -> pa.Table:
         """The rows that the profile keeps. A pass rate is known by a task's uid, and so only once its row is made."""
         profile = self.taskset.config.profile
         if self._rates is None or profile is None:
@@ -166,10 +179,10 @@ class RowBuilder:
         rates = list(map(self._rates.of, uids))
         for rate in rates:
             if rate is None or not profile.keeps(rate):
-                dropped[UNRATED if rate is None else OUTSIDE] += 1
+                notes.dropped[UNRATED if rate is None else OUTSIDE] += 1
         return table.filter(pa.array([rate is not None and profile.keeps(rate) for rate in rates], pa.bool_()))
 
-    def _build_columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> pa.Table | None:
+    def _build_columns(self, table: pa.Table, source: SourceBatch, indices: list[int], notes: Notes) -> pa.Table | None:
         config, scorer = self.taskset.config, self.taskset.row_scorer
         texts: list[Any] = self._template.fill(table)
         truths: list[Any] | None = None
@@ -181,7 +194,7 @@ class RowBuilder:
             for number, text in enumerate(texts):
                 if text is None or (truths is not None and truths[number] is None):
                     left_out.setdefault(NO_PROMPT if text is None else NO_TRUTH, []).append(number)
-            self._leave_out(left_out, indices, dropped)
+            self._leave_out(left_out, source, indices, notes)
             gone = {number for numbers in left_out.values() for number in numbers}
             kept = [number for number in kept if number not in gone]
             table, texts = _take(table, kept), _take(texts, kept)
@@ -218,14 +231,14 @@ class RowBuilder:
         for field in config.extra_fields:
             extra[field] = _store_field(table[field], field)
         columns["extra_info"] = pa.StructArray.from_arrays(list(extra.values()), list(extra))
-        return self._select_by_rate(pa.table(columns), uids, dropped)
+        return self._select_by_rate(pa.table(columns), uids, notes)
 
-    def _build_rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> pa.Table | None:
+    def _build_rows(self, whole: list[Row], source: SourceBatch, indices: list[int], notes: Notes) -> pa.Table | None:
         rows: list[Row] = []
         uids: list[str] = []
         left_out: dict[str, list[int]] = {}
         make_row = self._make_row
-        for number, row in enumerate(source):
+        for number, row in enumerate(whole):
             index = indices[number]
             try:
                 made = make_row(row, index)
@@ -250,10 +263,10 @@ class RowBuilder:
             uid, row = self._complete_row(*self._write_images(made, index), index)
             rows.append(row)
             uids.append(uid)
-        self._leave_out(left_out, indices, dropped)
+        self._leave_out(left_out, source, indices, notes)
         if not rows:
             return None
-        return self._select_by_rate(_table_of(rows), uids, dropped)
+        return self._select_by_rate(_table_of(rows), uids, notes)
 
     def _write_images(self, made: Row, index: int) -> tuple[Row, list[Message]]:
         """A made row in which images, wherever they stood, are as the canonical layout has them; and the messages of
@@ -313,16 +326,59 @@ class RowBuilder:
             del row["reward_model"]
         return uid, row
 
-    def _leave_out(self, left_out: Mapping[str, list[int]], indices: list[int], dropped: Counter[str]) -> None:
-        """Counts the rows that are left out, by reason; raises where the config makes faults of them."""
+    def _leave_out(
+        self, left_out: Mapping[str, list[int]], source: SourceBatch, indices: list[int], notes: Notes
+    ) -> None:
+        """Counts the rows that are left out, by reason, and tells what is wrong with those that lack something; raises
+        where the config makes faults of them."""
         for reason, numbers in left_out.items():
-            dropped[reason] += len(numbers)
-            if not self.taskset.config.drop_missing and reason in (NO_PROMPT, NO_TRUTH, NO_IMAGE):
+            notes.dropped[reason] += len(numbers)
+            if reason not in MISSING:
+                continue
+            first = self._explain_lack(reason, _to_rows(_take(source, numbers[:1]))[0])
+            if not self.taskset.config.drop_missing:
                 shown = ", ".join(str(indices[number]) for number in numbers[:10]) + ", ..." * (len(numbers) > 10)
                 raise TasksetError(
-                    f"{reason}: row{'s' * (len(numbers) > 1)} {shown}",
+                    f"{reason}: row{'s' * (len(numbers) > 1)} {shown}" + (f" ({first})" if first else ""),
                     remedy="correct them; drop_missing: true leaves such rows out and counts them",
                 )
+            notes.tell(Flaw.of(DROPPED, dropped_for(reason), first, [indices[number] for number in numbers]))
+
+    def _explain_lack(self, reason: str, row: Row) -> str:
+        """The column of a source row that lacks something, and its value; nothing where a function of the user's own
+        made the row."""
+        config = self.taskset.config
+        if self.taskset.overrides_rows:
+            return ""
+        whole = row if self._choices is None else {**row, **self._choices.of(row)}
+        if reason == NO_TRUTH:
+            columns: Sequence[str] = [self._truth_column]
+        elif reason == NO_PROMPT:
+            of_template = config.prompt_format == "template"
+            columns = self._template.columns if of_template else [config.chat_messages_field]
+        else:
+            columns = config.images
+        column = next((name for name in columns if whole.get(name) is None), columns[0])
+        if self._choices is not None and column in MADE:
+            return self._choices.problem(row) or ""
+        found = f"{column} is {reprlib.repr(whole.get(column))}"
+        truth = config.ground_truth
+        if reason == NO_TRUTH and whole.get(column) and truth is not None:
+            by_pattern = isinstance(truth, GroundTruthConfig) and truth.pattern is not None
+            found += ", where ground_truth.pattern finds nothing" if by_pattern else f", which has no {truth}"
+        return found
+
+    def _find_hidden_options(self, table: pa.Table, notes: Notes) -> None:
+        """Tells of rows whose prompts do not hold the text of each option."""
+        hidden: dict[int, str] = {}
+        for prompt, extra in zip(table["prompt"].to_pylist(), table["extra_info"].to_pylist(), strict=True):
+            said = "\n".join(str(message.get("content")) for message in prompt)
+            options = extra[TEXTS] if isinstance(extra.get(TEXTS), list) else []
+            if (missing := next((text for text in options if text not in said), None)) is not None:
+                hidden.setdefault(extra["index"], missing)
+        if hidden:
+            first = f"the prompt lacks {next(iter(hidden.values()))!r:.60}; write {{options}} in prompt_template"
+            notes.tell(Flaw.of(NOT_SHOWN, "without their options in the prompt", first, list(hidden)))
 
     def _locate_fault(self, batch: SourceBatch, first: int, error: Exception) -> TreetuneError:
         """What is wrong with which row. Rows are built many at a time, so they are built one by one again to find the

@@ -14,12 +14,12 @@ import ast
 import re
 import reprlib
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from treetune.datasets.config import DatasetConfig, explain_misfit, no_column
+from treetune.datasets.notes import Notes
 from treetune.errors import ConfigError, TasksetError, did_you_mean
 from treetune.plugins import file_of, load_object
 
@@ -42,7 +42,7 @@ def row_filter(spec: str | None, columns: list[str]) -> Callable[[dict[str, Any]
     return Filter(spec, columns).keeps
 
 
-def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Counter[str]], pa.Table] | None:
+def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Notes], pa.Table] | None:
     """What takes prompts with too many tokens out of a table and counts them; None where the config sets no limit."""
     if config.max_prompt_length is None:
         return None
@@ -53,7 +53,7 @@ def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Counter[str]], p
     most = config.max_prompt_length
     tokens = PromptTokens(load_tokenizer(config.tokenizer))
 
-    def drop_long(table: pa.Table, dropped: Counter[str]) -> pa.Table:
+    def drop_long(table: pa.Table, notes: Notes) -> pa.Table:
         import pyarrow as pa
 
         prompts = table["prompt"].to_pylist()
@@ -61,7 +61,7 @@ def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Counter[str]], p
         if faults:
             position, fault = min(faults.items())
             raise TasksetError(f"{fault}, in the prompt {prompts[position]!r:.200}")
-        dropped[f"longer than {most} tokens"] += len(longer)
+        notes.dropped[f"longer than {most} tokens"] += len(longer)
         return table.filter(pa.array([position not in longer for position in range(table.num_rows)], pa.bool_()))
 
     return drop_long

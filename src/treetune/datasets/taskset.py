@@ -10,7 +10,9 @@ Subclass it to parse answers or add columns: override `_make_map_fn`, or `build_
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -23,6 +25,7 @@ from treetune.datasets.choices import TEXTS
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.images import describe_files
 from treetune.errors import ConfigError, StorageError, TasksetError, TreetuneError, user_code
+from treetune.flaw import Flaw
 from treetune.plugins import environments, file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
     from treetune.datasets.build import Engine, Progress
     from treetune.rows.loading import Source
 
-BUILDER_VERSION = f"4.{UID_VERSION}"
-"""Part of every cache key: raise it when the same config begins to give other rows."""
+BUILDER_VERSION = f"5.{UID_VERSION}"
+"""Part of every cache key: raise it when the same config begins to give other rows, or more is to be said of them."""
 
 
 class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
@@ -60,6 +63,8 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         self.cache_dir = default_cache_dir(cache_dir)
         self._opened: Source | None = None
         self._env_scorers: dict[str, str] = {}
+        self._told = False
+        """Whether the flaws of its rows are told; another process that it is sent to need not tell them again."""
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
@@ -68,7 +73,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         return cls(plain.pop("extra") | plain, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_opened": None}
+        return {**super().__getstate__(), "_opened": None, "_told": True}
 
     # What recipes call and subclasses override
 
@@ -114,6 +119,9 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
         sidecar, hit = cache.get_or_build(key, write, force=force)
         self._opened = None
+        for flaw in sidecar.flaws if not self._told else ():
+            warnings.warn(f"{self.name}: {flaw}", stacklevel=1)  # by this line, so that each is told once
+        self._told = True
         return sidecar, cache.path(key), hit
 
     def cache_key(self, format: str = "verl") -> str:
@@ -228,7 +236,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     # What a taskset does
 
     def count(self) -> int:
-        return self._unscheduled.build()[0].rows
+        return self._built[0].rows
 
     def task_at(self, index: int) -> Task:
         from treetune.rows.formats import FORMATS
@@ -239,14 +247,28 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def _rows(self) -> Any:
         from treetune.rows.row_store import ParquetRows
 
-        return ParquetRows(self._unscheduled.get_parquet_path())
+        return ParquetRows(str(self._built[1]))
 
     def list_uids(self) -> Iterable[tuple[str, str]]:
         if self.overrides_rows or self.overrides_build or "uid" in self.config.extra_fields:
             return super().list_uids()  # such rows may have a uid of their own
         from treetune.rows.parquet import read_uids
 
-        return ((uid, self.config.data_source) for uid in read_uids(self._unscheduled.get_parquet_path()))
+        return ((uid, self.config.data_source) for uid in read_uids(str(self._built[1])))
+
+    @property
+    def _built(self) -> tuple[Sidecar, Path, bool]:
+        """What its tasks are read from."""
+        with self._where_declared():
+            return self._unscheduled.build()
+
+    @contextmanager
+    def _where_declared(self) -> Iterator[None]:
+        """Within it the faults of its config, which only the data shows, are told with the place of their keys."""
+        try:
+            yield
+        except ConfigError as error:
+            raise self._declared.place(error) from None
 
     @cached_property
     def _unscheduled(self) -> Self:
@@ -256,10 +278,15 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             return self
         other = copy.copy(self)
         other.config = msgspec.structs.replace(self.config, profile=profile.selection)
+        other._told = self._told
         return other
 
+    def flaws(self) -> list[Flaw]:
+        return self._built[0].flaws
+
     def source(self) -> str | None:
-        return self._unscheduled.cache_key()
+        with self._where_declared():
+            return self._unscheduled.cache_key()
 
 
 def unknown_environment(taskset: DatasetTaskset, env_class: str | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -137,7 +138,8 @@ def read_config(
         config = convert(own, struct, raw=raw, elsewhere=() if is_known else keys_of(data.get("taskset")))
     with gather_faults(faults):
         cls = taskset if isinstance(taskset, type) else None
-        built = taskset if isinstance(taskset, Taskset) else build_taskset(data.get("taskset"), raw=raw, cls=cls)
+        made = partial(build_taskset, data.get("taskset"), raw=raw, source=source, cls=cls)
+        built = taskset if isinstance(taskset, Taskset) else made()
     if faults:
         raise ConfigError(faults, source=source)
     return Configured(config, built)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.episode import DeadlinePassed, in_time
-from treetune.errors import InvalidAction, described, place_of
+from treetune.errors import InvalidAction, located
 from treetune.evaluation.config import Validation
 from treetune.evaluation.runner import run_bounded
-from treetune.mixture import owner_of
+from treetune.flaw import Flaw
+from treetune.mixture import owner_of, parts_of
 from treetune.policies.scripted import WRONG, Gold
 from treetune.rollout import run_rollout
 from treetune.rows.scorer import kind_of
@@ -81,6 +82,7 @@ class TasksetChecker:
     def __init__(self, validation: Validation, run: RunFolder[TaskCheck]) -> None:
         self._config, self._taskset = validation.config, validation.taskset
         self._run = run
+        self._flaws: list[tuple[str, Flaw]] = []
         self._checks = {(check.uid, check.occurrence): check for check in run.read()}
 
     async def run(self, on_check: Callable[[], None]) -> None:
@@ -106,8 +108,15 @@ class TasksetChecker:
                 self._run.keep(lambda check: (check.uid, check.occurrence) not in unseen)
                 for key in unseen:
                     del self._checks[key]
+            self._flaws = await call(self._find_flaws)
         finally:
             self._run.write_summary(self.summary())
+
+    def _find_flaws(self) -> list[tuple[str, Flaw]]:
+        """What is wrong with rows that are no tasks, or that are not shown as they should be; those that no answer
+        solves are found task by task."""
+        found = [(part.name, flaw) for part in parts_of(self._taskset) for flaw in part.flaws()]
+        return [(name, flaw) for name, flaw in found if flaw.rule != "invalid-task"]
 
     async def _check(self, task: Task, occurrence: int) -> TaskCheck:
         taskset, limits = self._taskset, self._config.limits
@@ -125,7 +134,7 @@ class TasksetChecker:
                 if check.rule is None and _scores_itself(taskset, task):
                     await self._check_wrong(task, check)
         except Exception as error:
-            check.fail(rule, f"timeout: {error}" if isinstance(error, DeadlinePassed) else described(error))
+            check.fail(rule, f"timeout: {error}" if isinstance(error, DeadlinePassed) else located(error))
         return check
 
     async def _check_gold(self, task: Task, answer: Answer, check: TaskCheck) -> None:
@@ -139,9 +148,9 @@ class TasksetChecker:
         if (fault := find_fault(answer, trace, threshold)) is not None:
             check.warnings["gold-tool-error"] = fault
         if trace.reward is None:
-            check.fail("gold-failed", trace.failure.message if trace.failure else trace.outcome.value)
+            check.fail("gold-failed", trace.failure.told if trace.failure else trace.outcome.value)
         elif not trace.passed(threshold):
-            why = f"; {trace.explanation}" if trace.warnings else ""  # its scorer failed by it
+            why = f"; {trace.explanation}" if trace.explanation else ""
             check.fail("gold-not-rewarded", f"the gold answer got {trace.reward:g}, less than {threshold:g}{why}")
         elif (scored := kind_of(self._taskset, task)) and (unpaid := await call(find_unpaid, *scored)) is not None:
             check.warnings["gold-said-otherwise"] = f"{unpaid[0]!r} earns nothing: {unpaid[1]}"
@@ -155,8 +164,7 @@ class TasksetChecker:
         except NoScoreError as error:
             check.fail("reward-no-number", f"{error.message} for the answer {WRONG!r}")
         except Exception as error:
-            where = f" at {place}" if (place := place_of(error)) else ""
-            check.warnings["reward-raises"] = f"for the answer {WRONG!r}{where}: {described(error)}"
+            check.warnings["reward-raises"] = f"for the answer {WRONG!r}: {located(error)}"
 
     def summary(self) -> CheckSummary:
         from treetune.validate.rules import SHOWN, Finding, Severity  # checks of files take long to load
@@ -173,6 +181,8 @@ class TasksetChecker:
             Finding(rule, severity, name, "task", [idx for idx, _ in of[:SHOWN]], len(of), of[0][1])
             for (severity, rule), of in sorted(found.items())
         ]
+        for source, flaw in self._flaws:
+            findings.append(Finding(flaw.rule, Severity.WARNING, source, "row", flaw.rows, flaw.count, str(flaw)))
         return CheckSummary(
             tasks=len(checks),
             valid=counts[Validity.VALID],

@@ -28,6 +28,7 @@ from treetune.cache_folder import aside
 from treetune.cache_folder import default_cache_dir as default_cache_dir
 from treetune.cache_folder import write_atomically as write_atomically
 from treetune.errors import StorageError, TreetuneError
+from treetune.flaw import Flaw
 from treetune.task import canonical
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     dropped: dict[str, int] = {}
     """Rows left out, by reason."""
+    flaws: list[Flaw] = []
+    """What is wrong with rows of the source."""
     fingerprint: str
     """A hash of the data."""
     schema: dict[str, Any] = {}

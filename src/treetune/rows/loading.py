@@ -29,7 +29,18 @@ from treetune.errors import (
     described,
 )
 from treetune.hub import find_problem
-from treetune.rows.sources import FILE_FORMATS, File, FileKind, LoadingParams, known_kind, open_plain
+from treetune.rows.sources import (
+    FILE_FORMATS,
+    File,
+    FileKind,
+    LoadingParams,
+    ReadError,
+    format_called,
+    known_kind,
+    open_plain,
+    spell_format,
+    without_compression,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,9 +151,11 @@ def open_source(params: LoadingParams) -> Source:
 def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
     import datasets
 
-    were_disabled = datasets.are_progress_bars_disabled()
+    were_disabled, told = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     try:
         datasets.disable_progress_bars()
+        if params.local_sources():
+            datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # `fault_of` says what it would, by line
         with offline_where_unreachable() if params.is_of_hub else nullcontext() as unreachable:
             try:
                 dataset = datasets.load_dataset(*params.args, **kwargs)
@@ -151,6 +164,7 @@ def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
             except Exception as error:
                 raise fault_of(params, error, unreachable) from None
     finally:
+        datasets.logging.set_verbosity(told)
         if not were_disabled:
             datasets.enable_progress_bars()
     if isinstance(dataset, list):
@@ -204,8 +218,8 @@ def offline_where_unreachable() -> Iterator[str | None]:
 
 # Faults
 
-_NAMES = {"jsonl": "json", "ndjson": "json", "txt": "text", "": "text"}
-"""What `load_dataset` calls kinds of files, by their endings."""
+_TABLES = {"csv", "json", "parquet"}
+"""Formats that files of another one are never read as."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 _NETWORK = ("ConnectionError", "ConnectError", "OfflineModeIsEnabled", "Timeout")
 """Parts of the names of errors that the libraries below raise where no server answers."""
@@ -265,7 +279,7 @@ def _refuse_file_name(params: LoadingParams) -> None:
     if kind not in FILE_FORMATS and Path(str(kind)).expanduser().is_file():
         raise UsageError(
             f"loading_params.args names the file {kind!r}, and wants a kind of files or a dataset",
-            remedy=f"write args: [{_NAMES.get(suffix, suffix)}], kwargs: {{data_files: {kind}}}",
+            remedy=f"write args: [{format_called(suffix)}], kwargs: {{data_files: {kind}}}",
         )
 
 
@@ -277,7 +291,14 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
             return UsageError(f"no file is called {pattern!r}", remedy=remedy)
     for place in params.local_sources():
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if file.is_file() and (fault := _fault_of_file(file, str(params.args[0]))) is not None:
+            if not file.is_file():
+                continue
+            kind, ending = str(params.args[0]), without_compression(file).suffix[1:]
+            fault = _fault_of_file(file, kind)
+            if kind != (meant := format_called(ending)) and {kind, meant} <= _TABLES:
+                said = fault.message if isinstance(fault, ReadError) else f"{file} cannot be read as {kind}"
+                return UsageError(said, remedy=f"it is called {file.name}: write {spell_format(ending)}")
+            if fault is not None:
                 return fault
     return None
 

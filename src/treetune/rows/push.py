@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.errors import UsageError
+from treetune.errors import UsageError, plural
 from treetune.hub import Card, check_repo, upload
 from treetune.rows.arrow_values import find_clashes, schema_tree
 from treetune.rows.rule import RULE
@@ -41,7 +41,7 @@ def push_rows(
             files |= dict(zip(named[split], paths, strict=True))
             counts[split] = sum(pq.read_metadata(path).num_rows for path in paths)
         card = Card(title, named, _tell(repo, counts, scorers, command, format)).page()
-        message = f"{sum(counts.values()):,} rows as {format}"
+        message = f"{plural(sum(counts.values()), 'row')} as {format}"
         return upload(repo, {"README.md": card, **files}, private=private, message=message)
 
 

@@ -194,6 +194,25 @@ FILE_FORMATS = frozenset(
 )
 """Names that `load_dataset` takes for a format, even where a folder of that name exists."""
 
+_OTHER_NAMES = {
+    **dict.fromkeys(("jsonl", "jsonlines", "ndjson"), "json"),
+    **dict.fromkeys(("txt", ""), "text"),
+    "pq": "parquet",
+    "tsv": "csv",
+}
+"""Formats by what else they are called, and by the endings of files."""
+
+
+def format_called(name: str) -> str:
+    """The format that a name or the ending of a file means."""
+    return _OTHER_NAMES.get(name.lower(), name.lower())
+
+
+def spell_format(name: str) -> str:
+    """How `loading_params` says it."""
+    return f"args: [{format_called(name)}]" + (', kwargs: {sep: "\\t"}' if name.lower() == "tsv" else "")
+
+
 _CARDS = (".huggingface.yaml", "README.md", "dataset_infos.json")
 """What `load_dataset` reads of a local folder besides the data: names of splits, types of columns."""
 
@@ -272,6 +291,9 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
     kind, data_files = params.args[0], params.kwargs.get("data_files")
     if not isinstance(kind, str) or not kind:
         problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
+        return [("loading_params.args", problem)]
+    if kind not in FILE_FORMATS and (meant := format_called(kind)) in FILE_FORMATS and not params.path.exists():
+        problem = f"{kind!r} is no kind of files; did you mean {meant!r}? Write {spell_format(kind)}"
         return [("loading_params.args", problem)]
     if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
         return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]

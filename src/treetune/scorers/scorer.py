@@ -117,6 +117,7 @@ class Scorer(
         """The scorer that a value of a config says: `{kind: choice, ...}` or `choice`."""
         if isinstance(value, Scorer):
             return value
+        key = path if isinstance(value, str) else f"{path}.kind".removeprefix(".")
         value = {"kind": value} if isinstance(value, str) else value
         if not isinstance(value, Mapping):
             raise ConfigError([(path, f"expected a kind of scorer or {{kind: ...}}, got {value!r:.60}")])
@@ -124,7 +125,6 @@ class Scorer(
         if named not in KINDS:
             near = did_you_mean(named, KINDS) if isinstance(named, str) else ""
             problem = "is required" if named is None else f"{named!r:.60} is no kind of scorer{near}"
-            key = f"{path}.kind" if path else "kind"
             raise ConfigError([(key, f"{problem}; there are {', '.join(KINDS)}")])
         keys = {key: item for key, item in value.items() if key != "kind"}
         try:

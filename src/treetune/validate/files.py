@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from treetune.environment import Contract, contract_of
-from treetune.errors import TreetuneError, UsageError
+from treetune.errors import TreetuneError, UsageError, plural
 from treetune.plugins import environments as known_environments
 from treetune.rows.arrow_values import drop_nulls, pause_gc, to_rows
 from treetune.rows.formats import FORMATS, detect, format_named
@@ -281,7 +281,7 @@ def read_chunks(source: Source, report: Report, *, quick: bool = False) -> Itera
         raise
     except Exception as error:  # whatever a damaged file makes a reader raise
         message = error.message if isinstance(error, TreetuneError) else f"{error}"
-        report.add("unreadable", name, f"after {count:,} rows: {message}" if count else message)
+        report.add("unreadable", name, f"after {plural(count, 'row')}: {message}" if count else message)
         return
     if not count and ("unreadable", name) not in report.by_place:
         report.add("no-rows", name, "no rows")

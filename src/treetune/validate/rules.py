@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-SHOWN = 10
-"""How many rows a finding names."""
+from treetune.errors import plural
+from treetune.flaw import SHOWN as SHOWN
+
 ADVICE = ", or `--fix OUT.parquet`"
 
 
@@ -180,7 +181,3 @@ def print_report(report: Report, console: Any) -> None:
 def name_rows(rows: Sequence[int], count: int) -> str:
     """The first rows of `count`."""
     return ", ".join(map(str, rows)) + (", ..." if count > len(rows) else "")
-
-
-def plural(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'s' if number != 1 else ''}"

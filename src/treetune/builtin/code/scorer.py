@@ -44,17 +44,21 @@ class Code(Scorer, frozen=True, tag="code"):
 
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
         try:
-            _read(truth, task)
-        except TasksetError as error:
-            return error.message
+            _parse(truth, task)
+        except (ValueError, TypeError) as error:
+            return str(error)
         return None
 
 
-def _read(truth: Any, task: Task | None) -> CodingProblem:
+def _parse(truth: Any, task: Task | None) -> CodingProblem:
     messages: list[Message] = task.messages if task is not None else []
     one = truth[0] if isinstance(truth, list) and len(truth) == 1 and isinstance(truth[0], str) else truth
+    return CodingProblem.of(one, messages)
+
+
+def _read(truth: Any, task: Task | None) -> CodingProblem:
     try:
-        return CodingProblem.of(one, messages)
+        return _parse(truth, task)
     except (ValueError, TypeError) as error:
         remedy = 'give a list of cases: [{"input": "5", "output": "25"}]'
         raise TasksetError(f"the ground truth {error}", remedy=remedy) from None

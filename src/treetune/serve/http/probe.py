@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from treetune.environment import Action
+from treetune.errors import plural
 from treetune.serve.errors import ServeError, Unreachable
 from treetune.serve.http.client import CANCEL, HEALTH, INFO, START, STEP, StartReply, StepReply, read_observation
 from treetune.serve.http.transport import HttpReply, HttpTransport
@@ -142,7 +143,7 @@ class _Prober:
         features = info.get("features")
         self.report.features = [str(one) for one in features] if isinstance(features, list) else []
         tasks = info.get("num_tasks", "an unknown number of")
-        size = f"{tasks} tasks" if tasks is not None else "endless"
+        size = plural(tasks, "task") if tasks is not None else "endless"
         offers = ", ".join(self.report.features) or "start and step only"
         return f"{info.get('name', 'no name')}, {size}; offers {offers}"
 

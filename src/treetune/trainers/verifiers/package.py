@@ -27,7 +27,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from treetune.config import dump_yaml
-from treetune.errors import StorageError, UsageError
+from treetune.errors import StorageError, UsageError, plural
 from treetune.target import build_taskset, describe, read_target, refuse_server
 from treetune.trainers.verifiers.packing import Packing
 from treetune.trainers.verifiers.playable import check_playable
@@ -84,7 +84,7 @@ def export_package(
         "title": taskset.name,
         "target": target,
         "infinite": str(taskset.endless),
-        "count": "tasks without end" if count is None else f"{count:,} tasks",
+        "count": "tasks without end" if count is None else plural(count, "task"),
         "dependencies": json.dumps(_dependencies(packing.dependencies)),
     }
     files: dict[str, bytes | Path] = {
