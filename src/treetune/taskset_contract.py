@@ -28,19 +28,20 @@ def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position:
         remedy = f"declare it: class {by}(Taskset[{kind}, ...])"
         problem = f"{of} declares tasks of type {declared.__name__}, but gave a {kind}"
         raise TasksetError(problem, remedy=remedy if isinstance(task, Task) else "give Task(prompt=...) objects")
-    if isinstance(task.prompt, list):
-        for url in urls_in(task.prompt):
-            if not is_address(url):
-                problem = f"{of}: task {position} has an image at {url!r:.100}, which only a program here could read"
-                raise TasksetError(problem, remedy="write image_part(to_url(path)): then the task holds the image")
     try:
         # A struct does not check its fields when it is made. From here on it holds what its record holds, wherever it
         # is played: a date in `extra_info` is its text.
-        return _decoder(declared).decode(_encoder.encode(task))  # type: ignore[return-value]
+        kept: TaskT = _decoder(declared).decode(_encoder.encode(task))  # type: ignore[assignment]
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         problem = f"{of}: task {position} cannot be saved as JSON and read back: {error}"
         remedy = "give its fields values of their declared types: text, numbers, lists, dicts"
         raise TasksetError(problem, remedy=remedy) from None
+    if isinstance(kept.prompt, list):
+        for url in urls_in(kept.prompt):
+            if not is_address(url):
+                problem = f"{of}: task {position} has an image at {url!r:.100}, which only a program here could read"
+                raise TasksetError(problem, remedy="write image_part(to_url(path)): then the task holds the image")
+    return kept
 
 
 def suggest_fields(error: Exception, task_type: type[Task]) -> str | None:
