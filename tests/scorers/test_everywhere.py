@@ -74,7 +74,7 @@ def test_a_set_in_yaml_needs_no_python(treetune, name, right):
 @pytest.mark.parametrize(
     ("config", "key", "said"),
     [
-        ("incldes", "kind", "did you mean 'includes'"), ({}, "kind", "is required"), (3, "", "expected a kind"),
+        ("incldes", "", "did you mean 'includes'"), ({}, "kind", "is required"), (3, "", "expected a kind"),
         ({"kind": "pattern", "pattern": "("}, "pattern", "no regular expression"),
         ({"kind": "pattern", "pattern": "a", "group": 2}, "group", "no group 2"),
         ({"kind": "pattern"}, "pattern", "is required"),
@@ -91,8 +91,8 @@ def test_a_set_in_yaml_needs_no_python(treetune, name, right):
         ({"kind": "choice", "choices": ["one"]}, "choices", "two options"),
         ({"kind": "weighted", "parts": []}, "parts", "one at least"),
         ({"kind": "weighted", "parts": [{"weight": 0.5, "scorer": "exact"}]}, "parts", "sum to 0.5"),
-        ({"kind": "weighted", "parts": [{"weight": 1, "scorer": "exat"}]}, "parts[0].scorer.kind", "'exact'"),
-        ({"kind": "all_of", "scorers": ["exact", "numbr"]}, "scorers[1].kind", "'number'"),
+        ({"kind": "weighted", "parts": [{"weight": 1, "scorer": "exat"}]}, "parts[0].scorer", "'exact'"),
+        ({"kind": "all_of", "scorers": ["exact", "numbr"]}, "scorers[1]", "'number'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_scorer_is_told_by_its_key(config, key, said):
