@@ -506,3 +506,9 @@ def test_no_fault_of_the_user_is_called_a_bug(rows, custom, treetune, tmp_path):
             assert result.code == 3
             assert "Traceback" not in result.err
             assert "bug in Treetune" not in result.err
+
+
+def test_the_copy_of_another_build_that_ends_meanwhile_is_no_fault(rows, tmp_path):
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "treetune-another").symlink_to(tmp_path / "gone")  # listed, and not there when it is looked at
+    assert load_task(rows(ground_truth="answer")).count() == len(ROWS)

@@ -15,7 +15,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -187,8 +187,9 @@ def _make_copy_folder(params: LoadingParams) -> str:
     try:
         place.mkdir(parents=True, exist_ok=True)
         for left in place.glob(f"{_COPY}*"):
-            if time.time() - left.stat().st_mtime > LEFT_BEHIND:
-                shutil.rmtree(left, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another process is done with it meanwhile
+                if time.time() - left.stat().st_mtime > LEFT_BEHIND:
+                    shutil.rmtree(left, ignore_errors=True)
         return tempfile.mkdtemp(prefix=_COPY, dir=place)
     except OSError as error:
         raise fault_of(params, error) from None
