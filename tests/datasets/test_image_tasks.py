@@ -169,6 +169,8 @@ def test_an_address_stays_one_and_is_never_fetched(folder, monkeypatch):
         ("/etc/passwd", "{question}", "row 1: the path '/etc/passwd' leads out of"),
         ("data:image/png;base64,xx", "{question}", "row 1: .*base64 is damaged"),
         ("data:text/html;base64,PGh0bWw+", "{question}", "row 1: .*HTML"),
+        ("iVBORw0KGgo" * 30, "{question}", "row 1: .*looks like base64: write data:image/png;base64, before it"),
+        ("", "{question}", "row 1: the image cannot be used: its path is empty"),
     ],
 )
 def test_what_is_wrong_with_an_image_names_its_row(folder, image, template, said):
@@ -191,6 +193,13 @@ def test_what_is_wrong_with_an_image_names_its_row(folder, image, template, said
     with pytest.raises(TreetuneError, match=said) as raised:
         taskset.get_parquet_path()
     assert len(str(raised.value)) < 600
+    assert ("write <image> where each image goes" in str(raised.value)) == ("places" in said)
+
+
+def test_a_place_for_an_image_that_no_column_has_is_told(folder):
+    taskset = task_over(folder, [{"question": "Which?"}], images=[], prompt_template="<image>{question}")
+    with pytest.warns(UserWarning, match="1 row with <image> in the prompt and no image; .*images names no column"):
+        taskset.count()
 
 
 def test_a_folder_that_is_named_may_be_anywhere(folder):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from treetune.rows.image_columns import SUFFIXES
 NO_IMAGE = "no image"
 """Why rows are left out whose column of images is null."""
 
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 MOST_FILES = 200_000
 """Files beside the data that are looked at, to know whether an image changed."""
 
@@ -36,8 +38,7 @@ class ImageReader:
         self._most_bytes = MOST_BYTES * (10 if config.max_pixels is not None else 1)
 
     def read(self, value: Any) -> list[str]:
-        """The addresses of the images in a value of a column, data URLs but for those that are elsewhere. Raises
-        ValueError with what is wrong."""
+        """The addresses of the images in a value of a column, data URLs but for those that are elsewhere."""
         items = value if isinstance(value, list | tuple) else [value]
         urls = []
         for number, item in enumerate(items):
@@ -45,7 +46,8 @@ class ImageReader:
                 urls.append(self._read_one(item))
             except ValueError as error:
                 which = f"image {number} of {len(items)}" if len(items) > 1 else "the image"
-                raise ValueError(f"{which} cannot be used: {error}") from None
+                remedy = "correct the image, or leave the row out"
+                raise TasksetError(f"{which} cannot be used: {error}", remedy=remedy) from None
         return urls
 
     def _read_one(self, item: Any) -> str:
@@ -66,6 +68,10 @@ class ImageReader:
             return self._load(data)
         if is_remote(name):
             return name
+        if not name.strip():
+            raise ValueError("its path is empty")
+        if _BASE64.fullmatch(name):
+            raise ValueError(f"{name[:20]!r}… looks like base64: write data:image/png;base64, before it")
         if "://" in name:
             raise ValueError(f"{name!r:.80} is neither a file here nor http(s)")
         return self._load(self._open(name))

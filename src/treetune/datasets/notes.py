@@ -18,6 +18,8 @@ DROPPED = "rows-dropped"
 """The rule of rows that were dropped because something is wrong with them."""
 NOT_SHOWN = "options-not-shown"
 """The rule of rows whose prompts do not show the options."""
+NO_IMAGES = "images-missing"
+"""The rule of rows whose prompts have a place for an image, and none is there."""
 INVALID = "invalid-task"
 """The rule of rows that no answer solves, as `validate` finds them task by task."""
 

@@ -31,7 +31,7 @@ from treetune.datasets.map_function import (
     store_truth,
     truth_finder,
 )
-from treetune.datasets.notes import DROPPED, NOT_SHOWN, Notes, dropped_for
+from treetune.datasets.notes import DROPPED, NO_IMAGES, NOT_SHOWN, Notes, dropped_for
 from treetune.datasets.selection import row_filter
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
@@ -113,6 +113,9 @@ class RowBuilder:
                     self._truth_column, self._find_truth = truth_finder(config.ground_truth, names)
         if faults:
             raise ConfigError(faults)
+        self._lacks_images = not (made or config.images or taskset.overrides_rows) and any(
+            PLACE in text for text in (config.prompt_template or "", config.system_prompt or "")
+        )
         self._look_for_options = (
             self._choices is not None
             and not taskset.overrides_rows
@@ -160,6 +163,10 @@ class RowBuilder:
                 table = self._build_rows(_to_rows(whole), batch, indices, notes)
         if table is not None and self._look_for_options:
             self._find_hidden_options(table, notes)
+        if table is not None and self._lacks_images:
+            first = f"prompt_template has {PLACE}, and images names no column"
+            rows = [extra["index"] for extra in table["extra_info"].to_pylist()]
+            notes.tell(Flaw.of(NO_IMAGES, f"with {PLACE} in the prompt and no image", first, rows))
         return table, notes
 
     def _keeps(self, row: Row, index: int) -> bool:
