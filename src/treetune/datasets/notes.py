@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
+import pyarrow as pa
 
+from treetune.datasets.choices import TEXTS
 from treetune.flaw import Flaw
+from treetune.rows.image_columns import MARK as PLACE
 
 DROPPED = "rows-dropped"
 """The rule of rows that were dropped because something is wrong with them."""
@@ -47,3 +50,23 @@ class Notes(msgspec.Struct):
 def dropped_for(reason: str) -> str:
     """What a flaw says of rows that were dropped for a reason."""
     return f"dropped: {reason}"
+
+
+def find_hidden_options(table: pa.Table, notes: Notes) -> None:
+    """Tells of rows whose prompts do not hold the text of each option."""
+    hidden: dict[int, str] = {}
+    for prompt, extra in zip(table["prompt"].to_pylist(), table["extra_info"].to_pylist(), strict=True):
+        said = "\n".join(str(message.get("content")) for message in prompt)
+        options = extra[TEXTS] if isinstance(extra.get(TEXTS), list) else []
+        if (missing := next((text for text in options if text not in said), None)) is not None:
+            hidden.setdefault(extra["index"], missing)
+    if hidden:
+        first = f"the prompt lacks {next(iter(hidden.values()))!r:.60}; write {{options}} in prompt_template"
+        notes.tell(Flaw.of(NOT_SHOWN, "without their options in the prompt", first, list(hidden)))
+
+
+def find_places(table: pa.Table, notes: Notes) -> None:
+    """Tells of rows whose prompts have a place for an image, where no column has images."""
+    rows = [extra["index"] for extra in table["extra_info"].to_pylist()]
+    first = f"prompt_template has {PLACE}, and images names no column"
+    notes.tell(Flaw.of(NO_IMAGES, f"with {PLACE} in the prompt and no image", first, rows))

@@ -15,9 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from treetune.datasets.choices import MADE, OPTIONS, TEXTS, Choices
+from treetune.datasets.choices import MADE, OPTIONS, Choices
 from treetune.datasets.config import GroundTruthConfig, no_column
 from treetune.datasets.images import ImageReader
+from treetune.datasets.made_rows import RESERVED, complete_row, table_of, write_images
 from treetune.datasets.map_function import (
     MISSING,
     NO_PROMPT,
@@ -27,37 +28,27 @@ from treetune.datasets.map_function import (
     call_make_map_fn,
     find_fault,
     find_lack,
-    plain,
-    store_truth,
     truth_finder,
 )
-from treetune.datasets.notes import DROPPED, NO_IMAGES, NOT_SHOWN, Notes, dropped_for
+from treetune.datasets.notes import DROPPED, Notes, dropped_for, find_hidden_options, find_places
 from treetune.datasets.selection import row_filter
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, described, gather_faults
 from treetune.flaw import Flaw
-from treetune.images import has_images, urls_in
 from treetune.plugins import file_of
 from treetune.profile import OUTSIDE, UNRATED, Rates
 from treetune.rows import parquet
-from treetune.rows.arrow_values import drop_nulls, pause_gc, to_json_text, with_json_fields
-from treetune.rows.formats import FORMATS
-from treetune.rows.image_columns import COLUMN as IMAGES
+from treetune.rows.arrow_values import pause_gc, to_json_text
 from treetune.rows.image_columns import MARK as PLACE
-from treetune.rows.image_columns import fill_parts, image_column, join_images, note_images, to_marks
 from treetune.rows.loading import SourceBatch
-from treetune.rows.round_trip import ADDED, KEY, MARK, ROW, encode_unseen, encode_unseen_prompts
+from treetune.rows.round_trip import ADDED, KEY, ROW, encode_unseen_prompts
 from treetune.rows.rule import RULE
-from treetune.task import Message, uid_of, uids_of_texts
+from treetune.task import uids_of_texts
 
-RESERVED = frozenset(("index", "scorer", "env_class", ROW, MARK))
-"""Keys of `extra_info` that Treetune itself fills in."""
 REPLACED = frozenset(("uid", *ADDED))
 """Keys of `extra_info` that are filled in where a row has none, or that a trainer fills in: such rows are made one by
 one."""
-_SEEN = ("data_source", "extra_info", "env_class")
-"""Columns that verl hands to reward functions."""
 
 
 class RowBuilder:
@@ -162,11 +153,9 @@ class RowBuilder:
             else:
                 table = self._build_rows(_to_rows(whole), batch, indices, notes)
         if table is not None and self._look_for_options:
-            self._find_hidden_options(table, notes)
+            find_hidden_options(table, notes)
         if table is not None and self._lacks_images:
-            first = f"prompt_template has {PLACE}, and images names no column"
-            rows = [extra["index"] for extra in table["extra_info"].to_pylist()]
-            notes.tell(Flaw.of(NO_IMAGES, f"with {PLACE} in the prompt and no image", first, rows))
+            find_places(table, notes)
         return table, notes
 
     def _keeps(self, row: Row, index: int) -> bool:
@@ -267,71 +256,13 @@ class RowBuilder:
             if not self._made and (lack := find_lack(made)) is not None:
                 left_out.setdefault(lack, []).append(number)
                 continue
-            uid, row = self._complete_row(*self._write_images(made, index), index)
+            uid, row = complete_row(self.taskset, *write_images(made, index, self._images), index)
             rows.append(row)
             uids.append(uid)
         self._leave_out(left_out, source, indices, notes)
         if not rows:
             return None
-        return self._select_by_rate(_table_of(rows), uids, notes)
-
-    def _write_images(self, made: Row, index: int) -> tuple[Row, list[Message]]:
-        """A made row in which images, wherever they stood, are as the canonical layout has them; and the messages of
-        its task."""
-        messages, images = made["prompt"], made.get(IMAGES)
-        if images is None and not has_images(messages):
-            return made, messages
-        try:
-            messages = drop_nulls(messages)
-            messages = fill_parts(messages, self._images.read(urls_in(messages)))
-            if images is not None:
-                messages = join_images(messages, self._images.read(images))
-            written, urls = to_marks(messages)
-        except ValueError as error:
-            problem = f"row {index}: {error}"
-            raise TasksetError(problem, remedy=f"write {PLACE} where each image goes, or leave the row out") from None
-        except TasksetError as error:
-            raise TasksetError(f"row {index}: {error.message}", remedy=error.remedy) from None
-        note: Row = {}
-        note_images(note, messages, written)
-        extra = {**(made.get("extra_info") or {}), **({KEY: to_json_text(note)} if note else {})}
-        return {**made, "prompt": written, IMAGES: urls, "extra_info": extra}, messages
-
-    def _complete_row(self, made: Row, messages: list[Message], index: int) -> tuple[str, Row]:
-        """The uid of a made row's task, and the row with everything that a canonical one has."""
-        taskset, config = self.taskset, self.taskset.config
-        given = made.get("extra_info") or {}
-        env_class = made.get("env_class") or given.get("env_class") or config.env_class
-        if type(env_class) is not str and env_class is not None:
-            raise TasksetError(f"row {index} has the env_class {env_class!r}, which is no name")
-        reward = _complete_reward(made.get("reward_model"), config.reward_method)
-        spec = _reward_spec(reward)
-        scorer = taskset.row_scorer
-        if env_class is not None:
-            scorer = taskset.scorer_of_environment(env_class)
-        elif scorer == RULE and "ground_truth" not in spec:
-            scorer = None
-        tools = taskset.tool_names
-        uid = uid_of(messages, spec, env_class, {"tools": tools} if tools else {})
-        extra = {"index": _index(given.get("index", index), index), "uid": uid, "scorer": scorer}
-        if env_class is not None:
-            extra["env_class"] = env_class
-        if scorer not in (None, RULE):
-            unseen = {key: plain(value) for key, value in made.items() if key not in _SEEN}
-            extra[ROW] = encode_unseen({**unseen, "reward_model": reward, "extra_info": given})
-        for key, value in given.items():
-            if key not in RESERVED and not (key == "uid" and value is None):
-                extra[key] = plain(value)
-        if tools:
-            extra[KEY] = to_json_text({"tools": tools})
-        own = made.get("data_source")
-        data_source = config.data_source if own is None else str(own)
-        row = {**made, "data_source": data_source, "reward_model": reward, "extra_info": extra}
-        if "env_class" in made:
-            del row["env_class"]
-        if reward is None:
-            del row["reward_model"]
-        return uid, row
+        return self._select_by_rate(table_of(rows), uids, notes)
 
     def _leave_out(
         self, left_out: Mapping[str, list[int]], source: SourceBatch, indices: list[int], notes: Notes
@@ -375,18 +306,6 @@ class RowBuilder:
             found += ", where ground_truth.pattern finds nothing" if by_pattern else f", which has no {truth}"
         return found
 
-    def _find_hidden_options(self, table: pa.Table, notes: Notes) -> None:
-        """Tells of rows whose prompts do not hold the text of each option."""
-        hidden: dict[int, str] = {}
-        for prompt, extra in zip(table["prompt"].to_pylist(), table["extra_info"].to_pylist(), strict=True):
-            said = "\n".join(str(message.get("content")) for message in prompt)
-            options = extra[TEXTS] if isinstance(extra.get(TEXTS), list) else []
-            if (missing := next((text for text in options if text not in said), None)) is not None:
-                hidden.setdefault(extra["index"], missing)
-        if hidden:
-            first = f"the prompt lacks {next(iter(hidden.values()))!r:.60}; write {{options}} in prompt_template"
-            notes.tell(Flaw.of(NOT_SHOWN, "without their options in the prompt", first, list(hidden)))
-
     def _locate_fault(self, batch: SourceBatch, first: int, error: Exception) -> TreetuneError:
         """What is wrong with which row. Rows are built many at a time, so they are built one by one again to find the
         first that fails alone; where none does, the first of the batch is named."""
@@ -416,41 +335,3 @@ def _store_field(column: pa.ChunkedArray, field: str) -> pa.Array:
         return parquet.conform(column, parquet.canonical_type(column.type))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{field} cannot be kept in extra_info: {error}") from None
-
-
-def _table_of(rows: list[Row]) -> pa.Table:
-    """Column by column, so that one mixed key does not make JSON of all."""
-    columns: dict[str, pa.Array] = {}
-    mixed: list[str] = []
-    for name in dict.fromkeys(["data_source", "prompt", *parquet.keys_of(rows)]):
-        values: list[Any] = [row.get(name) for row in rows]
-        if name == "prompt":
-            columns[name] = parquet.messages_column(values)
-        elif name == IMAGES and (images := image_column(values)) is not None:
-            columns[name] = images
-        else:
-            infer = parquet.infer_mapping if name in ("reward_model", "extra_info") else parquet.infer_column
-            columns[name] = infer(values, name, mixed)
-    return with_json_fields(pa.table(columns), mixed)
-
-
-def _complete_reward(reward: dict[str, Any] | None, method: str) -> dict[str, Any] | None:
-    if not reward or "ground_truth" not in reward:
-        return reward or None
-    if type(reward["ground_truth"]) is str and reward["ground_truth"] and "style" in reward:
-        return dict(reward)
-    return {"style": method, **reward, "ground_truth": store_truth(plain(reward["ground_truth"]))}
-
-
-def _reward_spec(reward: dict[str, Any] | None) -> dict[str, Any]:
-    """What the format reads, faster for what nearly every row has."""
-    if reward is not None and len(reward) == 2 and type(reward.get("ground_truth")) is str and "style" in reward:
-        return {"ground_truth": reward["ground_truth"], "method": reward["style"]}
-    return FORMATS["verl"].read_reward({"reward_model": reward})
-
-
-def _index(value: Any, position: int) -> int:
-    try:
-        return value if type(value) is int else int(value)
-    except (TypeError, ValueError):
-        raise TasksetError(f"row {position} has the index {value!r}, which is no whole number") from None
