@@ -29,6 +29,7 @@ from treetune.weights import Staleness, Weights
 _MOST_ABORTS = 30
 """How often in a row the server of a model may abort a call before the rollout fails."""
 _LONGEST_WAIT = 5.0
+NO_LOGPROBS = "sampling.logprobs was asked for, and the model gave none"
 MANY_TURNS = 1000
 """An episode of so many turns is most likely one without an end."""
 
@@ -261,6 +262,13 @@ class Rollout:
                 trace.usage.prompt_tokens + completion.usage.prompt_tokens,
                 trace.usage.completion_tokens + completion.usage.completion_tokens,
             )
+        if (
+            self._sampling.logprobs
+            and completion.logprobs is None
+            and completion.text
+            and NO_LOGPROBS not in trace.warnings
+        ):
+            trace.warnings.append(NO_LOGPROBS)
         if completion.prompt_ids is not None and completion.completion_ids is not None:
             trace.tokens = trace.tokens or Tokens()
             trace.tokens.add_turn(

@@ -299,8 +299,9 @@ def test_the_built_in_tasksets_are_valid(treetune, taskset):
 
 @pytest.mark.parametrize("level", range(1, 6))
 def test_every_level_of_arithmetic_is_valid(treetune, level):
-    found = treetune("validate", "arithmetic", "-n", 200, "--taskset.level", level, "--json").json
-    assert found["valid"] == 200
+    result = treetune("validate", "arithmetic", "-n", 200, "--taskset.level", level, "--json")
+    assert result.code == 0, result.err
+    assert result.json["valid"] == 200
 
 
 def test_rescore_uses_the_scorer_as_it_is_now(treetune, tmp_path):
@@ -460,3 +461,22 @@ def test_every_public_name_can_be_imported():
     assert sorted(treetune.__all__) == sorted(typed)
     with pytest.raises(AttributeError, match="no attribute 'Tsk'"):
         _ = treetune.Tsk
+
+
+def test_validate_takes_a_threshold_and_names_it_where_gold_is_nearly_paid(treetune, tmp_path):
+    (tmp_path / "dear.py").write_text("""
+from treetune import Environment, Step, Task, Taskset
+class Dear(Environment):
+    def start(self): return "Go."
+    def step(self, action): return Step("", reward=0.95, done=True)
+class Dears(Taskset):
+    def load_tasks(self): return [Task(reward_spec={"ground_truth": "3"})]
+    def environment(self, task): return Dear(task)
+    def gold(self, task): return "3"
+""")
+    told = treetune("validate", "dear.py:Dears", "--json")
+    assert told.json["findings"][0]["found"].startswith(
+        "the gold answer got 0.95, less than 1 (--pass-threshold, where"
+    )
+    assert treetune("validate", "dear.py:Dears", "--pass-threshold", 0.9).code == 0
+    assert "what start() of its environment shows" in treetune("show", "dear.py:Dears").out

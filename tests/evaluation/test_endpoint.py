@@ -100,6 +100,11 @@ def test_an_answer_without_a_completion_is_a_policy_error(answer):
     assert "no usable completion" in trace.failure.message
 
 
+def test_logprobs_that_do_not_come_are_told():
+    trace, _ = ask(lambda n, r: web.json_response(GOOD), Sampling(logprobs=True))
+    assert trace.warnings == ["sampling.logprobs was asked for, and the model gave none"]
+
+
 def test_token_ids_and_logprobs_are_kept_where_the_server_gives_them():
     choice = {**GOOD["choices"][0], "token_ids": [5, 6], "logprobs": {"content": [{"logprob": -1}, {"logprob": -2}]}}
     trace, requests = ask(

@@ -53,7 +53,7 @@ def eval_command(
     ] = None,
     num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,
     max_concurrent: options.MaxConcurrent = None,
-    pass_threshold: Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")] = None,
+    pass_threshold: options.PassThreshold = None,
     max_judge_tokens: options.MaxJudgeTokens = None,
     max_tokens_total: Annotated[
         int | None, option("The same for the tokens of the model and of judges together.", min=1)

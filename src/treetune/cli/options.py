@@ -61,6 +61,7 @@ Tokenizer = Annotated[
     str | None, option("A tokenizer, a folder or a name: it counts the tokens of prompts (extra `local`).")
 ]
 MaxPromptLength = Annotated[int | None, option("The most tokens of a prompt; needs --tokenizer.", min=1)]
+PassThreshold = Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")]
 CacheDir = Annotated[Path | None, option("Else TREETUNE_TASK_CACHE_DIR, else ~/.cache/treetune/tasks.")]
 Token = Annotated[str | None, option("The server's token.", envvar="TREETUNE_TOKEN")]
 OpenAccess = Annotated[bool, option("Allow an address that other machines can reach without a token.", "--open")]

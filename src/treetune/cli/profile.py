@@ -38,7 +38,7 @@ def profile_command(
         str | None, option("Of an endless taskset: the key that has a pass rate for each value.", metavar="KEY=V,V,...")
     ] = None,
     max_concurrent: options.MaxConcurrent = None,
-    pass_threshold: Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")] = None,
+    pass_threshold: options.PassThreshold = None,
     split: Annotated[
         str | None, option("Of a config with train_tasks and val_tasks: which list. Absent: train, or the only one.")
     ] = None,

@@ -95,6 +95,8 @@ def show_command(
             "prompt_tokens",
             "prompt" if "prompt_tokens" in entry else "",
         }
+        if entry["prompt"] is None and "prompt_tokens" not in entry:
+            screen.say("  prompt: what start() of its environment shows", style="dim")
         for name in [name for name in entry if name not in hidden]:
             if entry[name] not in (None, {}, []):
                 screen.print(Padding(Text.assemble((f"{name}: ", "dim"), _as_text(entry[name])), (0, 0, 0, 2)))

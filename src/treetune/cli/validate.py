@@ -45,6 +45,7 @@ def validate_command(
     ],
     num_tasks: options.NumTasks = None,
     max_concurrent: options.MaxConcurrent = None,
+    pass_threshold: options.PassThreshold = None,
     split: options.Split = None,
     gold: Annotated[bool | None, option("Try gold answers, and wrong ones on rows (tasksets: yes).")] = None,
     output: options.Output = None,
@@ -72,7 +73,8 @@ def validate_command(
         raise UsageError(f"{targets[1]}: only files are checked together", remedy="name one taskset at a time")
     of_files: dict[str, object] = {"--val": val, "--env": env, "--format": format, "--quick": quick}
     of_files |= {"--tokenizer": tokenizer, "--max-prompt-length": max_prompt_length, "--fix": fix, "--force": force}
-    of_tasksets = {"-n": num_tasks, "-c": max_concurrent, "--split": split, "-o": output, "--resume": resume}
+    of_tasksets: dict[str, object] = {"-n": num_tasks, "-c": max_concurrent, "--split": split, "-o": output}
+    of_tasksets |= {"--resume": resume, "--pass-threshold": pass_threshold}
     if wrong := ", ".join(name for name, value in (of_tasksets if are_files else of_files).items() if value):
         only, given = ("tasksets", "a file of rows") if are_files else ("files", "a taskset")
         raise UsageError(f"{wrong}: only {only} have that, and {targets[0]} is {given}")
@@ -80,7 +82,8 @@ def validate_command(
         if resume and output is None:
             raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
         overrides = read_overrides(context)
-        chosen = without_none({"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold})
+        sizes = {"num_tasks": num_tasks, "max_concurrent": max_concurrent}
+        chosen = without_none({**sizes, "pass_threshold": pass_threshold, "gold": gold})
         data = {**read_target(targets[0], overrides, split), **chosen}
         validation = evaluation.read_config(data, evaluation.ValidateConfig, overrides, targets[0])
         return _validate_taskset(validation, output, resume, json)

@@ -151,7 +151,9 @@ class TasksetChecker:
             check.fail("gold-failed", trace.failure.told if trace.failure else trace.outcome.value)
         elif not trace.passed(threshold):
             why = f"; {trace.explanation}" if trace.explanation else ""
-            check.fail("gold-not-rewarded", f"the gold answer got {trace.reward:g}, less than {threshold:g}{why}")
+            enough = " (--pass-threshold, where less is enough)" if trace.reward > 0 else ""
+            got = f"the gold answer got {trace.reward:g}, less than {threshold:g}{enough}{why}"
+            check.fail("gold-not-rewarded", got)
         elif (scored := kind_of(self._taskset, task)) and (unpaid := await call(find_unpaid, *scored)) is not None:
             check.warnings["gold-said-otherwise"] = f"{unpaid[0]!r} earns nothing: {unpaid[1]}"
 
