@@ -89,3 +89,22 @@ def test_an_impossible_observation_is_refused():
 def test_an_action_is_text_or_structured():
     assert Action.of("go").text == "go"
     assert Action.of({"x": 1}).text == '{"x":1}'
+
+
+class Alone(Environment):
+    def __init__(self):
+        self.count = 0
+
+
+class Broken(Environment):
+    def __init__(self, task):
+        super().__init__(task)
+        self.count = 1 + "1"
+
+
+def test_one_that_takes_no_task_is_told_how_to_and_other_errors_stay_as_they_are():
+    with pytest.raises(EnvironmentFault, match="Alone cannot be made of a task: .*takes 1 positional argument") as told:
+        make(f"{__name__}:Alone", Task())
+    assert "def __init__(self, task)" in told.value.remedy
+    with pytest.raises(TypeError, match="unsupported operand"):
+        make(f"{__name__}:Broken", Task())

@@ -210,10 +210,26 @@ def register(*, id: str, entry_point: str | type[Environment]) -> None:
 def make(env_class: str, task: Task, **settings: Any) -> Environment:
     """The environment of a task, by registered id, installed package, `module:Class` or `file.py:Class`."""
     cls = environments.resolve(env_class)
-    environment = cls(task, **settings)
+    try:
+        environment = cls(task, **settings)
+    except TypeError as error:
+        if _takes(cls, task, settings):
+            raise  # of its own code
+        remedy = "write def __init__(self, task), and in it super().__init__(task); or begin an episode in start()"
+        raise EnvironmentFault(f"{env_class} cannot be made of a task: {error}", remedy=remedy) from None
     if not isinstance(environment, Environment):
         raise EnvironmentFault(f"{env_class} is no Environment", remedy="subclass treetune.Environment")
     return environment
+
+
+def _takes(cls: type, task: Task, settings: dict[str, Any]) -> bool:
+    import inspect  # only where something is wrong already
+
+    try:
+        inspect.signature(cls).bind(task, **settings)
+    except TypeError:
+        return False
+    return True
 
 
 Sink = Callable[[str], object]

@@ -205,6 +205,7 @@ def test_the_second_variable_of_a_vendor_is_taken_where_only_it_is_set(monkeypat
     ("model", "said"),
     [
         ("hf/Qwen3", "did you mean 'huggingface/Qwen3'?"),
+        ("vllm/Qwen/Qwen3", "did you mean 'vllm:Qwen/Qwen3'?"),
         ("antropic/claude", "did you mean 'anthropic'?"),
         ("Qwen/Qwen3-0.6B", "or vllm:Qwen/Qwen3-0.6B, which starts it"),
     ],

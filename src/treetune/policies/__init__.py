@@ -99,6 +99,8 @@ def refuse_unserved(model: str, endpoint: EndpointConfig) -> None:
     provider, slash, name = model.partition("/")
     if not slash or provider in PROVIDERS or not endpoint.is_default:
         return
+    if provider in ("vllm", "local", "scripted"):
+        raise UsageError(f"{model}: {provider!r} is no vendor's prefix; did you mean '{provider}:{name}'?")
     meant = OTHER_PROVIDERS.get(provider.lower())
     near = f"; did you mean '{meant}/{name}'?" if meant is not None else did_you_mean(provider, PROVIDERS)
     remedy = f"say where it is served: --endpoint.base_url URL; or vllm:{model}, which starts it, or local:{model}"
