@@ -98,7 +98,7 @@ def test_the_page_on_ray_is_true_on_a_cluster(tmp_path):
     python = venvs.venv(*venvs.RAY)
     with RayCluster(python, cpus=4) as cluster:
         environment = {**cluster.environment, "TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache")}
-        read_with(python, WITH_RAY, tmp_path, "ray start|get-auth-token", environment)
+        read_with(python, WITH_RAY, tmp_path, "ray (start|get-auth-token)|RAY_AUTH_MODE", environment)
 
 
 def block_named(page: str, name: str) -> str:
