@@ -25,8 +25,12 @@ LONGEST = (
     "test_skyrl.py",
     "test_trl.py",
     "test_os_interaction_agentbench.py",
+    "test_validate_loader.py",
     "test_local_model.py",
+    "test_docs.py",
     "test_prompt_dataset_skyrl.py",
+    "test_verifiers_export.py",
+    "test_serve_million.py",
     "test_call_tokens.py",
     "test_tokens.py",
 )
