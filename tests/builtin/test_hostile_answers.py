@@ -10,6 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -198,11 +199,12 @@ def test_a_hostile_answer_is_scored_and_earns_nothing(name, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*stands in for the tasks' images")
 @pytest.mark.parametrize("name", SANDBOXED)
-@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["some", "all"])
-def test_a_hostile_answer_to_a_machine_is_scored_and_earns_nothing(name, all_of_them, tmp_path, shells):
+@pytest.mark.parametrize("half_of_them", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["some", "half"])
+def test_a_hostile_answer_to_a_machine_is_scored_and_earns_nothing(name, half_of_them, tmp_path, shells):
     form, make = SANDBOXED[name]
     answers = write_answers(form)
-    assert not play_with(make, tmp_path, answers if all_of_them else {key: answers[key] for key in QUICK})
+    chosen = {**dict(islice(answers.items(), 0, None, 2)), **{key: answers[key] for key in QUICK}}
+    assert not play_with(make, tmp_path, chosen if half_of_them else {key: answers[key] for key in QUICK})
 
 
 BREAKING = {

@@ -21,7 +21,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 @pytest.fixture(scope="module")
 def lengths() -> dict[str, Any]:
     venvs.smollm2()
-    prompts = 60 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 8
+    prompts = 60 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 5
     side = SUPPORT / "tokenizers_side.py"
     return json.loads(venvs.run(venvs.venv(*venvs.MODELS), side, 1, prompts, *TOKENIZERS, timeout=1800))
 
