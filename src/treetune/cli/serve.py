@@ -141,7 +141,7 @@ def serve_command(
     config = msgspec.structs.replace(config, access=access, limits=limits)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     evaluation.refuse_unservable(taskset)
-    warn_of_silent(names, endpoint, taskset)
+    _warn_of_silent(names, endpoint, taskset)
     kept_traces = None
     if log_to and traces is None:
         raise UsageError("--log needs the traces that it tells of", remedy="pass --traces DIR too")
@@ -178,7 +178,7 @@ def serve_command(
     return 0
 
 
-def warn_of_silent(models: list[str], endpoint: EndpointConfig, taskset: Taskset[Any, Any]) -> None:
+def _warn_of_silent(models: list[str], endpoint: EndpointConfig, taskset: Taskset[Any, Any]) -> None:
     """Says which models and judges do not answer. A server may well be started before they are."""
     checks = [partial(check_reachable, name, endpoint) for name in models]
     for check in [*checks, partial(evaluation.check_judges, taskset)]:
