@@ -96,6 +96,7 @@ def opened(browser, folder, *arguments):
         page = Page(browser, server.report["http"])
         page.server = server
         yield page
+        browser.get("about:blank")  # a page still asks a server that has ended, and complains
 
 
 def post(url, what, body):

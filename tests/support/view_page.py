@@ -1,7 +1,6 @@
 """`treetune view` in a real browser: what a person does there and sees.
 
-with view(folder) as address:
-    page = Page(browser, address)
+with view(folder) as address, Page(browser, address) as page:
     page.go("/run/0/groups")
     page.sees("#groups", "mixed")
 """
@@ -48,6 +47,13 @@ class Page:
         browser.get(address)
         browser.get_log("browser")  # what was said before is not ours
         self.sees("main", r"\S")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        """Leaves the page: one that still asks a server which has ended would complain."""
+        self.browser.get("about:blank")
 
     # What one does
 

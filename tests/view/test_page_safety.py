@@ -33,7 +33,8 @@ def address(folder):
 
 @pytest.fixture
 def page(browser, address):
-    return Page(browser, address)
+    with Page(browser, address) as page:
+        yield page
 
 
 def read_last(folder):
@@ -101,15 +102,15 @@ def test_a_token_is_taken_from_the_address_and_leaves_it(browser, folder):
     with view(folder, "--host", "0.0.0.0") as address:
         token = re.search(r"#token=([\w-]+)", address)[1]
         address = address.replace("0.0.0.0", "127.0.0.1")
-        page = Page(browser, address)
-        page.sees("main", "base")
-        assert token not in page.runs("return location.href")
-        page.browser.refresh()
-        page.sees("main", "base")
-        page.runs("sessionStorage.clear()")
-        page.browser.refresh()
-        page.type("input[name=token]", f"{token}\n")
-        page.sees("main", "base")
+        with Page(browser, address) as page:
+            page.sees("main", "base")
+            assert token not in page.runs("return location.href")
+            page.browser.refresh()
+            page.sees("main", "base")
+            page.runs("sessionStorage.clear()")
+            page.browser.refresh()
+            page.type("input[name=token]", f"{token}\n")
+            page.sees("main", "base")
 
 
 # Keys, screens, readers

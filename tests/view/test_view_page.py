@@ -49,9 +49,9 @@ def address(folder):
 
 @pytest.fixture
 def page(browser, address):
-    page = Page(browser, address)
-    yield page
-    assert page.complaints() == []
+    with Page(browser, address) as page:
+        yield page
+        assert page.complaints() == []
 
 
 def row_of(page, number):
@@ -123,8 +123,7 @@ def test_a_training_is_a_curve_over_its_steps(page, browser, folder):
     page.go("/run/2", until=".u-legend")
     assert "step" in page.text(".u-legend")
     assert "essays" in page.text(".u-legend")
-    with view("trained", folder=folder) as address:
-        alone = Page(browser, address)
+    with view("trained", folder=folder) as address, Page(browser, address) as alone:
         alone.sees(".figures", "Mean reward")
         alone.go("/", until=".curve .u-over")
         alone.sees(".curve figcaption", "steps of the training")
@@ -281,8 +280,7 @@ def test_tokens_are_texts_where_a_tokenizer_is_named(browser, tmp_path):
             history = history + said
     (tmp_path / "run" / "traces.jsonl").write_bytes(b"".join(encode_trace(trace) + b"\n" for trace in traces))
     longest = max(range(len(traces)), key=lambda at: len(traces[at].turns))
-    with view("run", "--tokenizer", "model", folder=tmp_path) as address:
-        page = Page(browser, address)
+    with view("run", "--tokenizer", "model", folder=tmp_path) as address, Page(browser, address) as page:
         page.go(f"/run/0/at/{longest}/tokens", until=".tokens .token.sampled")
         assert "I compute that." in "".join(page.texts(".tokens .token.sampled"))
         assert "What is" in "".join(page.texts(".tokens .token.given"))
