@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -213,7 +214,7 @@ def test_every_key_with_other_names_is_a_key():
     known = {*EvalConfig.__struct_fields__, *DatasetConfig.__struct_fields__, *ArithmeticConfig.__struct_fields__}
     known |= {f"{name}.{key}" for name, struct in structs.items() for key in struct.__struct_fields__}
     known |= {"taskset.shuffle.seed", "id", "weight", "column"}
-    assert set(OTHER_NAMES) <= known
+    assert {re.sub(r"^sampling\.extra\..*", "sampling.extra", key) for key in OTHER_NAMES} <= known
 
 
 def test_a_typed_config_returns_to_what_it_was():
@@ -249,6 +250,35 @@ def test_a_missing_file_and_a_value_of_a_wrong_type_come_with_a_remedy(treetune,
     assert f"taken from {tmp_path}" in missing.json["remedy"]
     assert "write a whole number" in treetune("show", "arithmetic", "--taskset.level", "many").err
     assert "write a list" in treetune("eval", "arithmetic", "-m", "scripted:gold", "--sampling.stop", "3").err
+    assert "write {NAME: VALUE}" in treetune("eval", "arithmetic", "-m", "x", "--sampling.extra", "{top_k 20}").err
+
+
+@pytest.mark.parametrize(
+    ("there", "named"),
+    [
+        ("colours.py", "colour.py:Colours"),
+        ("train.jsonl", "trian.jsonl"),
+        ("data/train.jsonl", "data/trian.jsonl"),
+        ("train.parquet", "train.parqet.gz.parquet"),
+        ("tasks.yaml", "taks.yaml"),
+    ],
+)
+def test_a_file_that_is_nearly_called_so_is_proposed(treetune, tmp_path, there, named):
+    (tmp_path / there).parent.mkdir(exist_ok=True)
+    (tmp_path / there).write_text("")
+    told = treetune("show", named, "--json")
+    assert told.code == 2
+    assert f"did you mean {there.rpartition('/')[2]!r}?" in told.json["error"]
+
+
+def test_files_of_a_dataset_that_are_nearly_called_so_are_proposed(treetune, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    (tmp_path / "tasks.yaml").write_text(
+        "train_tasks:\n  - loading_params: {args: [json], kwargs: {data_files: trian.jsonl, split: train}}\n"
+        "    prompt_template: '{question}'\n    ground_truth: answer\n    scorer: exact\n"
+    )
+    told = treetune("build", "tasks.yaml").err
+    assert "'trian.jsonl'; did you mean 'train.jsonl'?" in told
 
 
 def test_values_from_the_environment_are_written_as_they_were(monkeypatch, tmp_path):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast,
 
 import msgspec
 
-from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults
+from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults, suggest_file
 from treetune.files import parse_again
 from treetune.other_names import suggest_key
 from treetune.variables import escape, resolve
@@ -75,8 +75,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     try:
         loaded = OmegaConf.load(file)
     except OSError as error:
-        near = did_you_mean(file.name, (one.name for one in file.parent.glob("*.y*ml")))
-        problem = f"cannot read {path}: {error.strerror or error}{near}"
+        problem = f"cannot read {path}: {error.strerror or error}{suggest_file(path)}"
         remedy = f"correct the path, which is taken from {Path.cwd()}; `treetune list` shows what needs no file"
         raise ConfigError([("", problem)], source=str(path), remedy=remedy) from None
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:

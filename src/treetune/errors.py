@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import ClassVar, NamedTuple
 
 Faults = list[tuple[str, str]]
@@ -247,6 +247,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     alike = [difflib.SequenceMatcher(None, match, folded).ratio() for match in matches]
     near = [by_folded[match] for match, ratio in zip(matches, alike, strict=True) if ratio > alike[0] - 0.15]
     return f"; did you mean {join_names(near)}?" if near else ""
+
+
+def suggest_file(path: str | PurePath) -> str:
+    """`; did you mean 'train.jsonl'?`: what lies in the same folder and is spelled alike."""
+    file = Path(path).expanduser()
+    try:
+        return did_you_mean(file.name, [entry.name for entry in file.parent.iterdir()])
+    except OSError:  # there is no such folder either
+        return ""
 
 
 def plural(number: int, thing: str) -> str:

@@ -11,6 +11,11 @@ from collections.abc import Collection, Iterable
 
 from treetune.errors import did_you_mean, join_names
 
+_FURTHER = (
+    "top_k", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
+    "stop_token_ids", "chat_template_kwargs", "reasoning_effort",
+)  # fmt: skip
+"""Fields of requests that are no keys of ours."""
 OTHER_NAMES = {
     "num_tasks": "limit num_examples num_samples max_samples max_examples num_problems n",
     "num_rollouts": "epochs rollouts_per_example num_generations num_return_sequences group_size n_samples_per_prompt "
@@ -26,7 +31,8 @@ OTHER_NAMES = {
     "sampling.stop": "stop_sequences stop_words stop_strs stop_seqs until",
     "sampling.seed": "random_seed random_state",
     "sampling.logprobs": "log_probs return_logprobs top_logprobs",
-    "sampling.extra": "sampling_args extra_body generation_config gen_kwargs generation_kwargs top_k min_p",
+    "sampling.extra": "sampling_args extra_body generation_config gen_kwargs generation_kwargs",
+    **{f"sampling.extra.{field}": "" for field in _FURTHER},
     "limits.max_turns": "max_steps max_iterations max_iters num_turns message_limit",
     "limits.timeout": "time_limit max_time deadline max_seconds",
     "limits.max_tool_calls": "tool_call_limit",
@@ -67,6 +73,9 @@ def suggest_key(name: str, known: Iterable[str], path: str = "") -> str:
     known = list(known)
     meant = keys_meant(name)
     same = [key for key in known if key.rpartition(".")[2] in {name, *(each.rpartition(".")[2] for each in meant)}]
+    inside = f"{path}." if path else ""
+    relative = [key.removeprefix(inside) for key in meant if key.startswith(inside) and key.count(".") > 1]
+    same += [key for key in relative if key.partition(".")[0] in known]
     if same:
         return f"; did you mean {join_names(_nearest(same))}?"
     if near := did_you_mean(name, known):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune import ready
-from treetune.errors import PluginError, UnknownNameError, described, did_you_mean
+from treetune.errors import PluginError, UnknownNameError, described, did_you_mean, suggest_file
 from treetune.files import module_name, source_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def load_file(path: str | Path) -> Any:
     """The module of a Python file, loaded once."""
     file = Path(path).expanduser().resolve()
     if not file.is_file():
-        raise PluginError(f"no such file: {path}", remedy=f"paths are taken from {Path.cwd()}")
+        raise PluginError(f"no such file: {path}{suggest_file(path)}", remedy=f"paths are taken from {Path.cwd()}")
     for name, module in list(sys.modules.items()):
         # Anything may stand in sys.modules, None included.
         if name != "__main__" and getattr(module, "__file__", None) == str(file):

@@ -34,6 +34,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     extra: dict[str, Any] = {}
     """Further fields of an endpoint's request body, passed as they are (`top_k`, `chat_template_kwargs`)."""
 
+    def __post_init__(self) -> None:
+        for field in self.extra:
+            if " " in field:
+                raise ValueError(f"extra has a field {field!r}, which has a space in it: write {{NAME: VALUE}}")
+
     def over(self, usual: Sampling) -> Sampling:
         """With what is `usual` where nothing is said here."""
         unsaid = Sampling()

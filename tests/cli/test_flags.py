@@ -19,6 +19,8 @@ from treetune.cli.options import OVERRIDABLE
         ("--max-tokens 512", "--sampling.max_tokens 512"),
         ("--max-new-tokens 512", "--sampling.max_tokens 512"),
         ("--top-k 5", "--sampling.extra.top_k 5"),
+        ("--presence-penalty 0.5", "--sampling.extra.presence_penalty 0.5"),
+        ("--extra-body {top_k:5}", "--sampling.extra '{top_k:5}'"),
         ("--level 3", "--taskset.level 3"),
         ("--levle 3", "--taskset.level 3"),
         ("--difficulty 3", "--taskset.level 3"),
@@ -48,8 +50,8 @@ def test_a_flag_of_habit_points_to_the_key_with_its_value(treetune, tmp_path, ty
 
 
 def test_what_is_proposed_works(treetune):
-    proposed = "--sampling.temperature 0.7 --taskset.level 3 -c 8 -r 2 --limits.max_turns 4 -o out".split()
-    assert treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 2, *proposed).code == 0
+    proposed = "--sampling.temperature 0.7 --sampling.extra.top_k 5 --taskset.level 3 -c 8 -r 2 --limits.max_turns 4"
+    assert treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 2, *proposed.split(), "-o", "out").code == 0
 
 
 def test_all_flags_are_told_at_once(treetune):
@@ -91,6 +93,8 @@ def test_a_target_needs_no_flag(treetune):
         ("train verl arithmetic --level 2", "--taskset.level 2"),
         ("eval arithmetic --model.temperature 2", "sampling.temperature"),
         ("eval arithmetic --smapling.temperature 2", "sampling.temperature"),
+        ("eval arithmetic -m scripted:gold --sampling.top_k 5", "did you mean 'extra.top_k'?"),
+        ("eval arithmetic -m scripted:gold --sampling.extra top_k", "expected"),
         ("run arithmetic", "did you mean 'eval'?"),
         ("ls", "no such command 'ls'; did you mean 'list'? (see `treetune --help`)"),
         ("evl arithmetic", "no such command 'evl'; did you mean 'eval'? (see `treetune --help`)"),

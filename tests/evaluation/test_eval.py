@@ -371,6 +371,12 @@ def test_resume_without_a_run_says_so(treetune):
     result = treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 5, "-o", "nowhere", "--resume")
     assert result.code == 2
     assert "no run to resume" in result.err
+    assert treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 2, "-o", "runs/some").code == 0
+    for verb in (["eval", "--resume", "-o", "runs/sone"], ["rescore", "runs/sone"]):
+        result = treetune(*verb)
+        assert result.code == 2
+        assert "there is no run runs/sone; did you mean 'runs/some'?" in result.err
+        assert "treetune list" not in result.err
 
 
 def test_a_damaged_line_is_named_and_nothing_is_lost(treetune, tmp_path):

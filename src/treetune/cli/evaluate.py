@@ -20,6 +20,7 @@ from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError, plural
 from treetune.images import name_all
 from treetune.loggers import open_loggers
+from treetune.runs.run import no_run
 from treetune.target import is_server, read_target
 
 _MOST_SHOWN = 40
@@ -253,7 +254,7 @@ def rescore_command(
         raise UsageError("--where and -n choose what --dry-run shows", remedy="pass --dry-run, or neither")
     config = run / "config.yaml"
     if not config.exists() or not (run / evaluating.TRACES.file).exists():
-        raise UsageError(f"{run} holds no run", remedy="name a folder that `eval` or `serve --traces` has written")
+        raise no_run(run, own=True)
     evaluating.refuse_foreign(run, trust=trust)
     data = read_target(str(config), evaluating.trust_rows(run, trust))
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # those of the run counted the run

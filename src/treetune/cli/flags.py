@@ -167,7 +167,7 @@ class _Flag:
         given = self.given
         if key == "endpoint.base_url" and self.word in ("host", "port"):
             given = f"http://{given}:8000/v1" if self.word == "host" else f"http://127.0.0.1:{given}/v1"
-        return f"--{key}.{self.word} {given}" if key == "sampling.extra" else f"--{key} {given}"
+        return f"--{key} {given}"
 
     def _keys_of_target(self) -> list[str]:
         """`taskset.level`: the keys of the taskset that the TARGET names; none where it cannot be read."""

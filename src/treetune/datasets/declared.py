@@ -19,7 +19,7 @@ from typing import Any, cast
 from treetune.config import CodeName, convert_node, declared_values, load_yaml, to_plain, with_overrides
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
-from treetune.errors import ConfigError, Faults, TreetuneError, check_all, did_you_mean, gather_faults
+from treetune.errors import ConfigError, Faults, TreetuneError, check_all, did_you_mean, gather_faults, suggest_file
 from treetune.plugins import environments, file_of, tasksets
 from treetune.rows.sources import check_loading
 from treetune.target import build_taskset, custom_class, find_files, names_class
@@ -156,7 +156,7 @@ def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
     for key, specs in declared_values(config, CodeName).items():
         for file in map(file_of, specs):
             if file is not None and not file.is_file():
-                yield key, f"no such file: {file}"
+                yield key, f"no such file: {file}{suggest_file(file)}"
 
 
 # Checks of loaded lists, each with one error for all tasks

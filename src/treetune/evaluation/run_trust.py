@@ -20,6 +20,7 @@ from treetune.plugins import environments, tasksets, tools
 from treetune.policies import EndpointConfig, endpoint_of, is_behind_endpoint
 from treetune.rows.trust import FILE, check_module, check_spec, code_folders, trusts
 from treetune.runs.folder import CONFIG
+from treetune.runs.run import no_run
 from treetune.target import taskset_class
 from treetune.task import Task, digest
 
@@ -85,6 +86,8 @@ def trust_rows(run: Path, trust: bool) -> dict[str, str]:
 
 def take_up(run: Path, trust: bool) -> tuple[str, dict[str, str]]:
     """The TARGET of a run folder that is to be gone on with, and its overrides; refused as `refuse_foreign` does."""
+    if not (run / CONFIG).is_file():
+        raise no_run(run, own=True)
     refuse_foreign(run, trust=trust, calls_model=True)
     return str(run / CONFIG), trust_rows(run, trust)
 

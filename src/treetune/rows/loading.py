@@ -27,6 +27,7 @@ from treetune.errors import (
     TreetuneError,
     UsageError,
     described,
+    suggest_file,
 )
 from treetune.hub import find_problem
 from treetune.rows.sources import (
@@ -289,7 +290,7 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
     for pattern in params.patterns if not params.is_of_hub else ():
         if "://" not in pattern and not any(path.is_file() for path in params.match_files(pattern)):
             remedy = f"paths are taken from {Path.cwd()}; of a folder write {pattern.rstrip('/')}/*, or use data_dir"
-            return UsageError(f"no file is called {pattern!r}", remedy=remedy)
+            return UsageError(f"no file is called {pattern!r}{suggest_file(pattern)}", remedy=remedy)
     for place in params.local_sources():
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if not file.is_file():

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from treetune.errors import ConfigError, TreetuneError, UsageError
+from treetune.errors import ConfigError, TreetuneError, UsageError, suggest_file
 from treetune.plugins import find_ready, tasksets
 
 Sources = str | Path | Iterable[str | Path]
@@ -136,7 +136,7 @@ def _find_one(source: str) -> list[File | HubName]:
         return [File(file, kind_of(file)) for file in files]
     match = _HUB_NAME.fullmatch(source)
     if match is None or known_kind(path):
-        raise UsageError(f"no such file: {source}", remedy=f"paths are taken from {Path.cwd()}")
+        raise UsageError(f"no such file: {source}{suggest_file(source)}", remedy=f"paths are taken from {Path.cwd()}")
     return [HubName(match["name"], match["config"], match["split"] or "train")]
 
 

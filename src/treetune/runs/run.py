@@ -53,10 +53,11 @@ def means_run(path: Path) -> bool:
     return bool(_runs_in(path)) or (not path.exists() and path.parent != Path() and bool(_runs_in(path.parent)))
 
 
-def no_run(path: Path) -> UsageError:
-    """Says that there is no run at a path, and which are near."""
+def no_run(path: Path, *, own: bool = False) -> UsageError:
+    """Says that there is no run at a path, and which are near; `own` where only one of ours will do."""
     problem = f"{path} holds no run" if path.exists() else f"there is no run {path}"
-    remedy = "name a folder that `eval` or `serve --traces` has written, or a run of verl, TRL, SkyRL or Inspect"
+    remedy = "name a folder that `eval` or `serve --traces` has written"
+    remedy += "" if own else ", or a run of verl, TRL, SkyRL or Inspect"
     if within := _runs_in(path):
         remedy = f"name one of those in it: {', '.join(within[:_NAMED])}{', ...' if len(within) > _NAMED else ''}"
     return UsageError(f"{problem}{did_you_mean(str(path), _runs_in(path.parent))}", remedy=remedy)
