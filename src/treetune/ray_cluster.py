@@ -7,6 +7,7 @@ ray.remote(work).remote()
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from treetune.errors import MissingExtraError, TreetuneError
 
 _MODE = "RAY_AUTH_MODE"
+_CONNECT_SECONDS = 10.0
 
 
 def join_cluster() -> Any:
@@ -63,6 +65,7 @@ def _find_and_unlock(address: str) -> str:
     found: str | None = canonicalize_bootstrap_address(address)
     if found is None:
         raise ConnectionError(f"RAY_ADDRESS={address} names none that runs")
+    _refuse_silent(found, address)
     try:
         with _no_standard_error():  # it would tell of a missing token there
             GcsClient(address=found)
@@ -70,6 +73,15 @@ def _find_and_unlock(address: str) -> str:
         os.environ[_MODE] = "token"
         Config.initialize("")  # which has read the mode already
     return found
+
+
+def _refuse_silent(found: str, address: str) -> None:
+    """Raises where nothing listens: Ray would try for most of a minute, and say nothing."""
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"nothing answers at {found if address == 'auto' else address} ({error})") from error
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import pyarrow.parquet as pq
@@ -12,6 +13,11 @@ from ray_start import RayCluster
 
 pytestmark = pytest.mark.slow
 ENGINES = ("local", "ray")
+TASKS = """train_tasks:
+  - loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}
+    prompt_template: '{q}'
+    ground_truth: a
+"""
 
 
 def test_ray_builds_the_same_rows_in_the_same_order(tmp_path):
@@ -23,13 +29,7 @@ def test_ray_builds_the_same_rows_in_the_same_order(tmp_path):
         "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n"
         "        return lambda row, index: {**make(row, index), 'ability': 'math'}\n"
     )
-    (tmp_path / "tasks.yaml").write_text(
-        "train_tasks:\n"
-        "  - custom_cls: {path: mine.py}\n"
-        "    loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}\n"
-        "    prompt_template: '{q}'\n"
-        "    ground_truth: a\n"
-    )
+    (tmp_path / "tasks.yaml").write_text(TASKS + "    custom_cls: {path: mine.py}\n")
     python = venvs.venv(*venvs.RAY)
     with RayCluster(python, cpus=1) as cluster:
         cluster.add_node(cpus=1)
@@ -61,12 +61,7 @@ sys.stdin.readline()
 
 def test_a_build_that_finds_no_free_cpu_says_so_and_goes_on_when_there_is_one(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"q": "1?", "a": "1"}\n')
-    (tmp_path / "tasks.yaml").write_text(
-        "train_tasks:\n"
-        "  - loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}\n"
-        "    prompt_template: '{q}'\n"
-        "    ground_truth: a\n"
-    )
+    (tmp_path / "tasks.yaml").write_text(TASKS)
     python = venvs.venv(*venvs.RAY)
     with RayCluster(python, cpus=1) as cluster:
         environment = {**cluster.environment, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
@@ -83,3 +78,15 @@ def test_a_build_that_finds_no_free_cpu_says_so_and_goes_on_when_there_is_one(tm
                 build.communicate(timeout=120)
     assert build.returncode == 0
     assert len(list((tmp_path / "cache").rglob("*.parquet"))) == 1
+
+
+def test_a_cluster_that_does_not_answer_is_told_by_the_address_that_was_given(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"q": "1?", "a": "1"}\n')
+    (tmp_path / "tasks.yaml").write_text(TASKS)
+    python = venvs.venv(*venvs.RAY)
+    command = [python, "-m", "treetune", "build", "tasks.yaml", "--engine", "ray", "--cache-dir", "cache"]
+    environment = {**os.environ, "PYTHONPATH": str(venvs.ROOT / "src"), "RAY_ADDRESS": "127.0.0.1:1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
+    assert done.returncode == 3
+    assert "no Ray cluster can be joined: nothing answers at 127.0.0.1:1" in done.stderr
+    assert "ray start --head" in done.stderr
