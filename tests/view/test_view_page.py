@@ -177,6 +177,17 @@ def test_arrows_go_through_cells_and_on_through_rollouts(page):
     page.waits(lambda: page.all("#groups:focus"), "the focus where it was")
 
 
+def test_the_next_group_shows_a_rollout_that_fits_the_query(page):
+    page.go(f"/run/0/groups?q={quote('mixed & reward=1')}&sort=task", until="#groups .cell:not(.faint)")
+    page.waits(lambda: page.all("#groups .cell.faint"), "rollouts that do not fit")
+    tasks = [row_of(page, number)[1]["task"] for number in range(8)]
+    page.one("#groups .cell:not(.faint)").click()
+    for task in tasks:
+        page.sees("h1#title", f"Task {task} ")
+        page.sees(".rollout-head .line", r"\n1\n")
+        page.press("j")
+
+
 # 4. Rollout
 
 

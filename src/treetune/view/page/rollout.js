@@ -36,7 +36,14 @@ async function neighbour(run, params, by, column) {
   const { rows } = await ask(list, { run, query: params.q || "", ...order, start, count: 1 });
   if (!rows.length) return null;
   const { cells } = rows[0];
-  return cells ? { row: start, at: cells[Math.min(column, cells.length - 1)].at } : { nth: start, at: rows[0].at };
+  return cells ? { row: start, at: nearest(cells, column).at } : { nth: start, at: rows[0].at };
+}
+
+// Of the rollouts of a group that fit the query, the one nearest to the column where one is; of all, where none does.
+function nearest(cells, column) {
+  const far = (cell) => Math.abs(cells.indexOf(cell) - column);
+  const fitting = cells.filter((cell) => cell.fits);
+  return (fitting.length ? fitting : cells).reduce((best, cell) => (far(cell) < far(best) ? cell : best));
 }
 
 export function Rollout({ run, at, tab, info, params, version }) {
