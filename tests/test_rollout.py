@@ -48,6 +48,23 @@ class Script:
         pass
 
 
+def chained(number):
+    """An error with as many causes, as a parser gives that goes down into an answer."""
+    error = ValueError("the first")
+    for _ in range(number):
+        error, cause = ValueError("the last"), error
+        try:
+            raise error from cause
+        except ValueError:
+            pass
+    return error
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("says nothing")
+
+
 class Talk(Environment):
     """Each word does something."""
 
@@ -66,6 +83,10 @@ class Talk(Environment):
                 raise RuntimeError("the environment broke")
             case ["stop"]:
                 raise StopIteration("early")
+            case ["chain"]:
+                raise chained(3000)
+            case ["mute"]:
+                raise Mute
             case ["sleep"]:
                 time.sleep(0.5)
             case ["limit"]:
@@ -112,6 +133,8 @@ def _reset():
         (["talk"], {"max_turns": 3}, Outcome.TRUNCATED, None),
         (["fail"], {}, Outcome.ENVIRONMENT_ERROR, "the environment broke"),
         (["stop"], {}, Outcome.ENVIRONMENT_ERROR, "early"),
+        (["chain"], {}, Outcome.ENVIRONMENT_ERROR, "the last"),
+        (["mute"], {}, Outcome.ENVIRONMENT_ERROR, "Mute"),
         (["nonsense"], {}, Outcome.ENVIRONMENT_ERROR, "return a Step"),
         (["end nan"], {}, Outcome.ENVIRONMENT_ERROR, "finite"),
         ([RuntimeError("no model")], {}, Outcome.POLICY_ERROR, "no model"),
@@ -125,6 +148,7 @@ def test_each_ending_is_named_and_its_cause_kept(answers, limits, outcome, cause
     assert trace.outcome is outcome
     assert (trace.failure is None) if cause is None else (cause in trace.failure.message)
     assert Talk.closed == 1
+    assert trace.failure is None or len(trace.failure.traceback) < 30_000
 
 
 def test_a_cancelled_rollout_closes_and_keeps_what_it_had():

@@ -197,17 +197,26 @@ def traceback_of(error: BaseException) -> str:
     """Python's own account of an error. An error for the user says itself what is wrong: our frames of it are left out,
     and where no other is left there is no account."""
     account = traceback.TracebackException.from_exception(error, compact=True)
-    return "".join(account.format()) if _leave_out_ours(account, error) else ""
+    text = "".join(account.format()) if _leave_out_ours(account, error) else ""
+    more = len(text) - _LONGEST_ACCOUNT
+    half = _LONGEST_ACCOUNT // 2
+    return f"{text[:half]}\n... {more:,} characters left out ...\n{text[-half:]}" if more > 0 else text
 
 
 def _leave_out_ours(account: traceback.TracebackException, error: BaseException) -> bool:
-    """Says whether any frame is left, here or in what came before."""
-    if isinstance(error, TreetuneError):
-        others = [frame for frame in account.stack if not frame.filename.startswith(_PACKAGE)]
-        account.stack = traceback.StackSummary.from_list(others)
-    before = ((account.__cause__, error.__cause__), (account.__context__, error.__context__))
-    left = [_leave_out_ours(part, cause) for part, cause in before if part is not None and cause is not None]
-    return bool(account.stack) or any(left)
+    """Says whether any frame is left, here or in what came before, which may be thousands."""
+    left = False
+    parts: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(account, error)]
+    while parts:
+        part, cause = parts.pop()
+        if part is None or cause is None:
+            continue
+        if isinstance(cause, TreetuneError):
+            others = [frame for frame in part.stack if not frame.filename.startswith(_PACKAGE)]
+            part.stack = traceback.StackSummary.from_list(others)
+        left = left or bool(part.stack)
+        parts += [(part.__cause__, cause.__cause__), (part.__context__, cause.__context__)]
+    return left
 
 
 def located(error: BaseException) -> str:
@@ -223,6 +232,7 @@ def place_of(error: BaseException) -> str:
     return f"{PurePath(own[-1][0]).name}:{own[-1][1]}" if own else ""
 
 
+_LONGEST_ACCOUNT = 20_000
 _PACKAGE = str(PurePath(__file__).parent)
 _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 

@@ -131,7 +131,7 @@ def _is_listed(ahead: str, behind: str, wanted: str) -> bool:
 def _is_among_numbers(ahead: str, behind: str) -> bool:
     """Whether two further numbers stand beside one, with nothing but spaces between: `12 48 7`. One alone may be part
     of what is said: `48 12-packs`, `in 2024 48 people`."""
-    words = [list(reversed(ahead.split()[-2:])), behind.split(maxsplit=2)[:2]]
+    words = [list(reversed(ahead.split()[-2:])), behind.partition("\n")[0].split(maxsplit=2)[:2]]
     return sum(len(list(takewhile(_NUMBER.fullmatch, side))) for side in words) > 1
 
 
@@ -221,6 +221,9 @@ class _Patterns(NamedTuple):
     by_name: dict[str, str]
     """The label of each label and text."""
 
+    def label_of(self, place: re.Match[str]) -> str:
+        return self.by_name.get(place[0].casefold(), place[0])
+
 
 @lru_cache(maxsize=4096)
 def _patterns(options: Options) -> _Patterns:
@@ -256,19 +259,38 @@ def _read(said: str, patterns: _Patterns) -> Choice:
     """The option that a piece of a text names, if it names one."""
     if len(said) <= LINE and (match := patterns.bare.match(said)):
         return Choice(patterns.by_name[match[1].casefold()])
-    named = _find_options(said, patterns)
+    found = _find_options(said, patterns)
+    if not found:
+        return Choice(None)
+    named = _leave_out_refused(said, found, patterns)
+    if not named:
+        return Choice(None, "denied or asked")
     if len(named) > 1 and (reason := _REASON.search(said, named[0].end(), named[-1].start())):
         said = said[: reason.start()]  # what follows says why, or what it is not
         named = [place for place in named if place.end() <= reason.start()]
-    if kept := [place for place in named if not _REFUSES.match(said, place.end())]:
-        named = kept  # "B. C is wrong." names one
-    if not named:
-        return Choice(None)
-    labels = {patterns.by_name.get(place[0].casefold(), place[0]) for place in named}
+    labels = {patterns.label_of(place) for place in named}
     if len(labels) > 1:
         return Choice(None, "several options are named")
     why = why_doubtful(said, *named[-1].span())
     return Choice(None, why) if why and why != "one of several" else Choice(labels.pop())
+
+
+def _leave_out_refused(said: str, named: Sequence[re.Match[str]], patterns: _Patterns) -> list[re.Match[str]]:
+    """The places that are not denied or asked: of `B. A and C are wrong.` the first. An option that is refused later
+    is taken back, and what stands before a refused one is refused with it, unless something begins anew between."""
+    kept: list[re.Match[str]] = []
+    refused: set[str] = set()
+    next_refused = None
+    for place in reversed(named):
+        label = patterns.label_of(place)
+        joined = next_refused is not None and not _APART.search(said, place.end(), next_refused.start())
+        if joined or label in refused or _REFUSES.match(said, place.end()):
+            refused.add(label)
+            next_refused = place
+        else:
+            kept.append(place)
+            next_refused = None
+    return kept[::-1]
 
 
 def _find_options(said: str, patterns: _Patterns) -> list[re.Match[str]]:
@@ -328,6 +350,7 @@ _REFUSES = re.compile(
     r"|(?:is|was|would be|seems|looks|are)\s(?:wrong|incorrect|false|not|never|ruled)\b)",
     re.I,
 )
+_APART = re.compile(r"[.;!?\n]|\b(?:because|since|whereas|while|but|is|was|are|were|so)\b", re.I)
 _TAKES_BACK = re.compile(
     r"[.!?;,\n—-][ *_]{0,3}(?:no|wait|actually|sorry|correction|scratch that|i mean|on second thought)\b", re.I
 )

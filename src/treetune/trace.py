@@ -61,7 +61,10 @@ class Failure(msgspec.Struct):
 
     @classmethod
     def of(cls, error: BaseException, phase: str) -> Failure:
-        message = str(error) or type(error).__name__
+        try:
+            message = str(error) or type(error).__name__
+        except Exception:  # an author's own `__str__` may fail, and a failure is only told
+            message = type(error).__name__
         return cls(type(error).__name__, message, phase, traceback_of(error), place_of(error))
 
     @property
