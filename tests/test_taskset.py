@@ -11,8 +11,9 @@ import warnings
 
 import pytest
 
-from treetune import Mixture, Score, ShuffleConfig, Task, Taskset, TasksetConfig, load_taskset
+from treetune import Mixture, Score, ShuffleConfig, Task, Taskset, TasksetConfig, load_taskset, run_rollout
 from treetune.errors import EmptyTasksetError, EnvironmentFault, TasksetError, UsageError
+from treetune.policies import load_policy
 from treetune.target import taskset_fingerprint
 
 SHUFFLED = TasksetConfig(shuffle=ShuffleConfig(seed=7))
@@ -246,7 +247,7 @@ def test_arithmetic_streams_of_nearby_seeds_share_nothing_systematic(seed):
 @pytest.mark.parametrize(
     ("methods", "said"),
     [
-        ({"reward": lambda self, answer: 1.0}, r"Wrong.reward(answer) cannot be called as reward(task, answer)"),
+        ({"reward": lambda self, answer: 1.0}, r"Wrong.reward(self, answer) cannot be called as reward(task, answer)"),
         ({"gold": lambda self: "x"}, "write def gold(self, task)"),
         ({"gold": "42"}, "Wrong.gold is a str, not a method"),
         ({"load_tasks": lambda self, split: []}, "missing a required argument: 'split'"),
@@ -272,6 +273,23 @@ def test_a_method_may_take_more_than_it_is_given():
             return 1.0
 
     assert len(Right().select_tasks()) == 3
+
+
+def test_a_method_may_be_a_property_of_what_is_set_later():
+    class Late(Taskset):
+        def __init__(self):
+            super().__init__()
+            self.paid = 0.5
+
+        def load_tasks(self):
+            return [Task(prompt="?")]
+
+        @property
+        def reward(self):
+            return lambda task, answer: self.paid
+
+    taskset = Late()
+    assert asyncio.run(run_rollout(taskset, taskset[0], load_policy("scripted:echo", taskset))).reward == 0.5
 
 
 class Levelled(Task):

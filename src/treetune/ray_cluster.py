@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,8 +44,11 @@ SILENT_SECONDS = 10.0
 """After so long without a result it is asked whether the cluster has room at all."""
 
 
-def why_waiting(ray: Any) -> str | None:
-    """Why nothing begins on the cluster: no CPU is free. None where one is."""
+def why_waiting(ray: Any, begun: Sequence[Any]) -> str | None:
+    """Why something of ours does not begin on the cluster: no CPU is free. `begun` are the references that come as soon
+    as it has; None where all did, whoever holds the CPUs."""
+    if not ray.wait(list(begun), num_returns=len(begun), timeout=0)[1]:
+        return None
     if ray.available_resources().get("CPU", 0) >= 1:
         return None
     held = int(ray.cluster_resources().get("CPU", 0))

@@ -104,7 +104,7 @@ class Taskset(Generic[TaskT, ConfigT]):
             raise TasksetError(f"{self.name} has no tasks", remedy="write load_tasks() or task_at(index)")
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
             raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
-        check_methods(self, Taskset)
+        check_methods(type(self), Taskset)
         self.named_tools()  # a wrong name is told now
         if self.INFINITE and self.config.shuffle is not None and not may_read_seed(type(self), Taskset):
             warnings.warn(
@@ -142,7 +142,7 @@ class Taskset(Generic[TaskT, ConfigT]):
     def check_source(self) -> None:
         """Raises what is wrong with where the tasks come from; asked before the first one is drawn."""
 
-    def flaws(self) -> list[Flaw]:
+    def find_flaws(self) -> list[Flaw]:
         """What is wrong with where the tasks come from though there are tasks: rows that were left out."""
         return []
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
+from weakref import WeakSet
 
 import msgspec
 
@@ -80,13 +81,20 @@ _METHODS = {
 """What an author may write, and what each is given."""
 
 
-def check_methods(taskset: object, base: type) -> None:
+_sound: WeakSet[type] = WeakSet()
+"""Classes that were looked at already: tasksets are also made in the middle of a rollout."""
+
+
+def check_methods(cls: type, base: type) -> None:
     """Refuses a method that cannot be called as it will be: `def reward(self, answer)`."""
-    cls = type(taskset)
+    if cls in _sound:
+        return
     for name, given in _METHODS.items():
-        if getattr(cls, name, None) is getattr(base, name):
+        written = inspect.getattr_static(cls, name)
+        if written is inspect.getattr_static(base, name) or isinstance(written, property | cached_property):
             continue
-        method = getattr(taskset, name)
+        method = getattr(cls, name)
+        takes_self = inspect.isfunction(written)
         try:
             signature = inspect.signature(method)
         except ValueError:  # of a function in C, which does not tell
@@ -95,10 +103,11 @@ def check_methods(taskset: object, base: type) -> None:
             problem = f"{cls.__name__}.{name} is a {type(method).__name__}, not a method"
             raise TasksetError(problem, remedy=_write(name, given)) from None
         try:
-            signature.bind(*given)
+            signature.bind(*(("self",) if takes_self else ()), *given)
         except TypeError as error:
             problem = f"{cls.__name__}.{name}{signature} cannot be called as {name}({', '.join(given)}): {error}"
             raise TasksetError(problem, remedy=_write(name, given)) from None
+    _sound.add(cls)
 
 
 def _write(name: str, given: tuple[str, ...]) -> str:

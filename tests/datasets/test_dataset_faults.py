@@ -318,13 +318,13 @@ def test_rows_that_lack_something_are_told_with_the_first_and_why(rows, recwarn,
     for task in (load_task(config), load_task(config)):  # the second has them from the cache
         task.count()
         assert task[0] is not None
-        assert [str(flaw) for flaw in task.flaws()] == [said]
+        assert [str(flaw) for flaw in task.find_flaws()] == [said]
     assert {str(one.message) for one in recwarn} == {f"{task.name}: {said}"}
 
 
 def test_rows_that_the_config_leaves_out_on_purpose_are_not_warned_of(rows, recwarn):
     task = load_task(rows(filter="level < 3", max_rows=2, ground_truth="answer"))
-    assert (task.count(), task.flaws(), list(recwarn)) == (2, [], [])
+    assert (task.count(), task.find_flaws(), list(recwarn)) == (2, [], [])
 
 
 def test_where_every_row_is_dropped_the_error_says_why(rows):
@@ -350,7 +350,7 @@ def test_prompts_that_do_not_show_the_options_are_told(rows, keys, hidden):
     given = [{**row, "listed": "Which? A) trout B) whale C) wasp"} for row in quiz(0, 1)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        flaws = load_task(rows(given, **QUIZ, **keys)).flaws()
+        flaws = load_task(rows(given, **QUIZ, **keys)).find_flaws()
     assert [flaw.rows for flaw in flaws] == ([hidden] if hidden else [])
     assert len(caught) == len(flaws)
     assert all("write {options} in prompt_template" in str(one.message) for one in caught)

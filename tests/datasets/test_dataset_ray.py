@@ -80,6 +80,23 @@ def test_a_build_that_finds_no_free_cpu_says_so_and_goes_on_when_there_is_one(tm
     assert len(list((tmp_path / "cache").rglob("*.parquet"))) == 1
 
 
+def test_a_build_that_holds_all_cpus_itself_blames_nobody(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"q": "1?", "a": "1"}\n')
+    (tmp_path / "mine.py").write_text(
+        "import time\nfrom treetune_verl.tasks import Task as Base\nclass Task(Base):\n"
+        "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n"
+        "        return lambda row, index: (time.sleep(13), make(row, index))[1]\n"
+    )
+    (tmp_path / "tasks.yaml").write_text(TASKS + "    custom_cls: {path: mine.py}\n")
+    python = venvs.venv(*venvs.RAY)
+    with RayCluster(python, cpus=1) as cluster:
+        environment = {**cluster.environment, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+        command = [python, "-m", "treetune", "build", "tasks.yaml", "--engine", "ray", "--cache-dir", "cache"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "no CPU of the Ray cluster" not in done.stderr
+
+
 def test_a_cluster_that_does_not_answer_is_told_by_the_address_that_was_given(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"q": "1?", "a": "1"}\n')
     (tmp_path / "tasks.yaml").write_text(TASKS)

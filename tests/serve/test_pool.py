@@ -32,6 +32,8 @@ from serving import (
 from treetune import Mixture, Task
 from treetune.errors import UsageError
 from treetune.serve.errors import Cancelled, ServeError, WorkerLost
+from treetune.serve.pool import workers
+from treetune.serve.pool.engines import ProcessEngine
 from treetune.serve.zmq.client import EnvClient
 
 
@@ -361,6 +363,25 @@ def test_a_worker_that_cannot_start_is_told_at_once():
         run(start(Local()))
     with pytest.raises(ServeError, match="a worker could not start: exit code 1"):
         run(start(Unstartable()))
+
+
+@pytest.mark.parametrize("why", ["no CPU is free", RuntimeError("the head does not answer")])
+def test_a_worker_that_fails_late_is_told_by_its_own_failure(monkeypatch, caplog, why):
+    def ask(engine):
+        if isinstance(why, Exception):
+            raise why
+        return why
+
+    async def start():
+        async with serving(Unstartable(), workers=1):
+            pass
+
+    monkeypatch.setattr(ProcessEngine, "why_waiting", ask)
+    monkeypatch.setattr(workers, "SILENT_SECONDS", 0.001)  # as if it took long
+    with pytest.raises(ServeError, match="a worker could not start: exit code 1") as failed:
+        run(start())
+    assert "its own messages are above" in failed.value.remedy
+    assert ("no CPU is free" in caplog.text) == isinstance(why, str)
 
 
 class Unstartable(Numbers):

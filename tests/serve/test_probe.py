@@ -65,6 +65,20 @@ def test_a_fault_is_told_where_it_is(faults, where):
     assert where in report.verdict
 
 
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({}, "no name, an unknown number of tasks"),
+        ({"num_tasks": 1}, "1 task;"),
+        ({"num_tasks": None}, "endless"),
+        ({"num_tasks": "many"}, "many tasks"),
+    ],
+)
+def test_whatever_a_server_says_of_its_tasks_is_told(info, said):
+    report, _ = probed({"info": [{"body": json.dumps(info).encode()}]})
+    assert said in next(check.detail for check in report.checks if check.name == "info")
+
+
 def test_a_minimal_server_is_good_and_what_it_lacks_is_said(treetune):
     with task_servers.minimal() as (url, _):
         result = treetune("probe", url, "--action", "4", "--task-index", "4", "--json")

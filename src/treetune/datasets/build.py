@@ -270,13 +270,14 @@ def _build_here(work: Work) -> Built:
 def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
     ray = join_cluster()
     shared = ray.put(builder)  # once per node, not once per table
+    begun = ray.remote(num_cpus=1)(lambda: None).remote()  # before any of the work
     remote = ray.remote(num_cpus=1)(lambda builder, batch, first: builder.build(batch, first))
     ahead = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
     waited = False
 
     def get(built: Any) -> Built:
         nonlocal waited
-        if not waited and not ray.wait([built], timeout=SILENT_SECONDS)[0] and (why := why_waiting(ray)):
+        if not waited and not ray.wait([built], timeout=SILENT_SECONDS)[0] and (why := why_waiting(ray, [begun])):
             waited = True
             warnings.warn(f"{why}. The build waits; without --engine ray it runs here.", stacklevel=2)
         result: Built = ray.get(built)

@@ -281,7 +281,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         other._told = self._told
         return other
 
-    def flaws(self) -> list[Flaw]:
+    def find_flaws(self) -> list[Flaw]:
         return self._built[0].flaws
 
     def source(self) -> str | None:

@@ -115,7 +115,7 @@ class TasksetChecker:
     def _find_flaws(self) -> list[tuple[str, Flaw]]:
         """What is wrong with rows that are no tasks, or that are not shown as they should be; those that no answer
         solves are found task by task."""
-        found = [(part.name, flaw) for part in parts_of(self._taskset) for flaw in part.flaws()]
+        found = [(part.name, flaw) for part in parts_of(self._taskset) for flaw in part.find_flaws()]
         return [(name, flaw) for name, flaw in found if flaw.rule != "invalid-task"]
 
     async def _check(self, task: Task, occurrence: int) -> TaskCheck:

@@ -143,7 +143,7 @@ class _Prober:
         features = info.get("features")
         self.report.features = [str(one) for one in features] if isinstance(features, list) else []
         tasks = info.get("num_tasks", "an unknown number of")
-        size = plural(tasks, "task") if tasks is not None else "endless"
+        size = plural(tasks, "task") if isinstance(tasks, int) else "endless" if tasks is None else f"{tasks} tasks"
         offers = ", ".join(self.report.features) or "start and step only"
         return f"{info.get('name', 'no name')}, {size}; offers {offers}"
 

@@ -19,6 +19,7 @@ import pickle
 import shutil
 import signal
 import tempfile
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -33,8 +34,12 @@ from treetune.serve.pool.worker import Worker, WorkerSpec
 from treetune.taskset import Taskset
 from treetune.threads import call_apart
 
+log = logging.getLogger("treetune.serve")
+
 OnExit = Callable[[str], None]
 """Called once, on the event loop, with how a worker has ended."""
+_REMEMBERED = 1000
+_WHY_SECONDS = 5.0
 
 
 class ProcessEngine:
@@ -126,6 +131,8 @@ class RayEngine:
     def __init__(self) -> None:
         self._ray: Any = join_cluster()
         self._actor = self._ray.remote(num_cpus=1, max_restarts=0)(_RayActor)
+        self._begun: deque[Any] = deque(maxlen=_REMEMBERED)
+        """For each of the last workers, what comes as soon as it has its place on the cluster."""
 
     def prepare(self, taskset: Taskset[Any, Any]) -> None:
         try:
@@ -140,6 +147,7 @@ class RayEngine:
     def start(self, spec: WorkerSpec, on_exit: OnExit) -> Any:
         loop = asyncio.get_running_loop()
         actor = self._actor.remote()
+        self._begun.append(actor.__ray_ready__.remote())
         ended: Future[Any] = actor.run.remote(pickle.dumps(spec), self._taskset).future()
 
         def report(future: Future[Any]) -> None:
@@ -159,7 +167,7 @@ class RayEngine:
         call_apart(kill)  # which waits where the head of the cluster does not answer
 
     def why_waiting(self) -> str | None:
-        why = why_waiting(self._ray)
+        why = why_waiting(self._ray, self._begun)
         return why and f"{why}; each worker takes one (-w)"
 
     def close(self) -> None:
@@ -172,6 +180,17 @@ class _RayActor:
 
 
 Engine = ProcessEngine | RayEngine
+
+
+async def ask_why(engine: Engine) -> str | None:
+    """Why workers do not start, where the engine knows it in time."""
+    try:
+        async with asyncio.timeout(_WHY_SECONDS):
+            why: str | None = await call_apart(engine.why_waiting)
+            return why
+    except Exception as error:  # of a cluster that does not answer, for one
+        log.debug("why workers do not start is not known: %s", described(error))
+        return None
 
 
 def load_engine(name: str) -> Engine:

@@ -26,7 +26,7 @@ from treetune.ray_cluster import SILENT_SECONDS
 from treetune.serve.errors import ServeError, Stopping, WorkerLost
 from treetune.serve.host import Scored
 from treetune.serve.messages import Response, error_of, unpack
-from treetune.serve.pool.engines import Engine
+from treetune.serve.pool.engines import Engine, ask_why
 from treetune.serve.pool.member import Member, PendingCall, WorkerEnded
 from treetune.serve.pool.worker import MessageBatch, WorkerSpec, read_batch
 from treetune.serve.zmq.sockets import Frames, LoopSocket, bind_address, encrypt_server, new_socket
@@ -112,7 +112,7 @@ class Workers:
         self._spec = msgspec.structs.replace(self._spec, address=address, server_key=server_key)
         self._socket = LoopSocket(socket, self._take_batch)
         self._adjust()
-        why = None
+        remedy = "its own messages are above"
         for seconds in (SILENT_SECONDS, START_SECONDS - SILENT_SECONDS):
             try:
                 async with asyncio.timeout(seconds):
@@ -120,12 +120,12 @@ class Workers:
                         await self._changed.wait()
                 break
             except TimeoutError:
-                if (why := await call_apart(self._engine.why_waiting)) is not None:
+                if (why := await ask_why(self._engine)) is not None:
                     log.warning("%s", why)
         else:
             self._startup_error = f"no answer within {START_SECONDS:g} seconds"
+            remedy = why or remedy
         if self._startup_error is not None:
-            remedy = why or "its own messages are above"
             raise ServeError(f"a worker could not start: {self._startup_error}", remedy=remedy)
         self._ticker = asyncio.create_task(self._tick())
 
