@@ -114,13 +114,18 @@ def test_a_tokenizer_refuses_images():
 def test_an_image_is_given_by_its_file_too(tmp_path):
     (tmp_path / "dot.png").write_bytes(png(RED))
     assert to_url(tmp_path / "dot.png") == to_url(str(tmp_path / "dot.png")) == to_url(png(RED))
+    assert to_url(bytearray(png(RED))) == to_url(memoryview(png(RED))) == to_url(png(RED))
 
 
 def test_a_task_whose_image_only_this_machine_could_read_is_refused():
     class Pictures(Taskset):
+        address = "pictures/a.png"
+
         def load_tasks(self):
-            return [Task(prompt=[{"role": "user", "content": [image_part("pictures/a.png")]}])]
+            return [Task(prompt=[{"role": "user", "content": [image_part(self.address)]}])]
 
     with pytest.raises(TasksetError, match=r"task 0 has an image at 'pictures/a\.png'") as told:
         Pictures().select_tasks()
     assert "image_part(to_url(path))" in told.value.remedy
+    Pictures.address = "file:///pictures/a.png"  # which a server beside us may have been told to read
+    assert len(Pictures().select_tasks()) == 1

@@ -144,9 +144,9 @@ def _guess(data: bytes) -> str:
 # Addresses
 
 
-def to_url(data: bytes | str | Path) -> str:
+def to_url(data: bytes | bytearray | memoryview | str | Path) -> str:
     """The data URL of an image, given as its bytes or as the path of its file; equal bytes have equal ones."""
-    data = data if isinstance(data, bytes) else Path(data).read_bytes()
+    data = Path(data).read_bytes() if isinstance(data, str | Path) else bytes(data)
     return f"data:image/{read_header(data).format};base64,{b64encode(data).decode()}"
 
 
@@ -164,8 +164,9 @@ def decode_url(url: str) -> bytes | None:
 
 
 def is_address(text: str) -> bool:
-    """Whether whoever gets it can find the image there: a data URL, or one on the web."""
-    return text[:5].lower() == "data:" or is_remote(text)
+    """Whether whoever gets it may find the image there: a data URL, one on the web, or a file that the server of the
+    model was told to read."""
+    return text[:5].lower() == "data:" or text[:7].lower() == "file://" or is_remote(text)
 
 
 def is_remote(text: str) -> bool:

@@ -36,7 +36,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         for field in self.extra:
-            if " " in field:
+            if " " in str(field):
                 raise ValueError(f"extra has a field {field!r}, which has a space in it: write {{NAME: VALUE}}")
 
     def over(self, usual: Sampling) -> Sampling:

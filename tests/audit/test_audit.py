@@ -18,6 +18,7 @@ from treetune.audit.repeat import AGAIN_RULES
 from treetune.errors import UnknownNameError
 from treetune.host import LocalHost, always
 from treetune.policies.scripted import Echo
+from treetune.scorers import exact, number
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.validate.rules import Severity
@@ -310,6 +311,25 @@ class Measured(planted.Sound):
         return float(bool(said) and said[0].rstrip("0").rstrip(".") == truth[0].rstrip("0").rstrip("."))
 
 
-def test_a_part_that_says_what_the_whole_says_may_be_paid():
-    report = audit(Measured(), rules=["pays-part"])
+class Rounded(planted.Sound):
+    """Numbers with a tolerance, and texts of which a full stop is no part."""
+
+    scorer = number(relative=0.01)
+
+    def truth(self, index):
+        return f"{(index + 2) ** 0.5:.6f}"
+
+    reward = Taskset.reward
+
+
+class Stopped(Rounded):
+    scorer = exact()
+
+    def truth(self, index):
+        return f"{'abcdefghijklmnopqrstuvwxyz'[index % 26]}."
+
+
+@pytest.mark.parametrize("taskset", [Measured, Rounded, Stopped])
+def test_a_part_that_says_what_the_whole_says_may_be_paid(taskset):
+    report = audit(taskset(), rules=["pays-part"])
     assert not [finding for finding in report.findings if finding.rule == "pays-part"]

@@ -676,6 +676,10 @@ class SilentEnvironment(Silent):
 class ByEnvironment(Silent):
     ENV = "silent.py:Knows"
 
+class ByEnvironmentOfLast(Silent):
+    def load_tasks(self):
+        return [Task(prompt="0"), Task(prompt="1", env_class="silent.py:Knows")]
+
 class Some(Silent):
     def gold(self, task):
         return None if task.idx == 0 else "b"
@@ -697,7 +701,7 @@ def test_gold_answers_of_a_taskset_that_has_none_are_refused_before_the_run(tree
     assert (both.code, (tmp_path / "run").exists()) == (2, False)
 
 
-@pytest.mark.parametrize("name", ["Some", "ByEnvironment", "ByScorer"])
+@pytest.mark.parametrize("name", ["Some", "ByEnvironment", "ByEnvironmentOfLast", "ByScorer"])
 def test_gold_answers_of_some_tasks_are_played(treetune, tmp_path, name):
     (tmp_path / "silent.py").write_text(NO_GOLD)
     played = treetune("eval", f"silent.py:{name}", "-m", "scripted:gold", "--json").json

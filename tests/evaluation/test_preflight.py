@@ -113,8 +113,9 @@ def test_a_missing_and_a_wrong_key_are_told_apart(evaluate, tmp_path, monkeypatc
         assert evaluate("m", f"{server.url}/v1", "--endpoint.api_key_env", "K").code == 0
 
 
-def test_an_endpoint_that_lists_no_models_is_no_worse(evaluate, tmp_path):
-    with vendor(tmp_path) as server:
+@pytest.mark.parametrize("guarded", [False, True])
+def test_an_endpoint_that_lists_no_models_is_no_worse(evaluate, tmp_path, guarded):
+    with vendor(tmp_path, guarded=guarded) as server:
         assert evaluate("m", f"{server.url}/v1").code == 0
 
 

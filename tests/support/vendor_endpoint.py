@@ -5,7 +5,8 @@
 
 It is told: `models` (absent: no route that lists them), `listed` (other names in the list than those that
 it answers to), `key` (absent: none is wanted), `list_header` (the header that holds the key when models are listed),
-`prefix` of its routes (/v1), `silent` (accepts connections and says nothing), `answer`.
+`prefix` of its routes (/v1), `guarded` (403 for all other routes), `silent` (accepts connections and says nothing),
+`answer`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(60)
         if self.path == "/health":
             return self.say(200, {})
+        if self.about.get("guarded") and not self.path.startswith(self.about.get("prefix", "/v1")):
+            return self.say(403, {"detail": "Forbidden"})
         if self.path != f"{self.about.get('prefix', '/v1')}/models" or "models" not in self.about:
             return self.say(404, {"detail": "Not Found"})
         if not self.allowed(header):

@@ -7,6 +7,7 @@ None stands for a task on which a policy has nothing to say: no number in the pr
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -192,9 +193,7 @@ def _parts(sample: Sample) -> Iterator[FloorPolicy]:
         if own is None or subject.is_program or subject.has_several_actions:
             return None
         part = cut(own).strip()
-        # "72" of "72 km" and "5." of "5.0" say what the whole says.
-        same_numbers = numbers_in(part) and [*map(float, numbers_in(part))] == [*map(float, numbers_in(own))]
-        if len(own) < 2 or not any(map(str.isalnum, part)) or same_numbers or part in sample.contents:
+        if len(own) < 2 or not any(map(str.isalnum, part)) or _says_as_much(part, own) or part in sample.contents:
             return None
         return sample.format_of(subject).write(part)
 
@@ -208,6 +207,18 @@ def _parts(sample: Sample) -> Iterator[FloorPolicy]:
             about,
             lambda subject, cut=cut: written(subject, cut),  # type: ignore[misc]
         )
+
+
+def _says_as_much(part: str, whole: str) -> bool:
+    """`72` of `72 km`, `5.` of `5.0`, `b` of `b.`; and `1.73` of `1.732051`, which a tolerance may take."""
+    if [*filter(str.isalnum, part)] == [*filter(str.isalnum, whole)]:
+        return True
+    numbers, all_numbers = [*map(float, numbers_in(part))], [*map(float, numbers_in(whole))]
+    return bool(numbers) and len(numbers) == len(all_numbers) and all(map(_is_near, numbers, all_numbers))
+
+
+def _is_near(number: float, other: float) -> bool:
+    return math.isclose(number, other, rel_tol=0.05)
 
 
 def words_in(text: str) -> list[str]:

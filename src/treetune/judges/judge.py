@@ -110,7 +110,8 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
                 check_reachable(model.model, model.endpoint, "scorer.endpoint")
             except TreetuneError as error:
                 known = "with scorer.endpoint.preflight: false, verdicts that are known already will do"
-                raise type(error)(f"the judge: {error.message}", remedy=f"{error.remedy}; {known}") from None
+                remedy = f"{error.remedy}; {known}" if error.remedy else known
+                raise type(error)(f"the judge: {error.message}", remedy=remedy) from None
 
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
         needed = self.way == "equal" or (self.way == "grade" and self.instruction is None)

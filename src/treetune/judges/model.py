@@ -62,7 +62,7 @@ class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Raises what is wrong with it, before anything is asked."""
         if is_behind_endpoint(self.model):
             endpoint_of(self.model, self.endpoint)[1].api_key("scorer.endpoint")
-        check_policy(self.model, _NO_TASKS, self.endpoint)
+        check_policy(self.model, _NO_TASKS, self.endpoint, "scorer.endpoint")
 
 
 class Asked(msgspec.Struct):

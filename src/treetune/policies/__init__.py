@@ -93,9 +93,9 @@ def endpoint_of(model: str, endpoint: EndpointConfig) -> tuple[str, EndpointConf
     return name, msgspec.structs.replace(endpoint, base_url=found.base_url, api_key_env=key)
 
 
-def refuse_unserved(model: str, endpoint: EndpointConfig) -> None:
+def refuse_unserved(model: str, endpoint: EndpointConfig, place: str = "--endpoint") -> None:
     """OpenAI has no model with a slash in its name: where nobody said another address, the prefix is a vendor that is
-    not known, or the name is one of the hub."""
+    not known, or the name is one of the hub. `place` is where the endpoint is configured."""
     provider, slash, name = model.partition("/")
     if not slash or provider in PROVIDERS or not endpoint.is_default:
         return
@@ -103,7 +103,7 @@ def refuse_unserved(model: str, endpoint: EndpointConfig) -> None:
         raise UsageError(f"{model}: {provider!r} is no vendor's prefix; did you mean '{provider}:{name}'?")
     meant = OTHER_PROVIDERS.get(provider.lower())
     near = f"; did you mean '{meant}/{name}'?" if meant is not None else did_you_mean(provider, PROVIDERS)
-    remedy = f"say where it is served: --endpoint.base_url URL; or vllm:{model}, which starts it, or local:{model}"
+    remedy = f"say where it is served: {place}.base_url URL; or vllm:{model}, which starts it, or local:{model}"
     raise UsageError(f"{model}: {provider!r} is no vendor's prefix{near}", remedy=remedy)
 
 
@@ -141,8 +141,10 @@ def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig
     return load_script(rest, taskset)
 
 
-def check_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> None:
-    """Refuses what `load_policy` would refuse, and loads no model."""
+def check_policy(
+    model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None, place: str = "--endpoint"
+) -> None:
+    """Refuses what `load_policy` would refuse, and loads no model. `place` is where the endpoint is configured."""
     kind, _, rest = model.partition(":")
     if kind == "local":
         from treetune.policies.local import find_model
@@ -153,6 +155,8 @@ def check_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfi
 
         check_vllm(rest, endpoint or EndpointConfig())
     else:
+        if is_behind_endpoint(model):
+            refuse_unserved(model, endpoint or EndpointConfig(), place)
         load_policy(model, taskset, endpoint)
 
 
@@ -162,5 +166,5 @@ def check_reachable(model: str, endpoint: EndpointConfig, place: str = "--endpoi
     if is_behind_endpoint(model) and not model.startswith("vllm:") and endpoint.preflight:
         from treetune.policies.preflight import check_endpoint
 
-        refuse_unserved(model, endpoint)
+        refuse_unserved(model, endpoint, place)
         check_endpoint(*endpoint_of(model, endpoint), place)

@@ -96,7 +96,8 @@ async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer
     if listed.status not in (200, 404, 405):
         return
     found = await _ask(session, f"{beside}/models", place)
-    if found.models is not None or found.status in (401, 403):
+    too_much = url.endswith("/v1")  # then a root that is guarded says nothing of models
+    if found.models is not None or (found.status in (401, 403) and not too_much):
         problem = f"{url} serves no models, and {beside} does"
         raise UsageError(problem, remedy=f"write {place}.base_url {beside}")
 

@@ -18,6 +18,7 @@ from treetune.threads import call
 from treetune.tools import message_of_action
 
 WRONG = "I do not know."
+_LOOKED_AT = 100
 
 
 def load_script(script: str, taskset: Taskset[Any, Any]) -> Policy:
@@ -59,14 +60,13 @@ def refuse_without_gold(model: str, taskset: Taskset[Any, Any]) -> None:
 
 
 def _knows_gold(taskset: Taskset[Any, Any]) -> bool:
-    """Whether the taskset, its scorer or the environment of its first task has a word on what is right."""
+    """Whether the taskset, its scorer or the environment of one of its first tasks has a word on what is right."""
     if taskset.overrides("gold") or taskset.scorer is not None:
         return True
-    env_class = next(taskset.draw(1)).env_class
-    if env_class is None:
-        return False
-    gold = getattr(environments.resolve(taskset.environment_spec(env_class)), "gold", None)
-    return getattr(gold, "__func__", gold) is not getattr(Environment.gold, "__func__", None)
+    named = {task.env_class for task in taskset.draw(_LOOKED_AT)} - {None}
+    classes = [environments.resolve(taskset.environment_spec(str(env_class))) for env_class in named]
+    golds = [getattr(cls, "gold", None) for cls in classes]
+    return any(getattr(gold, "__func__", gold) is not getattr(Environment.gold, "__func__", None) for gold in golds)
 
 
 def _load_own(spec: str) -> Policy:
