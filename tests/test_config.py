@@ -15,7 +15,7 @@ from treetune.builtin.alphabet_sort import AlphabetSortConfig
 from treetune.builtin.arithmetic import ArithmeticConfig
 from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain, with_overrides
 from treetune.datasets.config import DatasetConfig
-from treetune.errors import ConfigError
+from treetune.errors import ConfigError, suggest_file
 from treetune.evaluation.config import EvalConfig, ValidateConfig, read_config
 from treetune.other_names import OTHER_NAMES
 from treetune.policies import EndpointConfig
@@ -269,6 +269,14 @@ def test_a_file_that_is_nearly_called_so_is_proposed(treetune, tmp_path, there, 
     told = treetune("show", named, "--json")
     assert told.code == 2
     assert f"did you mean {there.rpartition('/')[2]!r}?" in told.json["error"]
+
+
+def test_nothing_is_proposed_for_a_user_or_folder_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    assert [suggest_file(name) for name in ("~nobody-here/x.jsonl", "none/x.jsonl", "data")] == ["", "", ""]
+    (tmp_path / "date").mkdir()
+    assert suggest_file("data") == "; did you mean 'date'?"
 
 
 def test_files_of_a_dataset_that_are_nearly_called_so_are_proposed(treetune, tmp_path):

@@ -27,16 +27,16 @@ class Flaw(msgspec.Struct, frozen=True):
     """What is wrong with the first of them."""
     count: int
     rows: list[int]
-    """The first ten, by their number in the source, from 0."""
+    """By their number in the source, from 0; once it is joined with others, the first ten."""
 
     @classmethod
     def of(cls, rule: str, what: str, first: str, rows: Sequence[int]) -> Self:
-        return cls(rule, what, first, len(rows), list(rows[:SHOWN]))
+        return cls(rule, what, first, len(rows), list(rows))
 
-    def join(self, later: Flaw) -> Flaw:
+    def join(self, later: Flaw | None) -> Flaw:
         """The same with further rows."""
-        rows = [*self.rows, *later.rows][:SHOWN]
-        return msgspec.structs.replace(self, count=self.count + later.count, rows=rows)
+        rows, more = (later.rows, later.count) if later is not None else ([], 0)
+        return msgspec.structs.replace(self, count=self.count + more, rows=[*self.rows, *rows][:SHOWN])
 
     def __str__(self) -> str:
         place = f"row {self.rows[0]}"

@@ -86,6 +86,14 @@ def test_a_row_that_lacks_an_option_or_has_one_twice_has_no_right_one():
     [
         (PAIR, 1, None),
         (PAIR, 2, "choices.answer 2 is no option (numbers count from 0)"),
+        (PAIR, 1.0, None),
+        (["0.5", "1.0"], 1.0, None),
+        (PAIR, 2.0, "choices.answer 2.0 is no option (numbers count from 0)"),
+        (
+            PAIR,
+            "1",
+            "choices.answer '1' is no option (a text of digits is no number: leave out the quotes)",
+        ),
         (PAIR, "maybe", "choices.answer 'maybe' is no option (it is a number from 0, a letter or a text)"),
         (PAIR, None, "choices.answer None is no option (it is a number from 0, a letter or a text)"),
         (["no", "no"], "no", "choices.answer 'no' is several options"),

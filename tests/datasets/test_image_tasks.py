@@ -171,6 +171,8 @@ def test_an_address_stays_one_and_is_never_fetched(folder, monkeypatch):
         ("data:text/html;base64,PGh0bWw+", "{question}", "row 1: .*HTML"),
         ("iVBORw0KGgo" * 30, "{question}", "row 1: .*looks like base64: write data:image/png;base64, before it"),
         ("", "{question}", "row 1: the image cannot be used: its path is empty"),
+        ("a picture of " * 40 + ".png", "{question}", "row 1: the image cannot be used: .*File name too long"),
+        ("iVBORw0_-go" * 30, "{question}", "row 1: the image cannot be used: .*"),
     ],
 )
 def test_what_is_wrong_with_an_image_names_its_row(folder, image, template, said):

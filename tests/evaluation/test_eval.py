@@ -367,7 +367,7 @@ def test_a_run_can_be_resumed_and_run_again_from_another_folder(treetune, tmp_pa
         assert "changed" not in done.stderr
 
 
-def test_resume_without_a_run_says_so(treetune):
+def test_resume_without_a_run_says_so(treetune, tmp_path):
     result = treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 5, "-o", "nowhere", "--resume")
     assert result.code == 2
     assert "no run to resume" in result.err
@@ -377,6 +377,10 @@ def test_resume_without_a_run_says_so(treetune):
         assert result.code == 2
         assert "there is no run runs/sone; did you mean 'runs/some'?" in result.err
         assert "treetune list" not in result.err
+    (tmp_path / "runs/some/config.yaml").unlink()
+    result = treetune("eval", "--resume", "-o", "runs/some")
+    assert "runs/some has no config.yaml" in result.err
+    assert "did you mean" not in result.err
 
 
 def test_a_damaged_line_is_named_and_nothing_is_lost(treetune, tmp_path):

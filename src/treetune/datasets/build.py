@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from treetune.config import to_plain
-from treetune.datasets.notes import INVALID, Notes
+from treetune.datasets.notes import INVALID, Notes, look_at_prompts
 from treetune.datasets.row_builder import RowBuilder
 from treetune.datasets.selection import length_filter
 from treetune.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_environment
@@ -161,13 +161,19 @@ def write_rows(
             for table, own in _build_tables(taskset, opened, made, engine, on_rows):
                 if table is not None and drop_long is not None:
                     table = drop_long(table, own)
+                if table is not None and left is not None and table.num_rows >= left:
+                    table = table.slice(0, left)
+                    if not taskset.overrides_rows:  # then rows have the index of their source
+                        own.end_with(pc.struct_field(table["extra_info"], "index")[-1].as_py())
+                has_rows = table is not None and table.num_rows > 0
                 if number == 0:
+                    if has_rows and not (made or taskset.overrides_rows):
+                        look_at_prompts(config, table, own)
+                    if has_rows and writer.rows < LOOKED_AT:
+                        _find_invalid(taskset, table, LOOKED_AT - writer.rows, own)
                     notes.add(own)
-                if table is None or not table.num_rows:
+                if table is None or not has_rows:
                     continue
-                table = table.slice(0, left) if left is not None else table
-                if number == 0 and writer.rows < LOOKED_AT:
-                    _find_invalid(taskset, table.slice(0, LOOKED_AT - writer.rows), notes)
                 if made or taskset.overrides_rows:
                     _check_environments(taskset, table, checked, rows_format)
                 writer.write(rows_format.convert(table))
@@ -183,22 +189,23 @@ def write_rows(
     return writer, notes
 
 
-def _find_invalid(taskset: DatasetTaskset, table: pa.Table, notes: Notes) -> None:
-    """Tells of rows that no answer solves, as the `validate` of a taskset with a scorer finds them; one of the user's
-    own may take its time, and is left to `treetune validate`."""
+def _find_invalid(taskset: DatasetTaskset, table: pa.Table, most: int, notes: Notes) -> None:
+    """Tells of rows, among the first of a table, that no answer solves, as the `validate` of a taskset with a scorer
+    finds them; one of the user's own may take its time, and is left to `treetune validate`."""
     if type(taskset).validate is not RuleTaskset.validate or taskset.scorer is None:
         return
-    invalid: dict[int, str] = {}
-    for row in chain.from_iterable(map(arrow_rows, table.to_batches())):
+    invalid: list[int] = []
+    first = ""
+    for row in chain.from_iterable(map(arrow_rows, table.slice(0, most).to_batches())):
         try:
             reason = taskset.validate(FORMATS["verl"].task_of_pruned(row, whole=False)).reason
         except Exception as error:  # `validate` would say so; the rows can be written
             reason = described(error)
         if reason is not None:
-            invalid[row["extra_info"]["index"]] = reason
+            first = first or reason
+            invalid.append(row["extra_info"]["index"])
     if invalid:
-        what = f"among the first {LOOKED_AT} that no answer solves"
-        notes.tell(Flaw.of(INVALID, what, next(iter(invalid.values())), list(invalid)))
+        notes.tell(Flaw.of(INVALID, f"among the first {LOOKED_AT} that no answer solves", first, invalid))
 
 
 def _check_environments(taskset: DatasetTaskset, table: pa.Table, checked: set[Any], format: Format) -> None:

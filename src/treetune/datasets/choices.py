@@ -85,8 +85,10 @@ class Choices:
         answer, labels = row[config.answer], self._labels(row)
         if texts.count(str(answer).strip()) > 1:
             return f"choices.answer {answer!r:.60} is several options"
-        counted = isinstance(answer, int) and not isinstance(answer, bool)
+        counted = isinstance(answer, int | float) and not isinstance(answer, bool)
         known = f"there are {', '.join(labels)}" if labels else "it is a number from 0, a letter or a text"
+        if isinstance(answer, str) and answer.strip().isdecimal() and not labels:
+            known = "a text of digits is no number: leave out the quotes"
         how = "numbers count from 0" if counted and not labels else known
         return f"choices.answer {answer!r:.60} is no option ({how})"
 
@@ -106,6 +108,8 @@ class Choices:
 
 def _find(answer: Any, texts: Sequence[str], labels: Sequence[str]) -> int | None:
     """Which option an answer means: a label of the row's own before a letter, a letter before a text."""
+    if isinstance(answer, float) and answer.is_integer() and str(answer) not in texts:
+        answer = int(answer)  # as a column of whole numbers is read in which a cell is empty
     if isinstance(answer, int) and not isinstance(answer, bool) and not labels:
         return answer if 0 <= answer < len(texts) else None
     said = str(answer).strip() if answer is not None else ""

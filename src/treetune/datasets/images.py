@@ -87,15 +87,15 @@ class ImageReader:
                 f"the path {name!r} leads out of {self._folders[0]}",
                 remedy="rows may come from anybody: set image_folder to the folder that images may be read from",
             )
-        path = next((place for place in inside if place.is_file()), inside[0])
-        if path.suffix.lower() not in SUFFIXES:
-            raise ValueError(f"{name} is not called {', '.join(SUFFIXES)}")
         try:
+            path = next((place for place in inside if place.is_file()), inside[0])
+            if path.suffix.lower() not in SUFFIXES:
+                raise ValueError(f"{name:.80} is not called {', '.join(SUFFIXES)}")
             with path.open("rb") as file:
                 refuse_large(os.fstat(file.fileno()).st_size, self._most_bytes)
                 return file.read()
         except OSError as error:
-            raise ValueError(f"{path}: {error.strerror or error}") from None
+            raise ValueError(f"{str(inside[0])[:200]}: {error.strerror or error}") from None
 
     def _load(self, data: bytes) -> str:
         header = check_image(data, self._most_bytes)

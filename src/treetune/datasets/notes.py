@@ -13,7 +13,8 @@ from collections import Counter
 import msgspec
 import pyarrow as pa
 
-from treetune.datasets.choices import TEXTS
+from treetune.datasets.choices import OPTIONS, TEXTS
+from treetune.datasets.config import DatasetConfig
 from treetune.flaw import Flaw
 from treetune.rows.image_columns import MARK as PLACE
 
@@ -37,14 +38,26 @@ class Notes(msgspec.Struct):
         return list(self.by_kind.values())
 
     def tell(self, flaw: Flaw) -> None:
-        key = (flaw.rule, flaw.what)
-        self.by_kind[key] = self.by_kind[key].join(flaw) if key in self.by_kind else flaw
+        """Of the rows of one batch, each kind of flaw once."""
+        self.by_kind[flaw.rule, flaw.what] = flaw
+
+    def end_with(self, last: int) -> None:
+        """Leaves out what was dropped after a row of its batch, behind which none is used."""
+        for reason in list(self.dropped):
+            flaw = self.by_kind.pop((DROPPED, dropped_for(reason)), None)
+            if flaw is None:
+                continue
+            rows = [row for row in flaw.rows if row < last]
+            self.dropped[reason] -= flaw.count - len(rows)
+            if rows:
+                self.tell(Flaw.of(flaw.rule, flaw.what, flaw.first, rows))
 
     def add(self, later: Notes) -> None:
-        """Those of rows that come later."""
+        """Those of the next batch."""
         self.dropped.update(later.dropped)
-        for flaw in later.flaws:
-            self.tell(flaw)
+        for key, flaw in later.by_kind.items():
+            known = self.by_kind.get(key)
+            self.by_kind[key] = flaw.join(None) if known is None else known.join(flaw)
 
 
 def dropped_for(reason: str) -> str:
@@ -52,7 +65,21 @@ def dropped_for(reason: str) -> str:
     return f"dropped: {reason}"
 
 
-def find_hidden_options(table: pa.Table, notes: Notes) -> None:
+def look_at_prompts(config: DatasetConfig, table: pa.Table, notes: Notes) -> None:
+    """Tells of rows, made by our own function, whose prompts lack what they need."""
+    if config.images:  # they may show the options, too
+        return
+    template, system = config.prompt_template or "", config.system_prompt or ""
+    shows_options = config.prompt_format == "template" and f"{{{OPTIONS}" in template
+    if config.choices is not None and not shows_options:
+        _find_hidden_options(table, notes)
+    if PLACE in template or PLACE in system:
+        rows = [extra["index"] for extra in table["extra_info"].to_pylist()]
+        first = f"prompt_template has {PLACE}, and images names no column"
+        notes.tell(Flaw.of(NO_IMAGES, f"with {PLACE} in the prompt and no image", first, rows))
+
+
+def _find_hidden_options(table: pa.Table, notes: Notes) -> None:
     """Tells of rows whose prompts do not hold the text of each option."""
     hidden: dict[int, str] = {}
     for prompt, extra in zip(table["prompt"].to_pylist(), table["extra_info"].to_pylist(), strict=True):
@@ -63,10 +90,3 @@ def find_hidden_options(table: pa.Table, notes: Notes) -> None:
     if hidden:
         first = f"the prompt lacks {next(iter(hidden.values()))!r:.60}; write {{options}} in prompt_template"
         notes.tell(Flaw.of(NOT_SHOWN, "without their options in the prompt", first, list(hidden)))
-
-
-def find_places(table: pa.Table, notes: Notes) -> None:
-    """Tells of rows whose prompts have a place for an image, where no column has images."""
-    rows = [extra["index"] for extra in table["extra_info"].to_pylist()]
-    first = f"prompt_template has {PLACE}, and images names no column"
-    notes.tell(Flaw.of(NO_IMAGES, f"with {PLACE} in the prompt and no image", first, rows))

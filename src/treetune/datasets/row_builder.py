@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from treetune.datasets.choices import MADE, OPTIONS, Choices
+from treetune.datasets.choices import MADE, Choices
 from treetune.datasets.config import GroundTruthConfig, no_column
 from treetune.datasets.images import ImageReader
 from treetune.datasets.made_rows import RESERVED, complete_row, table_of, write_images
@@ -30,7 +30,7 @@ from treetune.datasets.map_function import (
     find_lack,
     truth_finder,
 )
-from treetune.datasets.notes import DROPPED, Notes, dropped_for, find_hidden_options, find_places
+from treetune.datasets.notes import DROPPED, Notes, dropped_for
 from treetune.datasets.selection import row_filter
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
@@ -95,6 +95,8 @@ class RowBuilder:
             if config.prompt_format == "template":
                 texts = [name for name, kind in self.columns.items() if str(kind) in ("string", "large_string")]
                 texts = [name for name in texts if name not in config.images]
+                if config.prompt_template is not None and not config.prompt_template.strip():
+                    faults.append(("prompt_template", f"is empty: write a text with {{column}} or {PLACE} in it"))
                 with gather_faults(faults, "prompt_template"):
                     self._template = Template(config.prompt_template, names, texts)
             elif config.chat_messages_field not in names:
@@ -104,15 +106,6 @@ class RowBuilder:
                     self._truth_column, self._find_truth = truth_finder(config.ground_truth, names)
         if faults:
             raise ConfigError(faults)
-        self._lacks_images = not (made or config.images or taskset.overrides_rows) and any(
-            PLACE in text for text in (config.prompt_template or "", config.system_prompt or "")
-        )
-        self._look_for_options = (
-            self._choices is not None
-            and not taskset.overrides_rows
-            and not config.images  # which may show them
-            and not (config.prompt_format == "template" and OPTIONS in self._template.columns)
-        )
         # Also where columns are built: a source may turn out to give rows.
         self._make_row = (lambda row, index: row) if made else call_make_map_fn(taskset)
 
@@ -152,10 +145,6 @@ class RowBuilder:
                 table = self._build_columns(whole, batch, indices, notes)
             else:
                 table = self._build_rows(_to_rows(whole), batch, indices, notes)
-        if table is not None and self._look_for_options:
-            find_hidden_options(table, notes)
-        if table is not None and self._lacks_images:
-            find_places(table, notes)
         return table, notes
 
     def _keeps(self, row: Row, index: int) -> bool:
@@ -296,14 +285,16 @@ class RowBuilder:
             columns = self._template.columns if of_template else [config.chat_messages_field]
         else:
             columns = config.images
+        if not columns:  # a prompt that is the same in all rows, and empty
+            return ""
         column = next((name for name in columns if whole.get(name) is None), columns[0])
         if self._choices is not None and column in MADE:
             return self._choices.problem(row) or ""
         found = f"{column} is {reprlib.repr(whole.get(column))}"
         truth = config.ground_truth
         if reason == NO_TRUTH and whole.get(column) and truth is not None:
-            by_pattern = isinstance(truth, GroundTruthConfig) and truth.pattern is not None
-            found += ", where ground_truth.pattern finds nothing" if by_pattern else f", which has no {truth}"
+            path, pattern = (truth.column, truth.pattern) if isinstance(truth, GroundTruthConfig) else (truth, None)
+            found += ", where ground_truth.pattern finds nothing" if pattern is not None else f", which has no {path}"
         return found
 
     def _locate_fault(self, batch: SourceBatch, first: int, error: Exception) -> TreetuneError:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from treetune.datasets.build import Engine, Progress
     from treetune.rows.loading import Source
 
-BUILDER_VERSION = f"5.{UID_VERSION}"
+BUILDER_VERSION = f"6.{UID_VERSION}"
 """Part of every cache key: raise it when the same config begins to give other rows, or more is to be said of them."""
 
 
@@ -120,9 +120,16 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         sidecar, hit = cache.get_or_build(key, write, force=force)
         self._opened = None
         for flaw in sidecar.flaws if not self._told else ():
-            warnings.warn(f"{self.name}: {flaw}", stacklevel=1)  # by this line, so that each is told once
+            warnings.warn(f"{self._called()}: {flaw}", stacklevel=1)  # by this line, so that each is told once
         self._told = True
         return sidecar, cache.path(key), hit
+
+    def _called(self) -> str:
+        """What it is called where others are beside it: by its source, where nobody gave it a name."""
+        params = self.config.loading_params
+        if self.config.data_source != "unknown":
+            return self.name
+        return f"{self.name} ({', '.join(params.patterns or map(str, params.args))})"
 
     def cache_key(self, format: str = "verl") -> str:
         """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""

@@ -238,7 +238,8 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
                 f"the datasets library cannot write to its cache {datasets.config.HF_DATASETS_CACHE}: {cause.strerror}",
                 remedy="make room there, or set HF_HOME to a folder on another disk",
             )
-    if (of_files := fault_of_files(params)) is not None:
+    of_files = None if "Unknown split" in str(error) else fault_of_files(params)  # then they were read
+    if of_files is not None:
         return of_files
     root = causes[-1]
     if unreachable is not None or any(map(_is_of_network, causes)):
@@ -290,7 +291,9 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
     for pattern in params.patterns if not params.is_of_hub else ():
         if "://" not in pattern and not any(path.is_file() for path in params.match_files(pattern)):
             remedy = f"paths are taken from {Path.cwd()}; of a folder write {pattern.rstrip('/')}/*, or use data_dir"
-            return UsageError(f"no file is called {pattern!r}{suggest_file(pattern)}", remedy=remedy)
+            place = params.place_of(pattern)
+            near = suggest_file(place) if place is not None else ""
+            return UsageError(f"no file is called {pattern!r}{near}", remedy=remedy)
     for place in params.local_sources():
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if not file.is_file():

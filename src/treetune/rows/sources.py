@@ -253,13 +253,18 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """The names and globs in `data_files`."""
         return list(_iter_patterns(self.argument("data_files")))
 
-    def match_files(self, pattern: str) -> list[Path]:
-        """The files here that one of the patterns means."""
+    def place_of(self, pattern: str) -> Path | None:
+        """Where one of the patterns is looked for here; None where it is elsewhere."""
         # `zip://*.csv::archive.zip` reads the archive.
         pattern, base = os.path.expanduser(pattern.rpartition("::")[2].removeprefix("file://")), self._base
         if "://" in pattern or (base is None and not os.path.isabs(pattern)):
+            return None
+        return (base or Path()) / pattern
+
+    def match_files(self, pattern: str) -> list[Path]:
+        """The files here that one of the patterns means."""
+        if (place := self.place_of(pattern)) is None:
             return []
-        place = (base or Path()) / pattern
         if place.exists():
             return [place]
         return [Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name)]

@@ -56,11 +56,14 @@ def means_run(path: Path) -> bool:
 def no_run(path: Path, *, own: bool = False) -> UsageError:
     """Says that there is no run at a path, and which are near; `own` where only one of ours will do."""
     problem = f"{path} holds no run" if path.exists() else f"there is no run {path}"
+    if own and is_run(path):
+        problem = f"{path} has no {CONFIG}, which says what was run"
     remedy = "name a folder that `eval` or `serve --traces` has written"
     remedy += "" if own else ", or a run of verl, TRL, SkyRL or Inspect"
     if within := _runs_in(path):
         remedy = f"name one of those in it: {', '.join(within[:_NAMED])}{', ...' if len(within) > _NAMED else ''}"
-    return UsageError(f"{problem}{did_you_mean(str(path), _runs_in(path.parent))}", remedy=remedy)
+    others = [other for other in _runs_in(path.parent) if other != str(path)]
+    return UsageError(f"{problem}{did_you_mean(str(path), others)}", remedy=remedy)
 
 
 def _runs_in(folder: Path) -> list[str]:
