@@ -208,6 +208,8 @@ def last_number(text: str) -> Found:
     near, said = ahead[-NEAR:], last[0]
     if (_may_deny(near) and _DENIED.search(near)) or (behind and _REFUSED.match(behind[:NEAR])):
         return Found(None, f"{said} is denied or asked")
+    if _PART.search(near) or (behind and _RAISED.match(behind)):
+        return Found(None, "an expression that is not worked out")
     if behind and _MAGNITUDE.match(behind):
         return Found(None, f"not a plain number: {said}{behind[:20]!s}")
     if earlier and _links(ahead) and read_number(earlier[-1][0]) != read_number(said):
@@ -254,7 +256,14 @@ _BOX = "\\boxed{"
 _MARKS = re.compile("#{4,}")
 _BEGINS = re.compile(r"[*_`$\\({\s]*(?:boxed\{)?[-+−]?[$€£¥]?\.?\d")
 _HEADING = re.compile(r"\d+[.):]\s+\S")
-_MAGNITUDE = re.compile(r"\s?(?:hundred|thousand|million|billion|trillion|dozen|k)\b", re.I)
+_PART = re.compile(
+    r"(?:\\[dt]?frac\{(?:[^{}]{0,40}\}\{)?|\\sqrt(?:\[\d+\])?\{|(?<![-=])[<>]=?|[≤≥±√]|\\(?:pm|leq?|geq?|sqrt))\s*$"
+)
+"""Before a number that is part of another one, or the end of a range."""
+_RAISED = re.compile(r"\s?(?:\^|\*\*\d|[²³¹⁰⁴-⁹½⅓¼¾⅔])")
+_MAGNITUDE = re.compile(
+    r"\s?(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore|k)\b|\s?[万亿]|\s?(?-i:[MB])\b", re.I
+)
 """Words that make another number of the one before them."""
 _PROSE = re.compile(r"[*_\s]*[^\W\d_]+[ *]")
 _PROSE_OF_SEVERAL = re.compile(

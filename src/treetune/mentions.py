@@ -87,7 +87,8 @@ def _may_doubt(text: str) -> bool:
         "or" in low or "not" in low or "n't" in low or "n’t" in low or "never" in low or "either" in low
         or "be" in low or "perhaps" in low or "poss" in low or "vs" in low or "vers" in low or "altern" in low
         or "un" in low or "isnt" in low or "except" in low or "with" in low or "rather" in low or "instead" in low
-        or "≠" in low or "!=" in low
+        or "≠" in low or "!=" in low or "wrong" in low or "incorrect" in low or "anything" in low or "rul" in low
+        or "elimin" in low or "exclu" in low or "doubt" in low
     )  # fmt: skip
 
 
@@ -148,15 +149,24 @@ def _is_line_of_list(text: str, begin: int, end: int) -> bool:
 
 
 def _find_markers(text: str) -> list[re.Match[str]]:
-    """Every `answer is` and `answer:`; looked for by letters, which is quicker than by the pattern."""
+    """Every `answer is`, `answer:` and `correct option is`, in order; looked for by letters, which is quicker than by
+    the pattern."""
     found = []
-    for letters in ("nswer", "NSWER"):
+    for letters in ("nswer", "NSWER", "ption", "hoice"):
         begin = text.find(letters)
         while begin >= 0:
-            if begin and (match := _MARKER.match(text, begin - 1)):
+            if begin and (match := _MARKER.match(text, begin - 1)) and _is_verdict(text, begin - 1, letters):
                 found.append(match)
             begin = text.find(letters, begin + 5)
-    return found
+    return found if len(found) < 2 else sorted(found, key=lambda match: match.start())
+
+
+def _is_verdict(text: str, begin: int, letters: str) -> bool:
+    """Whether what a marker says is the right one: `the wrong answer is` names none, and `an option is` any."""
+    before = text[max(0, begin - 12) : begin].rstrip(" *_").lower()
+    if letters in ("nswer", "NSWER"):
+        return not before.endswith(("wrong", "incorrect"))
+    return before.endswith(("correct", "right", "best", "final")) and not before.endswith("incorrect")
 
 
 # Options
@@ -201,7 +211,7 @@ def read_label(text: str, options: Options) -> str | None:
     """The option that a text is, by its label or its text and nothing else."""
     patterns = _patterns(options)
     label = patterns.bare.match(text[:LINE])
-    return patterns.by_name.get(text.strip().casefold()) or (
+    return patterns.by_name.get(text.strip().replace(_MINUS, "-").casefold()) or (
         patterns.by_name.get(label[1].casefold()) if label else None
     )
 
@@ -228,17 +238,19 @@ class _Patterns(NamedTuple):
 @lru_cache(maxsize=4096)
 def _patterns(options: Options) -> _Patterns:
     labels = "|".join(re.escape(label) for label in options.labels)
-    texts = sorted(filter(None, (text.strip() for text in options.texts)), key=len, reverse=True)
+    named = [text.strip().replace(_MINUS, "-") for text in options.texts]
+    texts = sorted(filter(None, named), key=len, reverse=True)
     # "A city" and "I think" name no option. The letter comes first: so the search can skip to it.
-    goes_on = r"(?:(?<![AI])|(?! (?!(?:is|was|or|and|because|since|but)\b)[a-z]))"
+    goes_on = rf"(?:(?<![AI])|(?! (?!(?:{_AFTER_LABEL})\b)[a-z]))"
     if all(len(label) == 1 for label in options.labels):
-        named = rf"[{re.escape(''.join(options.labels))}](?<![\w'’.\-\\].)(?![\w'’\-]){goes_on}"
+        label = rf"[{re.escape(''.join(options.labels))}](?<![\w'’.\-\\].)(?![\w'’\-]){goes_on}"
     else:
-        named = rf"(?<![\w'’.\-\\])(?:{labels})(?![\w'’\-])"
+        label = rf"(?<![\w'’.\-\\])(?:{labels})(?![\w'’\-])"
     # An option that is one letter, such as the number i, is that letter and no word of a sentence.
     names = [rf"(?-i:{re.escape(text)}){goes_on}" if len(text) == 1 else re.escape(text) for text in texts]
-    text = rf"(?<!\w)(?<!\d[.,])(?:{'|'.join(names)})(?!\w)(?![.,]\d)" if texts else None
-    by_name = {text.strip().casefold(): label for label, text in zip(options.labels, options.texts, strict=False)}
+    # Of `\frac{1}{2}` neither part is an option.
+    text = rf"(?<!\w)(?<!\d[.,])(?<!\}}\{{)(?:{'|'.join(names)})(?!\w)(?![.,]\d)(?!\}}\{{)" if texts else None
+    by_name = {text.casefold(): label for label, text in zip(options.labels, named, strict=False)}
     by_name |= {label.casefold(): label for label in options.labels}
     dress = r"[^\w\n?]*"
     before = rf"{dress}(?:(?:option|choice|text|textbf|mathrm|mathbf|boxed)\b{dress}){{0,2}}"
@@ -247,7 +259,7 @@ def _patterns(options: Options) -> _Patterns:
     return _Patterns(
         re.compile(bare, re.I),
         re.compile(leading),
-        re.compile(named),
+        re.compile(label),
         options.labels,
         None if text is None else re.compile(text, re.I),
         tuple(text.lower() for text in texts),
@@ -276,21 +288,30 @@ def _read(said: str, patterns: _Patterns) -> Choice:
 
 
 def _leave_out_refused(said: str, named: Sequence[re.Match[str]], patterns: _Patterns) -> list[re.Match[str]]:
-    """The places that are not denied or asked: of `B. A and C are wrong.` the first. An option that is refused later
-    is taken back, and what stands before a refused one is refused with it, unless something begins anew between."""
-    kept: list[re.Match[str]] = []
-    refused: set[str] = set()
-    next_refused = None
+    """The places of options that are not denied: of `B. A and C are wrong.` the first. What is joined to a denied one
+    (`A and C are wrong`) is denied with it, and a denied one is out wherever it stands."""
+    denied: set[str] = set()
+    following = None
     for place in reversed(named):
         label = patterns.label_of(place)
-        joined = next_refused is not None and not _APART.search(said, place.end(), next_refused.start())
-        if joined or label in refused or _REFUSES.match(said, place.end()):
-            refused.add(label)
-            next_refused = place
+        supposed = _SUPPOSES.search(said, max(0, place.start() - _NEAR_IF), place.start())
+        refused = _DENIED_AFTER.match(said, place.end()) and not supposed
+        if refused or (following is not None and _are_joined(said, place, following, patterns)):
+            denied.add(label)
+            following = place
         else:
-            kept.append(place)
-            next_refused = None
-    return kept[::-1]
+            following = None
+    return [place for place in named if patterns.label_of(place) not in denied] if denied else list(named)
+
+
+def _are_joined(said: str, one: re.Match[str], other: re.Match[str], patterns: _Patterns) -> bool:
+    """Whether two places are named in one breath: `A and B`, `A, B`, or a label and its own text."""
+    gap = said[one.end() : other.start()]
+    if len(gap) > _LONGEST_LINK:
+        return False
+    if patterns.label_of(one) == patterns.label_of(other):
+        return not gap.strip(_AROUND_LABEL)
+    return _LINK.fullmatch(gap) is not None and _LINK_WORD.search(gap) is not None
 
 
 def _find_options(said: str, patterns: _Patterns) -> list[re.Match[str]]:
@@ -299,6 +320,7 @@ def _find_options(said: str, patterns: _Patterns) -> list[re.Match[str]]:
     begins = [begin for label in patterns.labels if (begin := said.find(label)) >= 0]
     named = list(patterns.label.finditer(said, min(begins))) if begins else []
     if patterns.text is not None:
+        said = said.replace(_MINUS, "-")
         low = said.lower()
         for text in patterns.texts:
             if text in low:
@@ -323,6 +345,9 @@ def _line_after(text: str, begin: int, end: int) -> str:
     return text[begin:end].lstrip(_EMPTY).partition("\n")[0]
 
 
+_AFTER_LABEL = "is|was|are|were|or|and|because|since|but|would|seems|looks|might|could|cannot|must|isn"
+"""What may follow a label that is a word too: `A is`, `I would`."""
+_MINUS = "\u2212"
 _EMPTY = " \t\r\n*_`\"'“”‘’.:"
 _BULLETS = " \t\r*_`\"'“”‘’-•#).$€£0123456789"
 _DRESS = " \t*_\"'“‘("
@@ -332,7 +357,9 @@ _LEADS = frozenset("yes so sure well thus hence therefore ok okay answer finally
 _OPENING, _CLOSING = r"[*_\"'“‘(]*", r"[*_\"'”’)]*"
 _NAME = r"(?P<name>\w[\w'’-]*)(?: [\w'’-]+){0,2}"
 _MARKER = re.compile(
-    r"answer(?:\s(?:to|for|of)\s[^.\n:]{1,60}?)?[*_]*\s*(?:(?:is|was|would be|should be|must be)\b|[:=])[*_]*:?", re.I
+    r"(?:answer|option|choice)(?:\s(?:to|for|of)\s[^.\n:]{1,60}?)?[*_]*\s*"
+    r"(?:(?:is|was|would be|should be|must be)\b|[:=])[*_]*:?",
+    re.I,
 )
 _ENDS = re.compile(r"[.!?;](?=\s)|\n")
 _SENTENCE = re.compile(r"(?<=\w\w\w)(?<!\bMrs)[*_\"'”’)]*[.!?][*_\"'”’)]*\s+(?=[A-Z])|\n")
@@ -341,16 +368,30 @@ _OPENS = re.compile(
     r"\b(?:or|nor|either|neither|maybe|perhaps|possibly|vs|versus|alternatively|unsure|uncertain|not certain)\b", re.I
 )
 _DENIES = re.compile(
-    r"(?:\b(?:not|never|cannot|isnt|except|unlike|without|rather than|instead of)|n['’]t|≠|!=)"
+    r"(?:\b(?:not|never|cannot|isnt|except|unlike|without(?! (?:a |any )?doubt)|rather than|instead of|anything but"
+    r"|rul(?:e|es|ed|ing) out|eliminat\w*|exclud\w*|(?<!no )(?<!without )(?<!out a )doubt"
+    r"|(?:wrong|incorrect) (?:answer|option|choice)s? (?:is|are))|n['’]t|≠|!=)"
     r"[^\w,;:]+(?:\w+[^\w,;:]+){0,3}$",
     re.I,
 )
-_REFUSES = re.compile(
-    _CLOSING + r"\s*(?:\?|(?:is|was)n['’]t\b"
-    r"|(?:is|was|would be|seems|looks|are)\s(?:wrong|incorrect|false|not|never|ruled)\b)",
+_DENIAL = (
+    r"(?:(?:is|was|are|were)n['’]t\b|❌|:\s*(?:wrong|incorrect|false)\b"
+    r"|(?:is|was|would be|must be|seems|seems to be|looks|are|were)\s[*_]*(?:(?:clearly|definitely|obviously|certainly"
+    r"|simply|also|both|all|thus|therefore|a|the)\s)?[*_]*(?:wrong|incorrect|false|not|never|ruled|eliminated)\b"
+    r"|(?:cannot|can['’]?t|could(?: not|n['’]t))\s(?:be|fit)\b|can be (?:ruled|eliminated|excluded)\b"
+    r"|(?:does|do)(?: not|n['’]t)\s(?:fit|work|match)\b)"
+)
+_REFUSES = re.compile(rf"{_CLOSING}\s*(?:\?|{_DENIAL})", re.I)
+_DENIED_AFTER = re.compile(rf"[`\])]?{_CLOSING},?\s*(?:\?\s*no\b|{_DENIAL})", re.I)
+_LONGEST_LINK, _NEAR_IF = 40, 20
+_AROUND_LABEL = " \t\\()[]{}$*_\"'“”‘’.:,–—-"
+_LINK_WORD = re.compile(r"[,/&+|]|\b(?:and|or|nor|as well as|along with|plus)\b", re.I)
+_LINK = re.compile(
+    r"(?:[\s\\()\[\]{}$*_\"'“”‘’,/&+|]|\b(?:and|or|nor|as well as|along with|plus|also|both|options?|choices?|the)\b)+",
     re.I,
 )
-_APART = re.compile(r"[.;!?\n]|\b(?:because|since|whereas|while|but|is|was|are|were|so)\b", re.I)
+"""Between two options that something is said of together."""
+_SUPPOSES = re.compile(r"\b(?:if|unless|whether|suppose|assuming)\b[^.;,!?]*$", re.I)
 _TAKES_BACK = re.compile(
     r"[.!?;,\n—-][ *_]{0,3}(?:no|wait|actually|sorry|correction|scratch that|i mean|on second thought)\b", re.I
 )

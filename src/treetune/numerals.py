@@ -57,6 +57,8 @@ def read_number(text: str) -> Number | None:
     value = None if _WORDY.match(text) else _read_value(text)
     if value is None and (lead := _LEAD.match(text)):
         value = _read_value(plain(text[lead.end() :]))
+    if any(_DIGIT.search(side) and any(word in _CHANGING for word in words_of(side)) for side in sides):
+        return None
     stated = {_read_value(side) for side in sides} - {None}
     return value if stated <= {value} else None
 
@@ -167,6 +169,8 @@ def _is_unit(text: str) -> bool:
     if match is None:
         return False
     said = match["words"] or ""
+    if _SYMBOL.search(said) or (_ATTACHED.match(text) and said.lower() not in _SHORT_UNITS):
+        return False
     words = words_of(said)
     if len(words) > UNIT_WORDS or any(word in _CHANGING for word in words) or any(map(str.isnumeric, said)):
         return False
@@ -192,14 +196,14 @@ _PLAIN = rf"(?:(?:{_GROUPED}|\d+)(?:\.\d*)?|\.\d+)"
 _EXPONENT = r"(?:[eE][-+]?\d{1,9}(?!\d))?"
 _SIGNED = re.compile(
     rf"(?P<sign>[-+]?)\s?(?:\\?[$€£¥]\s?)?(?P<late>[-+]?)"
-    rf"(?:\\[dt]?frac(?:\{{(?P<top>\d+)\}}\{{(?P<bottom>\d+)\}}|(?P<a>\d)(?P<b>\d))"
+    rf"(?:\\[dt]?frac(?:\{{(?P<top>[-+]?\d+)\}}\{{(?P<bottom>\d+)\}}|(?P<a>\d)(?P<b>\d))"
     rf"|(?P<whole>\d{{1,9}}) (?P<over>\d{{1,9}})/(?P<under>\d{{1,9}})"
     rf"|(?P<number>{_PLAIN}{_EXPONENT})(?:\s?/\s?(?P<divisor>{_PLAIN}))?)(?P<unit>.*)",
     re.DOTALL,
 )
 # Most characters begin no number, and most numbers are digits alone: to ask that first is quicker.
 _TOKEN = re.compile(
-    r"(?=[-+$€£¥.\d])(?:(?<![\w.)])[-+]\s?)?[$€£¥]?"
+    r"(?=[-+$€£¥.\d])(?<!\^)(?<!\^\{)(?:(?<![\w.)])[-+]\s?)?[$€£¥]?"
     rf"(?:\d+(?![\d,{{\\eE/%]|\s\d|\.[\deE/%])\.?|{_PLAIN}{_EXPONENT}(?:/\d+)?%?)"
 )
 _LEAD = re.compile(
@@ -210,9 +214,16 @@ _WORDY = re.compile(r"(?!minus|negative)[a-z]", re.I)
 _NEGATIVE = re.compile(r"(?:minus|negative)\s+(?=[\d$.]|$)", re.I)
 _WORD = re.compile(r"[a-z']+")
 _UNIT = re.compile(
-    r"\s?(?:%|\\%|[$€£¥]|(?P<degrees>°|\^\\circ|\^\{\\circ\}))?\s?(?:[\\ ]|\\text\{|\\mathrm\{|\()*"
-    r"(?:(?P<words>[^\W\d_][^\d\\{}=+*<>?^]*)(?:\^?\{?[23²³]\}?)?)?[\s)}]*"
+    r"\s?(?:%|\\%|[$€£¥]|(?P<degrees>°|\^\\circ|\^\{\\circ\}))?\s?(?: |\\[ ,;:!]|\\(?:text|mathrm|mbox)\{|\()*"
+    r"(?:(?P<words>[^\W\d_][^\d\\{}=+*<>?^]*)(?:\}?\^?\{?[23²³]\}?)?)?[\s)}]*"
 )
+_SYMBOL = re.compile(r"[\u0391-\u03bb\u03bd-\u03c9∞√½⅓¼¾⅔万亿千百]|\b[MB]\b")
+"""What makes another number of the one before it: 5π, 5M, 5万; μ is a unit."""
+_ATTACHED = re.compile(r"[A-Za-z]{2}(?![^\W_])")
+_SHORT_UNITS = frozenset(
+    "km cm mm nm mi ft in yd kg mg lb oz ml cl dl hr am pm kb mb gb tb hz kw mw pa kj db st nd rd th".split()
+)
+"""Units of two letters; any others directly at a number are variables: `5xy`."""
 _LETTERS = frozenset("m g l s h d".split())
 """Letters that are units; any other is a variable: `5x`."""
 _OPEN = frozenset(
@@ -222,6 +233,6 @@ _OPEN = frozenset(
 _CHANGING = _OPEN | frozenset(
     "and plus minus times over divided hundred thousand million billion trillion dozen half quarter third point to "
     "than except is wrong incorrect if zero one two three four five six seven eight nine ten eleven twelve twenty "
-    "thirty forty fifty sixty seventy eighty ninety k squared cubed".split()
+    "thirty forty fifty sixty seventy eighty ninety k squared cubed lakh lakhs crore crores".split()
 )
 """Words that make another number of the one before them, or take it back."""
