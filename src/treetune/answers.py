@@ -23,6 +23,7 @@ from treetune.mentions import read_label as read_label
 from treetune.mentions import statement as statement
 from treetune.mentions import why_unnamed as why_unnamed
 from treetune.numerals import (
+    UNITS_AT_NUMBERS,
     Number,
     closing_brace,
     find_numbers,
@@ -208,7 +209,7 @@ def last_number(text: str) -> Found:
     near, said = ahead[-NEAR:], last[0]
     if (_may_deny(near) and _DENIED.search(near)) or (behind and _REFUSED.match(behind[:NEAR])):
         return Found(None, f"{said} is denied or asked")
-    if _PART.search(near) or (behind and _RAISED.match(behind)):
+    if (_may_be_part(near) and _PART.search(near)) or (behind and _goes_on(behind)):
         return Found(None, "an expression that is not worked out")
     if behind and _MAGNITUDE.match(behind):
         return Found(None, f"not a plain number: {said}{behind[:20]!s}")
@@ -257,12 +258,17 @@ _MARKS = re.compile("#{4,}")
 _BEGINS = re.compile(r"[*_`$\\({\s]*(?:boxed\{)?[-+−]?[$€£¥]?\.?\d")
 _HEADING = re.compile(r"\d+[.):]\s+\S")
 _PART = re.compile(
-    r"(?:\\[dt]?frac\{(?:[^{}]{0,40}\}\{)?|\\sqrt(?:\[\d+\])?\{|(?<![-=])[<>]=?|[≤≥±√]|\\(?:pm|leq?|geq?|sqrt))\s*$"
+    r"(?:\\[dt]?frac\{(?:[^{}]{0,40}\}\{)?|\\sqrt(?:\[\d+\])?\{|(?<![-=<>])[<>]=?|[≤≥±√]|\\(?:pm|leq?|geq?|sqrt))\s*$"
 )
 """Before a number that is part of another one, or the end of a range."""
-_RAISED = re.compile(r"\s?(?:\^|\*\*\d|[²³¹⁰⁴-⁹½⅓¼¾⅔])")
+_ENDS_OF_PART = "{<>=≤≥±√meqt"
+_RAISED = re.compile(
+    r"\s?(?:\^|\*\*\d|[²³¹⁰⁴-⁹½⅓¼¾⅔\u0391-\u03bb\u03bd-\u03c9∞√]|\\(?!text|mathrm|mbox|circ)[a-z])|(?P<letters>[A-Za-z]{1,2})(?![^\W_])"
+)
+"""After a number that is part of an expression: 5^2, 5π, 5xy."""
+_SIGNS_OF_UNITS = frozenset("AVWNJ")
 _MAGNITUDE = re.compile(
-    r"\s?(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore|k)\b|\s?[万亿]|\s?(?-i:[MB])\b", re.I
+    r"\s?(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore|k)\b|\s?[万亿]|\s?(?-i:[MB])(?![\w&'’-])", re.I
 )
 """Words that make another number of the one before them."""
 _PROSE = re.compile(r"[*_\s]*[^\W\d_]+[ *]")
@@ -296,6 +302,21 @@ def _may_deny(text: str) -> bool:
     """Whether a text has letters that denying words have: quicker than to look for the words."""
     low = text.lower()
     return "not" in low or "n't" in low or "never" in low or "≠" in low or "\\ne" in low or "!=" in low
+
+
+def _may_be_part(near: str) -> bool:
+    """Whether a text ends as `_PART` may: quicker than to look for it."""
+    last = near.rstrip()[-1:]
+    return last in _ENDS_OF_PART if last else False
+
+
+def _goes_on(behind: str) -> bool:
+    """Whether what follows a number makes an expression of it."""
+    match = _RAISED.match(behind)
+    if match is None or match["letters"] is None:
+        return match is not None
+    letters = match["letters"]
+    return letters not in _SIGNS_OF_UNITS and letters.lower() not in UNITS_AT_NUMBERS
 
 
 def _links(between: str) -> bool:

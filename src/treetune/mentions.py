@@ -52,10 +52,10 @@ def why_unnamed(text: str, wanted: str, others: Iterable[str] = (), written: str
 
 def why_doubtful(text: str, begin: int, end: int) -> str:
     """Why what stands there is not the answer that the text gives; "" where it is."""
-    ahead, behind = text[max(0, begin - NEAR) : begin], text[end : end + NEAR]
-    ahead = ahead[ahead.rfind("\n") + 1 :]
-    cut = max(ahead.rfind(". "), ahead.rfind("! "), ahead.rfind("? "), ahead.rfind("; "))
-    ahead = ahead[cut + 1 :]
+    before, behind = text[max(0, begin - NEAR) : begin], text[end : end + NEAR]
+    line = before[before.rfind("\n") + 1 :]
+    sentence = line[max(line.rfind(". "), line.rfind("! "), line.rfind("? ")) + 1 :]
+    ahead = sentence[sentence.rfind("; ") + 1 :]
     if ahead and _may_doubt(ahead):
         if _DENIES.search(ahead):
             return "denied"
@@ -63,19 +63,29 @@ def why_doubtful(text: str, begin: int, end: int) -> str:
             return "left open"
     if text[end - 1].isdigit() and _is_among_numbers(ahead, behind):
         return "one of several"
+    if len(before) + len(behind) > NEAR // 2 and " is " not in before and _is_among_many(text, begin, end):
+        return "one of several"
+    # Before a name, an item of a list has marks or one of a few words.
+    may_be_item = not line[:2].isalpha() or line[:2].lower() in ("gu", "op", "ca")
     if not behind:
-        return "one of several" if ahead and _is_listed(ahead, "", text[begin:end]) else ""
+        listed = (sentence and _is_listed(sentence, "", text[begin:end])) or (
+            may_be_item and _is_line_of_list(text, begin, end)
+        )
+        return "one of several" if listed else ""
     said = behind
     if len(behind) > 1:  # a full stop at the end needs none of this
         stop = _ENDS.search(behind)
         said = behind[: stop.start() + 1] if stop else behind
         if _REFUSES.match(said):
-            return "denied or asked"
+            return _DENIED
         if len(said) > 1 and _may_doubt(said) and _OPENS.search(said):
             return "left open"
     elif behind == "?":
-        return "denied or asked"
-    if _is_listed(ahead, said, text[begin:end]) or _is_line_of_list(text, begin, end):
+        return _DENIED
+    stop = _ENDS_OF_LIST.search(behind) if len(behind) > 1 else None
+    if _is_listed(sentence, behind[: stop.start() + 1] if stop else behind, text[begin:end]):
+        return "one of several"
+    if may_be_item and _is_line_of_list(text, begin, end):
         return "one of several"
     return "taken back" if end + 2 < len(text) and _TAKES_BACK.search(text, end) else ""
 
@@ -137,36 +147,61 @@ def _is_among_numbers(ahead: str, behind: str) -> bool:
 
 
 def _is_line_of_list(text: str, begin: int, end: int) -> bool:
-    """Whether a name is alone on its line, and so is another above or below it."""
+    """Whether a name is alone on its line, and so is another of its kind above or below it."""
     start, stop = text.rfind("\n", 0, begin) + 1, text.find("\n", end)
     if start == 0 and stop < 0:
         return False
     stop = len(text) if stop < 0 else stop
-    if text[start:begin].strip(_BULLETS) or text[end:stop].strip(_EMPTY):
+    lead, tail = _ITEM_LEAD.fullmatch(text[start:begin][-LINE:]), text[end : min(stop, end + LINE)]
+    if lead is None or not _ITEM_TAIL.fullmatch(tail):
         return False
     above, below = text[:start].rstrip().rpartition("\n")[2], text[stop:].lstrip().partition("\n")[0]
-    return any(_ITEM.fullmatch(line.strip()) for line in (above[-LINE:], below[:LINE]))
+    for line in (above[-LINE:].strip(), below[:LINE].strip()):
+        item = _ITEM.fullmatch(line)
+        if item is None or (item["number"] is not None) != text[end - 1].isdigit():
+            continue
+        marks, own = item["lead"].strip(), lead["lead"].strip()
+        introduces = line.endswith(":") and ":" not in tail
+        introduces |= bool(marks) != bool(own) or _INTRODUCES.search(line) is not None
+        # At the end of a text, a few words above may be a sentence.
+        introduces |= not below and not marks and len(line.split()) > 2
+        if not introduces:
+            return True
+    return False
+
+
+def _is_among_many(text: str, begin: int, end: int) -> bool:
+    """Whether names stand around one without the short words that sentences have: a list, however it is separated."""
+    first, last = max(0, begin - NEAR), end + NEAR
+    if _SHORT_WORD.search(text, first, begin) or _SHORT_WORD.search(text, end, last):
+        return False
+    return len(text[first:begin].split()) + len(text[end:last].split()) >= _MANY
 
 
 def _find_markers(text: str) -> list[re.Match[str]]:
-    """Every `answer is`, `answer:` and `correct option is`, in order; looked for by letters, which is quicker than by
-    the pattern."""
+    """Every `answer is` and `answer:`; looked for by letters, which is quicker than by the pattern."""
     found = []
-    for letters in ("nswer", "NSWER", "ption", "hoice"):
-        begin = text.find(letters)
-        while begin >= 0:
-            if begin and (match := _MARKER.match(text, begin - 1)) and _is_verdict(text, begin - 1, letters):
+    for letters in ("nswer", "NSWER"):
+        begin = text.find(letters, 1)
+        while begin > 0:
+            match = _MARKER.match(text, begin - 1)
+            if match and not text.endswith(_WRONG, 0, begin - 1):
                 found.append(match)
             begin = text.find(letters, begin + 5)
-    return found if len(found) < 2 else sorted(found, key=lambda match: match.start())
+    return found
 
 
-def _is_verdict(text: str, begin: int, letters: str) -> bool:
-    """Whether what a marker says is the right one: `the wrong answer is` names none, and `an option is` any."""
-    before = text[max(0, begin - 12) : begin].rstrip(" *_").lower()
-    if letters in ("nswer", "NSWER"):
-        return not before.endswith(("wrong", "incorrect"))
-    return before.endswith(("correct", "right", "best", "final")) and not before.endswith("incorrect")
+def _find_verdicts(text: str) -> list[re.Match[str]]:
+    """Every `correct option is` and `right choice:`."""
+    found = []
+    for letters in ("ption", "hoice"):
+        begin = text.find(letters, 1)
+        while begin > 0:
+            if text.endswith(_RIGHT, 0, begin - 1) and not text.endswith(_WRONG, 0, begin - 1):
+                match = _MARKER.match(text, begin - 1)
+                found += [match] if match else []
+            begin = text.find(letters, begin + 5)
+    return sorted(found, key=lambda match: match.start())
 
 
 # Options
@@ -186,7 +221,7 @@ class Choice(msgspec.Struct, frozen=True):
 def choose(text: str, options: Options) -> Choice:
     """The one option that a text settles on, by its label or its text."""
     patterns = _patterns(options)
-    markers = _find_markers(text)
+    markers = _find_markers(text) or _find_verdicts(text)
     if len(markers) == 1:
         choice = _read(_line_after(text, markers[0].end(), len(text)), patterns)
         if choice.label or choice.why:
@@ -200,11 +235,19 @@ def choose(text: str, options: Options) -> Choice:
             return _agree(given)
     if "\n" in text:
         lines = [line for line in text.split("\n") if len(line) <= LINE]
-        for pattern in (patterns.bare, patterns.leading):
-            if led := [line for line in lines if pattern.match(line)]:
-                return _agree([_read(line, patterns) for line in led])
+        for begins in (lambda line: patterns.bare.match(line) or _affirms(line, patterns), patterns.leading.match):
+            given = [_read(line, patterns) for line in lines if begins(line)]
+            if given := [choice for choice in given if choice.why != _DENIED]:  # "A) is wrong." names none
+                return _agree(given)
     choice = _read(text, patterns)
     return choice if choice.label or choice.why else Choice(None, "no option is named")
+
+
+def _affirms(line: str, patterns: _Patterns) -> bool:
+    """Whether a line says of an option that it is right."""
+    if "correct" not in line and "right" not in line:
+        return False
+    return any(_AFFIRMED.match(line, place.end()) for place in _find_options(line, patterns))
 
 
 def read_label(text: str, options: Options) -> str | None:
@@ -252,7 +295,7 @@ def _patterns(options: Options) -> _Patterns:
     text = rf"(?<!\w)(?<!\d[.,])(?<!\}}\{{)(?:{'|'.join(names)})(?!\w)(?![.,]\d)(?!\}}\{{)" if texts else None
     by_name = {text.casefold(): label for label, text in zip(options.labels, named, strict=False)}
     by_name |= {label.casefold(): label for label in options.labels}
-    dress = r"[^\w\n?]*"
+    dress = r"[^\w\n?❌✗✘]*"
     before = rf"{dress}(?:(?:option|choice|text|textbf|mathrm|mathbf|boxed)\b{dress}){{0,2}}"
     bare = rf"{before}({labels}){dress}$"
     leading = rf"[*_\s]*\(?({labels})(?:[).:\]]|\*\*)(?!\w)"
@@ -274,9 +317,9 @@ def _read(said: str, patterns: _Patterns) -> Choice:
     found = _find_options(said, patterns)
     if not found:
         return Choice(None)
-    named = _leave_out_refused(said, found, patterns)
+    named = _leave_out_refused(said, found, patterns) if len(found) > 1 else found
     if not named:
-        return Choice(None, "denied or asked")
+        return Choice(None, _DENIED)
     if len(named) > 1 and (reason := _REASON.search(said, named[0].end(), named[-1].start())):
         said = said[: reason.start()]  # what follows says why, or what it is not
         named = [place for place in named if place.end() <= reason.start()]
@@ -293,11 +336,11 @@ def _leave_out_refused(said: str, named: Sequence[re.Match[str]], patterns: _Pat
     denied: set[str] = set()
     following = None
     for place in reversed(named):
-        label = patterns.label_of(place)
-        supposed = _SUPPOSES.search(said, max(0, place.start() - _NEAR_IF), place.start())
-        refused = _DENIED_AFTER.match(said, place.end()) and not supposed
+        refused = _DENIED_AFTER.match(said, place.end())
+        if refused and _SUPPOSES.search(said, max(0, place.start() - _NEAR_IF), place.start()):
+            refused = None
         if refused or (following is not None and _are_joined(said, place, following, patterns)):
-            denied.add(label)
+            denied.add(patterns.label_of(place))
             following = place
         else:
             following = None
@@ -345,23 +388,29 @@ def _line_after(text: str, begin: int, end: int) -> str:
     return text[begin:end].lstrip(_EMPTY).partition("\n")[0]
 
 
+_DENIED = "denied or asked"
 _AFTER_LABEL = "is|was|are|were|or|and|because|since|but|would|seems|looks|might|could|cannot|must|isn"
 """What may follow a label that is a word too: `A is`, `I would`."""
 _MINUS = "\u2212"
 _EMPTY = " \t\r\n*_`\"'“”‘’.:"
-_BULLETS = " \t\r*_`\"'“”‘’-•#).$€£0123456789"
-_DRESS = " \t*_\"'“‘("
-_LINKS = (",", "/", "|", ";", "&", "+", "and")
-_LEADS = frozenset("yes so sure well thus hence therefore ok okay answer finally overall indeed then now".split())
+_DRESS = " \t*_`\"'“‘("
+_LINKS = (",", "/", "|", ";", "&", "+", "and", "、", "→", "->", "as well as", "then", "plus")
+_LEADS = frozenset(
+    "yes so sure well thus hence therefore ok okay answer finally overall indeed then now of in to as".split()
+)
 """What may stand before a comma and a name without being another name."""
-_OPENING, _CLOSING = r"[*_\"'“‘(]*", r"[*_\"'”’)]*"
+_OPENING, _CLOSING = r"[*_`\"'“‘(]*", r"[*_`\"'”’)]*"
 _NAME = r"(?P<name>\w[\w'’-]*)(?: [\w'’-]+){0,2}"
 _MARKER = re.compile(
     r"(?:answer|option|choice)(?:\s(?:to|for|of)\s[^.\n:]{1,60}?)?[*_]*\s*"
     r"(?:(?:is|was|would be|should be|must be)\b|[:=])[*_]*:?",
     re.I,
 )
+_WRONG = ("wrong ", "Wrong ", "incorrect ", "Incorrect ")
+_RIGHT = ("orrect ", "ight ", "est ")
+"""Before `option is`, and what makes none of `answer is`."""
 _ENDS = re.compile(r"[.!?;](?=\s)|\n")
+_ENDS_OF_LIST = re.compile(r"[.!?](?=\s)|\n")
 _SENTENCE = re.compile(r"(?<=\w\w\w)(?<!\bMrs)[*_\"'”’)]*[.!?][*_\"'”’)]*\s+(?=[A-Z])|\n")
 _REASON = re.compile(r"\b(?:because|since|whereas|while|not|rather than|instead of)\b", re.I)
 _OPENS = re.compile(
@@ -381,8 +430,9 @@ _DENIAL = (
     r"|(?:cannot|can['’]?t|could(?: not|n['’]t))\s(?:be|fit)\b|can be (?:ruled|eliminated|excluded)\b"
     r"|(?:does|do)(?: not|n['’]t)\s(?:fit|work|match)\b)"
 )
-_REFUSES = re.compile(rf"{_CLOSING}\s*(?:\?|{_DENIAL})", re.I)
-_DENIED_AFTER = re.compile(rf"[`\])]?{_CLOSING},?\s*(?:\?\s*no\b|{_DENIAL})", re.I)
+_REFUSES = re.compile(rf"\]?{_CLOSING},?\s*(?:\?|{_DENIAL})", re.I)
+_DENIED_AFTER = re.compile(rf"\]?{_CLOSING},?\s*(?:\?\s*no\b|{_DENIAL})", re.I)
+_AFFIRMED = re.compile(rf"{_CLOSING}\s(?:is|must be)\s[*_]*(?:the\s)?[*_]*(?:correct|right)\b")
 _LONGEST_LINK, _NEAR_IF = 40, 20
 _AROUND_LABEL = " \t\\()[]{}$*_\"'“”‘’.:,–—-"
 _LINK_WORD = re.compile(r"[,/&+|]|\b(?:and|or|nor|as well as|along with|plus)\b", re.I)
@@ -396,13 +446,25 @@ _TAKES_BACK = re.compile(
     r"[.!?;,\n—-][ *_]{0,3}(?:no|wait|actually|sorry|correction|scratch that|i mean|on second thought)\b", re.I
 )
 _NEXT = re.compile(
-    rf"{_CLOSING}\s*(?:[,/|;&+]|\band\b)\s*(?:and\s)?{_OPENING}{_NAME}{_CLOSING}\s*(?:[,/|;&+.!]|$|\n|\band\b)"
+    rf"{_CLOSING}\s*(?:[,/|;&+、]|→|[-–—]+(?:>|\s)|\b(?:and|plus|as well as)\b)\s*(?:(?:and|then)\s)?{_OPENING}{_NAME}"
+    rf"{_CLOSING}\s*(?:[,/|;&+.!、→\]]|[-–—]+(?:>|\s)|$|\n|\band\b)"
 )
 _PREVIOUS = re.compile(
-    rf"(?:^|[,/|;&+:.!]|\b(?:is|are|be)\b)\s*{_OPENING}{_NAME}{_CLOSING}\s*(?:[,/|;&+]|,?\s\band\b)\s*{_OPENING}$"
+    rf"(?:^|[,/|;&+:.!]|\b(?:is|are|be)\b)\s*{_OPENING}{_NAME}{_CLOSING}\s*"
+    rf"(?:[,/|;&+、→]|->|,?\s\b(?:and|then|plus|as well as)\b)\s*{_OPENING}$"
 )
 _NUMBER = re.compile(r"[-−]?\d[\d.,]*")
 _ENDS_LIST = re.compile(rf"{_CLOSING}\s*(?:[.,;!/|]|$|\n)")
+_LEAD = r"(?P<lead>(?:[-*•>|\s]|#{1,6}|\d{1,3}[.):]|[A-Za-z][.)]\s|(?:guess|option|candidate)\s?\d*\s?[:.)])*)"
+_TAIL = r"[*_`\"'”’)\]]*(?:\s?\([^()]{0,30}\))?[\s|.,;:*_]*"
+_ITEM_LEAD = re.compile(rf"{_LEAD}[\s*_`\"'“”‘’(\[$€£]*", re.I)
+_ITEM_TAIL = re.compile(_TAIL)
 _ITEM = re.compile(
-    r"(?:[-*•]|#{1,6}|\d{1,3}[.)])?\s*[*_]*(?:[^\W\d_][\w'’-]*(?: [\w'’-]+){0,3}|[-−+$€£]{0,2}\d[\d.,]*%?)[*_]*[.,;]?"
+    rf"{_LEAD}[*_`\"'“‘(\[]*(?:[^\W\d_][\w'’-]*(?: [\w'’-]+){{0,3}}|(?P<number>[-−+$€£]{{0,2}}\d[\d.,]*%?)){_TAIL}",
+    re.I,
 )
+_INTRODUCES = re.compile(r"\b(?:answer|conclusion|result|solution)\b", re.I)
+_SHORT_WORD = re.compile(r"=|(?<!\S)(?:[a-z]{1,4}|[-+*/×·])(?!\S)")
+"""Or a sign of a formula."""
+_MANY = 8
+"""Words around a name, of which none is short: no sentence."""

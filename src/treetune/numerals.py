@@ -217,13 +217,15 @@ _UNIT = re.compile(
     r"\s?(?:%|\\%|[$€£¥]|(?P<degrees>°|\^\\circ|\^\{\\circ\}))?\s?(?: |\\[ ,;:!]|\\(?:text|mathrm|mbox)\{|\()*"
     r"(?:(?P<words>[^\W\d_][^\d\\{}=+*<>?^]*)(?:\}?\^?\{?[23²³]\}?)?)?[\s)}]*"
 )
-_SYMBOL = re.compile(r"[\u0391-\u03bb\u03bd-\u03c9∞√½⅓¼¾⅔万亿千百]|\b[MB]\b")
+_SYMBOL = re.compile(r"[\u0391-\u03bb\u03bd-\u03c9∞√½⅓¼¾⅔万亿千百]|\b[MB](?![\w&'’-])")
 """What makes another number of the one before it: 5π, 5M, 5万; μ is a unit."""
 _ATTACHED = re.compile(r"[A-Za-z]{2}(?![^\W_])")
 _SHORT_UNITS = frozenset(
     "km cm mm nm mi ft in yd kg mg lb oz ml cl dl hr am pm kb mb gb tb hz kw mw pa kj db st nd rd th".split()
 )
 """Units of two letters; any others directly at a number are variables: `5xy`."""
+UNITS_AT_NUMBERS = _SHORT_UNITS | frozenset("m g l s h d c f k".split())
+"""All that may stand directly at a number."""
 _LETTERS = frozenset("m g l s h d".split())
 """Letters that are units; any other is a variable: `5x`."""
 _OPEN = frozenset(

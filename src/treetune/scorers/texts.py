@@ -88,6 +88,8 @@ class Includes(Scorer, frozen=True, tag="includes"):
     def _others(self, task: Task, truths: list[Any]) -> tuple[str, ...]:
         """The other options of a task that has some."""
         choices = task.extra_info.get("choices")
+        if isinstance(choices, dict):  # {"label": [...], "text": [...]}, as ARC has them, or {"A": "Paris"}
+            choices = choices.get("text", list(choices.values()))
         if not isinstance(choices, list):
             return ()
         right = {_wanted(str(one), self.ignore_case, self.strip) for one in truths}
