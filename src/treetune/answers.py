@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from treetune.mentions import Options as Options
-from treetune.mentions import choose as choose
-from treetune.mentions import read_label as read_label
+from treetune.chosen_option import Options as Options
+from treetune.chosen_option import choose as choose
+from treetune.chosen_option import read_label as read_label
 from treetune.mentions import statement as statement
 from treetune.mentions import why_unnamed as why_unnamed
 from treetune.numerals import (
