@@ -23,7 +23,9 @@ from treetune.chosen_option import read_label as read_label
 from treetune.mentions import statement as statement
 from treetune.mentions import why_unnamed as why_unnamed
 from treetune.numerals import (
-    UNITS_AT_NUMBERS,
+    GREEK,
+    MATHS,
+    VARIABLES,
     Number,
     closing_brace,
     find_numbers,
@@ -209,7 +211,7 @@ def last_number(text: str) -> Found:
     near, said = ahead[-NEAR:], last[0]
     if (_may_deny(near) and _DENIED.search(near)) or (behind and _REFUSED.match(behind[:NEAR])):
         return Found(None, f"{said} is denied or asked")
-    if (_may_be_part(near) and _PART.search(near)) or (behind and _goes_on(behind)):
+    if (_may_be_part(near) and _PART.search(near)) or (behind and _RAISED.match(behind)):
         return Found(None, "an expression that is not worked out")
     if behind and _MAGNITUDE.match(behind):
         return Found(None, f"not a plain number: {said}{behind[:20]!s}")
@@ -257,18 +259,14 @@ _BOX = "\\boxed{"
 _MARKS = re.compile("#{4,}")
 _BEGINS = re.compile(r"[*_`$\\({\s]*(?:boxed\{)?[-+−]?[$€£¥]?\.?\d")
 _HEADING = re.compile(r"\d+[.):]\s+\S")
-_PART = re.compile(
-    r"(?:\\[dt]?frac\{(?:[^{}]{0,40}\}\{)?|\\sqrt(?:\[\d+\])?\{|(?<![-=<>])[<>]=?|[≤≥±√]|\\(?:pm|leq?|geq?|sqrt))\s*$"
-)
-"""Before a number that is part of another one, or the end of a range."""
-_ENDS_OF_PART = "{<>=≤≥±√meqt"
-_RAISED = re.compile(
-    r"\s?(?:\^|\*\*\d|[²³¹⁰⁴-⁹½⅓¼¾⅔\u0391-\u03bb\u03bd-\u03c9∞√]|\\(?!text|mathrm|mbox|circ)[a-z])|(?P<letters>[A-Za-z]{1,2})(?![^\W_])"
-)
-"""After a number that is part of an expression: 5^2, 5π, 5xy."""
-_SIGNS_OF_UNITS = frozenset("AVWNJ")
+_PART = re.compile(r"(?:\\[dt]?frac\{(?:[^{}]{0,40}\}\{)?|\\sqrt(?:\[\d+\])?\{|[±√]|\\(?:pm|sqrt))\s*$")
+"""Before a number that is part of another one."""
+_ENDS_OF_PART = "{±√mt"
+_RAISED = re.compile(rf"\s?(?:\^(?!\{{?\\circ)|\*\*\d|[²³¹⁰⁴-⁹½⅓¼¾⅔∞√]|{GREEK}|{MATHS})|{VARIABLES}")
+"""After a number that is part of an expression: 5^n, 5π, 5xy."""
+_POWER_OF_UNIT = re.compile(r"(?:km|cm|mm|dm|m|ft|in|inch|inches|feet|yd|mi|s|meters?|metres?|units?)\}?\s?\^\{?$")
 _MAGNITUDE = re.compile(
-    r"\s?(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore|k)\b|\s?[万亿]|\s?(?-i:[MB])(?![\w&'’-])", re.I
+    r"\s?(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore|k)\b|\s?[万亿]|\s?(?-i:[MB])[\s.*$)]*$", re.I
 )
 """Words that make another number of the one before them."""
 _PROSE = re.compile(r"[*_\s]*[^\W\d_]+[ *]")
@@ -291,7 +289,10 @@ def _last_numbers(text: str, skip: int = 0) -> tuple[str, list[re.Match[str]]]:
     """The last line that names numbers, and they; `skip` is how many such lines to leave out."""
     for line in reversed(text.splitlines()):
         usual = with_usual_signs(line)
-        if numbers := find_numbers(usual):
+        numbers = find_numbers(usual)
+        if "^" in usual:  # cm^2 is a unit
+            numbers = [number for number in numbers if not _POWER_OF_UNIT.search(usual[: number.start()][-20:])]
+        if numbers:
             if not skip:
                 return usual, numbers
             skip -= 1
@@ -308,15 +309,6 @@ def _may_be_part(near: str) -> bool:
     """Whether a text ends as `_PART` may: quicker than to look for it."""
     last = near.rstrip()[-1:]
     return last in _ENDS_OF_PART if last else False
-
-
-def _goes_on(behind: str) -> bool:
-    """Whether what follows a number makes an expression of it."""
-    match = _RAISED.match(behind)
-    if match is None or match["letters"] is None:
-        return match is not None
-    letters = match["letters"]
-    return letters not in _SIGNS_OF_UNITS and letters.lower() not in UNITS_AT_NUMBERS
 
 
 def _links(between: str) -> bool:

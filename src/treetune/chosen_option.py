@@ -60,7 +60,10 @@ def _affirms(line: str, patterns: _Patterns) -> bool:
     """Whether a line says of an option that it is right."""
     if "correct" not in line and "right" not in line:
         return False
-    return any(_AFFIRMED.match(line, place.end()) for place in _find_options(line, patterns))
+    places = _find_options(line, patterns)
+    return any(
+        _AFFIRMED.match(line, place.end()) and _BEFORE_AFFIRMED.fullmatch(line, 0, place.start()) for place in places
+    )
 
 
 def read_label(text: str, options: Options) -> str | None:
@@ -214,14 +217,17 @@ def _find_verdicts(text: str) -> list[re.Match[str]]:
     return sorted(found, key=lambda match: match.start())
 
 
-_RIGHT = ("orrect ", "ight ", "est ")
+_RIGHT = ("orrect ", "ight ")
 """What stands before `option is` where that is a verdict."""
 _AFTER_LABEL = "is|was|are|were|or|and|because|since|but|would|seems|looks|might|could|cannot|must|isn"
 """What may follow a label that is a word too: `A is`, `I would`."""
 _MINUS = "\u2212"
 _REASON = re.compile(r"\b(?:because|since|whereas|while|not|rather than|instead of)\b", re.I)
 _DENIED_AFTER = re.compile(rf"\]?{CLOSING},?\s*(?:\?\s*no\b|{DENIAL})", re.I)
-_AFFIRMED = re.compile(rf"{CLOSING}\s(?:is|must be)\s[*_]*(?:the\s)?[*_]*(?:correct|right)\b")
+_AFFIRMED = re.compile(
+    rf"{CLOSING}\s(?:is|must be)\s[*_]*(?:the\s)?[*_]*(?:correct|right)(?:\s(?:answer|option|choice|one))?[\s*_.!]*$"
+)
+_BEFORE_AFFIRMED = re.compile(r"(?:[\W_]|(?:so|thus|hence|therefore|option|choice|answer)\b)*", re.I)
 _LONGEST_LINK, _NEAR_IF = 40, 20
 _AROUND_LABEL = " \t\\()[]{}$*_\"'“”‘’.:,–—-"
 _LINK_WORD = re.compile(r"[,/&+|]|\b(?:and|or|nor|as well as|along with|plus)\b", re.I)

@@ -153,24 +153,32 @@ def _is_line_of_list(text: str, begin: int, end: int) -> bool:
     above, below = text[:start].rstrip().rpartition("\n")[2], text[stop:].lstrip().partition("\n")[0]
     for line in (above[-LINE:].strip(), below[:LINE].strip()):
         item = _ITEM.fullmatch(line)
-        if item is None or (item["number"] is not None) != text[end - 1].isdigit():
+        number = item["number"] if item is not None else None
+        if item is None or (number is not None) != text[end - 1].isdigit() or (number or "").endswith("%"):
             continue
-        marks, own = item["lead"].strip(), lead["lead"].strip()
-        introduces = line.endswith(":") and ":" not in tail
-        introduces |= bool(marks) != bool(own) or _INTRODUCES.search(line) is not None
-        # At the end of a text, a few words above may be a sentence.
-        introduces |= not below and not marks and len(line.split()) > 2
-        if not introduces:
+        apart = _kind_of_mark(item["lead"]) != _kind_of_mark(lead["lead"]) or ("(" in line) != ("(" in tail)
+        introduces = line.startswith("```") or line.endswith("...") or _INTRODUCES.search(line) is not None
+        introduces |= line.rstrip("*_ ").endswith(":") and ":" not in tail
+        # At the end of a text, a few words above may be a sentence, or a step.
+        if not apart and not introduces and (below or len(line[item.end("lead") :].split()) <= 2):
             return True
     return False
 
 
+def _kind_of_mark(lead: str) -> str:
+    """Of an item of a list: `-`, `1` for any number, `a` for letters and words; nothing where it has none."""
+    first = lead.strip()[:1]
+    return "1" if first.isdigit() else "a" if first.isalpha() else first
+
+
 def _is_among_many(text: str, begin: int, end: int) -> bool:
-    """Whether names stand around one without the short words that sentences have: a list, however it is separated."""
+    """Whether only names or numbers stand around one, and many: a list, however it is separated."""
     first, last = max(0, begin - NEAR), end + NEAR
-    if _SHORT_WORD.search(text, first, begin) or _SHORT_WORD.search(text, end, last):
+    if _OF_SENTENCES.search(text, first, begin) or _OF_SENTENCES.search(text, end, last):
         return False
-    return len(text[first:begin].split()) + len(text[end:last].split()) >= _MANY
+    words = [*text[first:begin].split()[first > 0 :], *text[end:last].split()[: -1 if last < len(text) else None]]
+    begins = [word.lstrip(_BEFORE_NAMES)[:1] for word in words]
+    return len(words) >= _MANY and all(letter.isupper() or letter.isdigit() or not letter for letter in begins)
 
 
 def find_markers(text: str) -> list[re.Match[str]]:
@@ -189,7 +197,7 @@ def find_markers(text: str) -> list[re.Match[str]]:
 DENIED = "denied or asked"
 EMPTY = " \t\r\n*_`\"'“”‘’.:"
 _DRESS = " \t*_`\"'“‘("
-_LINKS = (",", "/", "|", ";", "&", "+", "and", "、", "→", "->", "as well as", "then", "plus")
+_LINKS = (",", "/", "|", ";", "&", "+", "and", "、", "as well as", "then", "plus")
 _LEADS = frozenset(
     "yes so sure well thus hence therefore ok okay answer finally overall indeed then now of in to as".split()
 )
@@ -211,33 +219,35 @@ _OPENS = re.compile(
 )
 _DENIES = re.compile(
     r"(?:\b(?:not|never|cannot|isnt|except|unlike|without(?! (?:a |any )?doubt)|rather than|instead of|anything but"
-    r"|rul(?:e|es|ed|ing) out|eliminat\w*|exclud\w*|(?<!no )(?<!without )(?<!out a )doubt"
-    r"|(?:wrong|incorrect) (?:answer|option|choice)s? (?:is|are))|n['’]t|≠|!=)"
-    r"[^\w,;:]+(?:\w+[^\w,;:]+){0,3}$",
+    r"|(?:wrong|incorrect) (?:answer|option|choice)s? (?:is|are))|n['’]t|≠|!=)[^\w,;:]+(?:\w+[^\w,;:]+){0,3}$"
+    r"|\b(?:rules? out|ruled out|eliminated?|excluded?)[^\w,;:]+$|\bI (?:really |strongly )?doubt\b[^,;:]*$",
     re.I,
 )
+_WRONG_WORD = r"(?:wrong|incorrect|false|ruled out|eliminated)\b"
+_ADVERB = r"[*_]*(?:(?:clearly|definitely|obviously|certainly|simply|also|both|all|thus|therefore|a|the)\s)?[*_]*"
 DENIAL = (
-    r"(?:(?:is|was|are|were)n['’]t\b|❌|:\s*(?:wrong|incorrect|false)\b"
-    r"|(?:is|was|would be|must be|seems|seems to be|looks|are|were)\s[*_]*(?:(?:clearly|definitely|obviously|certainly"
-    r"|simply|also|both|all|thus|therefore|a|the)\s)?[*_]*(?:wrong|incorrect|false|not|never|ruled|eliminated)\b"
-    r"|(?:cannot|can['’]?t|could(?: not|n['’]t))\s(?:be|fit)\b|can be (?:ruled|eliminated|excluded)\b"
-    r"|(?:does|do)(?: not|n['’]t)\s(?:fit|work|match)\b)"
+    r"(?:❌|:\s*(?:wrong|incorrect)\b|(?:does|do)(?: not|n['’]t)\s(?:fit|work|match)\b"
+    rf"|(?:is|was|would be|must be|seems|seems to be|looks|are|were)\s{_ADVERB}{_WRONG_WORD}"
+    r"|(?:is|was|are|were)(?:\s[*_]*not[*_]*|n['’]t)\s(?:right|correct|true|it|valid|possible|the|a|an)\b"
+    r"|(?:cannot|can['’]?t|could(?: not|n['’]t))\s(?:be (?:right|correct|true|it|the)\b|fit\b)"
+    r"|can be (?:ruled out|eliminated|excluded)\b)"
 )
-_REFUSES = re.compile(rf"\]?{CLOSING},?\s*(?:\?|{DENIAL})", re.I)
+"""What is said of a name, after it, where it is not the answer."""
+_REFUSES = re.compile(rf"\]?{CLOSING},?\s*(?:\?|(?:is|was|are|were)(?:n['’]t\b|\s[*_]*(?:not|never)\b)|{DENIAL})", re.I)
 _TAKES_BACK = re.compile(
     r"[.!?;,\n—-][ *_]{0,3}(?:no|wait|actually|sorry|correction|scratch that|i mean|on second thought)\b", re.I
 )
 _NEXT = re.compile(
-    rf"{CLOSING}\s*(?:[,/|;&+、]|→|[-–—]+(?:>|\s)|\b(?:and|plus|as well as)\b)\s*(?:(?:and|then)\s)?{_OPENING}{_NAME}"
-    rf"{CLOSING}\s*(?:[,/|;&+.!、→\]]|[-–—]+(?:>|\s)|$|\n|\band\b)"
+    rf"{CLOSING}\s*(?:[,/|;&+、→]|\b(?:and|plus|as well as)\b)\s*(?:(?:and|then)\s)?"
+    rf"(?!\S+(?: \S+)? (?:is|was|are|has)\b){_OPENING}{_NAME}{CLOSING}\s*(?:[,/|;&+.!、→\]]|$|\n|\band\b)"
 )
 _PREVIOUS = re.compile(
     rf"(?:^|[,/|;&+:.!]|\b(?:is|are|be)\b)\s*{_OPENING}{_NAME}{CLOSING}\s*"
-    rf"(?:[,/|;&+、→]|->|,?\s\b(?:and|then|plus|as well as)\b)\s*{_OPENING}$"
+    rf"(?:[,/|;&+、]|,?\s\b(?:and|then|plus|as well as)\b)\s*{_OPENING}$"
 )
 _NUMBER = re.compile(r"[-−]?\d[\d.,]*")
 _ENDS_LIST = re.compile(rf"{CLOSING}\s*(?:[.,;!/|]|$|\n)")
-_LEAD = r"(?P<lead>(?:[-*•>|\s]|#{1,6}|\d{1,3}[.):]|[A-Za-z][.)]\s|(?:guess|option|candidate)\s?\d*\s?[:.)])*)"
+_LEAD = r"(?P<lead>(?:[-*•>|#\s]|\d{1,3}[.):]|[A-Za-z][.)]\s|(?:guess|option|candidate)\s?\d*\s?[:.)])*)"
 _TAIL = r"[*_`\"'”’)\]]*(?:\s?\([^()]{0,30}\))?[\s|.,;:*_]*"
 _ITEM_LEAD = re.compile(rf"{_LEAD}[\s*_`\"'“”‘’(\[$€£]*", re.I)
 _ITEM_TAIL = re.compile(_TAIL)
@@ -246,7 +256,8 @@ _ITEM = re.compile(
     re.I,
 )
 _INTRODUCES = re.compile(r"\b(?:answer|conclusion|result|solution)\b", re.I)
-_SHORT_WORD = re.compile(r"=|(?<!\S)(?:[a-z]{1,4}|[-+*/×·])(?!\S)")
-"""Or a sign of a formula."""
+_OF_SENTENCES = re.compile(r"(?<!\S)[a-z]|=|:(?!\S)")
+"""What lists of names do not have: words in small letters, formulas, headings."""
+_BEFORE_NAMES = "\"'“”‘’()[]{}*_`-•–—.,;|/&+>#"
 _MANY = 8
-"""Words around a name, of which none is short: no sentence."""
+"""Names around a name: no sentence."""

@@ -57,7 +57,7 @@ def read_number(text: str) -> Number | None:
     value = None if _WORDY.match(text) else _read_value(text)
     if value is None and (lead := _LEAD.match(text)):
         value = _read_value(plain(text[lead.end() :]))
-    if any(_DIGIT.search(side) and any(word in _CHANGING for word in words_of(side)) for side in sides):
+    if any(_DIGIT.search(side) and any(word in _JOINING for word in words_of(side)) for side in sides):
         return None
     stated = {_read_value(side) for side in sides} - {None}
     return value if stated <= {value} else None
@@ -165,11 +165,11 @@ def _is_unit(text: str) -> bool:
     """Whether what follows a number only says of what it is."""
     if not text.strip():
         return True
-    match = _UNIT.fullmatch(text)
+    match = None if _MATHS.match(text) else _UNIT.fullmatch(text)
     if match is None:
         return False
     said = match["words"] or ""
-    if _SYMBOL.search(said) or (_ATTACHED.match(text) and said.lower() not in _SHORT_UNITS):
+    if _SYMBOL.search(said) or _VARIABLES.match(text):
         return False
     words = words_of(said)
     if len(words) > UNIT_WORDS or any(word in _CHANGING for word in words) or any(map(str.isnumeric, said)):
@@ -203,7 +203,7 @@ _SIGNED = re.compile(
 )
 # Most characters begin no number, and most numbers are digits alone: to ask that first is quicker.
 _TOKEN = re.compile(
-    r"(?=[-+$€£¥.\d])(?<!\^)(?<!\^\{)(?:(?<![\w.)])[-+]\s?)?[$€£¥]?"
+    r"(?=[-+$€£¥.\d])(?:(?<![\w.)])[-+]\s?)?[$€£¥]?"
     rf"(?:\d+(?![\d,{{\\eE/%]|\s\d|\.[\deE/%])\.?|{_PLAIN}{_EXPONENT}(?:/\d+)?%?)"
 )
 _LEAD = re.compile(
@@ -214,20 +214,22 @@ _WORDY = re.compile(r"(?!minus|negative)[a-z]", re.I)
 _NEGATIVE = re.compile(r"(?:minus|negative)\s+(?=[\d$.]|$)", re.I)
 _WORD = re.compile(r"[a-z']+")
 _UNIT = re.compile(
-    r"\s?(?:%|\\%|[$€£¥]|(?P<degrees>°|\^\\circ|\^\{\\circ\}))?\s?(?: |\\[ ,;:!]|\\(?:text|mathrm|mbox)\{|\()*"
+    r"\s?(?:%|\\%|[$€£¥]|(?P<degrees>°|\^\\circ|\^\{\\circ\}))?\s?(?:\\(?:text|mathrm|mbox)\{|[\\ ]|\\[,;:!]|\()*"
     r"(?:(?P<words>[^\W\d_][^\d\\{}=+*<>?^]*)(?:\}?\^?\{?[23²³]\}?)?)?[\s)}]*"
 )
-_SYMBOL = re.compile(r"[\u0391-\u03bb\u03bd-\u03c9∞√½⅓¼¾⅔万亿千百]|\b[MB](?![\w&'’-])")
-"""What makes another number of the one before it: 5π, 5M, 5万; μ is a unit."""
-_ATTACHED = re.compile(r"[A-Za-z]{2}(?![^\W_])")
-_SHORT_UNITS = frozenset(
-    "km cm mm nm mi ft in yd kg mg lb oz ml cl dl hr am pm kb mb gb tb hz kw mw pa kj db st nd rd th".split()
-)
-"""Units of two letters; any others directly at a number are variables: `5xy`."""
-UNITS_AT_NUMBERS = _SHORT_UNITS | frozenset("m g l s h d c f k".split())
-"""All that may stand directly at a number."""
+MATHS = r"\\(?:pi|sqrt|ln|log|exp|sin|cos|tan|theta|alpha|beta|gamma|lambda|phi|infty|cdot|times|div|pm|[dt]?frac)\b"
+"""Commands of LaTeX that make a formula of the number before them; others may be its unit."""
+GREEK = r"[\u0391-\u03a8\u03b1-\u03bb\u03bd-\u03c9](?!\w)"
+"""A letter that stands for a number: π, θ; μ and Ω are units."""
+VARIABLES = r"[abxyz]{2}(?![^\W_])"
+"""As in 5xy."""
+_SYMBOL = re.compile(rf"{GREEK}|[∞√½⅓¼¾⅔万亿千百]|\b[MB]\s*$")
+"""What makes another number of the one before it: 5π, 5M, 5万."""
+_VARIABLES = re.compile(VARIABLES)
+_MATHS = re.compile(rf"[\s\\,;:!]*{MATHS}")
 _LETTERS = frozenset("m g l s h d".split())
 """Letters that are units; any other is a variable: `5x`."""
+_JOINING = frozenset("or and nor vs versus".split())
 _OPEN = frozenset(
     "or nor not no never neither either maybe perhaps possibly isn't aren't wasn't don't but vs versus unless".split()
 )
