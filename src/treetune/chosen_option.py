@@ -148,19 +148,20 @@ def _read(said: str, patterns: _Patterns) -> Choice:
 
 def _leave_out_refused(said: str, named: Sequence[re.Match[str]], patterns: _Patterns) -> list[re.Match[str]]:
     """The places of options that are not denied: of `B. A and C are wrong.` the first. What is joined to a denied one
-    (`A and C are wrong`) is denied with it, and a denied one is out wherever it stands."""
-    denied: set[str] = set()
+    (`A and C are wrong`) is denied with it. A denied one is out wherever it stands, but for later sentences."""
+    denied: dict[str, int] = {}
     following = None
     for place in reversed(named):
         refused = _DENIED_AFTER.match(said, place.end())
         if refused and _SUPPOSES.search(said, max(0, place.start() - _NEAR_IF), place.start()):
             refused = None
         if refused or (following is not None and _are_joined(said, place, following, patterns)):
-            denied.add(patterns.label_of(place))
+            end = _SENTENCE_END.search(said, (refused or place).end())
+            denied.setdefault(patterns.label_of(place), end.start() if end else len(said))
             following = place
         else:
             following = None
-    return [place for place in named if patterns.label_of(place) not in denied] if denied else list(named)
+    return [place for place in named if place.start() >= denied.get(patterns.label_of(place), 0)]
 
 
 def _are_joined(said: str, one: re.Match[str], other: re.Match[str], patterns: _Patterns) -> bool:
@@ -212,7 +213,7 @@ def _find_verdicts(text: str) -> list[re.Match[str]]:
         while begin > 0:
             if text.endswith(_RIGHT, 0, begin - 1) and not text.endswith(WRONG, 0, begin - 1):
                 match = MARKER.match(text, begin - 1)
-                found += [match] if match else []
+                found += [match] if match and " for " not in match[0] else []  # for something else, perhaps
             begin = text.find(letters, begin + 5)
     return sorted(found, key=lambda match: match.start())
 
@@ -223,11 +224,12 @@ _AFTER_LABEL = "is|was|are|were|or|and|because|since|but|would|seems|looks|might
 """What may follow a label that is a word too: `A is`, `I would`."""
 _MINUS = "\u2212"
 _REASON = re.compile(r"\b(?:because|since|whereas|while|not|rather than|instead of)\b", re.I)
-_DENIED_AFTER = re.compile(rf"\]?{CLOSING},?\s*(?:\?\s*no\b|{DENIAL})", re.I)
+_DENIED_AFTER = re.compile(rf"\]?{CLOSING},?\s*(?:\?\s*no\b[.,!]?|{DENIAL})", re.I)
 _AFFIRMED = re.compile(
     rf"{CLOSING}\s(?:is|must be)\s[*_]*(?:the\s)?[*_]*(?:correct|right)(?:\s(?:answer|option|choice|one))?[\s*_.!]*$"
 )
 _BEFORE_AFFIRMED = re.compile(r"(?:[\W_]|(?:so|thus|hence|therefore|option|choice|answer)\b)*", re.I)
+_SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
 _LONGEST_LINK, _NEAR_IF = 40, 20
 _AROUND_LABEL = " \t\\()[]{}$*_\"'“”‘’.:,–—-"
 _LINK_WORD = re.compile(r"[,/&+|]|\b(?:and|or|nor|as well as|along with|plus)\b", re.I)
