@@ -24,6 +24,7 @@ from treetune.mentions import statement as statement
 from treetune.mentions import why_unnamed as why_unnamed
 from treetune.numerals import (
     GREEK,
+    MAGNITUDES,
     MATHS,
     VARIABLES,
     Number,
@@ -265,9 +266,7 @@ _ENDS_OF_PART = "{±√mt"
 _RAISED = re.compile(rf"\s?(?:\^(?!\{{?\\circ)|\*\*\d|[²³¹⁰⁴-⁹½⅓¼¾⅔∞√]|{GREEK}|{MATHS})|{VARIABLES}")
 """After a number that is part of an expression: 5^n, 5π, 5xy."""
 _POWER_OF_UNIT = re.compile(r"(?:km|cm|mm|dm|m|ft|in|inch|inches|feet|yd|mi|s|meters?|metres?|units?)\}?\s?\^\{?$")
-_MAGNITUDE = re.compile(
-    r"\s?(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore|k)\b|\s?[万亿]|\s?(?-i:[MB])[\s.*$)]*$", re.I
-)
+_MAGNITUDE = re.compile(rf"\s?(?:{MAGNITUDES.replace(' ', '|')})\b|\s?[万亿千百]|\s?(?-i:[MB])[\s.*$)]*$", re.I)
 """Words that make another number of the one before them."""
 _PROSE = re.compile(r"[*_\s]*[^\W\d_]+[ *]")
 _PROSE_OF_SEVERAL = re.compile(

@@ -229,14 +229,15 @@ _VARIABLES = re.compile(VARIABLES)
 _MATHS = re.compile(rf"[\s\\,;:!]*{MATHS}")
 _LETTERS = frozenset("m g l s h d".split())
 """Letters that are units; any other is a variable: `5x`."""
+MAGNITUDES = "hundred thousand million billion trillion dozen lakh lakhs crore crores k"
 _JOINING = frozenset("or and nor vs versus".split())
 _OPEN = frozenset(
     "or nor not no never neither either maybe perhaps possibly isn't aren't wasn't don't but vs versus unless".split()
 )
 """Words that leave open what the answer is, or deny it."""
 _CHANGING = _OPEN | frozenset(
-    "and plus minus times over divided hundred thousand million billion trillion dozen half quarter third point to "
+    f"{MAGNITUDES} and plus minus times over divided half quarter third point to "
     "than except is wrong incorrect if zero one two three four five six seven eight nine ten eleven twelve twenty "
-    "thirty forty fifty sixty seventy eighty ninety k squared cubed lakh lakhs crore crores".split()
+    "thirty forty fifty sixty seventy eighty ninety squared cubed".split()
 )
 """Words that make another number of the one before them, or take it back."""

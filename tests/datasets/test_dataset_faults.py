@@ -356,6 +356,8 @@ def test_only_what_lies_before_the_last_row_of_max_rows_is_told(rows):
         {"no ground truth": 1},
         [[1], [0, 2]],  # left out, and without their options
     )
+    with pytest.warns(UserWarning, match="without their options"):
+        assert load_task(rows(quiz(0, 0, 7), **QUIZ, max_rows=2)).build()[0].dropped == {}
 
 
 def test_a_place_for_an_image_where_no_row_is_kept_is_no_crash(rows, tmp_path):

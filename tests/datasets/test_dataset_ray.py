@@ -20,16 +20,21 @@ TASKS = """train_tasks:
 """
 
 
+def write_own(folder, row):
+    """A task whose own function makes each row."""
+    (folder / "mine.py").write_text(
+        "import time\nfrom treetune_verl.tasks import Task as Base\nclass Task(Base):\n"
+        "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n"
+        f"        return lambda row, index: {row}\n"
+    )
+    (folder / "tasks.yaml").write_text(TASKS + "    custom_cls: {path: mine.py}\n")
+
+
 def test_ray_builds_the_same_rows_in_the_same_order(tmp_path):
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"q": f"{n}?", "a": str(n) if n % 7 else ""}) + "\n" for n in range(45_000))
     )
-    (tmp_path / "mine.py").write_text(
-        "from treetune_verl.tasks import Task as Base\nclass Task(Base):\n"
-        "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n"
-        "        return lambda row, index: {**make(row, index), 'ability': 'math'}\n"
-    )
-    (tmp_path / "tasks.yaml").write_text(TASKS + "    custom_cls: {path: mine.py}\n")
+    write_own(tmp_path, "{**make(row, index), 'ability': 'math'}")
     python = venvs.venv(*venvs.RAY)
     with RayCluster(python, cpus=1) as cluster:
         cluster.add_node(cpus=1)
@@ -82,12 +87,7 @@ def test_a_build_that_finds_no_free_cpu_says_so_and_goes_on_when_there_is_one(tm
 
 def test_a_build_that_holds_all_cpus_itself_blames_nobody(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"q": "1?", "a": "1"}\n')
-    (tmp_path / "mine.py").write_text(
-        "import time\nfrom treetune_verl.tasks import Task as Base\nclass Task(Base):\n"
-        "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n"
-        "        return lambda row, index: (time.sleep(13), make(row, index))[1]\n"
-    )
-    (tmp_path / "tasks.yaml").write_text(TASKS + "    custom_cls: {path: mine.py}\n")
+    write_own(tmp_path, "(time.sleep(13), make(row, index))[1]")
     python = venvs.venv(*venvs.RAY)
     with RayCluster(python, cpus=1) as cluster:
         environment = {**cluster.environment, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}

@@ -49,7 +49,9 @@ class Notes(msgspec.Struct):
                 continue
             rows = [row for row in flaw.rows if row < last]
             self.dropped[reason] -= flaw.count - len(rows)
-            if rows:
+            if not rows:
+                del self.dropped[reason]
+            else:
                 self.tell(Flaw.of(flaw.rule, flaw.what, flaw.first, rows))
 
     def add(self, later: Notes) -> None:
