@@ -17,7 +17,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from treetune.mentions import CLOSING, DENIAL, DENIED, EMPTY, LINE, MARKER, WRONG, find_markers, why_doubtful
+from treetune.mentions import (
+    CLOSING,
+    DENIAL,
+    DENIED,
+    EMPTY,
+    LINE,
+    MARKER,
+    SENTENCE_END,
+    WRONG,
+    find_markers,
+    why_doubtful,
+)
 
 
 class Options(NamedTuple):
@@ -156,7 +167,7 @@ def _leave_out_refused(said: str, named: Sequence[re.Match[str]], patterns: _Pat
         if refused and _SUPPOSES.search(said, max(0, place.start() - _NEAR_IF), place.start()):
             refused = None
         if refused or (following is not None and _are_joined(said, place, following, patterns)):
-            end = _SENTENCE_END.search(said, (refused or place).end())
+            end = SENTENCE_END.search(said, (refused or place).end())
             denied.setdefault(patterns.label_of(place), end.start() if end else len(said))
             following = place
         else:
@@ -229,7 +240,6 @@ _AFFIRMED = re.compile(
     rf"{CLOSING}\s(?:is|must be)\s[*_]*(?:the\s)?[*_]*(?:correct|right)(?:\s(?:answer|option|choice|one))?[\s*_.!]*$"
 )
 _BEFORE_AFFIRMED = re.compile(r"(?:[\W_]|(?:so|thus|hence|therefore|option|choice|answer)\b)*", re.I)
-_SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
 _LONGEST_LINK, _NEAR_IF = 40, 20
 _AROUND_LABEL = " \t\\()[]{}$*_\"'“”‘’.:,–—-"
 _LINK_WORD = re.compile(r"[,/&+|]|\b(?:and|or|nor|as well as|along with|plus)\b", re.I)

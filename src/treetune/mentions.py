@@ -61,7 +61,7 @@ def why_doubtful(text: str, begin: int, end: int) -> str:
     if len(before) + len(behind) > NEAR // 2 and " is " not in before and _is_among_many(text, begin, end):
         return "one of several"
     # Before a name, an item of a list has marks or one of a few words.
-    may_be_item = not line[:2].isalpha() or line[:2].lower() in ("gu", "op", "ca")
+    may_be_item = not line[:2].isalpha() or line[:2].lower() in _ITEM_BEGINS
     if not behind:
         listed = (sentence and _is_listed(sentence, "", text[begin:end])) or (
             may_be_item and _is_line_of_list(text, begin, end)
@@ -77,7 +77,7 @@ def why_doubtful(text: str, begin: int, end: int) -> str:
             return "left open"
     elif behind == "?":
         return DENIED
-    stop = _ENDS_OF_LIST.search(behind) if len(behind) > 1 else None
+    stop = SENTENCE_END.search(behind) if len(behind) > 1 else None
     if _is_listed(sentence, behind[: stop.start() + 1] if stop else behind, text[begin:end]):
         return "one of several"
     if may_be_item and _is_line_of_list(text, begin, end):
@@ -212,7 +212,7 @@ MARKER = re.compile(
 WRONG = ("wrong ", "Wrong ", "incorrect ", "Incorrect ")
 """After these, `answer is` and `option is` name no answer."""
 _ENDS = re.compile(r"[.!?;](?=\s)|\n")
-_ENDS_OF_LIST = re.compile(r"[.!?](?=\s)|\n")
+SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
 _SENTENCE = re.compile(r"(?<=\w\w\w)(?<!\bMrs)[*_\"'”’)]*[.!?][*_\"'”’)]*\s+(?=[A-Z])|\n")
 _OPENS = re.compile(
     r"\b(?:or|nor|either|neither|maybe|perhaps|possibly|vs|versus|alternatively|unsure|uncertain|not certain)\b", re.I
@@ -247,7 +247,9 @@ _PREVIOUS = re.compile(
 )
 _NUMBER = re.compile(r"[-−]?\d[\d.,]*")
 _ENDS_LIST = re.compile(rf"{CLOSING}\s*(?:[.,;!/|]|$|\n)")
-_LEAD = r"(?P<lead>(?:[-*•>|#\s]|\d{1,3}[.):]|[A-Za-z][.)]\s|(?:guess|option|candidate)\s?\d*\s?[:.)])*)"
+_ITEM_WORDS = ("guess", "option", "candidate")
+_ITEM_BEGINS = tuple(word[:2] for word in _ITEM_WORDS)
+_LEAD = rf"(?P<lead>(?:[-*•>|#\s]|\d{{1,3}}[.):]|[A-Za-z][.)]\s|(?:{'|'.join(_ITEM_WORDS)})\s?\d*\s?[:.)])*)"
 _TAIL = r"[*_`\"'”’)\]]*(?:\s?\([^()]{0,30}\))?[\s|.,;:*_]*"
 _ITEM_LEAD = re.compile(rf"{_LEAD}[\s*_`\"'“”‘’(\[$€£]*", re.I)
 _ITEM_TAIL = re.compile(_TAIL)
