@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from treetune import Limits, Sampling, TasksetConfig
 from treetune.builtin.alphabet_sort import AlphabetSortConfig
 from treetune.builtin.arithmetic import ArithmeticConfig
-from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain, with_overrides
+from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain
 from treetune.datasets.config import DatasetConfig
 from treetune.errors import ConfigError, suggest_file
 from treetune.evaluation.config import EvalConfig, ValidateConfig, read_config
 from treetune.other_names import OTHER_NAMES
+from treetune.overrides import lay_over, override_values, with_overrides
 from treetune.policies import EndpointConfig
+from treetune.target import read_target
 from treetune.variables import conceal
 
 
@@ -312,3 +314,66 @@ def test_values_from_the_environment_are_written_as_they_were(monkeypatch, tmp_p
     assert again["plain"] == "other"  # the same text under another key is no secret
     assert with_overrides(again, {}) == read
     assert dump_yaml(conceal(read)) == dumped
+
+
+# A config is resolved once
+
+
+def test_an_interpolation_that_leads_nowhere_names_its_line_its_key_and_how_to_escape_it(tmp_path):
+    file = tmp_path / "c.yaml"
+    for text in ("costs ${price}", "costs ${price:.2f}", "costs ${", "${oc.env:NOT_SET_ANYWHERE}"):
+        file.write_text(f'top: 1\nnested:\n  - say: "{text}"\n')
+        with pytest.raises(ConfigError) as caught:
+            with_overrides(load_yaml(file), {}, source=str(file))
+        said = str(caught.value)
+        assert f"in {file}" in said
+        assert "line 3, nested[0].say: " in said
+        assert r"for plain text write `\${`, in double quotes `\\${`" in said
+    file.write_text('nested:\n  - say: "costs \\\\${price:.2f}"\n')
+    assert with_overrides(load_yaml(file), {}) == {"nested": [{"say": "costs ${price:.2f}"}]}
+
+
+def test_an_override_that_leads_nowhere_is_named_as_it_was_given(tmp_path):
+    (tmp_path / "c.yaml").write_text("taskset: {id: arithmetic, level: 1}\n")
+    with pytest.raises(ConfigError, match=r"(?s)--taskset.level: Interpolation key 'x' not found.*plain text"):
+        read_target(str(tmp_path / "c.yaml"), {"taskset.level": "${x}"})
+
+
+def test_resolved_values_stay_as_they_are_where_overrides_are_laid_over_them():
+    data = {"a": "${x} ${oc.env:HOME} \\${y}", "list": [{"b": "${"}, {"c": 1}]}
+    assert override_values(data, {"list[1].c": "2", "d": "\\${z}"}) == {
+        **data, "list": [{"b": "${"}, {"c": 2}], "d": "${z}",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"list\[2\]: there is no entry 2: there are 2"):
+        override_values(data, {"list[2].c": "2"})
+    assert lay_over({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}) == {"a": {"b": 1, "c": 3}}
+
+
+@pytest.mark.parametrize("target", ["a${b.jsonl", "a${oc.env:HOME}.jsonl"])
+def test_the_name_of_a_file_is_no_interpolation(tmp_path, monkeypatch, target):
+    monkeypatch.chdir(tmp_path)
+    Path(target).write_text("{}\n")
+    assert read_target(target, {"taskset.trust": "true"}) == {
+        "taskset": {"id": "rows", "files": [target], "trust": True}
+    }
+
+
+def test_an_interpolated_name_of_a_file_is_looked_for_beside_the_config(tmp_path, monkeypatch):
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "beside" / "c.yaml").write_text("taskset: {id: rows, files: ['${name}.jsonl']}\nname: rows\n")
+    monkeypatch.chdir(tmp_path)
+    found = read_target("beside/c.yaml", {})["taskset"]["files"]
+    assert found == [str(tmp_path / "beside" / "rows.jsonl")]
+    # One of an override is not.
+    assert read_target("beside/c.yaml", {"taskset.files": "[rows.jsonl]"})["taskset"]["files"] == ["rows.jsonl"]
+    assert read_target("beside/c.yaml", {"name": "other"})["taskset"]["files"] == ["other.jsonl"]
+
+
+def test_a_value_from_the_environment_is_concealed_behind_an_interpolation_of_a_whole_mapping(monkeypatch):
+    monkeypatch.setenv("SECRET_THREE", "s3cret-three")
+    read = with_overrides(
+        {"first": "${base}", "base": {"a": "x", "key": "${oc.env:SECRET_THREE}"}, "last": {"key": "plain"}}, {}
+    )
+    assert read["first"] == {"a": "x", "key": "s3cret-three"}
+    assert "s3cret-three" not in dump_yaml(read)

@@ -524,8 +524,20 @@ def test_the_host_and_whoever_asks_say_what_a_timeout_earns():
 
     given = Limits(timeout_reward=0.0)
     assert narrowed(LATE, Limits(max_turns=3)) == Limits(timeout=0.2, timeout_reward=-0.5, max_turns=3)
-    assert narrowed(LATE, given).timeout_reward == 0.0
+    assert narrowed(LATE, Limits(timeout_reward=-1.0)).timeout_reward == -1.0
     assert narrowed(Limits(), given) == given
+    for own, reward in ((LATE, 0.0), (Limits(), 0.5), (given, 1.0)):
+        with pytest.raises(UsageError, match="a timeout earns"):
+            narrowed(own, Limits(timeout_reward=reward))
+
+
+def test_whoever_asks_can_only_narrow_the_limits_of_a_host():
+    own = Limits(max_turns=4, timeout=8.0, max_tool_calls=16, timeout_reward=0.0)
+    host = LocalHost(streams.Streams(Naps()), always(saying("x")), own)
+    wider = Limits(max_turns=5, timeout=9.0, max_tool_calls=17)
+    tighter = Limits(max_turns=3, timeout=7.0, max_tool_calls=15, timeout_reward=-1.0)
+    assert host._narrow(wider) == host._narrow(Limits()) == own
+    assert host._narrow(tighter) == tighter
 
 
 class Silent(Environment):

@@ -15,7 +15,8 @@ from treetune.episode_book import Terms
 from treetune.errors import EmptyTasksetError, ResumeError, TasksetError, UsageError
 from treetune.host import LocalHost, always
 from treetune.policies import load_policy
-from treetune.streams import KEPT, State
+from treetune.reader import KEPT
+from treetune.streams import State
 
 
 class Letters(Taskset):
@@ -353,3 +354,36 @@ def test_an_episode_is_not_idle_while_a_step_runs():
         return seen, list(host.episodes.live)
 
     assert run(play()) == (["open", "open"], [])
+
+
+class Large(Endless):
+    """Counts the copies that are made of it."""
+
+    copies = 0
+
+    def __deepcopy__(self, memo):
+        type(self).copies += 1
+        return Large()
+
+
+def test_streams_over_a_generator_share_a_reader_while_they_are_near_each_other():
+    async def draw():
+        Large.copies = 0
+        host = await host_of(Large())
+        for number in range(200):
+            for stream in "abcd":
+                assert (await host.sample(stream=stream)).idx == number
+        near = Large.copies
+        for number in range(200, KEPT + 400):
+            assert (await host.sample(stream="a")).idx == number
+        for number in range(200, 300):  # the task was read too long ago
+            assert (await host.sample(stream="b")).idx == number
+            assert (await host.sample(stream="c")).idx == number
+        apart, readers = Large.copies, len(host.streams._readers)
+        for stream in "bcd":  # which catch up
+            for _ in range(KEPT):
+                await host.sample(stream=stream)
+        assert (await host.sample(stream="d")).idx == KEPT + 200
+        return near, apart, readers, Large.copies, len(host.streams._readers)
+
+    assert run(draw()) == (0, 1, 2, 2, 1)

@@ -37,7 +37,7 @@ def test_what_failed_or_was_given_back_comes_again_the_lowest_first(pending):
     for draw in draws:
         pending.hold(draw)
     pending.give_back(draws[3])
-    pending.fail(draws[1], most=3)
+    pending.fail(draws[1], "no disk")
     pending.settle(draws[0])
     assert taken(pending) == [(1, 0), (3, 0)]
     assert taken(pending, "other") == []
@@ -48,7 +48,7 @@ def test_a_draw_of_a_stream_that_was_put_elsewhere_is_nobodys(pending):
     pending.hold(draw)
     pending.place("s", [])
     pending.hold(again := Draw("s", 5))  # drawn anew
-    assert pending.fail(draw, most=3) == 0
+    assert pending.fail(draw, "no disk") == 0
     pending.settle(draw)
     pending.give_back(draw)
     assert taken(pending, "s") == []
@@ -113,7 +113,7 @@ def test_a_checkpoint_gives_out_again_what_was_on_a_lease_and_a_restart_keeps_it
     pending.lease(Draw("s", 3), task=3, seconds=10.0, holder=b"c")
     pending.hold(Draw("s", 4))  # its client waits for it
     pending.hold(failed := Draw("s", 5, position=8))
-    pending.fail(failed, most=3)
+    pending.fail(failed, "no disk")
     kept = pending.of("s")
     assert [(one.index, one.position, one.tries, one.seconds) for one in kept] == [(3, None, 0, 10.0), (5, 8, 1, 0.0)]
     back, restarted = PendingDraws(clock), PendingDraws(clock)

@@ -7,6 +7,8 @@ from collections import Counter
 from typing import Any
 
 import chats
+import msgspec
+import numpy as np
 import pytest
 import real_tokenizers
 import venvs
@@ -304,6 +306,60 @@ def test_a_number_of_logprobs_or_versions_that_is_not_that_of_the_tokens_is_refu
         Tokens().add_turn([1], [2, 3], [-1.0])
     with pytest.raises(PolicyError, match="3 versions for 2 sampled tokens"):
         Tokens().add_turn([1], [2, 3], [-1.0, -2.0], [0, 0, 0])
+
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "told"),
+    [
+        ([7, -2], None, "sampled token 1 of 2 is -2, and must be a token id from 0 to 2147483647"),
+        ([2**31], None, "sampled token 0 of 1 is 2147483648"),
+        ([7, 1.5], None, "sampled token 1 of 2 is 1.5, and must be an integer"),
+        ([7, "8"], None, "sampled token 1 of 2 is '8', and must be an integer"),
+        ([7, None], None, "sampled token 1 of 2 is None, and must be an integer"),
+        ([True], None, "sampled token 0 of 1 is True, and must be an integer"),
+        ("78", None, "a list is needed, got '78'"),
+        (7, None, "a list is needed, got 7"),
+        ([7, 8], [-1.0, NAN], "the logprob of sampled token 1 of 2 is nan, and must be finite"),
+        ([7, 8], [-INFINITE, -1.0], "the logprob of sampled token 0 of 2 is -inf, and must be finite"),
+        ([7, 8], [-1.0, INFINITE], "the logprob of sampled token 1 of 2 is inf, and must be finite"),
+        ([7, 8], [0.7, -1.0], "the logprob of sampled token 0 of 2 is 0.7, and must be at most 0"),
+        ([7, 8], [-1.0, "-1"], "the logprob of sampled token 1 of 2 is '-1', and must be a number"),
+        ([7, 8], [-1.0, None], "the logprob of sampled token 1 of 2 is None, and must be a number"),
+    ],
+)
+def test_what_is_no_sample_is_refused_with_the_value_and_its_place(ids, logprobs, told):
+    tokens = Tokens()
+    tokens.add_turn([1], [2], [-1.0])
+    before = json.dumps(msgspec.to_builtins(tokens))
+    with pytest.raises(PolicyError) as error:
+        tokens.add_turn([1, 2, 3], ids, logprobs)
+    assert told in error.value.message
+    assert json.dumps(msgspec.to_builtins(tokens)) == before
+
+
+def test_a_prompt_that_is_none_is_refused_too():
+    tokens = Tokens()
+    with pytest.raises(PolicyError, match=r"token of the prompt, number 1 of 3 is -5"):
+        tokens.add_turn([1, -5, 3], [4])
+    assert not tokens.sequences
+
+
+def test_what_rounding_and_greedy_sampling_give_is_kept():
+    tokens = Tokens()
+    tokens.add_turn([1], [2, 3, 4], [0.0, 1e-7, -1])
+    (sequence,) = tokens.sequences
+    assert sequence.logprobs == [0.0, 0.0, 0.0, -1.0]
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    tokens = Tokens()
+    tokens.add_turn(np.array([1, 2]), np.array([3, 4]), np.array([-0.5, -1.5], dtype=np.float32))
+    (sequence,) = tokens.sequences
+    assert (sequence.ids, sequence.logprobs) == ([1, 2, 3, 4], [0.0, 0.0, -0.5, -1.5])
+    assert {type(value) for value in [*sequence.ids, *sequence.logprobs]} == {int, float}
 
 
 def test_turns_without_logprobs_do_not_join_a_sequence_that_has_them():

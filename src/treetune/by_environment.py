@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from treetune.errors import UsageError
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
 from treetune.tools import Tool, ToolSource
+from treetune.trust import USER, Origin, names_from
 
 if TYPE_CHECKING:
     from treetune.environment import Environment
@@ -31,15 +31,16 @@ class ByEnvironment(Taskset[Task, TasksetConfig]):
     def load_tasks(self) -> Iterable[Task]:
         return ()
 
+    @property
+    def tasks_origin(self) -> Origin:
+        return self._origin if self._origin != USER else Origin.of_data("a row")
+
     def offers_tools(self, task: Task) -> bool:
         return bool(task.tools) or self._finds_tools is not None
 
     def tools_for(self, task: Task) -> list[Tool | ToolSource]:
         if self._finds_tools is not None:
             return self._finds_tools(task)  # type: ignore[no-any-return]
-        if own := [name for name in task.tools if ":" in name]:
-            remedy = "register it (treetune.tools), or play the rows with `treetune eval --trust`"
-            raise UsageError(f"a row names code as a tool: {own[0]}", remedy=remedy)
         return super().tools_for(task)
 
     @cached_property
@@ -48,7 +49,7 @@ class ByEnvironment(Taskset[Task, TasksetConfig]):
         from treetune.plugins import environments
 
         named = self._environment
-        cls = environments.resolve(named) if isinstance(named, str) else named
+        cls = environments.resolve(named, self._origin) if isinstance(named, str) else named
         return getattr(cls, "tools_for", None)
 
     def environment(self, task: Task) -> Environment:
@@ -56,4 +57,5 @@ class ByEnvironment(Taskset[Task, TasksetConfig]):
 
         if isinstance(self._environment, type):
             return self._environment(task)
-        return make(self._environment or task.env_class or "", task)
+        with names_from(self.tasks_origin if self._environment is None else self._origin):
+            return make(self._environment or task.env_class or "", task)

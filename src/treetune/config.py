@@ -1,6 +1,6 @@
-"""YAML plus dotted overrides, made into typed configs.
+"""YAML made into typed configs.
 
-    data = with_overrides(load_yaml("eval.yaml"), {"sampling.temperature": "0.7"})
+    data = with_overrides(load_yaml("eval.yaml"), {"sampling.temperature": "0.7"})      # of overrides.py
     sampling = convert(data["sampling"], Sampling, path="sampling")
 
 All faults are collected and reported together, each with the path of its key and, for an unknown key, the nearest.
@@ -9,7 +9,7 @@ All faults are collected and reported together, each with the path of its key an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -23,7 +23,7 @@ import msgspec
 from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults, suggest_file
 from treetune.files import parse_again
 from treetune.other_names import suggest_key
-from treetune.variables import escape, resolve
+from treetune.variables import escape, explain_interpolation
 
 if TYPE_CHECKING:
     from treetune.taskset import Taskset
@@ -65,52 +65,30 @@ def map_declared(value: Any, hint: Any, change: Callable[[Any, str], str]) -> An
     return value
 
 
-def load_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file as plain values; interpolations are resolved with the overrides in place."""
+def load_yaml(path: str | Path, *, interpolates: bool = True) -> dict[str, Any]:
+    """A YAML file as it is written; `with_overrides` resolves its interpolations, with the overrides in place. One that
+    is no config (`interpolates=False`) has none: `${` is text in it."""
+    import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     file = Path(path).expanduser()
     try:
-        loaded = OmegaConf.load(file)
+        if interpolates:
+            loaded: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        else:
+            loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         problem = f"cannot read {path}: {error.strerror or error}{suggest_file(path)}"
         remedy = f"correct the path, which is taken from {Path.cwd()}; `treetune list` shows what needs no file"
         raise ConfigError([("", problem)], source=str(path), remedy=remedy) from None
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise ConfigError([("", f"not valid YAML: {error}")], source=str(path)) from None
-    if not OmegaConf.is_dict(loaded):
-        raise ConfigError([("", "expected keys and values at the top")], source=str(path))
-    return cast(dict[str, Any], OmegaConf.to_container(loaded, resolve=False))
-
-
-def with_overrides(
-    data: Mapping[str, Any], overrides: Mapping[str, str], *, source: str = "config", only: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """`data` with `{"a.b": "value"}` laid over it (values spelled as in YAML) and interpolations resolved; `only`
-    gives just these keys, and leaves the rest unresolved."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    config = OmegaConf.create(dict(data))
-    try:
-        for key, raw in overrides.items():
-            try:
-                value = OmegaConf.from_dotlist([f"value={raw}"]).get("value")
-            except YAMLError:
-                value = raw  # text that looks like YAML, such as "{question}!"
-            OmegaConf.update(config, key, value, merge=True, force_add=True)
-    except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError([(key, f"cannot be set to {raw!r}: {error}")], source="the overrides") from None
-    try:
-        if only is not None:
-            parts = {key: config[key] for key in only}
-            return {key: resolve(part) if OmegaConf.is_config(part) else part for key, part in parts.items()}
-        return cast(dict[str, Any], resolve(config))
     except OmegaConfBaseException as error:
-        raise ConfigError([("", str(error).splitlines()[0])], source=source) from None
+        raise ConfigError([explain_interpolation(error)], source=str(path)) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError([("", f"not valid YAML: {error}")], source=str(path)) from None
+    if not isinstance(loaded, dict):
+        raise ConfigError([("", "expected keys and values at the top")], source=str(path))
+    return loaded
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from treetune.plugins import environments
 from treetune.score import finite, judge
 from treetune.task import Message, Task
 from treetune.tools import Gold, ToolCall, read_tools
+from treetune.trust import Origin, current_origin
 
 if TYPE_CHECKING:
     import asyncio
@@ -98,12 +99,14 @@ class Step(msgspec.Struct):
     done: bool = False
     info: dict[str, Any] = {}
     truncated: bool = False
-    """Ended by a limit (too many turns) rather than by the rules."""
+    """Ended by a limit (too many turns) rather than by the rules: the episode is over then, as in Gymnasium."""
     calls: list[ToolCall] = []
     """The calls of tools that the action made, and what came of them: the episode tells, or whoever runs them."""
 
     def __post_init__(self) -> None:
         self.observation = Observation.of(self.observation)
+        if self.truncated:
+            self.done = True
 
 
 def check_step(owner: Any, step: Any) -> Step:
@@ -202,14 +205,14 @@ class SingleTurn(Environment):
         return Step(reward=score.reward, done=True, info=known)
 
 
-def register(*, id: str, entry_point: str | type[Environment]) -> None:
-    """Make an environment known by an id in this process."""
+def register(*, id: str, entry_point: str | type) -> None:
+    """Make an environment known by an id in this process. One of skyrl-gym's own (`skyrl_gym.Env`) will do too."""
     environments.register(id, entry_point)
 
 
 def make(env_class: str, task: Task, **settings: Any) -> Environment:
     """The environment of a task, by registered id, installed package, `module:Class` or `file.py:Class`."""
-    cls = environments.resolve(env_class)
+    cls = environments.resolve(env_class, current_origin())
     try:
         environment = cls(task, **settings)
     except TypeError as error:
@@ -338,13 +341,16 @@ def kind_of(truth: Any) -> Kind | None:
     return Kind.MAPPING if isinstance(truth, dict) and truth else None
 
 
+_DATA = Origin("data")
+
+
 def contract_of(env_class: str | None) -> Contract | None:
     """The contract of an environment that is known by an id; None where there is none. A file or module is never loaded
     for it: reading and writing data must not run code that the data names."""
     if env_class is None or ":" in env_class:
         return None
     try:
-        contract: Contract | None = getattr(environments.resolve(env_class), "CONTRACT", None)
+        contract: Contract | None = getattr(environments.resolve(env_class, _DATA), "CONTRACT", None)
     except TreetuneError:
         return None
     return contract

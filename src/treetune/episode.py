@@ -23,6 +23,7 @@ from treetune.judgement import Judgement, recording
 from treetune.score import finite, total
 from treetune.task import Task, without_surrogates
 from treetune.taskset import Taskset
+from treetune.taskset_contract import scored_in_group
 from treetune.threads import call
 from treetune.tool_calls import Toolbox
 from treetune.tool_messages import as_text, message_of
@@ -137,16 +138,18 @@ class Episode:
         limits: Limits | None = None,
         until: float | None = None,
         recorded: Recorded | None = None,
+        in_group: bool = False,
     ) -> None:
         """`until` is the loop's time at which the whole episode must have ended; without it `limits.timeout` holds for
-        each call. With `recorded` calls, tools that are no part of the rules are not run again."""
+        each call. With `recorded` calls, tools that are no part of the rules are not run again. `in_group`: the caller
+        has the taskset's `score_group` score it with the others."""
         self._taskset, self._task = taskset, task
         self._limits = limits or Limits()
         self._until = until
         self._environment: Environment | None = None
         """None before it is made and once it is closed: what it holds is let go."""
         self._closing: asyncio.Future[None] | None = None
-        self._recorded = recorded
+        self._recorded, self._in_group = recorded, in_group
         self._toolbox: Toolbox | None = None
         """None where nothing can be called."""
         self.tools: list[dict[str, Any]] = []
@@ -190,6 +193,8 @@ class Episode:
 
     async def _open(self) -> Observation:
         taskset, task = self._taskset, self._task
+        if not self._in_group and taskset.scores_groups and not taskset.scores_alone(task):
+            raise scored_in_group(taskset.name, task)
         if task.env_class is None and not taskset.overrides("environment"):
             self._environment = SingleTurn(task, taskset)  # no user code, so no thread
         else:

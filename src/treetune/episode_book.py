@@ -259,10 +259,10 @@ class EpisodeBook:
         await asyncio.wait([self._closings[id]])
         return True
 
-    def lose(self, id: str) -> None:
+    def lose(self, id: str, how: str) -> None:
         """The process of its environment has died."""
         if (episode := self.live.get(id)) is not None:
-            self._remove(episode, ending("worker_lost", "the worker of this episode died, and the episode with it"))
+            self._remove(episode, ending("worker_lost", f"the worker of this episode died: {how}"))
 
     def _remove(self, episode: LiveEpisode, why: Ending) -> None:
         del self.live[episode.id]

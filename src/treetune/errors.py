@@ -93,6 +93,18 @@ class DrawFailed(TasksetError):
     """The task of a draw could not be made; it is tried again, or skipped."""
 
 
+class GeneratorFailed(TasksetError):
+    """`load_tasks` raised at the task `place`: it and those after it were not reached."""
+
+    def __init__(self, message: str, *, remedy: str | None = None, place: int = 0) -> None:
+        super().__init__(message, remedy=remedy)
+        self.place = place
+
+
+class StreamEnded(TasksetError):
+    """A stream that cannot go on: its generator ended, or fails at the same place after each restart."""
+
+
 class EmptyTasksetError(TasksetError):
     """A taskset without a single task."""
 
@@ -122,6 +134,10 @@ class PolicyError(TreetuneError):
 
 class ContextFullError(PolicyError):
     """A prompt that the model has no room for. After the first turn it is the policy that said too much."""
+
+
+class EndpointRefusal(PolicyError):
+    """A model server that refuses a request, and would refuse it again."""
 
 
 class StorageError(TreetuneError):
@@ -194,6 +210,29 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
+def causes_of(error: BaseException) -> list[BaseException]:
+    """The error and what led to it, the first cause last."""
+    found = [error]
+    while True:
+        last = found[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or cause in found:
+            return found
+        found.append(cause)
+
+
+def is_of_network(error: BaseException) -> bool:
+    """Whether no server answered, here or in what led to it."""
+    for cause in causes_of(error):
+        # A timeout of `subprocess` is that of a program.
+        kinds = [kind.__name__ for kind in type(cause).__mro__ if kind.__module__ != "subprocess"]
+        if any(part in kind for kind in kinds for part in _NETWORK):
+            return True
+        if "LocalEntryNotFoundError" in str(cause):  # what the hub's library says of it once it gave up
+            return True
+    return False
+
+
 def traceback_of(error: BaseException) -> str:
     """Python's own account of an error. An error for the user says itself what is wrong: our frames of it are left out,
     and where no other is left there is no account."""
@@ -233,6 +272,8 @@ def place_of(error: BaseException) -> str:
     return f"{PurePath(own[-1][0]).name}:{own[-1][1]}" if own else ""
 
 
+_NETWORK = ("ConnectionError", "ConnectError", "OfflineModeIsEnabled", "Timeout", "gaierror")
+"""Parts of the names of errors that libraries raise where no server answers."""
 _LONGEST_ACCOUNT = 20_000
 _MOST_ENTRIES = 5000
 """Of a folder: to compare names takes 20 microseconds each."""

@@ -26,13 +26,14 @@ from treetune.episode_book import Ending, EpisodeBook, Home, Terms
 from treetune.episode_record import EpisodeRecord
 from treetune.errors import UsageError
 from treetune.group import GroupPlan, run_plan, was_cut_off
-from treetune.pending import HERE, Draw, check_lease
+from treetune.pending import DRAW_TRIES, HERE, Draw, check_lease
 from treetune.play_options import GroupOptions, PlayOptions
 from treetune.policy import Policy
 from treetune.rollout import run_rollout, score_together
-from treetune.streams import DRAW_TRIES, State, Streams
+from treetune.streams import State, Streams
 from treetune.task import Task
 from treetune.taskset import Taskset
+from treetune.taskset_contract import scored_in_group
 from treetune.trace import Outcome, Trace
 from treetune.weights import PAUSE_SECONDS, Calls, Staleness, TrainedModels, WeightsBook, check_version
 
@@ -204,8 +205,7 @@ class LocalHost(TrainedModels):
 
     async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace:
         if self.taskset.scores_group_of(task):
-            remedy = "call run_group(task, n) instead of run_rollout(task)"
-            raise UsageError(f"task {task.idx} of {self.taskset.name} is scored with its group", remedy=remedy)
+            raise scored_in_group(self.taskset.name, task)
         with self._leased(task, options) as played:
             trace = await self._run_named(options.get("request"), self._player(task, options)(rollout))
             played.append(trace)
@@ -365,10 +365,17 @@ class LocalHost(TrainedModels):
             del self._requests[request]
 
     def _narrow(self, asked: Limits | None) -> Limits:
-        """What was asked for, within the host's own limits."""
+        """What was asked for, within the host's own limits. What a timeout earns is never raised: a client could end
+        every rollout at once, and take the reward of a right answer for it."""
         own = self._limits
         if asked is None:
             return own
+        most = 0.0 if own.timeout_reward is None else own.timeout_reward
+        if asked.timeout_reward is not None and asked.timeout_reward > most:
+            raise UsageError(
+                f"limits.timeout_reward is {asked.timeout_reward:g}, and here a timeout earns {most:g} at most",
+                remedy=f"ask for {most:g} or less, or serve with --limits.timeout_reward {asked.timeout_reward:g}",
+            )
         return Limits(
             max_turns=_least(own.max_turns, asked.max_turns),
             timeout=_least(own.timeout, asked.timeout),

@@ -79,6 +79,7 @@ class _Sources(Taskset[Task, ConfigT]):
     environment = ask_owner("environment")
     score_group = ask_owner("score_group")
     scores_group_of = ask_owner("scores_group_of")
+    scores_alone = ask_owner("scores_alone")
 
     def offers_tools(self, task: Task) -> bool:
         owner, inner = self._owner(task)
@@ -97,12 +98,24 @@ class _Sources(Taskset[Task, ConfigT]):
     def random_access(self) -> bool:
         return all(source.random_access for source in self.sources)
 
+    @property
+    def sequential(self) -> bool:
+        return any(source.sequential for source in self.sources)
+
 
 def owner_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Taskset[Any, Any], Task]:
     """The taskset that a task of a mixture or union comes from, and the task as it is there."""
     while isinstance(taskset, _Sources):
         taskset, task = taskset._owner(task)
     return taskset, task
+
+
+def is_made_alone(taskset: Taskset[Any, Any], position: int) -> bool:
+    """Whether the task at a position is made by itself; where not, its source keeps all of its tasks in memory."""
+    while isinstance(taskset, _Sources):
+        number, position = taskset.place(position)
+        taskset = taskset.sources[number]
+    return taskset.random_access
 
 
 def parts_of(taskset: Taskset[Any, Any]) -> Iterator[Taskset[Any, Any]]:
@@ -279,7 +292,7 @@ def _learns(taskset: Taskset[Any, Any]) -> bool:
 
 
 def _refuse_generators(taskset: _Sources[Any]) -> None:
-    if named := [source.name for source in taskset.sources if source.INFINITE and not source.random_access]:
+    if named := [source.name for source in taskset.sources if source.sequential]:
         problem = f"{', '.join(named)} is only a generator, and the shares of {taskset.name} follow pass rates"
         raise UsageError(problem, remedy="write task_at(index)")
 

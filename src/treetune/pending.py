@@ -1,7 +1,7 @@
 """Draws that are not done: those that could not be made, are being made, or are out on a lease.
 
     pending.hold(draw)                              # its task is being made
-    pending.fail(draw, most=3)                      # it failed: the next who asks gets it, three times at most
+    pending.fail(draw, "OSError: ...")              # it failed: it is given out again, and skipped after some tries
     pending.lease(draw, task.idx, 60.0, holder)     # handed out for a minute
     pending.expire()                                # what was neither finished nor renewed is given out again
 
@@ -10,6 +10,7 @@ A cursor only moves on. What lies behind it and is not done is here, and is give
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Hashable, Iterable
 from heapq import heappop, heappush
@@ -17,13 +18,15 @@ from heapq import heappop, heappush
 import msgspec
 
 from treetune.errors import UsageError
+from treetune.retries import Key, Retries
 
 LONGEST_LEASE = 7 * 86400.0
 """The most seconds of a lease."""
 HERE = b""
 """The holder of a lease that is no client: this process, or the HTTP door."""
-Key = tuple[str, int]
-"""The stream and the index of a draw."""
+DRAW_TRIES = 3
+"""How often the task of a draw may fail before it is skipped."""
+log = logging.getLogger(__name__)
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -54,8 +57,10 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 class PendingDraws:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, tries: int = DRAW_TRIES) -> None:
+        """`tries` is how often the task of a draw may fail, while others succeed, before it is skipped."""
+        self._clock, self.tries = clock, tries
+        self.retries = Retries(clock)
         self._all: dict[Key, Pending] = {}
         self.due: dict[str, list[int]] = {}
         """By stream: indices to give out, the lowest first. Some may be done by now."""
@@ -83,16 +88,37 @@ class PendingDraws:
     # Making a task
 
     def take(self, stream: str) -> Draw | None:
-        """The first draw of a stream that is to be given out again."""
+        """The first draw of a stream that is to be given out again. What failed too often is skipped."""
         indices = self.due.get(stream)
-        while indices:
+        later: list[int] = []
+        draw = None
+        while indices and draw is None:
             key = (stream, heappop(indices))
             found = self._all.get(key)
-            if found is not None and not found.seconds and key not in self.making:
+            if found is None or found.seconds or key in self.making:
+                continue
+            if found.tries >= self.tries and self.retries.others_succeed(key):
+                self._skip(key, found)
+            elif not self.retries.is_due(key):
+                later.append(found.index)
+            else:
                 draw = self.making[key] = Draw(stream, found.index, found.position, found.attempt)
-                return draw
-        self.due.pop(stream, None)
-        return None
+        if indices is not None:
+            for index in later:
+                heappush(indices, index)
+            if not indices:
+                del self.due[stream]
+        return draw
+
+    def _skip(self, key: Key, found: Pending) -> None:
+        self.skipped += 1
+        problem = self.retries.failed[key].problem
+        log.warning("%s is skipped, after %d tries: %s", name_draw(*key), found.tries, problem)
+        self._put(key, None)
+
+    def seconds_until(self, draw: Draw) -> float:
+        """How long to wait before a draw is tried: it failed, or nothing else succeeds."""
+        return self.retries.seconds_until((draw.stream, draw.index)) if self.retries.failed else 0.0
 
     def hold(self, draw: Draw) -> None:
         """Its task is being made: until it is handed out it is not done."""
@@ -103,22 +129,21 @@ class PendingDraws:
 
     def settle(self, draw: Draw) -> None:
         """Its task was handed out."""
+        if self.retries.failed:
+            self.retries.succeed((draw.stream, draw.index))
         if self._release(draw):
             self._put((draw.stream, draw.index), None)
 
-    def fail(self, draw: Draw, most: int) -> int:
-        """Counts a try; one too many, and it is skipped. Gives how many there were."""
+    def fail(self, draw: Draw, problem: str) -> int:
+        """Counts a try, where the index is at fault. Gives how many there were."""
         key = (draw.stream, draw.index)
         if not self._release(draw):
             return 0  # its stream was put elsewhere meanwhile
         found = self._all[key]
-        tries = found.tries + 1
-        if tries >= most:
-            self.skipped += 1
-            self._put(key, None)
-        else:
-            self._put(key, msgspec.structs.replace(found, tries=tries))
-        return tries
+        if self.retries.fail(key, problem):
+            found = msgspec.structs.replace(found, tries=found.tries + 1)
+        self._put(key, found)
+        return found.tries
 
     def give_back(self, draw: Draw) -> None:
         """Nobody waits for its task any more: the next who asks gets it."""
@@ -139,6 +164,8 @@ class PendingDraws:
     # Leases
 
     def lease(self, draw: Draw, task: int, seconds: float, holder: bytes) -> None:
+        if self.retries.failed:
+            self.retries.succeed((draw.stream, draw.index))
         self._release(draw)
         self._put((draw.stream, draw.index), Pending(draw.index, draw.position, draw.attempt, 0, seconds, task, holder))
 
@@ -252,6 +279,8 @@ class PendingDraws:
             self._forget_lease(key, before)
         self._note(key)
         if found is None:
+            if self.retries.failed:
+                self.retries.forget(key)
             return
         self._all[key] = found
         if found.seconds:
@@ -272,6 +301,10 @@ class PendingDraws:
             del self._leases[lease.holder, lease.task]
         for name in self.work.pop(key, ()):
             self._lease_of.pop(name, None)
+
+
+def name_draw(stream: str, index: int) -> str:
+    return f"index {index}" + (f" of stream {stream!r}" if stream else "")
 
 
 def check_lease(seconds: float) -> float:

@@ -1,7 +1,7 @@
 """Finding classes by name: registered ids, installed packages, `module:Name`, `file.py:Name`, `skyrl:NAME`.
 
-    load_object("my_tasks/colours.py:Colours")
-    tasksets.resolve("arithmetic")
+    load_object(parse_reference("my_tasks/colours.py:Colours"), USER)
+    tasksets.resolve("arithmetic", USER)
 
 A file becomes an ordinary module named after its path below `treetune.files`, so its classes can be pickled into
 other processes, know their source, and are the same class however often the file is named.
@@ -19,28 +19,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune import ready
+from treetune.code_reference import CodeReference, Kind, find_reference, parse_reference
 from treetune.errors import PluginError, UnknownNameError, described, did_you_mean, suggest_file
 from treetune.files import module_name, source_of
+from treetune.trust import USER, Origin, is_installed, is_installed_folder, running_code
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-def load_object(spec: str) -> Any:
-    """The object that `file.py:Name` or `module:Name` names."""
-    place, _, name = spec.rpartition(":")
-    if not place or not name:
-        raise PluginError(f"{spec!r} names no class", remedy="write file.py:Name or module:Name")
-    module = load_file(place) if place.endswith(".py") else load_module(place)
+def load_object(reference: CodeReference, origin: Origin) -> Any:
+    """The class or function that a name stands for."""
+    module, name = load_module(reference, origin), str(reference.attribute)
     try:
         return getattr(module, name)
     except AttributeError:
         public = [key for key, value in vars(module).items() if isinstance(value, type)]
-        raise PluginError(f"{place} has no {name!r}{did_you_mean(name, public)}") from None
+        raise PluginError(f"{reference.place} has no {name!r}{did_you_mean(name, public)}") from None
 
 
-def load_file(path: str | Path) -> Any:
-    """The module of a Python file, loaded once."""
+def load_module(reference: CodeReference, origin: Origin) -> Any:
+    """The module of a name, imported once. This is the only place that runs a user's code by its name; what data names
+    is checked here, before anything of it runs."""
+    origin.check(reference)
+    if reference.kind is Kind.FILE:
+        return _import_file(reference.place)
+    if not is_installed(reference.place):
+        see_current_folder()
+    parts = [] if origin.trusted else reference.place.split(".")
+    for end in range(1, len(parts)):
+        # Code of a package can have its modules looked for elsewhere too, so each is checked once its package ran.
+        _import(".".join(parts[:end]), reference.place)
+        origin.check_found(reference, end + 1)
+    return _import(reference.place, reference.place)
+
+
+def see_current_folder() -> None:
+    """Has modules in the current folder found, as `python -m` would. Only for a module there that may run: what is
+    imported afterwards, such as a library that is not installed, may be found there too."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
+def _import_file(path: str) -> Any:
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise PluginError(f"no such file: {path}{suggest_file(path)}", remedy=f"paths are taken from {Path.cwd()}")
@@ -48,42 +69,40 @@ def load_file(path: str | Path) -> Any:
         # Anything may stand in sys.modules, None included.
         if name != "__main__" and getattr(module, "__file__", None) == str(file):
             # Through the import system, which waits where another thread is still running the file.
-            return _import(name, str(path))
-    return _import(module_name(file), str(path))
+            return _import(name, path)
+    return _import(module_name(file), path)
 
 
 def absolute_path(path: str, folders: Iterable[Path]) -> str:
-    """A relative path made absolute by the first of the folders that has it; else as it is, from where we run."""
+    """A relative path made absolute by the first of the folders that has it; else as it is, from where we run. Of
+    `folder:split` the folder is looked for."""
     if not Path(path).expanduser().is_absolute():
+        place, _, split = path.rpartition(":")
         for folder in folders:
             if (folder / path).exists():
                 return str((folder / path).resolve())
+            if place and (folder / place).is_dir():
+                return f"{(folder / place).resolve()}:{split}"
     return path
 
 
 def absolute_spec(spec: str, folders: Iterable[Path]) -> str:
     """`file.py:Name` with its path made absolute; any other name as it is."""
-    place, _, name = spec.rpartition(":")
-    return f"{absolute_path(place, folders)}:{name}" if place.endswith(".py") else spec
+    named = find_reference(spec)
+    if named is None or named.kind is not Kind.FILE:
+        return spec
+    return f"{absolute_path(named.place, folders)}:{named.attribute}"
 
 
 def file_of(spec: str) -> Path | None:
     """The file of `file.py:Name`; None for any other name."""
-    place, _, name = spec.rpartition(":")
-    return Path(place).expanduser() if place.endswith(".py") and name.isidentifier() else None
+    named = find_reference(spec)
+    return Path(named.place).expanduser() if named is not None and named.kind is Kind.FILE else None
 
 
 def folders_of(cls: type) -> Iterator[Path]:
     """Where the files of a class and its bases lie."""
     return (file.parent for file in map(source_of, cls.__mro__) if file is not None)
-
-
-def load_module(name: str) -> Any:
-    """An importable module."""
-    # A module beside the user is found as `python -m` would find it.
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    return _import(name, name)
 
 
 def _import(name: str, shown: str) -> Any:
@@ -93,7 +112,8 @@ def _import(name: str, shown: str) -> Any:
 def _load(load: Callable[[], Any], shown: str, remedy: str | None = None) -> Any:
     """What code of somebody else's gives when it is loaded; what it raises is its author's to mend, and says where."""
     try:
-        return load()
+        with running_code():
+            return load()
     except PluginError:
         raise
     except ModuleNotFoundError as error:
@@ -123,6 +143,11 @@ def builtin(table: str) -> Any:
     return getattr(importlib.import_module("treetune.builtin"), table)
 
 
+def load_builtin(name: str) -> Any:
+    """What comes with the package and is named by itself, such as `DECLARED_NODE`."""
+    return load_object(parse_reference(builtin(name)), USER)
+
+
 class Registry:
     """Named classes of one kind: built in, registered at run time, or brought by an installed package."""
 
@@ -133,32 +158,34 @@ class Registry:
         self._group = group
         self._table = table
         self._registered: dict[str, str | type] = {}
-        self._resolved: dict[str, type] = {}
+        self._resolved: dict[tuple[str, bool], type] = {}
 
     def register(self, id: str, entry_point: str | type) -> None:
         """`entry_point` is `module:Class` or `file.py:Class`, so that any process can resolve it, or the class."""
         if self._registered.get(id, entry_point) != entry_point:
             raise PluginError(f"{self.kind} {id!r} is registered already, as {self._registered[id]}")
         self._registered[id] = entry_point
-        self._resolved.pop(id, None)
+        self._resolved.clear()
 
-    def resolve(self, name: str) -> type:
-        found = self._resolved.get(name)
+    def resolve(self, name: str, origin: Origin) -> type:
+        """What a name stands for. The `origin` of the name says whether it may run code."""
+        found = self._resolved.get((name, origin.trusted))
         if found is None:
-            found = self._find(name)
+            found = self._find(name, origin)
             if ".py:" not in name or Path(name).is_absolute():  # a relative file depends on where we are
-                self._resolved[name] = found
+                self._resolved[name, origin.trusted] = found
         return found
 
-    def _find(self, name: str) -> type:
-        found: Any = self._registered.get(name) or builtin(self._table).get(name) or (name if ":" in name else None)
+    def _find(self, name: str, origin: Origin) -> type:
+        found: Any = self._registered.get(name) or builtin(self._table).get(name)
         if isinstance(found, str):
-            prefix, _, rest = found.partition(":")
-            found = load_object(self.foreign[prefix])(rest) if prefix in self.foreign else load_object(found)
+            found = self._load(found, USER)
+        elif found is None and ":" in name:
+            found = self._load(name, origin)
         elif found is None and name in self._installed:
-            found = self._load_installed(name)
+            found = self._load_installed(name, origin)
         if isinstance(found, type) or (found is not None and not self._classes):
-            return found
+            return self._adapt(found) if isinstance(found, type) else found
         if found is not None:
             raise PluginError(f"{name} is a {type(found).__name__}, not a class")
         if name.endswith(".py") and (classes := _classes_in(Path(name))):
@@ -167,9 +194,24 @@ class Registry:
         known = [*self.names(), *(ready.names() if self is tasksets else ())]
         raise UnknownNameError.of(self.kind, name, known, remedy=remedy)
 
-    def _load_installed(self, name: str) -> Any:
+    def _load(self, name: str, origin: Origin) -> Any:
+        prefix, _, rest = name.partition(":")
+        if prefix in self.foreign:
+            return load_object(parse_reference(self.foreign[prefix]), USER)(rest, origin)
+        return load_object(parse_reference(name), origin)
+
+    def _adapt(self, cls: type) -> type:
+        """Of an environment of another library one of ours; any other class as it is."""
+        adapters = builtin("ADAPTED_ENVIRONMENTS") if self is environments else {}
+        library = next((name for base in cls.__mro__ if (name := base.__module__.partition(".")[0]) in adapters), None)
+        adapted: type = cls if library is None else load_object(parse_reference(adapters[library]), USER)(cls)
+        return adapted
+
+    def _load_installed(self, name: str, origin: Origin) -> Any:
         entry = self._installed[name]
         package = entry.dist.name if entry.dist else entry.value
+        if entry.dist is None or not is_installed_folder(Path(str(entry.dist.locate_file("")))):
+            origin.refuse(f"names code that is not installed: {name}, of {package}")
         remedy = f"the fault is in that package, not in Treetune: tell its author, or `pip uninstall {package}`"
         return _load(entry.load, f"the {self.kind} {name!r} of the package {package}", remedy)
 
@@ -187,7 +229,8 @@ class Registry:
 
     @property
     def foreign(self) -> dict[str, str]:
-        """Prefixes of names that belong to another library, each with the function that gives its classes."""
+        """Prefixes of names that belong to another library, each with the function that gives its classes: it is given
+        the rest of a name, and the origin of that."""
         return dict(builtin(f"FOREIGN_{self._table}"))
 
     @cached_property

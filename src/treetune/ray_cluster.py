@@ -7,6 +7,7 @@ ray.remote(work).remote()
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from treetune.errors import MissingExtraError, TreetuneError
 
 _MODE = "RAY_AUTH_MODE"
 _CONNECT_SECONDS = 10.0
+_END_OF_LOG = re.compile(r"\s*Last \d+ lines of the Raylet logs:.*|\n\s*\[state-dump\][^\n]*", re.DOTALL)
+"""What Ray adds of a raylet's log to its messages."""
 
 
 def join_cluster() -> Any:
@@ -31,6 +34,7 @@ def join_cluster() -> Any:
             if _MODE not in os.environ and "://" not in address:
                 address = _find_and_unlock(address)
             ray.init(address=address, log_to_driver=True, logging_level="ERROR")
+            _shorten_messages(ray)
         except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
             raise TreetuneError(
                 f"no Ray cluster can be joined: {str(error).splitlines()[0]}",
@@ -38,6 +42,22 @@ def join_cluster() -> Any:
                 "in ~/.ray/auth_token or RAY_AUTH_TOKEN",
             ) from error
     return ray
+
+
+def _shorten_messages(ray: Any) -> None:
+    """Ray prints the end of a raylet's log where one has ended: dozens of lines of its inner state. What it says of the
+    cause is kept."""
+    worker = ray._private.worker
+    show = getattr(worker, "print_to_stdstream", None)
+    if show is None:  # a Ray that prints in another way
+        return
+
+    def show_short(data: dict[str, Any], *args: Any, **options: Any) -> None:
+        if data.get("pid") == "raylet":
+            data = {**data, "lines": [_END_OF_LOG.sub("", str(text)) for text in data.get("lines", [])]}
+        show(data, *args, **options)
+
+    worker.print_to_stdstream = show_short
 
 
 SILENT_SECONDS = 10.0

@@ -130,7 +130,7 @@ class Rollout:
     async def run(self) -> Trace:
         trace, began, staleness = self.trace, time.perf_counter(), self._staleness
         self._until, trace.timing.began = self._limits.until(), time.time()
-        episode = Episode(self._taskset, trace.task, self._limits, self._until, self._recorded)
+        episode = Episode(self._taskset, trace.task, self._limits, self._until, self._recorded, in_group=True)
         try:
             if staleness is None:
                 await self._play(episode)
@@ -270,14 +270,18 @@ class Rollout:
         ):
             trace.warnings.append(NO_LOGPROBS)
         if completion.prompt_ids is not None and completion.completion_ids is not None:
-            trace.tokens = trace.tokens or Tokens()
-            trace.tokens.add_turn(
-                completion.prompt or completion.prompt_ids,
-                completion.completion_ids,
-                completion.logprobs,
-                completion.versions,
-                message=completion.as_message(),
-            )
+            tokens = trace.tokens or Tokens()
+            try:
+                tokens.add_turn(
+                    completion.prompt or completion.prompt_ids,
+                    completion.completion_ids,
+                    completion.logprobs,
+                    completion.versions,
+                    message=completion.as_message(),
+                )
+            except PolicyError as error:
+                raise PolicyError(f"{self._policy.name}: {error.message}", remedy=error.remedy) from None
+            trace.tokens = tokens
         return completion
 
     def _note_version(self, request: Request, completion: Completion, version: int | None) -> None:

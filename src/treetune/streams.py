@@ -3,9 +3,9 @@
     streams = Streams(taskset)
     draw, task = await streams.sample("trainer-a")      # the next index of that stream, and its task
 
-A task is a pure function of its draw. A draw whose task could not be made is not drawn: the next who asks gets it,
-until it was tried too often and is skipped. `state()` is a small value for a checkpoint; `restore` refuses one that was
-taken over other tasks.
+A task is a pure function of its draw. A draw whose task could not be made is not drawn: it is tried again, and skipped
+only where it fails too often while others succeed. `state()` is a small value for a checkpoint; `restore` refuses one
+that was taken over other tasks.
 """
 
 from __future__ import annotations
@@ -15,15 +15,26 @@ import copy
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
-from treetune.errors import DrawFailed, ResumeError, TasksetError, TreetuneError, UsageError, described
+from treetune.errors import (
+    DrawFailed,
+    GeneratorFailed,
+    ResumeError,
+    StreamEnded,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+    described,
+)
 from treetune.order import LAST, read_index
-from treetune.pending import Draw, Pending, PendingDraws
+from treetune.pending import DRAW_TRIES, Draw, Pending, PendingDraws, name_draw
+from treetune.reader import AHEAD, Reader, take
 from treetune.score import finite
 from treetune.target import Fingerprint, taskset_fingerprint
 from treetune.task import Task, digest
@@ -34,13 +45,6 @@ CHEAP_SECONDS = 0.002
 """A task that is made faster than this is made on the event loop; others in a thread or by a worker."""
 MOST_STREAMS = 1024
 _PROBES = 8
-AHEAD = 64
-"""How many tasks are read before they are asked for."""
-KEPT = 4096
-"""How many of the latest tasks of a generator can be given again."""
-_TAKING_SECONDS = 0.05
-DRAW_TRIES = 3
-"""How often the task of a draw may fail before it is skipped."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -84,34 +88,39 @@ class State(msgspec.Struct, frozen=True):
 
 class Streams:
     def __init__(self, taskset: Taskset[Any, Any], tries: int = DRAW_TRIES) -> None:
-        """`tries` is how often the task of a draw may fail before it is skipped."""
+        """`tries` is how often the task of a draw may fail, while others succeed, before it is skipped."""
         self.taskset = taskset
-        self.tries = tries
-        self.pending = PendingDraws()
-        self.sequential = taskset.INFINITE and not taskset.random_access
-        """Only a generator: its tasks can be read forward, one reader a stream."""
+        self.pending = PendingDraws(tries=tries)
+        self.sequential = taskset.sequential
+        """Only a generator: its tasks can be read forward."""
         self.cheap = not self.sequential
-        self.count: int | None = None
+        self.make_apart: Callable[[int], Awaitable[Task]] = partial(call_apart, self._make)
+        """Makes the task at a position without blocking the loop: in a thread, or by the workers of a pool."""
         self.identity: Identity
         self._streams: dict[str, _Stream] = {}
         self._slow = 0
         """Tasks of late that took long to make, less those that did not."""
-        self._is_read = False
-        """Whether a reader has the taskset itself; others get copies."""
+        self._readers: list[Reader] = []
+        """Of a generator. Streams that are near to each other share one."""
 
     def load(self) -> None:
         """Whatever the first draw would wait for: data, the count, a few tasks to know them and their cost by."""
-        self.count = self.taskset._size()
+        count = self.count
         self.taskset.learning()  # what every stream begins with is worked out now
         probe = None if self.sequential else self._probe()
-        self.identity = Identity(taskset_fingerprint(self.taskset), self.count, probe)
+        self.identity = Identity(taskset_fingerprint(self.taskset), count, probe)
+
+    @cached_property
+    def count(self) -> int | None:
+        """How many tasks an epoch has; None: there is no end."""
+        return self.taskset._size()
 
     def _probe(self) -> str:
         last = self.count - 1 if self.count is not None else _PROBES - 1
         indices = sorted({last * number // (_PROBES - 1) for number in range(_PROBES)})
         tasks, spent = [], []
         for index in indices:
-            position = self.taskset.position_at(index, self.count) if self.count is None else index
+            position = self.taskset.position_at(index, None) if self.count is None else index
             began = time.perf_counter()
             tasks.append(self.taskset[position])
             spent.append(time.perf_counter() - began)
@@ -155,8 +164,11 @@ class Streams:
     async def make(
         self, draw: Draw, fetch: Callable[[Draw], Awaitable[T]], excused: tuple[type[Exception], ...] = ()
     ) -> T:
-        """What `fetch` makes of a draw that is held. Its failure counts as a try, unless it is `excused`."""
+        """What `fetch` makes of a draw that is held. Its failure counts as a try, unless it is `excused`. One that
+        failed before waits until it is tried again."""
         try:
+            if (seconds := self.pending.seconds_until(draw)) > 0:
+                await asyncio.sleep(seconds)
             return await fetch(draw)
         except excused:
             self.pending.give_back(draw)
@@ -167,16 +179,19 @@ class Streams:
             self.pending.give_back(draw)
             raise
 
-    def fail(self, draw: Draw, error: Exception) -> DrawFailed:
-        """The task of a draw that was held could not be made. Gives what to tell."""
-        tries = self.pending.fail(draw, self.tries)
-        where = f"index {draw.index}" + (f" of stream {draw.stream!r}" if draw.stream else "")
+    def fail(self, draw: Draw, error: Exception) -> DrawFailed | StreamEnded:
+        """The task of a draw that was held could not be made. Gives the error to raise."""
         problem = error.message if isinstance(error, TreetuneError) else described(error)
-        if tries >= self.tries:
-            log.warning("%s is skipped, after %d tries: %s", where, tries, problem)
-            remedy = f"{where} is skipped after {tries} tries; sample again for the next one"
+        where, most = name_draw(draw.stream, draw.index), self.pending.tries
+        if isinstance(error, GeneratorFailed | StreamEnded):
+            self.pending.give_back(draw)  # the generator has not reached this index
+            if isinstance(error, StreamEnded):
+                return error
+            remedy = f"sample again: the generator is restarted, and {where} is not drawn yet"
+        elif (tries := self.pending.fail(draw, problem)) < most:
+            remedy = f"sample again: {where} was tried {tries} of {most} times, and is not drawn yet"
         else:
-            remedy = f"sample again: {where} was tried {tries} of {self.tries} times, and is not drawn yet"
+            remedy = f"sample again: {where} was tried {tries} of {most} times, and is skipped if others succeed"
         if isinstance(error, TreetuneError) and error.remedy:
             remedy = f"{error.remedy}; {remedy}"
         return DrawFailed(problem, remedy=remedy)
@@ -243,41 +258,63 @@ class Streams:
 
     # The tasks
 
+    def position(self, draw: Draw) -> int:
+        """Where in load order the task of a draw lies."""
+        if draw.position is not None:
+            return draw.position
+        return self.taskset.position_at(draw.index, self.count)
+
     def task(self, draw: Draw) -> Task:
         """The task of a draw, made here and now; not for generators."""
-        began = time.perf_counter()
-        position = draw.position
-        if position is None:  # what `taskset.at` does, with the count known
-            position = self.taskset.position_at(draw.index, self.count)
-        task: Task = self.taskset[position]
-        slow = time.perf_counter() - began > CHEAP_SECONDS * 2
-        self._slow = self._slow + 1 if slow else max(0, self._slow - 1)
-        self.cheap = self.cheap and self._slow < 8
-        return task
+        return self._make(self.position(draw))
 
     async def fetch(self, draw: Draw) -> Task:
         """The same without blocking the loop."""
+        position = self.position(draw)
         if self.sequential:
-            return await self._reader(draw.stream).task(draw.index if draw.position is None else draw.position)
-        if self.cheap:
-            return self.task(draw)
-        task: Task = await call_apart(self.task, draw)
+            return await self._reader(draw.stream, position).task(position)
+        return self._make(position) if self.cheap else await self.make_apart(position)
+
+    def _make(self, position: int) -> Task:
+        began = time.perf_counter()
+        task: Task = self.taskset[position]
+        if time.perf_counter() - began > CHEAP_SECONDS * 2:
+            self._slow += 1
+            self.cheap = self.cheap and self._slow < 8
+        elif self._slow:
+            self._slow -= 1
         return task
 
-    def _reader(self, name: str) -> Reader:
+    def _reader(self, name: str, index: int) -> Reader:
+        """The reader of a stream. Streams read at their own pace, and a generator only goes forward: one that is far
+        from the others has a copy of the taskset to itself."""
         stream = self.open(name)
-        if stream.reader is None:
-            try:  # each stream reads at its own pace, so each needs a generator of its own
-                stream.reader = Reader(copy.deepcopy(self.taskset) if self._is_read else self.taskset)
+        near = next((reader for reader in self._readers if reader.reaches(index)), None)
+        if near is not None and near is stream.reader:
+            return near
+        used = [other.reader for other in self._streams.values() if other is not stream]
+        if near is None:
+            alone = stream.reader is not None and stream.reader not in used
+            near = stream.reader if alone and stream.reader is not None else self._new_reader(name, used)
+        stream.reader = near
+        self._readers = [reader for reader in self._readers if reader is near or reader in used]
+        return near
+
+    def _new_reader(self, name: str, used: Sequence[Reader | None]) -> Reader:
+        taskset = self.taskset
+        if any(reader is not None and reader.taskset is taskset for reader in used):
+            log.info("%s is only a generator: stream %r reads a copy of it from the beginning", taskset.name, name)
+            try:
+                taskset = copy.deepcopy(taskset)
             except Exception as error:
-                problem = f"{self.taskset.name} is only a generator and cannot be copied for a second stream: {error}"
+                problem = f"{taskset.name} is only a generator and cannot be copied for a second stream: {error}"
                 raise TasksetError(problem, remedy="use one stream, or write task_at(index)") from error
-            self._is_read = True
-        return stream.reader
+        self._readers.append(reader := Reader(taskset, self.pending.tries))
+        return reader
 
 
 class _Stream:
-    """A cursor, with pass rates of its own where they move, and its own reader where the taskset is a generator."""
+    """A cursor, with pass rates of its own where they move, and a reader where the taskset is a generator."""
 
     def __init__(self, taskset: Taskset[Any, Any]) -> None:
         self.index = 0
@@ -302,7 +339,7 @@ async def draw_tasks(taskset: Taskset[Any, Any], num_tasks: int | None = None) -
     seen: Counter[str] = Counter()
     failure = None
     while failure is None:
-        batch, failure = await call_apart(_take, islice(tasks, AHEAD))
+        batch, failure = await call_apart(take, islice(tasks, AHEAD))
         for task in batch:
             uid = task.uid
             yield task, seen[uid]
@@ -310,56 +347,3 @@ async def draw_tasks(taskset: Taskset[Any, Any], num_tasks: int | None = None) -
         if not batch and failure is None:
             return
     raise failure
-
-
-def _take(tasks: Iterable[Task]) -> tuple[list[Task], Exception | None]:
-    """As many tasks as there is time for, and what went wrong with the next."""
-    taken: list[Task] = []
-    until = time.monotonic() + _TAKING_SECONDS
-    try:
-        for task in tasks:
-            taken.append(task)
-            if time.monotonic() > until:
-                break
-    except Exception as error:
-        return taken, error
-    return taken, None
-
-
-class Reader:
-    """Reads a generator forward, a few tasks ahead, and keeps the latest to give them again."""
-
-    def __init__(self, taskset: Taskset[Any, Any]) -> None:
-        self._taskset = taskset
-        self._tasks: dict[int, Task] = {}
-        self._next = 0
-        self._lock = asyncio.Lock()
-        self._failures: dict[int, Exception] = {}
-        """Of tasks that could not be read, until they are asked for."""
-
-    async def task(self, index: int) -> Task:
-        async with self._lock:
-            while index not in self._tasks:
-                if (failure := self._failures.pop(index, None)) is not None:
-                    raise failure  # asked for again, it is read again
-                await self._read(index)
-            return self._tasks[index]
-
-    async def _read(self, index: int) -> None:
-        if self._next - KEPT <= index < self._next:
-            wanted = range(index, index + 1)  # one that failed before
-        else:
-            if not self._next <= index <= self._next + KEPT:
-                # A restored cursor: reading begins anew, a little before it, which is all a generator allows.
-                self._tasks, self._failures, self._next = {}, {}, max(0, index - KEPT // 2)
-            wanted = range(self._next, index + AHEAD)
-        tasks, failure = await call_apart(_take, map(self._taskset.at, wanted))
-        for number, task in enumerate(tasks, wanted.start):
-            self._tasks[number] = task
-            self._tasks.pop(number - KEPT, None)
-        last = wanted.start + len(tasks)
-        if failure is not None:
-            self._failures[last] = failure
-            self._failures.pop(last - KEPT, None)
-            last += 1
-        self._next = max(self._next, last)

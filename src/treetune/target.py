@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import msgspec
 
 from treetune import plugins
+from treetune.code_reference import FILE_SCHEME, parse_place
 from treetune.config import (
     CodeName,
     FileName,
@@ -30,7 +31,6 @@ from treetune.config import (
     map_declared,
     missing_values,
     to_plain,
-    with_overrides,
 )
 from treetune.errors import (
     ConfigError,
@@ -45,13 +45,19 @@ from treetune.errors import (
     user_code,
 )
 from treetune.files import code_hash, hash_files
+from treetune.overrides import lay_over, override_values, select_overridden, with_overrides
 from treetune.profile import Rates
+from treetune.run_config import is_run_config, origin_of, refuse_foreign
 from treetune.task import canonical, digest
 from treetune.taskset import Taskset
+from treetune.trust import Origin, current_origin, names_from
 from treetune.variables import conceal
 
 NEEDS_TASKS = "needs the tasks themselves"
 """What a verb says of a server whose tasks it would need."""
+
+UNTRUSTED = "untrusted"
+"""The key of a node that was read from data. Its value, such as `a row`, is the origin of its names."""
 
 _LIST = re.compile(r"(train|val)_tasks\b")
 
@@ -62,27 +68,65 @@ def read_target(
     """The config a target stands for, with the overrides in it: a mapping with a `taskset` node.
 
     Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; without it the `usual` one is
-    taken, or the only one. Files that a YAML file names are looked for beside it first.
+    taken, or the only one. Files that a YAML file names are looked for beside it first. The config of a run folder is
+    data, unless an `eval` of this user wrote it or the overrides set `taskset.trust`.
     """
     target = locate(target)
-    overrides = overrides or {}
+    overrides = dict(overrides or {})
+    if not is_run_config(target):
+        return _read_target(target, overrides, split, usual)
+    written = load_yaml(target)
+    origin = origin_of(target, written, overrides.get("taskset.trust") == "true")
+    if not origin.trusted:
+        refuse_foreign(Path(target).parent, written)
+    if not _is_of_rows(written.get("taskset")):  # only rows have the key
+        overrides.pop("taskset.trust", None)
+    with names_from(origin):
+        data = _read_target(target, overrides, split, usual)
+    return data if origin.trusted else {**data, "taskset": {**data["taskset"], UNTRUSTED: origin.what}}
+
+
+def _is_of_rows(node: Any) -> bool:
+    return isinstance(node, Mapping) and node.get("id") == "rows"
+
+
+def _read_target(target: str, overrides: Mapping[str, str], split: str | None, usual: str) -> dict[str, Any]:
     of_lists = {key: raw for key, raw in overrides.items() if _LIST.match(key)}
     rest = {key: raw for key, raw in overrides.items() if key not in of_lists}
     if Path(target).suffix in (".yaml", ".yml"):
         data = load_yaml(target)
         if "taskset" not in data:
-            node = plugins.load_object(plugins.builtin("DECLARED_NODE"))(data, target, split, usual, of_lists)
-            return with_overrides({"taskset": node}, rest, source=target)
-        data["taskset"] = find_files(data["taskset"], [Path(target).expanduser().resolve().parent])
+            node = plugins.load_builtin("DECLARED_NODE")(data, target, split, usual, of_lists)
+            return override_values({"taskset": node}, rest)
+        if not of_lists:
+            return _read_config(data, target, rest)
     elif is_server(target):
-        data = {"taskset": plugins.load_object(plugins.builtin("SERVER_NODE"))(target)}
+        data = {"taskset": plugins.load_builtin("SERVER_NODE")(target)}
     else:
-        names_rows = plugins.load_object(plugins.builtin("NAMES_ROWS"))
+        names_rows = plugins.load_builtin("NAMES_ROWS")
         data = {"taskset": {"id": "rows", "files": [target]} if names_rows(target) else {"id": target}}
     if of_lists:
         faults = [(key, "only a config with train_tasks or val_tasks has it; write --taskset.KEY") for key in of_lists]
         raise ConfigError(faults, source="the overrides")
-    return with_overrides(data, rest, source=target)
+    return override_values(data, rest)
+
+
+def _read_config(data: dict[str, Any], target: str, overrides: Mapping[str, str]) -> dict[str, Any]:
+    """A YAML file with a `taskset` node. Its files are looked for beside it first, those of an override are not."""
+    if overrides:
+        data["taskset"] = _spell_out(data["taskset"])
+    resolved = with_overrides(data, overrides, source=target)
+    found = find_files(resolved["taskset"], [Path(target).expanduser().resolve().parent])
+    return cast(dict[str, Any], lay_over({**resolved, "taskset": found}, select_overridden(resolved, overrides)))
+
+
+def _spell_out(node: Any) -> Any:
+    """A node, and its sources, as mappings, so that their keys can be overridden."""
+    if isinstance(node, str) and "${" not in node:
+        return {"id": node}
+    if isinstance(node, Mapping) and isinstance(node.get("sources"), list):
+        return {**node, "sources": [_spell_out(source) for source in node["sources"]]}
+    return node
 
 
 def locate(target: str) -> str:
@@ -96,16 +140,9 @@ def expand_ready(node: Any) -> Any:
     file = plugins.find_ready(str(node["id"])) if isinstance(node, Mapping) and "id" in node else None
     if file is None:
         return node
-    declared = plugins.load_object(plugins.builtin("DECLARED_NODE"))
+    declared = plugins.load_builtin("DECLARED_NODE")
     base = declared(load_yaml(file), str(file), node.get("split"), "val", {})
     return lay_over(base, {key: value for key, value in node.items() if key not in ("id", "split")})
-
-
-def lay_over(base: Any, given: Any) -> Any:
-    """The keys and values of one mapping over those of another, as deep as both have them."""
-    if not (isinstance(base, Mapping) and isinstance(given, Mapping)):
-        return given
-    return {**base, **{key: lay_over(base.get(key), value) for key, value in given.items()}}
 
 
 def is_server(target: str) -> bool:
@@ -145,6 +182,10 @@ def build_taskset(
     node = expand_ready({"id": node} if isinstance(node, str) else node)
     if not isinstance(node, Mapping):
         raise ConfigError([(path, "expected an id, or keys and values with an id")], source=source)
+    if UNTRUSTED in node:
+        with names_from(_origin_of(node)):
+            plain = {key: value for key, value in node.items() if key != UNTRUSTED}
+            return build_taskset(plain, path=path, raw=raw, source=source, cls=cls, elsewhere=elsewhere, **options)
     faults = missing_values(node, path)
     any_key = cls is not None or "custom_cls" in node
     cls = cls or taskset_class(node, path)
@@ -205,15 +246,21 @@ def _by_parameter(
 
 def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskset[Any, Any]] | None:
     """The class that a node names; None where it names none."""
-    if names_class(node):
-        cls = custom_class(node["custom_cls"], f"{path}.custom_cls")
-    elif "id" in node:
-        cls = plugins.tasksets.resolve(str(node["id"]))
-    else:
-        return None
+    with names_from(_origin_of(node)):
+        if names_class(node):
+            cls = custom_class(node["custom_cls"], f"{path}.custom_cls")
+        elif "id" in node:
+            cls = plugins.tasksets.resolve(str(node["id"]), current_origin())
+        else:
+            return None
     if not issubclass(cls, Taskset):
         raise PluginError(f"{cls.__name__} is no Taskset", remedy="subclass treetune.Taskset")
     return cls
+
+
+def _origin_of(node: Mapping[str, Any]) -> Origin:
+    """Where the names in a node come from: its own word, which can only make it less trusted, or what it came in."""
+    return Origin(str(node[UNTRUSTED])) if UNTRUSTED in node else current_origin()
 
 
 # Classes and files that a node names
@@ -238,10 +285,7 @@ def custom_class(node: Any, path: str) -> type:
     place, name = custom.path, custom.name or "Task"
     if not place:
         raise ConfigError([(f"{path}.path", "is required: the Python file of the class")])
-    if place.startswith("pkg://"):
-        module = plugins.load_module(place.removeprefix("pkg://").removesuffix(".py").replace("/", "."))
-    else:
-        module = plugins.load_file(place.removeprefix("file://"))
+    module = plugins.load_module(parse_place(place, name), current_origin())
     cls = getattr(module, name, None)
     classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Taskset)]
     own = [value.__name__ for value in classes if value.__module__ == module.__name__]
@@ -264,7 +308,8 @@ def find_files(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]
         found["id"] = plugins.absolute_spec(str(node["id"]), folders)
     custom = node.get("custom_cls")
     if isinstance(custom, Mapping) and isinstance(custom.get("path"), str):
-        found["custom_cls"] = {**custom, "path": plugins.absolute_path(custom["path"].removeprefix("file://"), folders)}
+        path = custom["path"].removeprefix(FILE_SCHEME)
+        found["custom_cls"] = {**custom, "path": plugins.absolute_path(path, folders)}
     if isinstance(node.get("sources"), list):
         found["sources"] = [find_files(source, folders) for source in node["sources"]]
     try:
@@ -311,7 +356,8 @@ def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
     if "sources" in config:
         built = zip(getattr(taskset, "sources", []), config["sources"], strict=False)
         config["sources"] = [describe(source, node) for source, node in built]
-    return {**named, **config, **further}
+    # The weight is the mixture's, which its source was made without.
+    return {**named, **config, **further} | named
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -373,7 +419,7 @@ def _code_of(taskset: Taskset[Any, Any]) -> str | None:
     named: list[Any] = []
     if isinstance(env_class := getattr(taskset.config, "env_class", None), str):
         with suppress(TreetuneError):  # reported where the environment is made
-            named.append(code_hash([plugins.environments.resolve(taskset.environment_spec(env_class))]))
+            named.append(code_hash([taskset.environment_class(env_class)]))
     for specs in declared_values(taskset.config, CodeName).values():
         files = [plugins.file_of(spec) for spec in specs]
         named += [hash_files([file]) for file in files if file is not None and file.is_file()]

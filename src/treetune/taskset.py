@@ -23,11 +23,22 @@ import msgspec
 from typing_extensions import TypeVar
 
 from treetune import order
-from treetune.errors import Declared, TasksetError, TreetuneError, UsageError, described, plural, user_code
+from treetune.errors import (
+    Declared,
+    GeneratorFailed,
+    StreamEnded,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+    described,
+    plural,
+    user_code,
+)
 from treetune.flaw import Flaw
 from treetune.plugins import absolute_spec, folders_of
-from treetune.score import UNCHECKED, Verdict
+from treetune.score import UNCHECKED, Score, Verdict
 from treetune.task import Task
+from treetune.task_list import MOST_TASKS, list_tasks, warn_of_many
 from treetune.taskset_config import TasksetConfig
 from treetune.taskset_contract import check_methods, check_task, may_read_seed, no_tasks, suggest_fields
 from treetune.tools import (
@@ -42,6 +53,7 @@ from treetune.tools import (
     name_tools,
     read_tools,
 )
+from treetune.trust import USER, Origin, current_origin, names_from
 
 if TYPE_CHECKING:
     from treetune.curriculum import Curriculum, Learning
@@ -62,7 +74,8 @@ class Taskset(Generic[TaskT, ConfigT]):
     """Its tasks run code or commands: refused before the first task where no sandbox can serve it."""
 
     RUNS_CODE: ClassVar[bool] = False
-    """Its config names code to run: rows that name it are played where a build of this user's wrote them."""
+    """Its config names code to run, or a server to call: rows that name it are played where a build of this user's
+    wrote them."""
 
     scorer: Any = None
     """What scores its answers, where it has no `reward` of its own: `scorer = includes()`, from `treetune.scorers`."""
@@ -77,6 +90,8 @@ class Taskset(Generic[TaskT, ConfigT]):
     _declared: Declared = Declared()
     """Where its config stands."""
 
+    _origin: Origin = USER
+    """Where the names of code in its config and its tasks come from."""
     _length: int | None = None
     """How many tasks were loaded. It is pickled, so that another process need not load them to know."""
     tool_methods: ClassVar[tuple[str, ...]] = ()
@@ -98,6 +113,7 @@ class Taskset(Generic[TaskT, ConfigT]):
     def __init__(self, config: ConfigT | None = None) -> None:
         self.config = config if config is not None else self.config_type()  # type: ignore[assignment]
         self.name = type(self).__name__
+        self._origin = current_origin()
         self._reader: Iterator[TaskT] | None = None
         self._read = 0
         if not self.overrides("load_tasks") and not self.overrides("task_at"):
@@ -154,17 +170,17 @@ class Taskset(Generic[TaskT, ConfigT]):
         """The reward of a single answer, a number or a `Score`: what `scorer` says, where it has one. May be async."""
         if self.scorer is not None:
             return self.scorer.score(answer, task.ground_truth, task)
+        if self.overrides("score_group"):
+            return Score(0.0, answer=answer, explanation="scored together with the other rollouts of its task")
         remedy = "write reward(task, answer), set scorer, or give the task an env_class"
         raise TasksetError(f"{self.name} cannot score its task {task.idx}", remedy=remedy)
 
     def gold(self, task: TaskT) -> Any:
         """The right answer, a list of actions, or None where it is not known: what the environment says. May be
         async."""
-        from treetune.plugins import environments
-
         if task.env_class is None:
             return None if self.scorer is None else self.scorer.gold(task.ground_truth, task)
-        cls: Any = environments.resolve(self.environment_spec(task.env_class))
+        cls: Any = self.environment_class(task.env_class)
         return cls.gold(task)
 
     def score_group(self, task: TaskT, traces: Sequence[Trace]) -> Any:
@@ -177,7 +193,10 @@ class Taskset(Generic[TaskT, ConfigT]):
         """The environment that runs this task."""
         from treetune.environment import SingleTurn, make
 
-        return SingleTurn(task, self) if task.env_class is None else make(self.environment_spec(task.env_class), task)
+        if task.env_class is None:
+            return SingleTurn(task, self)
+        with names_from(self.tasks_origin):
+            return make(self.environment_spec(task.env_class), task)
 
     @classmethod
     def render(cls, trace: Trace) -> Rendered | str | None:
@@ -189,6 +208,18 @@ class Taskset(Generic[TaskT, ConfigT]):
         """The name of an environment; `file.py:Name` is looked for beside the taskset's own file."""
         return absolute_spec(env_class, folders_of(type(self)))
 
+    def environment_class(self, env_class: str) -> type:
+        """The class of an environment that a task or the config names."""
+        from treetune.plugins import environments
+
+        with names_from(self.tasks_origin):
+            return environments.resolve(self.environment_spec(env_class), current_origin())
+
+    @property
+    def tasks_origin(self) -> Origin:
+        """Where the names of code in its tasks come from: the taskset, unless it reads tasks that others wrote."""
+        return self._origin
+
     def offers_tools(self, task: TaskT) -> bool:
         """Whether `tools_for` has any, known without making them."""
         return bool(self.tool_methods or self.config.tools or task.tools)
@@ -196,12 +227,16 @@ class Taskset(Generic[TaskT, ConfigT]):
     def tools_for(self, task: TaskT) -> list[Tool | ToolSource]:
         """What a model may call in this task beside its environment's tools: the taskset's own `@tool` methods, what
         its config names, what the task names. Made anew for each episode."""
-        named = name_tools(self.config.tools, task.tools)
-        return [*bind_tools(self, task), *(find_tool(self._tool_spec(one), task) for one in named)]
+        own = name_tools(self.config.tools, ())
+        found: list[Tool | ToolSource] = [*bind_tools(self, task)]
+        for named in name_tools(self.config.tools, task.tools):
+            with names_from(self._origin if named in own else self.tasks_origin):
+                found.append(find_tool(self._tool_spec(named), task, current_origin()))
+        return found
 
     def named_tools(self) -> list[Any]:
         """What its config names for all tasks: functions, and classes of sources."""
-        return [check_tool(self._tool_spec(named)) for named in name_tools(self.config.tools, ())]
+        return [check_tool(self._tool_spec(named), self._origin) for named in name_tools(self.config.tools, ())]
 
     def _tool_spec(self, named: NamedTool) -> NamedTool:
         """`file.py:name` is looked for beside the taskset's own file."""
@@ -227,7 +262,13 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     @property
     def random_access(self) -> bool:
+        """Each task can be made alone, without those before it."""
         return self.overrides("task_at")
+
+    @property
+    def sequential(self) -> bool:
+        """Only an endless generator: its tasks can be read forward, and in no other order."""
+        return self.INFINITE and not self.random_access
 
     @property
     def scores_groups(self) -> bool:
@@ -236,6 +277,19 @@ class Taskset(Generic[TaskT, ConfigT]):
     def scores_group_of(self, task: TaskT) -> bool:
         """Whether the rollouts of this task are scored together."""
         return self.scores_groups
+
+    @property
+    def asks_scorer(self) -> bool:
+        """Whether its `reward` is what its scorer says."""
+        return type(self).reward is Taskset.reward
+
+    def scores_alone(self, task: TaskT) -> bool:
+        """Whether one answer to the task has a reward; where not, only `score_group` gives rewards."""
+        if not self.scores_group_of(task) or task.env_class is not None or self.overrides("environment"):
+            return True
+        if self.scorer is not None and self.asks_scorer:
+            return not self.scorer.scores_groups
+        return self.overrides("reward")
 
     def type_of(self, task: Task) -> type[Task]:
         """The concrete type of a task that came back over a wire or from a file."""
@@ -379,8 +433,9 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     @cached_property
     def _loaded(self) -> list[TaskT]:
+        count = self._count() if self.overrides("count") else None
         with user_code(f"{self.name}.load_tasks()", self._suggest):
-            return tasks if isinstance(tasks := self.load_tasks(), list) else list(tasks)
+            return list_tasks(self.load_tasks(), self.name, count)
 
     def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
         # A finite generator would have to be built whole to know its count: it is asked for only where it is written.
@@ -392,6 +447,8 @@ class Taskset(Generic[TaskT, ConfigT]):
         given = 0
         for task in islice(tasks, wanted):
             given += 1
+            if given == MOST_TASKS and wanted is None:
+                warn_of_many(self.name, given, "-n says how many to take")
             yield task
         if wanted is not None and given < wanted and (self.INFINITE or count is not None):
             raise self._missing(given, f"it ended after {plural(given, 'task')}")
@@ -400,16 +457,21 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def _forward(self, index: int) -> TaskT:
         """Reads an infinite generator forward to `index`; going back means starting over."""
-        with user_code(f"{self.name}.load_tasks()", self._suggest):
-            if self._reader is None or index < self._read:
-                self._reader, self._read = iter(self.load_tasks()), 0
-            reader, self._reader = self._reader, None  # a generator that raised gives nothing more: it is read anew
-            for task in reader:
-                self._read += 1
-                if self._read > index:
-                    self._reader = reader
-                    return task
-        raise self._missing(index, f"it ended after {plural(self._read, 'task')}")
+        reader, self._reader = self._reader, None  # a generator that raised gives nothing more: it is read anew
+        try:
+            with user_code(f"{self.name}.load_tasks()", self._suggest):
+                if reader is None or index < self._read:
+                    self._read = 0
+                    reader = iter(self.load_tasks())
+                for task in reader:
+                    self._read += 1
+                    if self._read > index:
+                        self._reader = reader
+                        return task
+        except TreetuneError as error:
+            raise GeneratorFailed(error.message, remedy=error.remedy, place=self._read) from error
+        ended = self._missing(index, f"it ended after {plural(self._read, 'task')}")
+        raise StreamEnded(ended.message, remedy=ended.remedy)
 
     def _set_position(self, task: TaskT, position: int) -> TaskT:
         checked: TaskT = check_task(task, self.task_type, of=self.name, by=type(self).__name__, position=position)

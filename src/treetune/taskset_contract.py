@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from treetune.errors import EmptyTasksetError, TasksetError, did_you_mean
+from treetune.errors import EmptyTasksetError, TasksetError, UsageError, did_you_mean
 from treetune.files import parse_again
 from treetune.images import is_address, urls_in
 from treetune.other_names import keys_meant
@@ -61,6 +61,11 @@ def suggest_fields(error: Exception, task_type: type[Task]) -> str | None:
         return "write prompt=..."
     near = did_you_mean(unknown[1], task_type.__struct_fields__)
     return f"a {kind} has no field {unknown[1]!r}{near or f'; write extra_info={{{unknown[1]!r}: ...}}'}"
+
+
+def scored_in_group(name: str, task: Task) -> UsageError:
+    remedy = "call run_group(task, n), or write reward(task, answer) for an answer that is alone"
+    return UsageError(f"task {task.idx} of {name} is scored with its group", remedy=remedy)
 
 
 def no_tasks(name: str) -> EmptyTasksetError:

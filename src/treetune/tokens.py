@@ -22,9 +22,11 @@ from treetune.call_formats import Schema, check_name, parse
 from treetune.errors import PolicyError, UsageError, described
 from treetune.images import has_images
 from treetune.message_forms import flatten, is_same, is_shown_by, with_arguments
+from treetune.sampled_tokens import check_ids, check_logprobs
 from treetune.task import Message, text_of
 from treetune.tool_template import ToolTemplate
 
+_GIVEN = "token of the prompt, number"
 NO_IMAGES = "the prompt has images, and a tokenizer reads only text"
 
 
@@ -81,19 +83,24 @@ class Tokens(msgspec.Struct, dict=True):
         versions: Sequence[int] | None = None,
         message: Message | None = None,
     ) -> None:
-        """Notes what the model was given (a `Prompt`, or its tokens), what it sampled, and the message made of that."""
+        """Notes what the model was given (a `Prompt`, or its tokens), what it sampled, and the message made of that.
+        Refuses tokens and logprobs that are none (`PolicyError`)."""
         if not isinstance(prompt, Prompt):
-            prompt = Prompt(prompt if isinstance(prompt, list) else list(prompt))
+            prompt = Prompt(prompt if isinstance(prompt, list) else check_ids(prompt, _GIVEN))
         prompt_ids = prompt.ids
-        count = len(completion_ids)
+        sampled = check_ids(completion_ids, "sampled token")
+        logprobs = None if logprobs is None else check_logprobs(logprobs)
+        count = len(sampled)
         for name, values in (("logprobs", logprobs), ("versions", versions)):
             if values is not None and len(values) != count:
                 raise PolicyError(f"{len(values)} {name} for {count} sampled tokens")
         sequence = self._continued_by(prompt_ids, logprobs is not None)
         before = len(sequence.ids)
-        given = prompt_ids[before:]
+        given = check_ids(prompt_ids[before:], _GIVEN)
+        if not self.sequences or sequence is not self.sequences[-1]:
+            self.sequences.append(sequence)
         sequence.ids += given
-        sequence.ids += completion_ids
+        sequence.ids += sampled
         sequence.mask += [0] * len(given)
         sequence.mask += [1] * count
         if logprobs is not None:
@@ -104,19 +111,15 @@ class Tokens(msgspec.Struct, dict=True):
             sequence.versions += [-1] * (before + len(given) - len(sequence.versions))
             sequence.versions += versions if versions is not None else [-1] * count
         sequence.realigned += prompt.realigned
-        sampled = completion_ids if isinstance(completion_ids, list) else list(completion_ids)
         self.last = LastTurn(prompt, sampled, None if message is None else dict(message))
 
     def _continued_by(self, prompt_ids: list[int], logprobs: bool) -> TokenSequence:
+        """The sequence that a prompt goes on from: the last one, or a new one."""
         if not self.sequences:
-            self.sequences.append(TokenSequence())
-            return self.sequences[0]
+            return TokenSequence()
         last = self.sequences[-1]
         continues = prompt_ids[: len(last.ids)] == last.ids
-        if continues and logprobs == bool(last.logprobs):
-            return last
-        self.sequences.append(TokenSequence(breaks_history=not continues))
-        return self.sequences[-1]
+        return last if continues and logprobs == bool(last.logprobs) else TokenSequence(breaks_history=not continues)
 
 
 Rewrites = Literal["split", "keep"]

@@ -25,6 +25,7 @@ from treetune.errors import PluginError, UsageError
 from treetune.plugins import tools as registry
 from treetune.task import Message, Task
 from treetune.tool_schema import Signature, check_owner, read_signature
+from treetune.trust import Origin
 
 Function = Callable[..., Any]
 Gold = str | list[Any] | None
@@ -234,9 +235,9 @@ def name_tools(config: Sequence[Any], task: Sequence[str]) -> list[NamedTool]:
     return named
 
 
-def check_tool(named: NamedTool) -> Any:
-    """What a name stands for: a function, or a class of sources."""
-    found: Any = registry.resolve(named.name)
+def check_tool(named: NamedTool, origin: Origin) -> Any:
+    """What a name of this origin stands for: a function, or a class of sources."""
+    found: Any = registry.resolve(named.name, origin)
     if isinstance(found, type) and issubclass(found, ToolSource):
         found.check(named.settings)
         return found
@@ -248,9 +249,9 @@ def check_tool(named: NamedTool) -> Any:
     return found
 
 
-def find_tool(named: NamedTool, task: Task) -> ToolSource:
+def find_tool(named: NamedTool, task: Task, origin: Origin) -> ToolSource:
     """The tools of a name, made for one episode of a task."""
-    found = check_tool(named)
+    found = check_tool(named, origin)
     if not isinstance(found, type):
         return _OneTool(task, found)
     try:

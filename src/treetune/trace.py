@@ -244,10 +244,40 @@ def encode_trace(trace: Trace | Turn) -> bytes:
 
 
 def decode_trace(line: bytes, type_of: Callable[[Task], type[Task]] | None = None) -> Trace:
-    """A trace, with its task as the concrete type that `type_of` (a taskset's) tells."""
-    trace = _decoder.decode(line)
+    """A trace, with its task as the concrete type that `type_of` (a taskset's) gives. Raises `msgspec.MsgspecError`."""
+    try:
+        trace = _decoder.decode(line)
+    except msgspec.ValidationError as error:
+        trace = _without_null_numbers(line, error)
+    except UnicodeDecodeError:
+        raise msgspec.DecodeError("it is not UTF-8") from None
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
     if type_of is not None and (concrete := type_of(trace.task)) is not Task:
         trace.task = msgspec.json.decode(_raw_decoder.decode(line)["task"], type=concrete)
+    return trace
+
+
+def _without_null_numbers(line: bytes, error: msgspec.ValidationError) -> Trace:
+    """A trace that had a NaN or an infinite number, which JSON has as null: without its tokens where they have one, and
+    without such metrics and rewards of turns. Its own reward is what counts, and stays."""
+    values = msgspec.json.decode(line)
+    if not isinstance(values, dict):
+        raise error
+    try:
+        metrics, turns, tokens = values.get("metrics") or {}, values.get("turns") or [], values.get("tokens")
+        values["metrics"] = {name: value for name, value in metrics.items() if value is not None}
+        values["turns"] = [{**turn, "reward": turn["reward"] or 0.0} if "reward" in turn else turn for turn in turns]
+        trace = msgspec.convert({**values, "tokens": None}, Trace)
+        lost = [f"metric {name}" for name in metrics.keys() - values["metrics"].keys()]
+        lost += ["a turn's reward"] if values["turns"] != turns else []
+        try:
+            trace.tokens = msgspec.convert(tokens, Tokens | None)
+        except msgspec.ValidationError:
+            lost.append("tokens")
+    except (msgspec.ValidationError, TypeError, AttributeError):
+        raise error from None
+    trace.warnings.append(f"left out, as no finite numbers were recorded: {', '.join(sorted(lost))}")
     return trace
 
 

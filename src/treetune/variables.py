@@ -16,7 +16,8 @@ from typing import Any
 from treetune.errors import UsageError
 
 _MARK = "$env"
-_VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)")
+_VARIABLE = re.compile(r"(?<!\\)(?:\\\\)*\$\{oc\.env:\s*([A-Za-z_]\w*)")
+"""Where it is not escaped."""
 _spellings: dict[tuple[str, str], str] = {}
 """How a value was written, by its key and its text."""
 
@@ -31,11 +32,18 @@ def resolve(config: Any) -> Any:
     values = {value: f"${{oc.env:{name}}}" for name in sorted(used) if (value := os.environ.get(name))}
     if values:
         anywhere = re.compile("|".join(re.escape(value) for value in sorted(values, key=len, reverse=True)))
-        for (key, before), (_, after) in zip(_texts_of(written), _texts_of(resolved), strict=False):
+        for key, before, after in _pair_texts(written, resolved):
             if "${" in before and anywhere.search(after):
                 parts = re.split(f"({anywhere.pattern})", after)
                 _spellings[key, after] = "".join(values.get(part) or escape_text(part) for part in parts)
     return resolved
+
+
+def explain_interpolation(error: Exception) -> tuple[str, str]:
+    """The key whose `${` OmegaConf cannot resolve, and what to write instead."""
+    reason = str(error).splitlines()[0].removeprefix("KeyError raised while resolving interpolation: ").strip('"')
+    remedy = "`${` begins a reference to a key or a variable; for plain text write `\\${`, in double quotes `\\\\${`"
+    return str(getattr(error, "full_key", None) or ""), f"{reason}; {remedy}"
 
 
 def conceal(value: Any, key: str = "") -> Any:
@@ -88,6 +96,15 @@ def escape(value: Any, key: str = "") -> Any:
     return [escape(item, key) for item in value] if isinstance(value, list) else value
 
 
+def escape_texts(value: Any) -> Any:
+    """Plain values as OmegaConf must be given them, so that every text comes back as it is."""
+    if isinstance(value, str):
+        return escape_text(value)
+    if isinstance(value, Mapping):
+        return {name: escape_texts(item) for name, item in value.items()}
+    return [escape_texts(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def escape_text(text: str) -> str:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
@@ -95,6 +112,18 @@ def escape_text(text: str) -> str:
 def is_spelling(text: str, key: str) -> bool:
     """Whether a text is how a value of this key was written."""
     return "${" in text and any(key == known and text == spelling for (known, _), spelling in _spellings.items())
+
+
+def _pair_texts(written: Any, resolved: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """The leaves as they were written and as they are now; an interpolation may have become several."""
+    if isinstance(resolved, Mapping):
+        for name, item in resolved.items():
+            yield from _pair_texts(written[name] if isinstance(written, Mapping) else written, item, str(name))
+    elif isinstance(resolved, list):
+        for number, item in enumerate(resolved):
+            yield from _pair_texts(written[number] if isinstance(written, list) else written, item, key)
+    else:
+        yield key, str(written), str(resolved)
 
 
 def _texts_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

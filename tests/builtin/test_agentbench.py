@@ -54,6 +54,10 @@ default: {module: src.server.tasks.dbbench.DBBenchTask, parameters: {max_round: 
 dbbench-std: {parameters: {name: dbbench-std, data_file: data/dbbench/standard.jsonl}}
 dbbench-env_train: {parameters: {name: dbbench-env_train}}
 """,
+    "kg.yaml": """
+default: {module: src.server.tasks.knowledgegraph.KnowledgeGraph, parameters: {max_round: 15}}
+kg-std: {parameters: {name: kg-std, data_file: data/knowledgegraph/std.json}}
+""",
     "card_game.yaml": "default: {module: src.server.tasks.card_game.CardGame}\ncg-std: {parameters: {test_time: 5}}\n",
     "mind2web.yaml": "default: {module: src.server.tasks.mind2web.Mind2Web}\nm2w-dev: {parameters: {name: M}}\n",
     "avalon.yaml": "default: {module: a.B}\navalon-dev-single: {parameters: {name: A}}\n",
@@ -89,6 +93,19 @@ def test_other_tasks_are_found_in_the_config_that_has_them(checkout, name, found
     assert spec.endswith(f".{found}")
 
 
+@pytest.mark.parametrize(
+    ("name", "file"), [("dbbench-dev", "data/dbbench/dev.jsonl"), ("kg-dev", "data/knowledgegraph/dev.json")]
+)
+def test_a_dev_that_the_config_lacks_is_its_std_with_the_samples_beside(checkout, name, file):
+    (checkout / file).parent.mkdir(parents=True)
+    (checkout / file).write_text("[]")
+    taskset = load_taskset(f"agentbench:{name}", {"taskset.root": str(checkout)})
+    module, parameters = taskset._find_class()
+    standard, _ = load_taskset(f"agentbench:{name[:-4]}-std", {"taskset.root": str(checkout)})._find_class()
+    assert module == standard
+    assert (parameters["name"], parameters["data_file"], parameters["max_round"]) == (name, file, 15)
+
+
 def test_a_name_that_a_checkout_no_longer_has_says_which_it_has(checkout):
     with pytest.raises(UnknownNameError, match="dbbench-std"):
         load_taskset("agentbench:dbbench-dev", {"taskset.root": str(checkout)})._find_class()
@@ -119,6 +136,6 @@ def test_rows_of_a_checkouts_own_code_run_it_only_where_this_user_built_them(che
     assert taskset_of(scorer)._find_class() == ("src.server.tasks.card_game.CardGame", {"test_time": 5})
     taskset_of.cache_clear()
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(checkout / "another"))
-    with pytest.raises(UsageError, match="no build of yours"):
+    with pytest.raises(UsageError, match="none of your builds"):
         taskset_of(scorer)
     assert taskset_of(scorer, trust=True).config.root == str(checkout)

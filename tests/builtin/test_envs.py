@@ -36,6 +36,7 @@ from treetune.plugins import environments
 from treetune.policy import Request
 from treetune.sandbox import probe
 from treetune.threads import call
+from treetune.trust import USER
 from treetune.worker_process import Workers
 
 TRUTHS = {"gsm8k": "5", "gsm8k_multi_turn": "5", "aime": "204", "search": ["Paris"], "text2sql": "SELECT 1"}
@@ -706,7 +707,7 @@ def test_gold_earns_the_full_reward_and_more_than_wrong_answers(name, truth, ask
     if contract_of(name).sandbox and not probe().available:
         pytest.skip(f"no sandbox can start here: {probe().cause}")
     task = episodes.task_of(name, truth, db_id="pets", data="spider", corpus=str(corpus), max_turns=1)
-    gold = environments.resolve(name).gold(task)
+    gold = environments.resolve(name, USER).gold(task)
     (step,) = play(task, gold)
     assert (step.reward, step.done, step.info["success"]) == (1.0, True, True)
     assert all(rewards(task, wrong)[-1] < 1.0 for wrong in WRONG)
@@ -720,7 +721,7 @@ def test_a_taskset_without_gold_asks_the_environment():
 @pytest.mark.parametrize("name", list(GOLDEN))
 @pytest.mark.parametrize("truth", [None, [], True])
 def test_a_ground_truth_that_is_none_has_no_gold(name, truth):
-    assert environments.resolve(name).gold(Task(prompt="?", reward_spec={"ground_truth": truth})) is None
+    assert environments.resolve(name, USER).gold(Task(prompt="?", reward_spec={"ground_truth": truth})) is None
 
 
 def test_gold_of_several_turns_is_one_action_each():
@@ -751,7 +752,7 @@ def test_a_perfect_episode_of_parts_is_one_and_a_success(turns):
 def test_a_gold_that_cannot_be_matched_earns_nothing():
     """So that a check of gold answers finds it."""
     task = task_of("gsm8k", "1,000", strict=False)
-    assert rewards(task, environments.resolve("gsm8k").gold(task)) == [0.0]
+    assert rewards(task, environments.resolve("gsm8k", USER).gold(task)) == [0.0]
 
 
 @pytest.mark.parametrize("name", list(TRUTHS))

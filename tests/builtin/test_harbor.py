@@ -100,7 +100,7 @@ def test_one_task_or_some_of_them_can_be_named(tmp_path):
         write_task(tmp_path / name)
     assert [task.name for task in taskset(tmp_path / "web-1").draw()] == ["web-1"]
     assert [task.name for task in taskset(tmp_path, tasks=["sql-*", "nothing"]).draw()] == ["sql-1", "sql-2"]
-    with pytest.raises(ConfigError, match=r"has no folder with a task\.toml"):
+    with pytest.raises(ConfigError, match="none of the 3 tasks has such a name"):
         taskset(tmp_path, tasks=["nothing"])
     with pytest.raises(ConfigError, match="no such folder"):
         taskset(tmp_path / "nowhere")
@@ -486,6 +486,40 @@ def test_a_dataset_is_downloaded_once_by_its_git_address(published):
     assert dataset_names(dataset=address) == ["c"]
     published.rename(published.with_name("elsewhere"))
     assert dataset_names(dataset=address) == ["c"]
+
+
+def test_a_git_address_may_name_a_branch_and_the_folder_of_the_tasks(published):
+    address = f"file://{published}"
+    assert dataset_names(dataset=f"{address}@main#tasks") == ["a"]
+    assert dataset_names(dataset=f"{address}#tasks") == ["a"]
+    assert dataset_names(dataset=f"{address}#tasks/a") == ["a"]
+    assert dataset_names(dataset=f"{address}@main") == ["c"]  # each address has a place of its own in the cache
+
+
+def test_a_git_address_without_tasks_says_where_they_are(published, tmp_path):
+    git(published, "mv", "c", "tasks/c")
+    git(published, "commit", "-qm", "three")
+    address = f"file://{published}@main"
+    with pytest.raises(ConfigError) as error:
+        dataset_names(dataset=address)
+    assert "taskset.dataset" in str(error.value)
+    assert "taskset.folder" not in str(error.value)
+    assert f"write taskset.dataset: {address}#tasks" in str(error.value)
+    assert dataset_names(dataset=f"{address}#tasks") == ["a", "c"]
+
+
+@pytest.mark.parametrize("folder", ["none", "..", "../..", "/etc"])
+def test_a_folder_that_the_repository_has_not_is_refused(published, folder):
+    with pytest.raises(TasksetError, match=r"(?s)has no folder.*it has: c, tasks"):
+        dataset_names(dataset=f"file://{published}@main#{folder}")
+
+
+def test_a_folder_without_tasks_says_where_they_are(tmp_path):
+    write_task(tmp_path / "all" / "tasks" / "a")
+    with pytest.raises(ConfigError, match=r"(?s)taskset\.folder.*write taskset\.folder: .*/all/tasks"):
+        dataset_names(folder=str(tmp_path / "all"))
+    with pytest.raises(ConfigError, match=r"(?s)taskset\.tasks.*none of the 1 tasks.*they are: a"):
+        dataset_names(folder=str(tmp_path / "all" / "tasks"), tasks=["b-*"])
 
 
 def test_a_dataset_is_found_by_name_in_a_registry(published, tmp_path):

@@ -436,6 +436,23 @@ def test_data_that_are_no_samples_are_refused(tmp_path, content):
         OSInteraction(OSInteractionConfig(data=str(tmp_path / "bad.json")))
 
 
+def test_a_json_file_directly_in_the_folder_is_read(tmp_path):
+    row = {"description": "one", "evaluation": {"match": "1"}}
+    (tmp_path / "mine.json").write_text(json.dumps([row]))
+    taskset = OSInteraction(OSInteractionConfig(data=str(tmp_path)))
+    assert [taskset[0].sample.description, taskset[0].extra_info["name"]] == ["one", "mine.json:0"]
+    # In AgentBench's own folder the samples are in folders, and a file beside them is none of them.
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "a.json").write_text(json.dumps([{**row, "description": "two"}]))
+    taskset = OSInteraction(OSInteractionConfig(data=str(tmp_path)))
+    assert [task.sample.description for task in taskset.draw()] == ["two"]
+
+
+def test_a_folder_without_json_files_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="has no JSON file of samples"):
+        OSInteraction(OSInteractionConfig(data=str(tmp_path)))
+
+
 def test_gold_answers_earn_the_reward(machine, tmp_path):
     made = {"description": "?", "create": {"init": "mkdir /data; touch /data/{a,b}"}, "evaluation": COUNT}
     done = {

@@ -7,7 +7,9 @@ other kind.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,7 @@ from treetune.sandbox.machines import _pools
 pytestmark = pytest.mark.slow
 SHARED = Path(os.environ.get("TREETUNE_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 DATA = SHARED / "agentbench_os" / "data"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "os_interaction" / "data"
 AT_ONCE = 3
 ALL = os.environ.get("TREETUNE_TEST_EXAMPLES") == "many"
 DESTROY = """Act: bash
@@ -154,3 +157,40 @@ def test_the_samples_are_served_and_cannot_be_cheated(split, count, least):
     print("references that differ from machine to machine:", [found.name for found in results if found.differs])
     assert served >= least
     assert [found.name for found in results if found.destroyed] == []
+
+
+def test_every_sample_that_the_example_names_starts():
+    """With the command of its README: no scripts, and samples left out that cannot be served."""
+    if not DATA.exists():
+        pytest.skip(f"{DATA} is absent")
+    capability = probe(shell=True)
+    if capability.launcher is None or not capability.launcher.own_users:
+        pytest.skip(f"samples make users, which takes root: {capability}")
+    with warnings.catch_warnings(action="ignore"):
+        taskset = OSInteraction(OSInteractionConfig(data=str(DATA), unsupported="skip"))
+    named = [
+        json.loads(line)["task_index"]
+        for file in sorted(EXAMPLE.glob("*_indices.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    assert len(named) == len(set(named)) == 123
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def start(index: int) -> str | None:
+        async with free:
+            environment = OSInteractionEnvironment(taskset[index])
+            try:
+                await environment.start()
+            except TreetuneError as error:
+                return f"{index}: {error}"
+            finally:
+                await environment.close()
+
+    async def start_all() -> list[str | None]:
+        try:
+            return await asyncio.gather(*map(start, named))
+        finally:
+            for pool in _pools.get(asyncio.get_running_loop(), {}).values():
+                await pool.close()
+
+    assert [fault for fault in asyncio.run(start_all()) if fault] == []

@@ -14,6 +14,7 @@ from treetune.builtin.tools.calculator import compute
 from treetune.errors import ToolError, TreetuneError, UsageError
 from treetune.sandbox import SandboxUnavailable, probe
 from treetune.tools import NamedTool, find_tool
+from treetune.trust import USER
 
 needs_sandbox = pytest.mark.skipif(not probe().available, reason="no sandbox can start here")
 needs_shell = pytest.mark.skipif(not probe(shell=True).available, reason="no shell sandbox can start here")
@@ -23,7 +24,7 @@ def use(name: str, *calls: dict[str, Any], **settings: Any) -> list[Any]:
     """What the tool of this name answers, in one episode."""
 
     async def run() -> list[Any]:
-        source = find_tool(NamedTool(name, settings), Task(prompt="x"))
+        source = find_tool(NamedTool(name, settings), Task(prompt="x"), USER)
         try:
             (tool,) = await source.open()
             return [await tool.call(arguments) for arguments in calls]

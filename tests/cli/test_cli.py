@@ -328,8 +328,8 @@ def test_rescore_of_a_damaged_file_names_the_line(treetune, tmp_path):
     traces = tmp_path / "run" / "traces.jsonl"
     traces.write_bytes(traces.read_bytes().replace(b"{", b"{garbage", 1))
     result = treetune("rescore", "run", "--json")
-    assert result.code == 2
-    assert "line 1 is damaged" in result.json["error"]
+    assert result.code == 0
+    assert "1 line of traces.jsonl cannot be read and is left out (line 1:" in str(result.json)
 
 
 def test_rescore_of_no_run_says_so(treetune, tmp_path):
@@ -480,3 +480,39 @@ class Dears(Taskset):
     )
     assert treetune("validate", "dear.py:Dears", "--pass-threshold", 0.9).code == 0
     assert "what start() of its environment shows" in treetune("show", "dear.py:Dears").out
+
+
+OFFLINE = """
+import urllib.request
+from treetune import Taskset
+class Offline(Taskset):
+    def load_tasks(self):
+        urllib.request.urlopen("http://127.0.0.1:1/tasks")
+"""
+
+
+def test_without_a_network_the_error_is_short_and_names_the_line(treetune, tmp_path):
+    (tmp_path / "tasks.py").write_text(OFFLINE)
+    done = treetune("show", "tasks.py:Offline")
+    assert "Connection refused" in done.err
+    assert "is there a network" in done.err
+    assert "tasks.py:6 needs it" in done.err
+    assert "Traceback" not in done.err
+    assert len(done.err.splitlines()) < 6
+
+
+SLOW_PROGRAM = """
+import subprocess
+from treetune import Taskset
+class Slow(Taskset):
+    def load_tasks(self):
+        subprocess.run(["sleep", "60"], timeout=0.1)
+"""
+
+
+def test_the_timeout_of_a_program_is_not_taken_for_one_of_the_network(treetune, tmp_path):
+    (tmp_path / "tasks.py").write_text(SLOW_PROGRAM)
+    done = treetune("show", "tasks.py:Slow")
+    assert "TimeoutExpired" in done.err
+    assert "Traceback" in done.err
+    assert "is there a network" not in done.err

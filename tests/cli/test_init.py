@@ -17,11 +17,11 @@ from typing import Any
 
 import command_line
 import pytest
+from named_code import load_object
 
 import treetune as treetune_package
 from treetune import Action, Task, load_taskset
 from treetune.cli.init import ABOUT
-from treetune.plugins import load_object
 from treetune.rows import read_rows, read_tasks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

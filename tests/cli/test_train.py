@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from kinds import write_targets
+from omegaconf import OmegaConf
 
 from treetune.errors import UsageError
 from treetune.trainers import launch
@@ -328,3 +329,11 @@ def test_overrides_are_merged_by_their_bare_keys():
 )
 def test_a_value_is_written_as_hydra_reads_it(value, text):
     assert as_text(value) == text
+
+
+@pytest.mark.parametrize("text", ["a${x}", r"a\${x}", r"a\\${oc.env:HOME}", "it's ${"])
+def test_a_value_of_a_plan_is_text_to_omegaconf(text):
+    quoted = as_text(text)
+    assert quoted.startswith("'")
+    inner = quoted[1:-1].replace("\\'", "'")  # as hydra unquotes it
+    assert OmegaConf.create({"value": inner})["value"] == text

@@ -13,9 +13,9 @@ import warnings
 from pathlib import Path
 
 import pytest
+from named_code import load_object
 
 from treetune.errors import TreetuneError
-from treetune.plugins import load_object
 from treetune.rows import cache as cache_module
 from treetune.rows.cache import Cache, EntryState, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.sources import LoadingParams
@@ -310,7 +310,7 @@ class Stop:
 
 BASE = "from test_cache import Stop\nclass Base(Stop):\n    shift = 1\n"
 CHILD = """from pathlib import Path
-from treetune.plugins import load_object
+from named_code import load_object
 Base = load_object(f"{Path(__file__).with_name('base.py')}:Base")
 class Child(Base, dict): pass
 """
@@ -392,10 +392,10 @@ def test_two_processes_agree_on_every_hash(tmp_path):
     code = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], str(Path(sys.argv[2]).parent / 'support')]
 from treetune.rows.cache import config_hash, impl_hash
 from treetune.rows.cache import content_hash
-from treetune.plugins import load_object
+from named_code import load_object
 from test_cache import Stop
 here = Path(sys.argv[1])
 cls = load_object(f"{here / 'code' / 'child.py'}:Child")

@@ -10,9 +10,9 @@ import yaml
 from omegaconf import OmegaConf
 
 import datasets
-from treetune.config import with_overrides
 from treetune.datasets.declared import load_tasks, read_declared
 from treetune.errors import ConfigError, TasksetError, UsageError
+from treetune.overrides import with_overrides
 from treetune.rows import read_tasks
 from treetune.rows.arrow_values import drop_nulls, find_clashes
 from treetune.target import build_taskset, load_taskset

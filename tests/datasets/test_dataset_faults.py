@@ -94,7 +94,7 @@ def fault_of(config, kind=TreetuneError):
         ("b.json", "json", b'[{"question": "a"},\n{"question":', "b.json"),
         ("b.json", "json", b"5", "b.json, row 0: Expected `object`"),
         ("b.jsonl.gz", "json", b"nothing packed", "b.jsonl.gz cannot be read: zlib"),
-        ("b.csv", "csv", b"question,answer\na,b\nc,d,e,f\n", "Expected 2 fields in line 3, saw 4 (data_files: b.csv)"),
+        ("b.csv", "csv", b"question,answer\na,b\nc,d,e,f\n", "b.csv, row 1: 4 cells, where 2 columns have a name"),
         ("b.csv", "csv", "question\nok\ncaf\xe9\n".encode("latin-1"), "b.csv is no UTF-8 text: "),
         ("b.txt", "text", "caf\xe9\n".encode("latin-1"), "b.txt is no UTF-8 text: "),
         ("b.parquet", "parquet", b"PAR1 and no more PAR1", "b.parquet cannot be read as parquet"),
@@ -509,7 +509,9 @@ def test_a_full_disk_is_told_and_what_makes_room(rows, monkeypatch):
         raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    fault = fault_of(rows(), StorageError)
+    config = rows()
+    config["loading_params"]["kwargs"]["on_mixed_types"] = "use_json"  # which only the library reads
+    fault = fault_of(config, StorageError)
     assert "No space left on device" in fault.message
     assert "treetune cache prune" in fault.remedy
 
@@ -519,7 +521,9 @@ def test_a_full_disk_of_the_library_is_told(rows, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("datasets.arrow_writer.ArrowWriter.finalize", full)
-    fault = fault_of(rows(), StorageError)
+    config = rows()
+    config["loading_params"]["kwargs"]["on_mixed_types"] = "use_json"  # which only the library reads
+    fault = fault_of(config, StorageError)
     assert "No space left on device" in fault.message
     assert "HF_HOME" in fault.remedy
 
@@ -583,3 +587,16 @@ def test_the_copy_of_another_build_that_ends_meanwhile_is_no_fault(rows, tmp_pat
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "treetune-another").symlink_to(tmp_path / "gone")  # listed, and not there when it is looked at
     assert load_task(rows(ground_truth="answer")).count() == len(ROWS)
+
+
+@pytest.mark.parametrize("verb", ["build", "show", "eval"])
+@pytest.mark.parametrize("content", ["train_tasks: []\n", "trainer: {}\ntrain_tasks: []\nval_tasks: []\n"])
+def test_an_empty_list_of_tasks_is_told_what_it_lacks(treetune, tmp_path, monkeypatch, verb, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.yaml").write_text(content)
+    model = ("-m", "scripted:echo") if verb == "eval" else ()
+    result = treetune(verb, "empty.yaml", *model)
+    assert result.code == 2
+    assert f"line {content.count('trainer') + 1}, train_tasks: has no tasks: add one, such as" in result.err
+    assert "did you mean" not in result.err
+    assert "taskset" not in result.err

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pyarrow.parquet as pq
 from hub import Hub, make_gsm8k
+
+from treetune.datasets.taskset import DatasetTaskset
 
 BUILD = """
 import json, sys
@@ -60,3 +63,25 @@ def test_rows_of_the_hub_are_a_target(tmp_path):
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["mean_reward"] == 1.0
+
+
+def test_what_the_library_changes_in_files_of_the_hub_is_said_with_where_they_are(tmp_path):
+    (tmp_path / "hub" / "org" / "days").mkdir(parents=True)
+    lines = "".join(json.dumps({"q": f"day {n}?", "a": f"2024-01-0{n}"}) + "\n" for n in range(1, 4))
+    (tmp_path / "hub" / "org" / "days" / "train.jsonl").write_text(lines)
+    config = {
+        "loading_params": {"args": ["org/days"], "kwargs": {"split": "train"}},
+        "prompt_template": "{q}",
+        "ground_truth": "a",
+    }
+    with Hub(tmp_path / "hub") as hub:
+        done = subprocess.run(
+            [sys.executable, "-c", BUILD, json.dumps(config), str(tmp_path / "cache")],
+            capture_output=True, text=True, env={**os.environ, **hub.environment(tmp_path / "home")}, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "3 rows with another a than the file has; row 0: '2024-01-01' in the file, read as timestamp" in done.stderr
+    place = re.search(r"write args: \[json\], kwargs: \{data_files: (.*?)\}", done.stderr)[1]
+    config["loading_params"] = {"args": ["json"], "kwargs": {"data_files": place, "split": "train"}}
+    truths = [task.ground_truth for task in DatasetTaskset(config, cache_dir=tmp_path / "cache")]
+    assert truths == ["2024-01-01", "2024-01-02", "2024-01-03"]

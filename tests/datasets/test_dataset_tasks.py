@@ -131,15 +131,45 @@ def test_chat_messages_get_the_system_prompt_where_there_is_none(source):
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([{"role": "user", "content": "a"}, {"role": "user", "content": None}], "message 1 .user. has no content"),
         ([{"rol": "user", "content": "a"}], "message 0 has no role"),
         ([{"from": "martian", "value": "x"}], "martian"),
     ],
 )
 def test_a_malformed_row_is_named(source, messages, said):
     good = [{"role": "user", "content": "ok"}] if "martian" not in said else [{"from": "human", "value": "ok"}]
-    with pytest.raises(TasksetError, match=f"row 1.*{said}"):
+    with pytest.raises(TasksetError, match=f"row 1.*{said}") as caught:
         rows_of(source([{"messages": good}, {"messages": messages}], prompt_format="chat_messages"))
+    assert "leave it out with `filter`" in caught.value.remedy
+
+
+def test_a_chat_with_a_message_without_content_is_left_out_and_counted(source):
+    asks, empty = {"role": "user", "content": "hi"}, {"role": "user", "content": None}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f"}}]}
+    node = source(
+        [{"messages": chat} for chat in ([asks], [asks, empty], [asks, called])], prompt_format="chat_messages"
+    )
+    assert [len(row["prompt"]) for row in rows_of(node)] == [1, 2]
+    sidecar = load_task(node).build()[0]
+    assert sidecar.dropped == {"no prompt": 1}
+    assert "row 1: messages is [" in str(sidecar.flaws[0])
+    with pytest.raises(TasksetError, match="no prompt: row 1") as caught:
+        rows_of(node, drop_missing=False)
+    assert "drop_missing: true" in caught.value.remedy
+
+
+def test_chats_written_as_json_text_are_read(source):
+    chats = [[{"role": "user", "content": f"q{number}", "name": "ann"}] for number in range(3)]
+    texts = [json.dumps(chats[0]), "", json.dumps(chats[1]), " " + json.dumps(chats[2])]
+    node = source([{"messages": text} for text in texts], prompt_format="chat_messages", system_prompt="sys")
+    assert [row["prompt"][1]["content"] for row in rows_of(node)] == ["q0", "q1", "q2"]
+    mixed = source([{"messages": chats[0]}, {"messages": texts[2]}], "mixed.jsonl", prompt_format="chat_messages")
+    assert [row["prompt"] for row in rows_of(mixed)] == chats[:2]
+    plain = source([{"messages": text} for text in ("hello", "[no JSON")], "text.jsonl", prompt_format="chat_messages")
+    with pytest.raises(
+        TasksetError, match="row 0: messages: expected a list of messages, or its JSON, got 'hello'"
+    ) as caught:
+        rows_of(plain)
+    assert 'prompt_template: "{messages}"' in caught.value.remedy
 
 
 # Ground truth and selection
@@ -291,8 +321,74 @@ def test_extra_fields_are_carried_and_reserved_names_refused(source):
     assert (row["extra_info"]["level"], row["extra_info"]["topic"]) == (2, None)
     with pytest.raises(ConfigError, match="did you mean 'topic'"):
         rows_of(source(prompt_template="{question}", extra_fields=["topics"]))
-    with pytest.raises(ConfigError, match="fills in itself"):
+    with pytest.raises(
+        ConfigError, match=r"fills in itself, the number of the row.*\['source_index'\] = row\['index'\]"
+    ):
         rows_of(source([{"q": "a", "index": 1}], "i.jsonl", prompt_template="{q}", extra_fields=["index"]))
+
+
+def test_a_column_index_is_shown_compared_and_carried_by_another_name(source, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from treetune_verl.tasks import Task as Base\nclass Task(Base):\n"
+        "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n"
+        "        def fn(row, index):\n            made = make(row, index)\n"
+        "            made['extra_info']['source_index'] = row['index']\n            return made\n        return fn\n"
+    )
+    node = source([{"q": "a", "index": "x-7"}], prompt_template="{q} {index}", ground_truth="index")
+    (row,) = rows_of(node, custom_cls={"path": str(tmp_path / "own.py")})
+    assert (row["prompt"][0]["content"], row["reward_model"]["ground_truth"]) == ("a x-7", "x-7")
+    assert (row["extra_info"]["index"], row["extra_info"]["source_index"]) == (0, "x-7")
+
+
+@pytest.mark.parametrize(
+    ("truth", "found"),
+    [
+        ("lst[0]", ["a", "c"]),
+        ("lst[-1]", ["b", "c"]),
+        ("lst[1]", ["b"]),
+        ("meta[deep][1]", ["2", "4"]),
+        ("meta[k.l]", ["x", "y"]),
+        ({"column": "meta[text]", "pattern": "#### (.+)"}, ["7", "8"]),
+        ({"column": "lst[0]"}, ["a", "c"]),
+    ],
+)
+@pytest.mark.parametrize("by", ["columns", "rows"])
+def test_a_ground_truth_is_an_item_as_templates_name_it(source, tmp_path, truth, found, by):
+    rows = [
+        {"q": "1", "lst": ["a", "b"], "meta": {"deep": [1, 2], "k.l": "x", "text": "#### 7"}},
+        {"q": "2", "lst": ["c"], "meta": {"deep": [3, 4], "k.l": "y", "text": "so\n#### 8"}},
+    ]
+    node = source(rows, prompt_template="{q}", ground_truth=truth)
+    if by == "rows":
+        (tmp_path / "same.py").write_text(SAME.format("make(row, index)"))
+        node["custom_cls"] = {"path": str(tmp_path / "same.py")}
+    assert [row["reward_model"]["ground_truth"] for row in rows_of(node)] == found
+    if isinstance(truth, str):
+        shown = rows_of(node, prompt_template=f"{{{truth}}}", filter="len(lst) > 1" if truth == "lst[1]" else None)
+        assert [row["prompt"][0]["content"] for row in shown] == found
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "remedy"),
+    [
+        (
+            "{lst[7]}",
+            "row 1: .*lst\\[7\\] is out of range: it has 1 item, and the first is lst\\[0\\]",
+            "leave it out",
+        ),
+        ("{q:.2f}", "row 1: .*'high' is no number, and :.2f formats numbers", "a field without a format, {column}"),
+    ],
+)
+@pytest.mark.parametrize("by", ["columns", "rows"])
+def test_a_row_that_a_template_does_not_fit_is_named_with_what_to_do(source, tmp_path, template, said, remedy, by):
+    node = source([{"q": "1.5", "lst": list("abcdefgh")}, {"q": "high", "lst": ["a"]}], prompt_template=template)
+    if by == "rows":
+        (tmp_path / "same.py").write_text(SAME.format("make(row, index)"))
+        node["custom_cls"] = {"path": str(tmp_path / "same.py")}
+    with pytest.raises(TasksetError, match=said) as caught:
+        rows_of(node)
+    assert remedy in caught.value.remedy
+    assert "64 bits" not in caught.value.remedy
 
 
 # Tasks
@@ -429,8 +525,29 @@ def test_text_beside_lists_as_ground_truth_is_refused(source):
     from treetune.datasets.row_builder import RowBuilder
 
     builder = RowBuilder(Mixed(node), {"q": pa.string(), "t": pa.string()}, made=False)
-    with pytest.raises(TasksetError, match="several types"):
-        builder.build([{"q": "a", "t": "x"}, {"q": "b", "t": ["y"]}], 0)
+    with pytest.raises(TasksetError, match=r"several types.*\('x' in row 5, \['y'\] in row 7\)"):
+        builder.build([{"q": "a", "t": "x"}, {"q": "c", "t": "z"}, {"q": "b", "t": ["y"]}, {"q": "d", "t": "z"}], 5)
+
+
+def test_ground_truths_of_mixed_types_name_their_rows(source):
+    rows = [{"q": "a", "t": ["x"]}, {"q": None, "t": ["n"]}, {"q": "b", "t": ["y"]}, {"q": "c", "t": {"k": 1}}]
+    with pytest.raises(TasksetError, match=r"\['x'\] in row 0, \{'k': 1\} in row 3"):
+        rows_of(source(rows, prompt_template="{q}", ground_truth="t"))
+    one = source(
+        [{"q": "a", "t": ["x"]}, {"q": "b", "t": [1, "y"]}], "one.jsonl", prompt_template="{q}", ground_truth="t"
+    )
+    with pytest.raises(TasksetError, match=r"\[1, 'y'\] in row 1"):
+        rows_of(one)
+
+
+def test_ground_truths_of_another_type_in_a_later_batch_name_the_row(source, tmp_path, monkeypatch):
+    (tmp_path / "odd.py").write_text(
+        SAME.format("{**make(row, index), 'reward_model': {'ground_truth': 'x' if index < 4 else ['y']}}")
+    )
+    monkeypatch.setattr("treetune.datasets.build.ROWS", 2)
+    node = source([{"q": str(number)} for number in range(6)], custom_cls={"path": str(tmp_path / "odd.py")})
+    with pytest.raises(TasksetError, match=r"several types.*\(\['y'\] in row 4\)"):
+        rows_of(node, prompt_template="{q}")
 
 
 def test_columns_of_mixed_types_reach_the_map_function_as_they_were(source):
@@ -676,7 +793,13 @@ def test_a_copy_of_a_source_goes_with_the_build(source, tmp_path):
     left = tmp_path / "hf" / "treetune-left"
     left.mkdir(parents=True)
     os.utime(left, (10**9, 10**9))
-    task = load_task(source(prompt_template="{question}"))
+
+    def of_library(template):
+        node = source(prompt_template=template)
+        node["loading_params"]["kwargs"]["on_mixed_types"] = "use_json"  # which only the library reads
+        return load_task(node)
+
+    task = of_library("{question}")
     opened = task.open_source()
     (copy,) = (tmp_path / "hf").glob("treetune-*")  # what a killed process left is gone
     assert list(copy.rglob("*.arrow"))
@@ -685,7 +808,7 @@ def test_a_copy_of_a_source_goes_with_the_build(source, tmp_path):
     assert sum(map(len, batches)) == 3
     task.get_parquet_path()
     with pytest.raises(TreetuneError):
-        load_task(source(prompt_template="{absent}")).get_parquet_path()
+        of_library("{absent}").get_parquet_path()
     del batches
     gc.collect()
     assert not list((tmp_path / "hf").glob("treetune-*"))
@@ -704,7 +827,7 @@ def test_a_task_whose_source_was_checked_can_be_pickled(source):
     ("kwargs", "said"),
     [
         ({"data_files": "/nowhere.jsonl", "split": "train"}, "no file is called '/nowhere.jsonl'"),
-        ({"data_files": "FILE", "split": "absent"}, "'json' could not be loaded: ValueError: Unknown split"),
+        ({"data_files": "FILE", "split": "absent"}, "Unknown split 'absent': there is train"),
     ],
 )
 def test_a_source_that_cannot_be_loaded_says_why(source, kwargs, said):

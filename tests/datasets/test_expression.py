@@ -213,6 +213,20 @@ def test_text_compared_with_a_number_is_told_to_convert():
         kept("difficulty > 3")
 
 
+@pytest.mark.parametrize(
+    "text", ["ok", "not ok", "ok and n", "n if ok else n", "bool(ok)", "n == 7 and (n or ok) and ok"]
+)
+def test_text_that_says_false_is_not_taken_for_true(text):
+    keep = Filter(text, ["ok", "n"])
+    with pytest.raises(
+        ValueError, match=re.escape("'false' is text, and any text counts as true; compare it: column ==")
+    ):
+        keep.keeps({"ok": "false", "n": 7})
+    keep.keeps({"ok": False, "n": 7})
+    keep.keeps({"ok": "maybe", "n": 7})
+    assert Filter("ok == 'false'", ["ok"]).keeps({"ok": "false"})
+
+
 def test_functions_on_text_name_what_they_were_given():
     with pytest.raises(ValueError, match="expected text, got None"):
         kept("lower(missing) == 'a'")

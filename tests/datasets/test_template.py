@@ -84,9 +84,56 @@ def test_stray_braces_are_explained(text, corrected):
     assert Template(corrected, ["question", "answer"]).columns == ("question",)
 
 
-@pytest.mark.parametrize("text", ["{0}", "{}{}", "{:>3}", "{!r}", "{[0]}", "{question:{}}", "{question:{0}}", "{٣}"])
+@pytest.mark.parametrize("text", ["Q: {0}", "{}{}", "{:>3}", "{!r}", "{[0]}", "{question:{}}", "{question:{0}}", "{٣}"])
 def test_positional_fields_are_refused(text):
-    assert "names no column; there are: question" in fault(text, ["question", "3"])
+    assert "is a position, and columns have names, as in {question}; there are: question" in fault(text, ["question"])
+
+
+def test_the_first_position_alone_is_the_default():
+    assert Template("{0}", ["id", "question"], ["question"]).fill(pa.table({"question": ["a", None]})) == ["a", None]
+
+
+@pytest.mark.parametrize("column", ["s.t", "3", "a[0]", "s.t[u]", "a b-c"])
+def test_a_column_is_named_as_it_is_called(column):
+    template = Template(f"<{{{column}}}> {{{column}!r}}", ["s", column, "a"])
+    assert template.columns == (column,)
+    assert template.fill(pa.table({column: ["x"]})) == ["<x> 'x'"]
+
+
+def test_items_count_from_the_end_too():
+    row = {"list": ["a", "b", "c"], "deep": {"-1": "key", "x": [[1, 2], [3]]}, "s.t": {"u": ["v"]}}
+    template = Template("{list[-1]}{list[0]} {deep[-1]} {deep[x][-2][-1]} {s.t[u][0]}", list(row))
+    assert template.format(row) == "ca key 2 v"
+    assert template.fill(pa.Table.from_pylist([row])) == ["ca key 2 v"]
+
+
+def test_a_column_named_by_another_is_refused_with_the_way_to_do_it():
+    assert "a field names its column itself" in fault("{a{b}}", ["a", "b"])
+    assert "_make_map_fn" in fault("{a{b}}", ["a", "b"])
+
+
+def test_an_attribute_of_a_mapping_is_its_key():
+    assert "a key of a mapping is {a[b]}" in fault("{a.b}", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "shown"),
+    [
+        ("{x:.2f}", "3.14159", "3.14"),
+        ("{x:05d}", "42", "00042"),
+        ("{x:,}", "1234567", "1,234,567"),
+        ("{x:{w}.1f}", " 2 ", "   2.0"),
+        ("{x:.0%}", "0.5", "50%"),
+        ("{x:>5}", "007", "  007"),
+        ("{x!s:>5}", "007", "  007"),
+        ("{x}", "007", "007"),
+        ("{x:d}", "123456789012345678901234567890", "123456789012345678901234567890"),
+    ],
+)
+def test_a_format_of_numbers_takes_text_that_is_one(text, value, shown):
+    row = {"x": value, "w": 6}
+    assert Template(text, list(row)).format(row) == shown
+    assert Template(text, list(row)).fill(pa.Table.from_pylist([row])) == [shown]
 
 
 @pytest.mark.parametrize(
@@ -111,17 +158,13 @@ def test_what_str_format_would_refuse_is_refused_at_once(text):
     fault(text, ["a", "b", "c"])
 
 
-def test_a_column_whose_name_is_syntax_is_explained():
-    assert "rename the column" in fault("{a.b}", ["a.b"])
-
-
 @pytest.mark.parametrize(
     ("text", "row", "parts"),
     [
-        ("{n} {x:.2f}", {"n": 1, "x": "high"}, ["Unknown format code", "n = 1, x = 'high'"]),
+        ("{n} {x:.2f}", {"n": 1, "x": "high"}, ["'high' is no number, and :.2f formats numbers", "n = 1, x = 'high'"]),
         ("{a[b]}", {"a": {"c": 1}}, ["no 'b'", "a = {'c': 1}"]),
         ("{a[5]}", {"a": [1]}, ["out of range", "a = [1]"]),
-        ("{a[b]}", {"a": None}, ["a = None"]),
+        ("{a[b]}", {"a": [1]}, ["a is a list, whose items have numbers: a[0]"]),
         ("{x:>{w}}", {"x": "a", "w": "wide"}, ["x = 'a', w = 'wide'"]),
         ("{x} {y}", {"x": 1}, ["the row has no 'y'"]),
     ],
@@ -291,7 +334,7 @@ def test_whatever_is_accepted_formats_as_str_format_does_and_never_reads_an_attr
         return
     row = {"a": Value(), "b": Value()}
     try:
-        expected = "{a}".format(**row) if text == "{}" else text.format(**row)
+        expected = "{a}".format(**row) if text in ("{}", "{0}") else text.format(**row)
     except (TypeError, ValueError):  # such as a spec that the type of `!r`, a str, does not have
         with pytest.raises(ValueError):
             template.format(row)

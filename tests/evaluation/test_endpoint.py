@@ -13,6 +13,7 @@ from treetune.errors import UsageError
 from treetune.policies import EndpointConfig
 from treetune.policies.openai import OpenAIPolicy
 from treetune.policy import Sampling
+from treetune.trace import decode_trace, encode_trace
 
 
 def test_an_answer_is_scored_with_its_usage():
@@ -116,6 +117,34 @@ def test_token_ids_and_logprobs_are_kept_where_the_server_gives_them():
     assert sequence.logprobs == [0, 0, 0, -1, -2]
     assert requests[0]["body"]["logprobs"] is True
     assert requests[0]["body"]["return_token_ids"] is True
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "told"),
+    [
+        ("[5, 6]", "[-1, NaN]", "m: the logprob of sampled token 1 of 2 is nan"),
+        ("[5, 6]", "[-1, 1e999]", "m: the logprob of sampled token 1 of 2 is inf"),
+        ("[5, 6]", "[-1, 3.5]", "m: the logprob of sampled token 1 of 2 is 3.5"),
+        ("[5, -6]", "[-1, -1]", "m: sampled token 1 of 2 is -6"),
+        ("[5, 6.5]", "[-1, -1]", "m: sampled token 1 of 2 is 6.5"),
+        ('[5, "six"]', "[-1, -1]", "m: sampled token 1 of 2 is 'six'"),
+        ('"five"', "[-1, -1]", "m: sampled token: a list is needed, got 'five'"),
+        ("56", "[-1, -1]", "sent no usable completion"),
+    ],
+)
+def test_a_sample_that_cannot_be_trained_on_is_the_endpoints_fault(ids, logprobs, told):
+    entries = ", ".join(f'{{"logprob": {value.strip()}}}' for value in logprobs[1:-1].split(","))
+    body = (
+        '{"choices": [{"message": {"role": "assistant", "content": "42"}, "finish_reason": "stop", '
+        f'"token_ids": {ids}, "logprobs": {{"content": [{entries}]}}}}], "prompt_token_ids": [1, 2]}}'
+    )
+    trace, requests = ask(lambda n, r: web.Response(text=body, content_type="application/json"))
+    assert trace.outcome is Outcome.POLICY_ERROR
+    assert trace.reward is None
+    assert told in trace.failure.message
+    assert len(requests) == 1
+    assert trace.tokens is None
+    assert decode_trace(encode_trace(trace)).outcome is Outcome.POLICY_ERROR
 
 
 def test_the_openai_key_goes_to_openai_only(monkeypatch):

@@ -383,15 +383,87 @@ def test_resume_without_a_run_says_so(treetune, tmp_path):
     assert "did you mean" not in result.err
 
 
-def test_a_damaged_line_is_named_and_nothing_is_lost(treetune, tmp_path):
+DEEP = b'{"task":{"idx":0,"more":' + b"[" * 9999 + b"]" * 9999 + b'},"uid":"x"}\n'
+DAMAGES = {
+    "a line that was cut": (lambda lines: [lines[0], lines[1][:50], *lines[2:]], ["1 line", "line 2:"], 2),
+    "garbage": (lambda lines: [lines[0], b"{garbage}\n", *lines[1:]], ["1 line", "line 2:"], 0),
+    "a line twice": (lambda lines: [*lines[:4], lines[1], *lines[4:]], ["1 line", "is there twice"], 0),
+    "the last lines twice": (lambda lines: [*lines, *lines[-2:]], ["2 lines", "are there twice"], 0),
+    "too deep": (lambda lines: [*lines, DEEP], ["line 9:", "deep"], 0),
+    "overwritten": (lambda lines: [*lines[:3], b"#" * 50 + lines[3][50:], *lines[4:]], ["line 4:"], 1),
+    "not UTF-8": (lambda lines: [lines[0].replace(b"reverse", b"revers\xff"), *lines[1:]], ["line 1:"], 1),
+}
+
+
+def damaged_run(treetune, folder, change):
+    """The rewards of a run, before its lines were changed."""
+    treetune("eval", "reverse-text", "-m", "scripted:p=0.5", "-o", "run")
+    lines = (folder / "run" / "traces.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "run" / "traces.jsonl").write_bytes(b"".join(change(lines)))
+    return [json.loads(line)["reward"] for line in lines]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_lines_that_are_damaged_or_doubled_are_named_and_resuming_replaces_them(treetune, tmp_path, damage):
+    change, told, _ = DAMAGES[damage]
+    rewards = damaged_run(treetune, tmp_path, change)
+    rescored = treetune("rescore", "run", "-o", "again", "--json")
+    assert all(word in " ".join(rescored.json["after"]["warnings"]) for word in told)
+    resumed = treetune("eval", "--resume", "-o", "run", "--json")
+    assert all(word in " ".join(resumed.err.split()) for word in [*told, "superseded.jsonl"])
+    figures = resumed.code, resumed.json["rollouts"], resumed.json["mean_reward"]
+    assert figures == (0, 8, sum(rewards) / 8)
+    assert (tmp_path / "run" / "superseded.jsonl").read_bytes()  # nothing is lost
+    assert Run(tmp_path / "run").warnings == []
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES)[:5])  # an index hides bytes that were overwritten until they are read
+@pytest.mark.parametrize("has_index", [True, False])
+def test_all_who_read_a_damaged_run_count_the_same_rollouts(treetune, tmp_path, damage, has_index):
+    change, told, lost = DAMAGES[damage]
+    rewards = damaged_run(treetune, tmp_path, change)
+    if not has_index:
+        (tmp_path / "run" / "index.jsonl").unlink()
+    run = Run(tmp_path / "run")
+    assert len(run) == len(list(run.traces())) == 8 - lost
+    assert lost or run.mean_reward == sum(rewards) / 8
+    assert all(word in " ".join(run.summary.warnings) for word in told)
+    for verb in (["show", "run"], ["compare", "run", "run"], ["rescore", "run", "--dry-run"]):
+        shown = treetune(*verb)
+        assert all(word in " ".join(shown.err.split()) for word in told), verb
+    before = treetune("rescore", "run", "-o", "again", "--json").json["before"]
+    assert before["mean_reward"] == run.mean_reward == run.summary.mean_reward
+
+
+def test_the_last_line_may_be_cut_by_a_kill_and_nothing_is_said(treetune, tmp_path):
     treetune("eval", "reverse-text", "-m", "scripted:gold", "-o", "run")
     traces = tmp_path / "run" / "traces.jsonl"
-    content = traces.read_bytes().splitlines(keepends=True)
-    traces.write_bytes(b"".join([content[0], b"{garbage}\n", *content[1:]]))
-    result = treetune("eval", "--resume", "-o", "run")
-    assert result.code == 2
-    assert "line 2 is damaged" in result.err
-    assert traces.read_bytes().count(b"\n") == 9
+    traces.write_bytes(traces.read_bytes()[:-50])
+    assert Run(tmp_path / "run").warnings == []
+    resumed = treetune("eval", "--resume", "-o", "run", "--json")
+    assert (resumed.code, resumed.json["rollouts"], "traces.jsonl" in resumed.err) == (0, 8, False)
+
+
+def test_a_number_that_was_not_finite_spoils_only_itself(treetune, tmp_path):
+    treetune("eval", "reverse-text", "-m", "scripted:gold", "-o", "run")
+    traces = tmp_path / "run" / "traces.jsonl"
+    lines = [json.loads(line) for line in traces.read_text().splitlines()]
+    lines[2]["tokens"] = {"sequences": [{"ids": [1, 2], "mask": [0, 1], "logprobs": [0.0, None]}]}
+    lines[3]["metrics"] = {"bonus": None, "length": 3.0}
+    lines[4]["turns"][0]["reward"] = None
+    traces.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    run = Run(tmp_path / "run")
+    assert (len(run), run.mean_reward, run.warnings) == (8, 1.0, [])
+    found = list(run.traces())
+    assert (found[2].tokens, found[3].metrics) == (None, {"length": 3.0})
+    told = [trace.warnings for trace in found if trace.warnings]
+    assert [warning.rpartition(": ")[2] for (warning,) in told] == ["tokens", "metric bonus", "a turn's reward"]
+    rescored = treetune("rescore", "run", "-o", "again", "--json").json
+    assert (rescored["before"]["rollouts"], rescored["after"]["mean_reward"]) == (8, 1.0)
+    assert "finite numbers" in " ".join(rescored["before"]["warnings"])
+    resumed = treetune("eval", "--resume", "-o", "run", "--json")
+    assert (resumed.code, resumed.json["rollouts"]) == (0, 8)
+    assert "finite numbers" in " ".join(resumed.json["warnings"])
 
 
 def test_ctrl_c_leaves_a_usable_run_folder(treetune, tmp_path):

@@ -66,4 +66,5 @@ def test_retries_of_a_judge_are_its_own(treetune, tmp_path, busy):
     (tmp_path / "judged.py").write_text(JUDGED.replace("URL", repr(busy)))
     treetune("eval", "judged.py:Judged", "-m", "scripted:echo", "-o", "run")
     (trace,) = Run(tmp_path / "run").traces()
-    assert (trace.retries, [judgement.retries for judgement in trace.judgements], trace.all_retries) == (0, [1], 1)
+    # The verdict is unreadable, so that the judge is asked about a neutral answer too.
+    assert (trace.retries, [judgement.retries for judgement in trace.judgements], trace.all_retries) == (0, [1, 1], 2)

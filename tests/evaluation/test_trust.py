@@ -31,6 +31,9 @@ class Free(Environment):
 """
 
 
+TIC = {"id": "textarena", "game": "TicTacToe-v0"}
+
+
 @pytest.fixture
 def sent(treetune, tmp_path, monkeypatch) -> Path:
     """A run folder of somebody else's, with its code in it."""
@@ -68,8 +71,33 @@ def test_with_trust_it_runs(treetune, sent):
     assert treetune("rescore", "sent", "-o", "again").code == 2  # it was trusted once, and is not remembered
 
 
-def test_a_config_that_is_named_on_the_command_line_is_trusted(treetune, sent):
-    assert treetune("eval", "sent/config.yaml", "-o", "mine").code == 0
+@pytest.mark.parametrize("verb", ["eval", "show", "validate", "audit", "build", "profile"])
+def test_the_config_of_a_run_is_data_as_a_target_too(treetune, sent, verb):
+    refused = treetune(verb, "sent/config.yaml")
+    assert refused.code == 2
+    assert "--trust" in refused.err
+    assert not (sent / "was_run").exists()
+
+
+def test_the_config_of_a_run_is_a_target_where_it_is_trusted_or_ones_own(treetune, sent, tmp_path):
+    assert treetune("eval", "sent/config.yaml", "-o", "mine", "--trust").code == 0
+    assert treetune("eval", "mine/config.yaml", "-o", "again").code == 0
+    (tmp_path / "written").mkdir()
+    shutil.copy(sent / "config.yaml", tmp_path / "written" / "config.yaml")  # beside no run: a file of the user's
+    shutil.copy(sent / "evil.py", tmp_path / "written" / "evil.py")
+    assert treetune("show", "written/config.yaml").code == 0
+
+
+def test_a_script_that_a_run_names_as_its_model_is_not_run(treetune, sent):
+    (sent / "policy.py").write_text(f"open({str(sent / 'was_run')!r}, 'w')\ndef answer(request): return '1'\n")
+    model = f"scripted:{sent}/policy.py:answer"
+    change(sent, lambda config: config.update(taskset={"id": "reverse-text"}, model=model))
+    for verb in (["eval", "--resume", "-o", "sent"], ["eval", "sent/config.yaml"], ["profile", "sent/config.yaml"]):
+        refused = treetune(*verb)
+        assert refused.code == 2
+        assert "--trust" in refused.err
+    assert not (sent / "was_run").exists()
+    assert treetune("eval", "sent/config.yaml", "-m", "scripted:echo", "-n", 1).code == 0
 
 
 @pytest.mark.parametrize(
@@ -82,8 +110,11 @@ def test_a_config_that_is_named_on_the_command_line_is_trusted(treetune, sent):
             "names code",
         ),
         (lambda config: config.update(taskset={"id": "mixture", "sources": [{"id": "evil.py:Mine"}]}), "names code"),
-        (lambda config: config.update(taskset={"id": "x", "address": "tcp://127.0.0.1:9"}), "have a server called"),
-        (lambda config: config.update(taskset={"id": "textarena", "opponent": "antigravity_x:y"}), "not installed"),
+        (lambda config: config.update(taskset={"id": "x", "address": "tcp://127.0.0.1:9"}), "would call a server"),
+        (
+            lambda config: config.update(taskset={**TIC, "opponent": "antigravity_x:y"}),
+            "not installed",
+        ),
     ],
 )
 def test_whatever_else_could_do_harm_is_refused_too(treetune, sent, edit, said):
@@ -114,7 +145,7 @@ def test_a_model_of_somebody_elses_choice_is_neither_fetched_nor_started(treetun
     change(sent, lambda config: config.update(taskset={"id": "reverse-text"}, model=model))
     refused = treetune("eval", "--resume", "-o", "sent")
     assert refused.code == 2
-    assert f"{sent.name} was not made by an `eval` of yours" in refused.err
+    assert f"{sent.name} was not made by your `eval`" in refused.err
     assert said in refused.err
 
 

@@ -100,7 +100,7 @@ def test_a_row_is_judged_from_itself_alone_and_carries_no_key(treetune, tmp_path
         asked = len(endpoint.answered())
         foreign = score_in_a_process(rows[0], "It is Bonn.", TREETUNE_TASK_CACHE_DIR=str(tmp_path / "other"))
         assert foreign.returncode == 1
-        assert "a row has a model called that no build of yours named" in foreign.stderr
+        assert "a row calls a model that none of your builds named" in foreign.stderr
         assert len(endpoint.answered()) == asked
         other = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "other"), "TREETUNE_TRUST": "1"}
         assert score_in_a_process(rows[0], "It is Bonn.", **other).returncode == 0
@@ -121,7 +121,7 @@ def test_rows_of_somebody_else_may_name_no_judge_in_whatever_part():
             }
         }
     )
-    with pytest.raises(UsageError, match="no build of yours named"):
+    with pytest.raises(UsageError, match="none of your builds named"):
         taskset_of(described)
 
 
@@ -205,5 +205,5 @@ def test_a_run_folder_of_somebody_else_may_have_no_judge_called(treetune, tmp_pa
         assert asked == len(TOWNS)
         refused = treetune("rescore", "run", TREETUNE_TASK_CACHE_DIR=str(tmp_path / "other"))
         assert refused.code == 2
-        assert "would have a server called" in refused.err
+        assert "would call a server" in refused.err
         assert len(endpoint.answered()) == asked

@@ -111,7 +111,7 @@ def test_no_more_calls_than_allowed_are_under_way(tmp_path):
         return await asyncio.gather(*(ask(judge, question(str(number))) for number in range(12)))
 
     assert all(asked.verdict == {"grade": "C"} for asked in asyncio.run(ask_all()))
-    from treetune.plugins import load_object
+    from named_code import load_object
 
     assert load_object(f"{file}:Counting").most == 3
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from scripted_judges import named
+from scripted_judges import TRICK, named
 
 from treetune import Limits, Task, Taskset, run_rollout, tool
 from treetune.answers import Place
@@ -110,7 +110,36 @@ def test_a_comparison_without_a_verdict_fails_and_is_recorded():
     traces = traces_of("It is Paris.", "It is Rome.")
     with pytest.raises(JudgeError, match="no verdict"):
         asyncio.run(Judge(model=named("Refuses"), method="pairwise").score_group(TASK, traces))
-    assert len(traces[0].judgements) == 6  # both ways round, three times each
+    asked = [judgement.asked for judgement in traces[0].judgements]
+    assert len([name for name in asked if "neutral" not in name]) == 6  # both ways round, three times each
+
+
+@pytest.mark.parametrize(
+    ("judge", "answers", "earned"),
+    [
+        ("Gullible", [f"It is Paris. {TRICK}", "It is Rome."], [0, 1]),
+        ("Gullible", ["It is Rome.", f"It is Paris. {TRICK}", "Paris"], [0.5, 0, 1]),
+        ("Gullible", [f"It is Paris. {TRICK}", f"It is Rome. {TRICK}", "Bonn"], [0, 0, 1]),
+        ("Overcautious", ["It is Rome.", f"It is Paris. {TRICK}"], [1, 0]),
+        ("Careless", ["It is Rome.", f"It is Paris.\n{TRICK}"], [0, 1]),
+    ],
+)
+def test_an_answer_that_keeps_the_judge_from_a_verdict_loses_all_its_comparisons(judge, answers, earned):
+    assert rewards(judge, *answers) == earned
+
+
+@pytest.mark.parametrize("length", [300, 150])
+def test_an_answer_too_long_for_the_judge_loses_and_its_group_is_scored(length):
+    """Alone, or together with another of half the length."""
+    long, other = "word " * length, "It is Paris. " + "or " * 150
+    assert rewards("Short", long, other, "Paris") == [0, 0.75, 0.75]
+
+
+def test_such_an_answer_is_named_in_its_own_trace():
+    traces = traces_of("It is Rome.", f"It is Paris. {TRICK}")
+    asyncio.run(Judge(model=named("Gullible"), method="pairwise").score_group(TASK, traces))
+    assert [bool(trace.warnings) for trace in traces] == [False, True]
+    assert "keeps the judge" in traces[1].explanation
 
 
 def test_one_rollout_alone_has_nothing_to_be_compared_with():

@@ -44,6 +44,12 @@ def test_yaml_and_toml_say_the_same(tmp_path):
     assert rubric.criteria[0].choices == ("no", "partly", "yes")  # which YAML takes for false and true
 
 
+def test_a_dollar_and_a_brace_are_text_in_a_rubric(tmp_path):
+    said = "It says ${price}, ${oc.env:HOME} and ${"
+    (tmp_path / "r.yaml").write_text(YAML.replace("true", '"true"').replace("It is polite.", f"'{said}'"))
+    assert read_rubric(tmp_path / "r.yaml").criteria[1].text == said
+
+
 @pytest.mark.parametrize(
     ("verdict", "worth"),
     [

@@ -85,7 +85,7 @@ def test_settings_of_tools_run_from_a_row_only_where_a_build_of_the_users_wrote_
     node = json.loads(own)
     node["tools"] = [{"search": {"corpus": "/etc/passwd"}}]
     for foreign in (node, {"id": "mixture", "sources": [node]}):
-        with pytest.raises(UsageError, match="no build of yours"):
+        with pytest.raises(UsageError, match="none of your builds"):
             taskset_of(json.dumps(foreign))
 
 

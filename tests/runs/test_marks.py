@@ -63,6 +63,27 @@ def test_of_a_single_file_they_stand_beside_it(run, tmp_path):
     assert (tmp_path / f"log.eval.{TAGS}").exists()
 
 
+@pytest.mark.parametrize("name", [MARKS, TAGS])
+def test_neither_is_written_through_a_link(run, tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine\n")
+    (run.path / name).symlink_to(elsewhere)
+    if name == MARKS:
+        with pytest.raises(StorageError, match="is a link"):
+            write_mark(run.path, run.select()[0], "good")
+    else:
+        write_tags(run.path, ["mine"])  # takes the place of the link
+        assert read_tags(run.path) == ["mine"]
+    assert elsewhere.read_text() == "mine\n"
+
+
+def test_marks_are_not_read_through_a_link_out_of_the_run(run, tmp_path):
+    write_mark(run.path, run.select()[0], "good")
+    (run.path / MARKS).rename(tmp_path / "elsewhere")
+    (run.path / MARKS).symlink_to(tmp_path / "elsewhere")
+    assert read_marks(run.path) == {}
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_run_of_somebody_elses_cannot_be_marked(run):
     run.path.chmod(0o555)

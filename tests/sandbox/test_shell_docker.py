@@ -14,7 +14,8 @@ from fake_docker import FakeDocker
 
 from treetune.sandbox import SandboxLimits, SandboxUnavailable, probe
 from treetune.sandbox.docker import connect, container_config, open_shell
-from treetune.sandbox.shell import RUNNER, compile_script
+from treetune.sandbox.scripts import compile_script
+from treetune.sandbox.shell import RUNNER
 
 
 @pytest.fixture

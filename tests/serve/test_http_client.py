@@ -270,7 +270,7 @@ def test_a_reward_that_is_no_number_is_an_error_of_the_server(reward):
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr("treetune.serve.http.transport.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("treetune.http_body.MOST_BYTES", 1 << 20)
 
     async def endless(request):
         response = web.StreamResponse()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import math
@@ -14,6 +15,7 @@ from serving import Numbers, Talks, run, until
 
 from treetune import Observation, Step
 from treetune.episode_book import EndedEpisodes, EpisodeEnded, ending
+from treetune.serve import bodies
 from treetune.serve.http import listener
 
 
@@ -420,3 +422,121 @@ def test_a_name_whose_episode_is_over_is_told_so():
 def test_an_observation_whose_type_is_none_is_refused_where_it_is_made():
     with pytest.raises(Exception, match="hello"):
         Observation("hello")
+
+
+# Heads that two readers could read differently
+
+
+HEALTH = "GET /api/health HTTP/1.1\r\n"
+AMBIGUOUS = {
+    "two hosts": HEALTH + "Host: localhost\r\nHost: evil.example\r\n\r\n",
+    "two tokens": HEALTH + "Host: localhost\r\nAuthorization: Bearer abc\r\nAuthorization: Bearer x\r\n\r\n",
+    "two origins": HEALTH + "Host: localhost\r\nOrigin: http://localhost\r\nOrigin: http://evil.example\r\n\r\n",
+    "two sessions": HEALTH + "Host: localhost\r\nMcp-Session-Id: a\r\nMcp-Session-Id: b\r\n\r\n",
+    "no host": HEALTH + "\r\n",
+    "another encoding before": "POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\n"
+    "Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "another encoding in a header of its own": "POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\n"
+    "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "chunked and a length": "POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+    "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "two lengths": "POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+    "Content-Length: 2\r\n\r\n{}",
+    "chunked in HTTP/1.0": "POST /api/episode/start HTTP/1.0\r\nHost: localhost\r\n"
+    "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "two hosts of a websocket": "GET /api/episode/ws HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n"
+    "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    "Sec-WebSocket-Version: 13\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("head", AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_a_head_that_two_readers_could_read_differently_is_refused(head):
+    async def play():
+        async with playing(Oddities()) as client:
+            return await _raw(client.http.address, head.encode()), client.http.live
+
+    answer, live = run(play())
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
+    assert not live
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /api/health HTTP/1.0\r\n\r\n",
+        HEALTH + "Host: localhost\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n",
+        "POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: Chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ],
+    ids=["HTTP/1.0 without a host", "two accepts", "chunked"],
+)
+def test_a_head_that_can_be_read_in_one_way_is_taken(head):
+    async def play():
+        async with playing(Oddities()) as client:
+            return await _raw(client.http.address, head.encode())
+
+    assert run(play()).startswith(b"HTTP/1.1 200 ")
+
+
+# What all connections hold together
+
+
+def _body(size):
+    return b"POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
+
+
+def test_bodies_under_way_have_a_common_bound(monkeypatch):
+    monkeypatch.setattr(bodies, "MOST_BYTES", 3 << 20)
+
+    async def play():
+        async with playing(Oddities()) as client:
+            host, _, port = client.http.address.removeprefix("http://").partition(":")
+            streams = []
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(_body(2 << 20) + b" " * (1 << 20))
+                await writer.drain()
+                streams.append((reader, writer))
+            await until(lambda: bodies._used >= 2 << 20)
+            refused = await _raw(client.http.address, _body(2 << 20) + b" " * ((2 << 20) - 2) + b"{}")
+            small = await client.post("start", {})
+            for _, writer in streams:
+                writer.write(b" " * ((1 << 20) - 2) + b"{}")
+            answers = [await reader.read(4096) for reader, _ in streams[:1]]
+            for _, writer in streams:
+                writer.close()
+            await until(lambda: not bodies._used)
+            again = await _raw(client.http.address, _body(2 << 20) + b" " * ((2 << 20) - 2) + b"{}")
+            return refused, small[0], answers, again
+
+    refused, small, answers, again = run(play())
+    assert refused.startswith(b"HTTP/1.1 429 "), refused
+    assert b"retry-after" in refused
+    assert small == 200
+    assert answers[0].startswith(b"HTTP/1.1 ")
+    assert again.startswith(b"HTTP/1.1 200 ")
+
+
+def test_messages_of_websockets_that_are_arriving_count_too(monkeypatch):
+    monkeypatch.setattr(bodies, "MOST_BYTES", 1 << 20)
+    greeting = (
+        b"GET /api/episode/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    frame = b"\x81\xff" + (4 << 20).to_bytes(8, "big") + bytes(4)
+
+    async def play():
+        async with playing(Oddities()) as client:
+            host, _, port = client.http.address.removeprefix("http://").partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(greeting)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(frame + b" " * (4 << 20))
+            with contextlib.suppress(ConnectionError):
+                while await asyncio.wait_for(reader.read(65536), 20):
+                    pass
+            writer.close()
+            await until(lambda: not bodies._used)
+            return await client.get("/api/health")
+
+    assert run(play())[0] == 200

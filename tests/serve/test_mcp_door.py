@@ -180,6 +180,21 @@ def test_over_http_requests_without_a_session_name_their_episode(shop):
         asyncio.run(run(f"{found['http']}/mcp"))
 
 
+def test_no_more_sessions_are_opened_than_episodes_may_live(shop):
+    import httpx2
+
+    version = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": version}
+    headers = {"accept": "application/json, text/event-stream"}
+    with serving(shop, "--http", ":0", "--max-episodes", "3", "--json") as found:
+        url = f"{found['http']}/mcp"
+        opened = [httpx2.post(url, json=hello, headers=headers) for _ in range(4)]
+        assert [one.status_code for one in opened] == [200, 200, 200, 503]
+        session = {"mcp-session-id": opened[0].headers["mcp-session-id"]}
+        assert httpx2.request("DELETE", url, headers=session).status_code == 200
+        assert httpx2.post(url, json=hello, headers=headers).status_code == 200
+
+
 def test_a_server_over_standard_input_ends_when_it_is_asked_to(shop):
     command = [sys.executable, "-m", "treetune", "serve", "shop.py:Shopping", "--mcp"]
     with subprocess.Popen(

@@ -70,7 +70,7 @@ class Opening(Numbers):
         return Opens(task)
 
 
-def test_a_task_that_ends_its_worker_at_the_start_ends_no_episode_of_another_worker():
+def test_a_task_that_ends_its_worker_at_the_start_ends_no_other_episode():
     async def play():
         doors = [ZmqDoor("tcp://127.0.0.1:0"), HttpDoor(HttpConfig(address="127.0.0.1:0"))]
         async with serving(Opening(), workers=2, doors=doors) as server, EnvClient(server.address) as client:
@@ -88,7 +88,7 @@ def test_a_task_that_ends_its_worker_at_the_start_ends_no_episode_of_another_wor
 
     again, alive, done = run(play())
     assert re.search(r"task 57 of .*: open was tried 2 times alone", again)
-    assert (alive, done) == (3, True)
+    assert (alive, done) == (6, True)  # none had been stepped: those of the dead worker were started anew
 
 
 class DearPoison(Dear):
@@ -316,3 +316,134 @@ def test_a_server_that_cannot_be_set_up_leaves_no_folder(temporary):
     with pytest.raises(Exception, match="cannot be sent to a worker"):
         run(start())
     assert not list(temporary.iterdir())
+
+
+# A step that ends its worker
+
+
+class Fatal(Environment):
+    """A step with `die` ends its worker."""
+
+    def start(self):
+        (Path(os.environ["TREETUNE_TEST_MARKS"]) / f"pid-{self.task.idx}").write_text(str(os.getpid()))
+        return f"task {self.task.idx}"
+
+    def step(self, action):
+        if action.text == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Step("go on", reward=1.0, done=action.text == "stop")
+
+
+class Fatals(Numbers):
+    def environment(self, task):
+        return Fatal(task)
+
+
+class Moody(Fatal):
+    """Shows something else each time."""
+
+    def start(self):
+        super().start()
+        return os.urandom(8).hex()
+
+
+class Moods(Fatals):
+    def environment(self, task):
+        return Moody(task)
+
+
+def pid_of(marks, index):
+    return int((marks / f"pid-{index}").read_text())
+
+
+@contextlib.asynccontextmanager
+async def both_doors(taskset, **options):
+    doors = [ZmqDoor("tcp://127.0.0.1:0"), HttpDoor(HttpConfig(address="127.0.0.1:0"))]
+    async with serving(taskset, doors=doors, **options) as server, EnvClient(server.address) as client:
+        yield server, client
+
+
+def step_of(server, episode, action, turn=0):
+    """The status and the answer of a step over HTTP."""
+    body = json.dumps({"episode_id": episode, "action": action, "turn": turn}).encode()
+    try:
+        with urllib.request.urlopen(server.addresses["http"] + "/api/episode/step", body, timeout=60) as answer:
+            return 200, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def start_of(server, index):
+    return post(server.addresses["http"] + "/api/episode/start", index)
+
+
+def test_a_step_that_ends_its_worker_is_named_and_episodes_without_a_step_go_on(marks):
+    async def play():
+        async with both_doors(Fatals(), workers=2) as (server, _):
+            started = [(await asyncio.to_thread(start_of, server, index))["episode_id"] for index in range(40)]
+            killer = 7
+            mates = [n for n in range(40) if n != killer and pid_of(marks, n) == pid_of(marks, killer)]
+            stepped = mates[0]
+            assert (await asyncio.to_thread(step_of, server, started[stepped], "hello"))[0] == 200
+            dead = await asyncio.to_thread(step_of, server, started[killer], "die")
+            rest = {
+                n: await asyncio.to_thread(step_of, server, started[n], "stop", int(n == stepped))
+                for n in range(40)
+                if n != killer
+            }
+            return mates, stepped, dead, rest
+
+    mates, stepped, dead, rest = run(play())
+    assert len(mates) > 10
+    assert (dead[0], dead[1]["kind"]) == (410, "worker_lost")
+    assert "a step of task 7 of " in dead[1]["error"]
+    lost = {n: answer for n, (status, answer) in rest.items() if status != 200}
+    assert list(lost) == [stepped]  # its environment had been changed by a step
+    assert "a step of task 7 of " in lost[stepped]["error"]
+
+
+def test_a_task_that_has_ended_a_worker_is_started_again_on_one_of_its_own(marks):
+    async def play():
+        async with both_doors(Fatals(), workers=1) as (server, _):
+            first = (await asyncio.to_thread(start_of, server, 7))["episode_id"]
+            await asyncio.to_thread(step_of, server, first, "die")
+            again = (await asyncio.to_thread(start_of, server, 7))["episode_id"]
+            others = [(await asyncio.to_thread(start_of, server, n))["episode_id"] for n in range(3)]
+            apart = pid_of(marks, 7) not in {pid_of(marks, n) for n in range(3)}
+            for n in range(3):
+                await asyncio.to_thread(step_of, server, others[n], "hello")
+            dead = await asyncio.to_thread(step_of, server, again, "die")
+            alive = [await asyncio.to_thread(step_of, server, one, "stop", 1) for one in others]
+            # What ends well there may be with others again.
+            third = (await asyncio.to_thread(start_of, server, 7))["episode_id"]
+            ended = await asyncio.to_thread(step_of, server, third, "stop")
+            return apart, dead, alive, ended, dict(server.host.workers._suspected)
+
+    apart, dead, alive, ended, suspected = run(play())
+    assert apart
+    assert dead[1]["kind"] == "worker_lost"
+    assert [status for status, _ in alive] == [200] * 3
+    assert ended[0] == 200
+    assert suspected == {}
+
+
+def test_an_episode_that_would_begin_differently_is_not_started_anew(marks):
+    async def play():
+        async with both_doors(Moods(), workers=1) as (server, _):
+            one, two = [(await asyncio.to_thread(start_of, server, n))["episode_id"] for n in (1, 2)]
+            await asyncio.to_thread(step_of, server, one, "die")
+            return await asyncio.to_thread(step_of, server, two, "hello")
+
+    status, answer = run(play())
+    assert (status, answer["kind"]) == (410, "worker_lost")
+    assert "started anew, it shows something else" in answer["error"]
+
+
+def test_a_pull_client_is_told_which_task_ended_the_worker(marks):
+    async def play():
+        async with both_doors(Fatals(), workers=1) as (_, client):
+            started = await client.start(await client.sample(3))
+            with pytest.raises(WorkerLost, match="a step of task 3 of "):
+                await client.step(started.episode, "die", 0)
+
+    run(play())

@@ -97,3 +97,22 @@ def test_a_pool_that_the_cluster_has_no_room_for_is_told_why(tmp_path, python):
             server.terminate()
             server.communicate(timeout=60)
     assert "each worker takes one (-w)" in told
+
+
+def test_the_inner_state_of_a_raylet_that_ended_is_not_printed(tmp_path, python):
+    async def wait(server):
+        async with EnvClient(server.address) as client:
+            while not (await client.stats())["replaced_workers"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(10)  # until Ray has told of it
+
+    with RayCluster(python, cpus=2) as cluster:
+        node = cluster.add_node(cpus=2)
+        options = ["arithmetic", "--engine", "ray", "-w", "3", "-m", "scripted:gold", "--zmq", "tcp://127.0.0.1:0"]
+        with serve(tmp_path, *options, python=python, **cluster.environment) as server:
+            node.kill_raylet()
+            asyncio.run(asyncio.wait_for(wait(server), 120))
+            said = server.stop()
+    assert "aylet is terminated" in said
+    assert "state-dump" not in said
+    assert len(said.splitlines()) < 20

@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 import socket
+import urllib.error
 import urllib.request
 
 import pytest
@@ -68,6 +69,24 @@ def test_a_taskset_is_served_and_told_of(tmp_path):
     assert "treetune_in_flight 0.0" in figures
     assert 'treetune_cursor{stream=""} 3.0' in figures
     assert 'treetune_seconds_bucket{le="+Inf",method="run_rollout"} 1.0' in figures
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:0", "0.0.0.0:0"])
+def test_figures_are_shown_only_with_the_token_that_is_set(tmp_path, place):
+    options = ["--zmq", "tcp://127.0.0.1:0", "--metrics", place]
+    with serve(tmp_path, "arithmetic", *options, TREETUNE_TOKEN="a-secret") as server:
+        url = server.report["metrics"].replace("0.0.0.0", "127.0.0.1")
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(urllib.request.Request(url, headers=headers))
+        good = urllib.request.Request(url, headers={"Authorization": "Bearer a-secret"})
+        assert b"treetune_in_flight 0.0" in urllib.request.urlopen(good).read()
+
+
+def test_figures_for_other_machines_need_a_token(treetune):
+    done = treetune("serve", "arithmetic", "--zmq", "tcp://127.0.0.1:0", "--metrics", "0.0.0.0:0")
+    assert done.code == 2
+    assert "there is no token" in done.err
 
 
 SAYS_SAMPLING = """
@@ -267,16 +286,16 @@ def test_leases_and_tries_are_flags_and_top_shows_them(tmp_path, treetune):
     async def use(address):
         async with EnvClient(address) as client:
             drawn = [(await client.sample()).idx for _ in range(9)]
-            with pytest.raises(ServeError, match="skipped after 1 tries"):
+            with pytest.raises(ServeError, match="tried 1 of 1 times, and is skipped if others succeed"):
                 await client.sample()
-            return [*drawn, (await client.sample()).idx]
+            return [*drawn, *[(await client.sample()).idx for _ in range(2)]]
 
     options = ["--zmq", "tcp://127.0.0.1:0", "--lease", "600", "--draw-tries", "1"]
     with serve(tmp_path, "flawed.py:Flawed", *options) as server:
-        assert run(use(server.address)) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10]
+        assert run(use(server.address)) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11]
         shown = treetune("top", server.address, "--once").out
         told = server.stop()
-    assert "10 tasks; 0 ran out" in shown
+    assert "11 tasks; 0 ran out" in shown
     assert "1 draws whose tasks could not be made" in shown
     assert "index 9 is skipped, after 1 tries: Flawed.task_at(9) failed: ZeroDivisionError" in told
 

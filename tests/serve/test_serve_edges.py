@@ -130,15 +130,15 @@ def test_a_task_that_could_not_be_made_is_not_drawn_and_its_request_is_not_tried
                 for number in range(9):
                     await raw.ask(b"%d" % number, "sample")
                 same = [await raw.ask(b"nine", "sample") for _ in range(5)]
-                others = [await raw.ask(b"nine%d" % number, "sample") for number in range(3)]
+                others = [await raw.ask(b"nine%d" % number, "sample") for number in range(6)]
                 return same, others
 
     same, others = run(draw())
     assert "Flaw.task_at(9) failed: ValueError: nine is missing" in same[0]["error"]
     assert "tried 1 of 3" in same[0]["remedy"]
     assert same == [same[0]] * 5
-    assert ["tried 2 of 3" in others[0]["remedy"], "skipped after 3" in others[1]["remedy"]] == [True, True]
-    assert others[2]["index"] == 10
+    assert [other.get("index") for other in others] == [10, None, 11, None, 12, 13]
+    assert ["tried 2 of 3" in others[1]["remedy"], "tried 3 of 3" in others[3]["remedy"]] == [True, True]
 
 
 # Episodes
@@ -349,3 +349,23 @@ def test_a_client_says_that_nobody_answers_while_it_waits(caplog):
     run(ask())
     (told,) = [record.getMessage() for record in caplog.records]
     assert "tt-nobody-listens-here has not answered yet: is the server running there?" in told
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_client_cannot_raise_what_a_timeout_earns(workers):
+    """Else it could end every rollout at once, and take the reward of a right answer for it."""
+
+    async def ask():
+        refused = []
+        async with served(Numbers(), workers=workers, limits=Limits(timeout_reward=-0.5)) as client:
+            task = await client.sample()
+            for reward in (0.0, 1.0):
+                asked = Limits(timeout=0.001, timeout_reward=reward)
+                for run_it in (client.run_rollout(task, limits=asked), client.run_group(task, 2, limits=asked)):
+                    with pytest.raises(ServeError, match=r"a timeout earns -0\.5 at most") as error:
+                        await run_it
+                    refused.append(error.value.kind)
+            trace = await client.run_rollout(task, limits=Limits(timeout_reward=-1.0))
+        return refused, trace.reward
+
+    assert run(ask()) == (["usage"] * 4, 1.0)

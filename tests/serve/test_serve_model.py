@@ -243,7 +243,18 @@ class World:
                 self.hear(id, data)
 
     async def settle(self):
-        """Until every request has its answer: messages are still lost, and sent again."""
+        """Until every request has its answer, and what failed was tried again."""
+        await self._deliver_all()
+        for _ in range(200):
+            failed = [stream for stream in "ab" if self.server.streams.pending.of(stream)]
+            for stream in failed:
+                self.streams[self.ask(b"sample", {"stream": stream})] = stream
+            if not failed:
+                return
+            await self._deliver_all()
+
+    async def _deliver_all(self):
+        """Messages are still lost, and sent again."""
         for _ in range(2000):
             if not self.outstanding:
                 break

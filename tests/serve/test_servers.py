@@ -1,4 +1,4 @@
-"""Running servers register in a folder or at a URL, and `treetune list --servers` shows them with their health."""
+"""Running servers register in a folder or at a URL, and `treetune list --register` shows them with their health."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(coroutine):
 
 
 def listed(place, token=None):
-    """What `treetune list --servers` finds."""
+    """What `treetune list --register` finds."""
 
     async def look():
         seen = await open_register(str(place), token).entries()
@@ -105,7 +105,7 @@ def test_servers_in_a_folder_are_listed_with_their_health(tmp_path, treetune):
             first.report["http"] + "/api/episode/start", b"{}", {"Authorization": "Bearer very-secret"}
         )
         urllib.request.urlopen(request, timeout=30).close()
-        printed = treetune("list", "--servers", folder, "--json", "--timeout", "30").json
+        printed = treetune("list", "--register", folder, "--json", "--timeout", "30").json
         shown = treetune("list", "--servers", TREETUNE_SERVERS=str(folder))
         arithmetic, reverse = printed["servers"]
         assert arithmetic["name"] == "arithmetic"
@@ -131,7 +131,7 @@ def test_a_killed_server_is_shown_as_such_and_forgotten_after_long(tmp_path, tre
         os.utime(file, (time.time() - seconds,) * 2)
         assert [found.state for _, found in listed(folder)] == expected
     assert not list(folder.iterdir())
-    assert "no servers" in treetune("list", "--servers", folder).out
+    assert "no servers" in treetune("list", "--register", folder).out
 
 
 def test_servers_at_a_url_are_listed(tmp_path, treetune):
@@ -141,10 +141,10 @@ def test_servers_at_a_url_are_listed(tmp_path, treetune):
             tmp_path, "arithmetic", "--port", "0", "--register", url, "--advertise", "http://127.0.0.1:1", **token
         ):
             wait_for(lambda: listed(url, "for-the-register"))
-            (one,) = treetune("list", "--servers", url, "--json", "--timeout", "5", **token).json["servers"]
+            (one,) = treetune("list", "--register", url, "--json", "--timeout", "5", **token).json["servers"]
             assert one["url"] == "http://127.0.0.1:1"
             assert one["health"] == "no answer"
-            refused = treetune("list", "--servers", url)
+            refused = treetune("list", "--register", url)
             assert refused.code == 3
             assert "TREETUNE_REGISTER_TOKEN" in refused.err
         with serve(tmp_path, "arithmetic", "--port", "0", "--register", url, "--drain", "0", **token) as server:
@@ -158,12 +158,12 @@ def test_servers_at_a_url_are_listed(tmp_path, treetune):
     ("arguments", "told"),
     [
         (["list", "--servers"], "which register"),
-        (["list", "--servers", "no/such/folder"], "no folder"),
-        (["list", "--servers", "ftp://example.org"], "no register"),
-        (["list", "--servers", "file:///etc"], "no register"),
-        (["list", "--servers", f"http://{'a' * 80}.example"], "no address"),
-        (["list", "--servers", "http://user:password@127.0.0.1:1"], "no password"),
-        (["list", "--servers", "http://127.0.0.1:1/?token=secret"], "no password"),
+        (["list", "--register", "no/such/folder"], "no folder"),
+        (["list", "--register", "ftp://example.org"], "no register"),
+        (["list", "--register", "file:///etc"], "no register"),
+        (["list", "--register", f"http://{'a' * 80}.example"], "no address"),
+        (["list", "--register", "http://user:password@127.0.0.1:1"], "no password"),
+        (["list", "--register", "http://127.0.0.1:1/?token=secret"], "no password"),
         (["serve", "arithmetic", "--port", "0", "--register", "gopher://x"], "no register"),
         (["serve", "arithmetic", "--port", "0", "--register", "x", "--advertise", "http://me:pw@x"], "no address"),
         (["serve", "arithmetic", "--port", "0", "--advertise", "http://x:1"], "--register"),
@@ -181,7 +181,7 @@ def test_wrong_usage_is_told(arguments, told, tmp_path, monkeypatch, capsys):
 def test_a_register_that_cannot_be_used_is_told(treetune, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot be a register" in treetune("serve", "arithmetic", "--port", "0", "--register", "file").err
-    done = treetune("list", "--servers", "http://127.0.0.1:1")
+    done = treetune("list", "--register", "http://127.0.0.1:1")
     assert done.code == 3
     assert "127.0.0.1:1" in done.err
 
@@ -268,7 +268,7 @@ def test_an_id_is_never_a_path(id):
 
 def test_a_name_cannot_steer_the_terminal(tmp_path, treetune):
     run(FolderRegister(tmp_path / "servers").announce(entry(name="\x1b[31mred\x1b]0;title\x07", url=None)))
-    shown = treetune("list", "--servers", "servers")
+    shown = treetune("list", "--register", "servers")
     assert "\x1b" not in shown.out
     assert "red" in shown.out
 
@@ -276,7 +276,7 @@ def test_a_name_cannot_steer_the_terminal(tmp_path, treetune):
 def test_an_address_stays_whole_in_a_narrow_terminal(tmp_path, treetune):
     fields = {"name": "guess-a-number", "url": "http://127.0.0.1:65000", "num_tasks": 1000, "needs_token": True}
     run(FolderRegister(tmp_path / "servers").announce(entry(**fields)))
-    assert fields["url"] in treetune("list", "--servers", "servers", COLUMNS="70").out
+    assert fields["url"] in treetune("list", "--register", "servers", COLUMNS="70").out
 
 
 def test_states_of_servers(tmp_path):
@@ -384,7 +384,7 @@ def test_a_page_from_elsewhere_cannot_read_the_register():
 
 def test_an_answer_that_is_no_register_is_told(tmp_path, treetune):
     with serve(tmp_path, "arithmetic", "--port", "0") as server:
-        done = treetune("list", "--servers", server.report["http"])
+        done = treetune("list", "--register", server.report["http"])
     assert done.code == 3
     assert "404" in done.err
 

@@ -12,7 +12,7 @@ from serving import Numbers, Raw, run, served, serving
 
 from treetune.errors import ResumeError, StorageError, TreetuneError, UsageError
 from treetune.serve.access import load_signing_key
-from treetune.serve.store import Store
+from treetune.serve.store import Store, _pack_commits
 
 KILLED, STOPPED = "killed", "stopped"
 
@@ -33,9 +33,9 @@ def states(tmp_path_factory):
     return folder
 
 
-def start(folder):
+def start(folder, **options):
     async def draw():
-        async with served(Numbers(), state=folder) as client:
+        async with served(Numbers(), state=folder, **options) as client:
             return (await client.sample()).idx
 
     return run(draw())
@@ -116,6 +116,11 @@ def scramble(data):
     return data[:100] + bytes(255 - byte for byte in data[100:])
 
 
+def flip(data):
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
 DAMAGES = {
     "an empty database": (STOPPED, rewrite("server.sqlite", b""), "server.sqlite is empty"),
     "an empty database alone": (STOPPED, only_empty, "server.sqlite is empty"),
@@ -129,6 +134,13 @@ DAMAGES = {
     "no log after a kill": (KILLED, remove("server.sqlite-wal"), "server.sqlite-wal, with its latest draws, is lost"),
     "an empty log after a kill": (KILLED, rewrite("server.sqlite-wal", b""), "is lost"),
     "a garbled log after a kill": (KILLED, rewrite("server.sqlite-wal", b"x" * 9999), "is lost"),
+    "a log cut to a tenth": (KILLED, rewrite("server.sqlite-wal", lambda data: data[: len(data) // 10]), "are missing"),
+    "a log cut in half": (KILLED, rewrite("server.sqlite-wal", lambda data: data[: len(data) // 2]), "are missing"),
+    "a log with one wrong byte": (KILLED, rewrite("server.sqlite-wal", flip), "are missing"),
+    "no count of transactions": (STOPPED, remove("commits"), "the file commits is missing"),
+    "a count that is cut short": (STOPPED, rewrite("commits", lambda data: data[:7]), "the file commits is missing"),
+    "a count with one wrong byte": (STOPPED, rewrite("commits", flip), "not as it was written"),
+    "an older count": (STOPPED, rewrite("commits", _pack_commits(1)), "the file commits is older"),
     "another program's": (STOPPED, foreign, "another program"),
     "an older version's": (STOPPED, older, "another version of treetune"),
     "a later version's": (STOPPED, change("PRAGMA user_version=9"), "another version of treetune"),
@@ -141,7 +153,7 @@ DAMAGES = {
     "a request that is text": (STOPPED, change("UPDATE draws SET request = 'x' WHERE idx = 0"), "the table draws"),
     "a lease that never was": (STOPPED, change("UPDATE pending SET idx = 99"), "index 99 of stream '' was never drawn"),
     "a lease that is text": (STOPPED, change("UPDATE pending SET seconds = 'long'"), "the table pending"),
-    "a lost cursor": (STOPPED, change("DELETE FROM cursors"), "was never drawn"),
+    "a lost cursor": (STOPPED, change("DELETE FROM cursors"), "are missing"),
     "no identity": (STOPPED, change("DELETE FROM facts WHERE name = 'identity'"), "which tasks it belongs to"),
     "a garbled identity": (STOPPED, change("UPDATE facts SET value = x'00' WHERE name = 'identity'"), "cannot be read"),
     "an identity of text": (STOPPED, change("UPDATE facts SET value = 'x' WHERE name = 'identity'"), "its identity is"),
@@ -177,6 +189,23 @@ def test_a_damaged_state_is_refused_with_what_is_wrong(states, tmp_path, kind, d
     assert refused.value.remedy
     with pytest.raises(TreetuneError):  # nothing was mended in passing
         start(folder)
+
+
+def test_a_log_whose_latest_record_is_cut_short_is_taken(states, tmp_path):
+    """That is all that a kill can do, and the reply to it was not sent."""
+    shutil.copytree(states / KILLED, tmp_path / "state")
+    log = tmp_path / "state" / "server.sqlite-wal"
+    log.write_bytes(log.read_bytes()[:-1])
+    assert start(tmp_path / "state") == 2
+
+
+def test_a_state_without_its_latest_draws_goes_on_where_that_is_accepted(states, tmp_path, caplog):
+    shutil.copytree(states / KILLED, tmp_path / "state")
+    log = tmp_path / "state" / "server.sqlite-wal"
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    assert start(tmp_path / "state", accept_changes=True) == 1
+    assert "transactions are missing" in caplog.text
+    assert start(tmp_path / "state") == 2  # and from there on it is sound
 
 
 def test_what_only_the_owner_of_the_machine_may_not_do_is_told(tmp_path):

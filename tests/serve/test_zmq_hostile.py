@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket as sockets_of_python
 import struct
@@ -14,9 +15,11 @@ import pytest
 from serve_process import serve
 from serving import Numbers, Raw, Talking, run, serving, until
 
+from treetune.serve import bodies
 from treetune.serve.access import Access
 from treetune.serve.errors import BadRequest
 from treetune.serve.messages import MOST_VALUES, check_values, pack, pack_head
+from treetune.serve.zmq import listener
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.sockets import SMALL_BYTES
 
@@ -94,19 +97,143 @@ def test_a_large_frame_of_a_stranger_is_not_even_taken():
     ]
 
 
-def test_a_message_of_very_many_parts_holds_up_nobody():
+def connect(address):
+    host = urlsplit(address)
+    return sockets_of_python.create_connection((host.hostname, host.port), timeout=20)
+
+
+def test_a_message_of_very_many_parts_is_dropped_and_what_follows_it_is_answered():
+    def send_parts(address):
+        with connect(address) as stranger:
+            greet(stranger)
+            stranger.sendall(b"\x01\x00" * 200_000 + b"\x00\x00" + LARGE_PART * 3 + b"\x00\x00")
+            stranger.sendall(b"\x01\x01a\x01\x06health\x00\x00")
+            return stranger.recv(4)
+
     async def send():
         async with serving(Numbers()) as server, EnvClient(server.address) as client:
-            host = urlsplit(server.address)
-            with sockets_of_python.create_connection((host.hostname, host.port)) as stranger:
-                greet(stranger)
-                stranger.sendall(b"\x01\x00" * 200_000 + b"\x00\x00")
-                stranger.sendall(b"\x01\x01a\x01\x06health\x00\x00")
-                drawn = [(await client.sample()).idx for _ in range(3)]
-                await until(lambda: server.metrics.requests["health"] == 1)
-            return drawn, server.metrics.malformed
+            answer = await asyncio.to_thread(send_parts, server.address)
+            drawn = [(await client.sample()).idx for _ in range(3)]
+            return answer[:3], drawn, server.metrics.malformed
 
-    assert run(send()) == ([0, 1, 2], 1)
+    assert run(send()) == (b"\x01\x01a", [0, 1, 2], 2)
+
+
+LARGE_PART = b"\x01\x00" * 8 + b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_message_without_end_takes_no_memory(tmp_path):
+    """50 MB of empty parts took 1.6 GB, from whoever could connect."""
+
+    def send_parts(address):
+        with connect(address) as stranger:
+            greet(stranger)
+            for _ in range(50):
+                stranger.sendall(b"\x01\x00" * (1 << 19))
+
+    with serve(tmp_path, "arithmetic", "--zmq", "tcp://127.0.0.1:0", "--token", "s3cret") as server:
+        before = peak(server.process.pid)
+        send_parts(server.address)
+        more = peak(server.process.pid) - before
+    assert more < 20 << 20
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
+NULL = b"NULL" + bytes(16 + 32)
+NOT_OURS = {
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "an older ZMTP": b"\xff" + bytes(8) + b"\x7f\x01\x00",
+    "another security": GREETING + b"CURVE" + bytes(15 + 32),
+    "a message instead of a handshake": GREETING + NULL + b"\x00\x01x",
+    "another command": GREETING + NULL + b"\x04\x06\x05HELLO",
+}
+READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+TOO_MUCH = {
+    "a frame of 2 GB": b"\x02" + (2 << 30).to_bytes(8, "big"),
+    "a command of a megabyte": b"\x06" + (1 << 20).to_bytes(8, "big"),
+    "flags that are none": b"\x48\x00",
+}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [*NOT_OURS.values(), *(GREETING + NULL + READY + more for more in TOO_MUCH.values())],
+    ids=[*NOT_OURS, *TOO_MUCH],
+)
+def test_what_is_no_client_is_cut_off_and_others_are_served(data):
+    def say(address):
+        with connect(address) as stranger:
+            stranger.sendall(data)
+            return is_cut_off(stranger)
+
+    async def send():
+        async with serving(Numbers()) as server, EnvClient(server.address) as client:
+            return await asyncio.to_thread(say, server.address), (await client.sample()).idx
+
+    assert run(send()) == (True, 0)
+
+
+def test_a_connection_that_does_not_say_what_it_is_in_time_is_cut_off(monkeypatch):
+    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS", 0.1)
+
+    def say(address):
+        with connect(address) as stranger:
+            stranger.sendall(GREETING)
+            return is_cut_off(stranger)
+
+    async def send():
+        async with serving(Numbers()) as server:
+            return await asyncio.to_thread(say, server.address)
+
+    assert run(send())
+
+
+def test_a_request_is_read_byte_by_byte_and_a_ping_is_answered():
+    def say(address):
+        with connect(address) as stranger:
+            greet(stranger)
+            for byte in b"\x01\x01a\x01\x06health\x01\x00\x00\x00" + b"\x04\x0a\x04PING\x00\x00abc":
+                stranger.sendall(bytes([byte]))
+            reply = b""
+            while b"PONGabc" not in reply or b"in_flight" not in reply:
+                reply += stranger.recv(4096)
+            return reply
+
+    async def send():
+        async with serving(Numbers()) as server:
+            return await asyncio.to_thread(say, server.address)
+
+    reply = run(send())
+    assert b"\x04\x08\x04PONGabc" in reply
+    assert b"\x01\x01a\x00" in reply
+
+
+def test_large_frames_that_are_arriving_have_a_common_bound(monkeypatch):
+    monkeypatch.setattr(bodies, "MOST_BYTES", 1 << 20)
+
+    def say(address):
+        with connect(address) as client:
+            greet(client)
+            head = pack_head(b"c" * 16)
+            client.sendall(b"\x01\x01a\x01\x04step\x01" + bytes([len(head)]) + head)
+            client.sendall(b"\x02" + (2 << 20).to_bytes(8, "big"))
+            return is_cut_off(client)
+
+    async def send():
+        async with serving(Numbers()) as server, EnvClient(server.address) as client:
+            cut = await asyncio.to_thread(say, server.address)
+            return cut, (await client.sample()).idx, bodies._used
+
+    assert run(send()) == (True, 0, 0)
+
+
+def is_cut_off(stranger):
+    """Reads until the server closes the connection."""
+    with contextlib.suppress(ConnectionError):
+        while stranger.recv(65536):
+            pass
+    return True
 
 
 def greet(stranger):

@@ -419,7 +419,7 @@ def test_the_example_trains_with_its_own_config(tokenizer, minimal, tmp_path, mo
          f"task_server.url=[{minimal[0]}]", f"actor.path={tmp_path / 'model'}", f"cluster.fileroot={tmp_path}",
          f"cluster.name_resolve.nfs_record_root={tmp_path / 'names'}"]
     )  # fmt: skip
-    assert played == [(110, {"task_index": 0}, 1.0), (20, {"task_index": 110}, 1.0)]
+    assert played == [(103, {"task_index": 0}, 1.0), (20, {"task_index": 110}, 1.0)]
 
 
 def test_the_examples_workflow_rewards_speed_and_tells_who_speaks(tokenizer, minimal):

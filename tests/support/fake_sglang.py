@@ -41,7 +41,7 @@ def make_app() -> web.Application:
             ids, finish = ids[:most], "length"
         meta = {
             "finish_reason": {"type": finish},
-            "output_token_logprobs": [[-0.5 - at, token, None] for at, token in enumerate(ids)],
+            "output_token_logprobs": [[said.get("logprob", -0.5 - at), token, None] for at, token in enumerate(ids)],
             "prompt_tokens": len(body["input_ids"]),
             "completion_tokens": len(ids),
             "cached_tokens": 0,

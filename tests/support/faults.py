@@ -151,6 +151,7 @@ FAULTS: dict[str, Callable[[Path], Made]] = {
     "bad-max-turns": lambda path: parquet(path, [{"max_turns": 3, **one} for one in _sql(max_turns=0)]),
     "null-max-turns": _turns,
     "extra-info-not-a-mapping": lambda path: lines(path, rows(row(1, extra_info="easy"))),
+    "scorer-not-text": lambda path: parquet(path, rows(row(1, extra_info={"scorer": {"kind": "exact"}}))),
     "missing-reward-spec": lambda path: parquet(path, rows(row(1, reward_spec=...))),
     "reward-spec-not-a-mapping": lambda path: lines(path, rows(row(1, reward_spec=2))),
     "missing-ground-truth": lambda path: parquet(path, rows(row(1, reward_spec={"method": "rule"}))),

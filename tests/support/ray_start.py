@@ -39,6 +39,12 @@ class RayNode:
             assert not ended, self.log.read_text()
             time.sleep(0.1)
 
+    def kill_raylet(self) -> None:
+        """The raylet alone: its workers notice, and say so."""
+        for pid in _descendants(self.process.pid):
+            if "raylet" in _command_line(pid).partition("\0")[0]:
+                os.kill(pid, signal.SIGKILL)
+
     def kill(self) -> None:
         """The raylet and all that runs under it, at once."""
         family = _descendants(self.process.pid)

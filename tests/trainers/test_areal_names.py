@@ -19,6 +19,7 @@ from treetune.cli.options import split_overrides
 from treetune.tokens import ChatTokens
 from treetune.trainers.game import Game, Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
+from treetune.trust import USER
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/areal.md").read_text()
@@ -47,9 +48,9 @@ def test_each_task_of_agentbench_has_its_name():
     named = {name for command in COMMANDS for name in re.findall(r"agentbench:(\S+)", command)}
     assert named == {"os-dev", "dbbench-dev", "kg-dev"}
     for name in named:
-        keys = taskset_class(name).config_type.__struct_fields__
+        keys = taskset_class(name, USER).config_type.__struct_fields__
         assert "root" in keys
-    assert {"sandbox", "image"} <= set(taskset_class("os-dev").config_type.__struct_fields__)
+    assert {"sandbox", "image"} <= set(taskset_class("os-dev", USER).config_type.__struct_fields__)
 
 
 def test_each_file_is_there_and_each_endpoint_is_served():

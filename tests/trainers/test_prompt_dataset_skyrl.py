@@ -93,6 +93,21 @@ def test_it_keeps_the_rows_that_skyrl_keeps(ask, files):
     assert 0 < kept["200"][0] < kept["300"][0] <= 300
 
 
+def test_a_folder_is_the_split_that_skyrl_takes(ask, files, tmp_path):
+    folder = tmp_path / "both"
+    folder.mkdir()
+    table = pa.concat_tables([pq.read_table(file) for file in files])
+    of_test = [number for number in range(300) if number % 4 == 0]
+    pq.write_table(table.take([number for number in range(300) if number % 4]), folder / "train.parquet")
+    pq.write_table(table.take(of_test), folder / "test.parquet")
+    for source, rows in ((str(folder), 225), (f"{folder}:test", 75)):
+        kept = ask("kept", source)
+        assert kept["1000"][0] == rows
+        for ours, theirs, differ in kept.values():
+            assert ours == theirs
+            assert differ == 0
+
+
 def test_skyrls_trainer_loads_and_resumes_it(ask, files):
     found = ask("loader", *files)
     assert found["batches"] == 18

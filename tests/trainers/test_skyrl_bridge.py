@@ -27,7 +27,7 @@ from kinds import write_targets
 from omegaconf import OmegaConf
 from serve_process import serve
 
-from treetune import Action, Environment, Step, Task, make
+from treetune import Action, Environment, Step, Task, make, register
 from treetune.errors import (
     ConfigError,
     EnvironmentFault,
@@ -43,7 +43,7 @@ from treetune.rows.formats import FORMATS
 from treetune.threads import call
 from treetune.trainers import skyrl
 from treetune.trainers.skyrl.tasks import _entries_for, _resolve, cli_overrides, shell_words
-from treetune.validate import write_tasks
+from treetune.validate import validate_dataset, write_tasks
 
 STAND_INS = Path(__file__).parents[1] / "support" / "stand_ins"
 SRC = Path(__file__).parents[2] / "src"
@@ -513,6 +513,38 @@ def test_a_wrong_name_says_what_is_wrong(gym, name, error, says):
         make(name, Task(prompt="?"))
 
 
+@pytest.fixture
+def registered(monkeypatch):
+    """Ids that are registered in a test are forgotten after it."""
+    for table in ("_registered", "_resolved"):
+        monkeypatch.setattr(environments, table, dict(getattr(environments, table)))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_class_of_skyrls_that_treetune_registers_is_played(gym, registered, by_name):
+    from skyrl_gym.envs.theirs import Counting
+
+    register(id="own-count", entry_point="skyrl_gym.envs.theirs:Counting" if by_name else Counting)
+    task = Task(prompt="Go.", env_class="own-count", extra_info={"max_turns": 2})
+    first, steps = played(task, "one", "two")
+    assert first[-1] == {"role": "user", "content": "Count."}
+    assert [(step.reward, step.done) for step in steps] == [(1.0, False), (2.0, True)]
+    # SkyRL plays the class itself.
+    assert "own-count" not in gym.registry
+    skyrl.register()
+    assert gym.registry["own-count"].entry_point is Counting
+
+
+def test_what_skyrl_gym_registers_in_this_process_is_known_to_validate(gym, tmp_path):
+    gym.register(id="my_env", entry_point="skyrl_gym.envs.theirs:Counting")
+    row = {"prompt": [{"role": "user", "content": "Go."}], "env_class": "my_env", "reward_spec": {"ground_truth": "1"}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert validate_dataset(tmp_path / "rows.jsonl").ok
+    (tmp_path / "other.jsonl").write_text(json.dumps({**row, "env_class": "my_emv"}) + "\n")
+    (finding,) = validate_dataset(tmp_path / "other.jsonl").findings
+    assert (finding.rule, "did you mean 'my_env'" in finding.found) == ("unknown-env-class", True)
+
+
 def test_a_row_that_names_one_in_treetunes_way_can_be_trained_on(gym):
     skyrl.register("skyrl:counting")
     assert gym.registry["skyrl:counting"].entry_point.__name__ == "Counting"
@@ -679,8 +711,11 @@ def test_files_of_rows_are_trained_on_as_they_are(gym, rows_of, tmp_path):
     skyrl.resolve_tasks_into_config(config, files, val_tasks=held_out)
     assert (config.data.train_data, config.data.val_data) == (files, [held_out])
     assert set(_resolve(config, files, None, held_out, {})) == {"gsm8k", "aime"}
+    with pytest.raises(UsageError, match="has no split 'train'; there are: validation"):
+        skyrl.resolve_tasks_into_config(config, tmp_path)
+    trained = rows_of("train.parquet", "gsm8k")
     skyrl.resolve_tasks_into_config(config, tmp_path)
-    assert config.data.train_data == [*files, held_out]
+    assert config.data.train_data == [trained]
 
 
 def test_rows_of_files_choose_no_code_that_was_not_named(gym, rows_of, tmp_path, monkeypatch):

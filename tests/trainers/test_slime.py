@@ -289,6 +289,16 @@ def test_an_environment_that_fails_once_is_played_again(folder, slime, sglang):
     assert no_episode_is_left()
 
 
+@pytest.mark.parametrize("logprob", [float("nan"), float("inf"), 2.5])
+def test_a_sample_with_a_logprob_that_is_none_is_lost_and_trains_nothing(folder, slime, sglang, logprob):
+    args, tokenizer = slime("guesses.py:Guesses")
+    sglang.say(said(tokenizer, "7"), said(tokenizer, "1", logprob=logprob))
+    (sample,) = play(args, data_of(args).get_samples(1)[0])
+    assert (sample.reward, sample.status.value, sample.metadata["lost"]) == (None, "aborted", "model")
+    assert all(value <= 0 for value in sample.rollout_log_probs or [])
+    assert no_episode_is_left()
+
+
 @pytest.mark.parametrize("fault", [{"hang": True}, {"status": 500}])
 def test_a_model_that_hangs_or_fails_gives_no_zero_and_leaves_no_episode(folder, slime, sglang, monkeypatch, fault):
     from slime.utils import http_utils

@@ -340,6 +340,27 @@ def test_a_broken_environment_gives_none_and_the_others_their_rewards(caplog):
     assert "RuntimeError: broken" in caplog.text
 
 
+@pytest.mark.parametrize("bad", [{"logprob": float("nan")}, {"token": -1}])
+def test_a_sample_that_is_none_is_left_out_and_the_others_get_their_rewards(caplog, bad):
+    speaker = Speaker("stop<end>", logprobs=True)
+
+    def sample(prompts, trainer):
+        ids = [list(speaker.processing_class("stop<end>")["input_ids"]) for _ in prompts]
+        logprobs = [[-0.5] * len(one) for one in ids]
+        if "token" in bad:
+            ids[1][0] = bad["token"]
+        else:
+            logprobs[1][0] = bad["logprob"]
+        return ids, logprobs
+
+    tasks = TrlTasks(Echoes(), generate=sample)
+    with caplog.at_level(logging.ERROR):
+        columns = rollout(tasks, speaker, [0, 1, 2])
+    assert columns["task_reward"] == [0.5, None, 0.5]
+    assert "lost to the server of the model" in caplog.text
+    assert not any(value != value or value > 0 for row in columns["logprobs"] for value in row)
+
+
 def test_answers_are_scored_without_rollouts_too(caplog):
     tasks = TrlTasks(Doubles())
     prompts = tasks.dataset(3)["prompt"]

@@ -971,3 +971,9 @@ def test_a_sound_file_is_checked_without_pandas(tmp_path):
     )
     command = [sys.executable, "-c", look, str(tmp_path / "rows.parquet")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True False\n"
+
+
+@pytest.mark.parametrize("check", [validate, validate_dataset])
+def test_no_files_are_not_valid(check):
+    with pytest.raises(UsageError, match=r"nothing to check\n.*name at least one file"):
+        check([])

@@ -189,7 +189,7 @@ def test_a_run_of_somebody_elses_is_not_scored_again(evaluated, tmp_path, monkey
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "others-cache"))  # whose eval it was is not known
     with viewing(evaluated) as server:
         told = server.ask("rescore", run=0)
-        assert "was not made by an `eval` of yours" in told["refused"]
+        assert "was not made by your `eval`" in told["refused"]
         assert told["rows"] == []
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 
+import msgspec
 import pytest
 from made_runs import make_run, make_trace
 from viewed_run import viewed_traces
@@ -177,9 +178,10 @@ def test_a_long_run_without_index_is_shown_before_all_of_it_was_read(tmp_path, m
     monkeypatch.setattr(run_list, "_READ_SECONDS", 0.0)
     monkeypatch.setattr(run_list, "_SLICE_SECONDS", 0.0)
     with create(tmp_path / "run") as run:
-        line = encode_trace(next(viewed_traces(1, 1))) + b"\n"
-        for _ in range(40):
-            run.append_lines(line * 400)
+        trace = next(viewed_traces(1, 1))
+        for start in range(0, 16_000, 400):
+            lines = [encode_trace(msgspec.structs.replace(trace, rollout=start + at)) + b"\n" for at in range(400)]
+            run.append_lines(b"".join(lines))
     (tmp_path / "run" / "index.jsonl").unlink()
     with viewing(tmp_path / "run") as server:
         first = server.ask("rollouts", run=0)["total"]

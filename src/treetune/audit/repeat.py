@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import multiprocessing
 import os
 import pickle
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +16,7 @@ from treetune.audit.sample import Answer, Sample, Subject, as_text
 from treetune.audit.solvable import gather
 from treetune.episode import Limits
 from treetune.errors import described
+from treetune.spawned_process import spawn_context
 from treetune.task import Task, digest
 from treetune.taskset import Taskset
 from treetune.trace import Trace
@@ -167,7 +167,7 @@ async def _ask_process(work: bytes) -> tuple[list[str], list[tuple[float | None,
     # A new interpreter, not a copy of this one: the order of sets, and whatever else a process begins with, is its own.
     before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = "1" if before != "1" else "2"
-    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(1, mp_context=spawn_context())
     try:
         asked = pool.submit(_play_there, work)
         if before is None:

@@ -54,6 +54,9 @@ FOREIGN_ENVIRONMENTS = {"skyrl": "treetune.trainers.skyrl.gym:environment_class"
 FOREIGN_TOOLS: dict[str, str] = {}
 """Prefixes of names that belong to another library, each with the function that gives its classes."""
 
+ADAPTED_ENVIRONMENTS = {"skyrl_gym": "treetune.trainers.skyrl.gym:adapt_class"}
+"""Libraries whose own environments play as ours, each with the function that makes one of ours of such a class."""
+
 NAMES_ROWS = "treetune.rows.sources:names_rows"
 """Says whether a target names trainers' rows."""
 DECLARED_NODE = "treetune.datasets.declared:read_list_node"

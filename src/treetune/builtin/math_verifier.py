@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treetune.worker_process import Workers
 
-SECONDS, CLOCK_SECONDS = 5.0, 30
+SECONDS, CLOCK_SECONDS = 5.0, 50
 """Of one comparison: the processor time, and the most by the clock, on a busy machine."""
 MEMORY = 1 << 30
 """The most bytes of a worker."""

@@ -33,6 +33,7 @@ from treetune.builtin.gsm8k import Gsm8kEnvironment
 from treetune.builtin.turns import TurnEnvironment, list_answers
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.errors import EnvironmentFault
+from treetune.http_body import BodyTooLarge, read_body
 from treetune.sandbox import Ended, Result, SandboxLimits
 from treetune.task import Task
 from treetune.threads import call
@@ -248,7 +249,7 @@ async def ask_retriever(url: str, query: str) -> list[str]:
         for pause in (*RETRY_AFTER, None):
             try:
                 async with session.post(url, json=request) as response:
-                    result = json.loads(await response.read())["result"]
+                    result = json.loads(await read_body(response))["result"]
                     return [str(hit["document"]["contents"]) for hits in result for hit in hits]
             except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
                 remedy = f"export {URL_VARIABLE}=http://HOST:PORT/retrieve"
@@ -260,7 +261,9 @@ async def ask_retriever(url: str, query: str) -> list[str]:
                     cause = "no answer" if status is None else f"status {status}"
                     raise RetrieverError(f"the search server failed ({cause})") from error
                 await asyncio.sleep(pause)
-            except (ValueError, KeyError, TypeError) as error:
+            except BodyTooLarge as error:
+                raise RetrieverError("the search server's answer is too large") from error
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RetrieverError("the search server's answer is not JSON, or has no documents") from error
     raise AssertionError
 

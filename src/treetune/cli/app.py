@@ -17,7 +17,7 @@ import treetune
 from treetune.cli import completion, output
 from treetune.cli.options import OVERRIDABLE, option, split_overrides
 from treetune.cli.output import report_error
-from treetune.errors import TasksetError, TreetuneError, described
+from treetune.errors import TasksetError, TreetuneError, described, is_of_network, place_of
 
 VERBS = {
     "list": ("listing:list_command", "What is installed: tasksets, environments, models."),
@@ -106,9 +106,12 @@ def run(arguments: list[str]) -> int:
             return 2  # the help is shown already
         return report_error(_explain(error, arguments), None, 2, as_json)
     except TreetuneError as error:
-        code = report_error(error.message, error.remedy, error.exit_code, as_json)
-        if isinstance(error, TasksetError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
+        cause = error.__cause__ if isinstance(error, TasksetError) else None
+        offline = cause is not None and is_of_network(cause)
+        remedy = error.remedy or (_name_place(cause) if cause is not None and offline else None)
+        code = report_error(error.message, remedy, error.exit_code, as_json)
+        if cause is not None and not offline:  # a library's traceback does not help without a network
+            traceback.print_exception(cause)
     except BrokenPipeError:
         return _nobody_reads()
     except SystemExit as error:
@@ -143,6 +146,11 @@ def _nobody_reads() -> int:
     """The reader went away (`| head`): no fault of ours, and nothing more to say to it."""
     sys.stderr.close()
     return 0
+
+
+def _name_place(error: BaseException) -> str:
+    place = place_of(error)
+    return "is there a network, or a proxy (HTTPS_PROXY)?" + (f" {place} needs it" if place else "")
 
 
 def _culprit(error: Exception) -> str:

@@ -19,9 +19,10 @@ from treetune.cli import options
 from treetune.cli.options import Json, Target, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
 from treetune.cli.tables import make_table
-from treetune.config import convert, load_yaml, to_plain, with_overrides
+from treetune.config import convert, load_yaml, to_plain
 from treetune.errors import UsageError, plural
 from treetune.host import Host, LocalHost, always
+from treetune.overrides import with_overrides
 from treetune.policies import EndpointConfig, check_reachable, load_policy
 from treetune.policies.scripted import Echo
 from treetune.target import is_server
@@ -183,7 +184,7 @@ async def _open_host(
                 return
         policy = load_policy(config.model, taskset, endpoint) if config.model else Echo()
         opened.push_async_callback(policy.close)
-        host = await LocalHost.open(taskset, always(policy))
+        host = await LocalHost.open(taskset, always(policy), config.limits)
         opened.push_async_callback(host.close)
         yield host
 

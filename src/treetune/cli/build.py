@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -25,6 +26,7 @@ from treetune.rows.sources import names_taskset
 from treetune.target import load_taskset, locate, refuse_server
 
 if TYPE_CHECKING:
+    from treetune.datasets.list_files import Share
     from treetune.datasets.taskset import DatasetTaskset
 
 
@@ -89,12 +91,14 @@ def build_target(
     build_lists = partial(_build_lists, screen=screen, source=target, format=format, force=force, engine=engine)
     if _declares_lists(target):
         from treetune.datasets.declared import read_declared
+        from treetune.datasets.list_files import draws_by_weight
 
-        if num_tasks is not None:
-            raise UsageError("-n is for a single taskset", remedy="set --train_tasks[0].max_rows instead")
         overrides = read_overrides(context, ("train_tasks", "val_tasks"))
         lists = read_declared(target, overrides, cache_dir=cache_dir, further=further)
-        entries = build_lists(lists, load_yaml(target))
+        if num_tasks is not None and not draws_by_weight([task.config.weight for task in lists.get("train", [])]):
+            remedy = "set --train_tasks[0].max_rows instead"
+            raise UsageError("-n is for a single taskset, or for train_tasks with weights", remedy=remedy)
+        entries = build_lists(lists, load_yaml(target), num_draws=num_tasks)
     elif further or engine != "local":
         problem = "--max-prompt-length, --tokenizer and --engine are for dataset tasks"
         raise UsageError(problem, remedy="declare train_tasks in YAML")
@@ -110,7 +114,7 @@ def build_target(
             entries = build_lists({"taskset": [taskset]}, {})
         else:
             built = build_rows(taskset, format, num_tasks, cache_dir)
-            entries = [_entry("train", taskset.name, *built, None)]  # its rows are made anew each time
+            entries = [_entry("train", taskset.name, *built, None, [])]  # its rows are made anew each time
     for file in pop_kept_files():
         Screen(as_json=True).say(
             f"these rows name {file}, which is kept in the cache: other nodes need the cache folder "
@@ -130,12 +134,19 @@ def _declares_lists(target: str) -> bool:
 
 
 def _build_lists(
-    lists: Mapping[str, Sequence[DatasetTaskset]], config: Any, *, screen: Screen, source: str, format: str, **how: Any
+    lists: Mapping[str, Sequence[DatasetTaskset]],
+    config: Any,
+    *,
+    screen: Screen,
+    source: str,
+    format: str,
+    num_draws: int | None = None,
+    **how: Any,
 ) -> list[dict[str, Any]]:
     """Builds lists of dataset tasks for one trainer; each file is an entry of the report. `config` is the trainer's, as
     far as there is one: it may say who scores the rows."""
     from treetune.datasets.declared import check_columns, check_environments
-    from treetune.datasets.join import join_files
+    from treetune.datasets.list_files import build_files
     from treetune.trainers.verl import name_agents, warn_of_unscored
 
     rows_format = format_named(format)
@@ -147,9 +158,11 @@ def _build_lists(
     agents = name_agents(lists, config) if rows_format.one_answer else {}
     entries: list[dict[str, Any]] = []
     for name, tasks in lists.items():
-        files = join_files(tasks, [_build(screen, task, format, how) for task in tasks], agents.get(name))
+        build = partial(_build, screen, format=format, how=how)
+        draws = num_draws if name == "train" else None
+        files = build_files(tasks, format, agents.get(name), num_draws=draws, build=build)
         split = "train" if name == "taskset" else name
-        entries += [_entry(split, task.name, *file) for task, file in zip(tasks, files, strict=True)]
+        entries += [_entry(split, *file) for file in files]
     return entries
 
 
@@ -160,11 +173,14 @@ def _build(screen: Screen, task: DatasetTaskset, format: str, how: dict[str, Any
         return task.build(format, on_rows=lambda done, total: progress.update(bar, completed=done, total=total), **how)
 
 
-def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) -> dict[str, Any]:
+def _entry(
+    split: str, name: str, sidecar: Any, path: Path, hit: bool | None, shares: Sequence[Share]
+) -> dict[str, Any]:
     figures = {"rows": sidecar.rows, "dropped": sidecar.dropped, "flaws": sidecar.flaws}
     figures["seconds"] = 0.0 if hit else sidecar.seconds
     named = COLUMN in sidecar.schema
-    return {"split": split, "name": name, "path": str(path), "hit": hit, **figures, "agent": named}
+    drawn = {"shares": [msgspec.to_builtins(share) for share in shares]} if shares else {}
+    return {"split": split, "name": name, "path": str(path), "hit": hit, **figures, **drawn, "agent": named}
 
 
 def _report(
@@ -193,6 +209,12 @@ def _report(
         rows = f"{entry['rows']:>10,} {'row ' if entry['rows'] == 1 else 'rows'}"
         screen.say(f"{entry['split']:<5}  {entry['name']:<20} {rows}  {state}")
         screen.say(f"       {entry['path']}")
+        for share in entry.get("shares", ()):
+            draws, rows = share["draws"], share["rows"]
+            which = f"{draws:,} of its {rows:,} rows" if draws < rows else f"its {rows:,} rows {draws / rows:.1f} times"
+            screen.say(
+                f"       {share['name']:<20} {draws / entry['rows']:>10.1%}  {which} (weight {share['weight']:g})"
+            )
         warned = {flaw.what for flaw in entry["flaws"]}
         for reason, count in entry["dropped"].items():
             if count and (what := dropped_for(reason)) not in warned:

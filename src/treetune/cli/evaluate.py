@@ -100,6 +100,8 @@ def eval_command(
 
     def read(target: str, model: str | None, further: dict[str, str]) -> evaluating.Plan:
         raw = overrides | further
+        if model is None:
+            evaluating.refuse_foreign_model(target, trust)
         data = {"model": "", **read_target(target, raw, split), **given, **without_none({"model": model})}
         evaluation = evaluating.read_config(data, evaluating.EvalConfig, raw, target)
         return evaluating.Plan(evaluation, workers=serve, loggers=open_loggers(log or ()))
@@ -255,8 +257,7 @@ def rescore_command(
     config = run / "config.yaml"
     if not config.exists() or not (run / evaluating.TRACES.file).exists():
         raise no_run(run, own=True)
-    evaluating.refuse_foreign(run, trust=trust)
-    data = read_target(str(config), evaluating.trust_rows(run, trust))
+    data = read_target(str(config), {"taskset.trust": "true"} if trust else {})
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # those of the run counted the run
     evaluation = evaluating.read_config({**data, **ceilings}, evaluating.EvalConfig, source=str(config))
     evaluating.refuse_unservable(evaluation.taskset)

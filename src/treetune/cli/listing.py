@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -25,26 +24,28 @@ from treetune.rows.formats import IN_PARQUET
 from treetune.target import NEEDS_TASKS, taskset_class
 from treetune.tokens import NO_IMAGES
 from treetune.trainers.verifiers import ALREADY_THERE
+from treetune.trust import USER
 
 
 def list_command(
-    name: Annotated[
-        str | None, options.target("A taskset, for its keys; a ready set; with --servers, a register.")
+    name: Annotated[str | None, options.target("A taskset, for its keys; a ready set.")] = None,
+    register: Annotated[
+        str | None, option("The servers in this register, a folder or a URL, as `serve --register` has it.")
     ] = None,
-    servers: Annotated[bool, option("The servers in a register (TREETUNE_SERVERS).", "--servers")] = False,
+    servers: Annotated[bool, option("The same for the register that TREETUNE_SERVERS names.", "--servers")] = False,
     matrix: Annotated[bool, option("What works where: targets, tasks, verbs, trainers.", "--matrix")] = False,
-    timeout: Annotated[float, option("Seconds that each of the --servers has to answer.", min=0.01)] = 2.0,
+    timeout: Annotated[float, option("Seconds that each server of the register has to answer.", min=0.01)] = 2.0,
     json: Json = False,
 ) -> None:
     """What is installed: tasksets, sets that are ready by name, environments, tools, models. With a NAME: the keys of
     that taskset's config, or what a ready set is made of.
 
-    With --servers FOLDER_OR_URL: the servers that run, and how they are.
+    With --register FOLDER_OR_URL: the servers that run, and how they are.
     """
-    if servers:
+    if register is not None or servers:
         from treetune.cli.register import list_servers
 
-        return list_servers(name, timeout, json)
+        return list_servers(register or name, timeout, json)
     if matrix:
         return print_json(cells()) if json else print(as_text())
     if name is not None:
@@ -91,11 +92,11 @@ def _installed(registry: Registry) -> dict[str, dict[str, str]]:
 def _about(registry: Registry, id: str) -> str:
     """The first line of the docstring of the class or its module, and what is not installed."""
     try:
-        cls = registry.resolve(id)
+        cls = registry.resolve(id, USER)
     except Exception as error:  # a broken package of somebody else must not break the list
         return f"cannot be loaded: {described(error.__cause__ or error)}"
     doc = inspect.getdoc(cls) if cls.__doc__ else None
-    doc = doc or inspect.getdoc(importlib.import_module(cls.__module__)) or ""
+    doc = doc or inspect.getdoc(inspect.getmodule(cls)) or ""
     extra = missing_extra(cls)
     missing = f" Not installed: pip install 'treetune[{extra}]'" if extra else ""
     return doc.partition("\n")[0] + missing

@@ -62,6 +62,8 @@ def profile_command(
     data["taskset"], named = _without_profile(data["taskset"], None if by is None else _read_values(by))
     path = (output or (Path(named) if named else USUAL)).expanduser()
     screen = Screen(json)
+    if not model:
+        evaluating.refuse_foreign_model(target, trust)
     models = model or [str(data.get("model") or "")]
     sizes = without_none({"num_tasks": num_tasks, "max_concurrent": max_concurrent, "pass_threshold": pass_threshold})
     reports: list[dict[str, Any]] = []
@@ -104,7 +106,7 @@ def _run_folder(path: Path, model: str) -> Path:
 
 
 def _read_values(by: str) -> dict[str, Any]:
-    from treetune.config import with_overrides
+    from treetune.overrides import with_overrides
 
     key, equals, values = by.partition("=")
     if not key or not equals or not values:

@@ -1,4 +1,4 @@
-"""The register of running servers: `treetune register`, `treetune list --servers`, `treetune serve --register`."""
+"""The register of running servers: `treetune register`, `treetune serve --register`, `treetune list --register`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def register_command(
 ) -> int:
     """Run a register of servers, for machines that share no folder.
 
-    Then: treetune serve TARGET --http :5000 --register http://HOST:5050, and treetune list --servers http://HOST:5050
+    Then: treetune serve TARGET --http :5000 --register http://HOST:5050, and treetune list --register http://HOST:5050
     """
     server = serve.RegisterServer(http, serve.Access(token=token or None, open=open_access))
 
@@ -56,7 +56,7 @@ def register_command(
 def list_servers(place: str | None, timeout: float, json: bool) -> None:
     place = place or os.environ.get("TREETUNE_SERVERS")
     if not place:
-        raise UsageError("which register?", remedy="treetune list --servers FOLDER_OR_URL, or set TREETUNE_SERVERS")
+        raise UsageError("which register?", remedy="treetune list --register FOLDER_OR_URL, or set TREETUNE_SERVERS")
     register = _open_register(place, make=False)
 
     async def look() -> list[tuple[serve.RegisteredServer, serve.ServerHealth]]:

@@ -66,7 +66,7 @@ def serve_command(
     state: Annotated[Path | None, option("A folder for cursors and the key: the server goes on after a crash.")] = None,
     supervise: Annotated[bool, option("Start it again when it crashes or hangs; ports and state stay.")] = False,
     max_crashes: Annotated[int, option("With --supervise: crashes in 10 minutes until it is given up.", min=1)] = 5,
-    accept_changes: Annotated[bool, option("Go on with a --state of other tasks.")] = False,
+    accept_changes: Annotated[bool, option("Go on with a --state of other tasks, or cut short.")] = False,
     draw_tries: Annotated[int | None, option("How often a task may fail to be made before it is skipped (3).")] = None,
     lease: Annotated[
         float | None, option("Seconds until a task that was neither finished nor renewed is given out again.")
@@ -88,7 +88,7 @@ def serve_command(
 ) -> int:
     """Serve a taskset: clients pull tasks in its order, and have rollouts run here; or play its episodes over HTTP.
 
-    `treetune list --servers` finds it in the --register, under the address of --advertise where that is another one.
+    `treetune list --register` finds it in the --register, under the address of --advertise where that is another one.
     Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600, --sampling.temperature 0.7,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
@@ -128,7 +128,8 @@ def serve_command(
         doors.append(serve.OpenEnvDoor(config_openenv, split or "train"))
     if http is not None:
         config_http = _config(serve.HttpConfig, address=http, max_episodes=max_episodes, **times)
-        mcp_door = serve.McpDoor(idle_seconds=config_http.idle_seconds) if mcp else None
+        idle, most = config_http.idle_seconds, config_http.max_episodes
+        mcp_door = serve.McpDoor(idle_seconds=idle, max_sessions=most) if mcp else None
         doors.append(serve.HttpDoor(config_http, {"/mcp": mcp_door} if mcp_door is not None else {}))
         doors += [mcp_door] if mcp_door is not None else []
     elif streams is not None:

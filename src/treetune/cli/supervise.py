@@ -64,7 +64,7 @@ def supervise(
 
 class Supervisor:
     def __init__(self, arguments: list[str], max_crashes: int, on_ready: Callable[[dict[str, Any]], None]) -> None:
-        self._command = [sys.executable, "-m", "treetune", *arguments]
+        self._command = [sys.executable, "-P", "-m", "treetune", *arguments]
         self._max_crashes, self._on_ready = max_crashes, on_ready
         self._child: subprocess.Popen[bytes] | None = None
         self._told = threading.Event()

@@ -7,6 +7,8 @@ import re
 import shlex
 import signal
 import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,7 +58,8 @@ def train_command(
         files: dict[str, list[BuiltFile]] = {}
         entries = build_target(context, target, format, screen, num_tasks=num_tasks, cache_dir=cache_dir, trust=trust)
         for entry in entries:
-            files.setdefault(entry["split"], []).append(BuiltFile(entry["path"], entry["rows"]))
+            shares = _count_by_name(entry.get("shares", ()))
+            files.setdefault(entry["split"], []).append(BuiltFile(entry["path"], entry["rows"], shares))
         return files
 
     request = TrainRequest(
@@ -86,6 +89,13 @@ def train_command(
     if json:
         print_json({**told, "code": code})
     return code
+
+
+def _count_by_name(shares: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for share in shares:
+        counts[share["name"]] += share["draws"]
+    return dict(counts)
 
 
 def check_tasks(request: TrainRequest, launch: Launch) -> None:

@@ -179,7 +179,8 @@ def _print_summary(summary: evaluation.CheckSummary, screen: Screen) -> None:
     counts = f"{summary.valid} valid, {summary.invalid} invalid, {summary.unchecked} unchecked"
     screen.say(f"{plural(summary.tasks, 'task')}: {counts}; {plural(summary.gold_checked, 'gold answer')} tried")
     if summary.unchecked:
-        screen.say("unchecked: the taskset has neither validate() nor gold() for them", style="dim")
+        why = "the taskset has neither validate() nor gold() for them, or scores only groups"
+        screen.say(f"unchecked: {why}", style="dim")
     if summary.findings:
         rows = [
             (finding.severity.value, finding.rule, str(finding.count), ", ".join(map(str, finding.rows)), finding.found)

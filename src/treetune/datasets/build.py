@@ -34,8 +34,10 @@ from treetune.rows.agent_column import Needed, name_agent_in_place
 from treetune.rows.arrow_values import schema_tree
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.rows.formats import FORMATS, Format, format_named
-from treetune.rows.loading import ROWS, Source, SourceBatch
-from treetune.rows.parquet import GrowingParquet
+from treetune.rows.growing_parquet import GrowingParquet
+from treetune.rows.library_changes import describe_change
+from treetune.rows.loading import Source
+from treetune.rows.local_files import ROWS, LocalFiles, SourceBatch
 from treetune.rows.reading import arrow_rows
 from treetune.rows.rule import RuleTaskset
 from treetune.rows.writing import attach_scorers, write_parquet
@@ -71,11 +73,20 @@ def build(
         revision=opened.revision,
         rows=writer.rows,
         dropped=dict(notes.dropped),
-        flaws=notes.flaws,
+        flaws=[*notes.flaws, *_find_changes(taskset, opened)],
         fingerprint=opened.fingerprint,
         schema=schema_tree(writer.schema),
         versions=_versions(),
     )
+
+
+def _find_changes(taskset: DatasetTaskset, opened: Source | LocalFiles) -> list[Flaw]:
+    """What was changed on the way from the files, in columns that the rows are made of."""
+    changes = [] if taskset.overrides_build else opened.find_changes()
+    if not changes or taskset.overrides_rows:
+        return changes
+    used = RowBuilder(taskset, opened.columns, made=False).used_columns
+    return [change for change in changes if change.what in {describe_change(name) for name in used}]
 
 
 def write_draws(taskset: DatasetTaskset, path: Path, built: tuple[Sidecar, Path, bool]) -> Sidecar:
@@ -140,7 +151,7 @@ def _versions() -> dict[str, str]:
 
 def write_rows(
     taskset: DatasetTaskset,
-    opened: Source,
+    opened: Source | LocalFiles,
     path: Path,
     format: str,
     made: bool,
@@ -222,7 +233,7 @@ def _check_environments(taskset: DatasetTaskset, table: pa.Table, checked: set[A
 
 
 def _build_tables(
-    taskset: DatasetTaskset, opened: Source, made: bool, engine: Engine, on_rows: Progress | None
+    taskset: DatasetTaskset, opened: Source | LocalFiles, made: bool, engine: Engine, on_rows: Progress | None
 ) -> Iterator[Built]:
     """Canonical rows, batch by batch, in order."""
     builder = RowBuilder(taskset, opened.columns, made=made)
@@ -245,10 +256,11 @@ def _build_tables(
 def _build_in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -> Iterator[Built]:
     from concurrent.futures import Future, ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
+
+    from treetune.spawned_process import spawn_context
 
     # Spawned: a fork of a process that has threads (pyarrow's, the library's) may hang.
-    with ProcessPoolExecutor(count, get_context("spawn"), _set_builder, (builder,)) as pool:
+    with ProcessPoolExecutor(count, spawn_context(), _set_builder, (builder,)) as pool:
         try:
             yield from _keep_ahead(work, lambda item: pool.submit(_build_here, item), Future.result, 2 * count)
         except TreetuneError as error:

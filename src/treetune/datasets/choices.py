@@ -20,7 +20,7 @@ from treetune.datasets.config import ChoicesConfig, no_column
 from treetune.errors import ConfigError, Faults
 
 if TYPE_CHECKING:
-    from treetune.rows.loading import SourceBatch
+    from treetune.rows.local_files import SourceBatch
 
 OPTIONS, LETTER, TEXTS = "options", "letter", "choices"
 MADE = (OPTIONS, LETTER, TEXTS)

@@ -13,7 +13,7 @@ from treetune.errors import ConfigError, did_you_mean
 from treetune.rows.sources import LoadingParams
 from treetune.scorers import Scorer
 from treetune.taskset_config import TasksetConfig
-from treetune.variables import resolve
+from treetune.variables import explain_interpolation, resolve
 
 
 class GroundTruthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class ChoicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     loading_params: LoadingParams
-    """Passed to `datasets.load_dataset(*args, **kwargs)` as they are."""
+    """The arguments of `datasets.load_dataset(*args, **kwargs)`; local files are read as they stand."""
     prompt_format: Literal["template", "chat_messages"] = "template"
     """`template` makes one user message from columns; `chat_messages` takes a column of messages."""
     prompt_template: str = "{}"
@@ -57,8 +57,8 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     extra_fields: list[str] = []
     """Columns to carry along in `extra_info`."""
     ground_truth: str | GroundTruthConfig | None = None
-    """The right answer: a column, an item of one (`answer[aliases]`), or `{column, pattern}` with a regular expression
-    such as `"#### (.+)"`."""
+    """The right answer: a column, an item of one (`answer[aliases]`, `lst[0]`), or `{column, pattern}` with a regular
+    expression such as `"#### (.+)"`."""
     choices: ChoicesConfig | None = None
     """The options of multiple choice: makes the columns `options` (lines `A) text`), `letter` and `choices` of them."""
     scorer: Scorer | None = None
@@ -117,7 +117,7 @@ def plain_values(value: Any) -> Any:
         try:
             return resolve(value)
         except OmegaConfBaseException as error:
-            raise ConfigError([("", str(error).splitlines()[0])]) from None
+            raise ConfigError([explain_interpolation(error)]) from None
     if isinstance(value, Mapping):
         return {key: plain_values(item) for key, item in value.items()}
     return [plain_values(item) for item in value] if isinstance(value, list) else value

@@ -14,16 +14,22 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from treetune.config import CodeName, convert_node, declared_values, load_yaml, to_plain, with_overrides
+import msgspec
+
+from treetune.config import CodeName, convert, convert_node, declared_values, load_yaml, to_plain
 from treetune.datasets.config import DatasetConfig, plain_values
+from treetune.datasets.list_files import draws_by_weight
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.errors import ConfigError, Faults, TreetuneError, check_all, did_you_mean, gather_faults, suggest_file
-from treetune.plugins import environments, file_of, tasksets
+from treetune.overrides import with_overrides
+from treetune.plugins import file_of, tasksets
 from treetune.rows.sources import check_loading
+from treetune.run_config import origin_of
 from treetune.target import build_taskset, custom_class, find_files, names_class
 from treetune.taskset import Taskset
+from treetune.trust import current_origin, names_from
 
 LISTS = ("train_tasks", "val_tasks")
 
@@ -42,10 +48,12 @@ def read_declared(
     them is reported at once."""
     faults: Faults = []
     lists: dict[str, list[DatasetTaskset]] = {}
-    for name, nodes in _read_nodes(load_yaml(path), overrides, path).items():
-        entries = [{**node, **(further or {})} if isinstance(node, dict) else node for node in nodes]
-        with gather_faults(faults):
-            lists[name.removesuffix("_tasks")] = load_tasks(entries, cache_dir, path=name)
+    data = load_yaml(path)
+    with names_from(origin_of(path, data)):
+        for name, nodes in _read_nodes(data, overrides, path).items():
+            entries = [{**node, **(further or {})} if isinstance(node, dict) else node for node in nodes]
+            with gather_faults(faults):
+                lists[name.removesuffix("_tasks")] = load_tasks(entries, cache_dir, path=name)
     if faults:
         raise ConfigError(faults, source=path)
     return lists
@@ -60,9 +68,8 @@ def read_list_node(
 ) -> dict[str, Any]:
     """The taskset node of the list that `split` names, or of the `usual` one."""
     if not declares_tasks(data):
-        raise ConfigError(
-            [("taskset", "is required (such as {id: arithmetic}), or train_tasks and val_tasks")], source=target
-        )
+        missing = ("taskset", "is required (such as {id: arithmetic}), or train_tasks and val_tasks")
+        raise ConfigError(_find_empty_lists(data) or [missing], source=target)
     lists = _read_nodes(data, overrides, target)
     names = [name.removesuffix("_tasks") for name in lists]
     if split is None:
@@ -84,7 +91,7 @@ def read_list_node(
     nodes = [node if names_class(node) else {"id": "dataset", **plain[number]} for number, node in enumerate(entries)]
     if len(nodes) == 1:
         return nodes[0]
-    weighted = any(node.get("weight") is not None for node in nodes)
+    weighted = draws_by_weight([node.get("weight") for node in nodes])
     return {"id": "mixture" if weighted else "union", "sources": nodes}
 
 
@@ -96,7 +103,8 @@ def load_tasks(
     try:
         entries = plain_values(nodes)
     except ConfigError as error:
-        raise ConfigError([(path, problem) for _, problem in error.faults]) from None
+        # A key counts from the whole config, or from the list.
+        raise ConfigError([(f"{path}{key.removeprefix(path)}", problem) for key, problem in error.faults]) from None
     if isinstance(entries, str | Mapping) or not isinstance(entries, Iterable):
         raise ConfigError([(path, f"expected a list of tasks, got {entries!r:.60}")])
     loaded: list[DatasetTaskset] = []
@@ -123,19 +131,31 @@ def load_task(node: Any, cache_dir: str | Path | None = None, *, of_any_class: b
     if not issubclass(cls, DatasetTaskset):
         from treetune.datasets.task_rows import TaskRows
 
-        own = {key: value for key, value in node.items() if key != "max_rows"}
-        rows = TaskRows(build_taskset(own, path="", cls=cls), node.get("max_rows"), cache_dir)
+        of_list = [key for key in _RowsOfTaskset.__struct_fields__ if key in node]
+        keys = convert({key: node[key] for key in of_list}, _RowsOfTaskset)
+        taskset = build_taskset({key: node[key] for key in node if key not in of_list}, path="", cls=cls)
+        rows = TaskRows(taskset, keys.max_rows, cache_dir, keys.weight)
         return cast(DatasetTaskset, rows)
-    taskset = build_taskset(node, path="", cls=cls, cache_dir=cache_dir)
-    assert isinstance(taskset, DatasetTaskset)
-    return taskset
+    made = build_taskset(node, path="", cls=cls, cache_dir=cache_dir)
+    assert isinstance(made, DatasetTaskset)
+    return made
+
+
+class _RowsOfTaskset(msgspec.Struct):
+    """The keys of an entry that is no dataset task, beside those of its class."""
+
+    max_rows: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    weight: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 def _task_class(node: Mapping[str, Any], of_any_class: bool = False) -> type[Taskset[Any, Any]]:
     """The class that an entry names; what is wrong with it is a fault of its key."""
     key = "custom_cls" if names_class(node) else "id"
     try:
-        cls = custom_class(node[key], key) if key != "id" else tasksets.resolve(str(node.get("id", "dataset")))
+        if key == "custom_cls":
+            cls = custom_class(node[key], key)
+        else:
+            cls = tasksets.resolve(str(node.get("id", "dataset")), current_origin())
     except ConfigError:
         raise
     except TreetuneError as error:
@@ -171,13 +191,13 @@ def check_columns(lists: Lists, format: str = "verl", *, force: bool = False, so
 
 def check_environments(lists: Lists, *, known: bool = True, source: str = "config") -> None:
     """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
-    from treetune.rows.scorer import only_groups, plain_reward
+    from treetune.rows.scorer import only_groups
 
     faults: Faults = []
     for place, taskset in _places(lists):
         config, key = taskset.config, f"{place}.env_class"
         if config.env_class is None:
-            if config.scorer is not None and config.scorer.scores_groups and plain_reward(taskset):
+            if config.scorer is not None and config.scorer.scores_groups and taskset.asks_scorer:
                 faults.append((f"{place}.scorer", str(only_groups("it"))))
             continue
         if (problem := unknown_environment(taskset, config.env_class)) is not None:
@@ -200,7 +220,7 @@ def has_turns(taskset: DatasetTaskset) -> bool | None:
         return True
     if config.env_class is None:
         return None if taskset.overrides("environment") else False
-    environment: Any = environments.resolve(taskset.environment_spec(config.env_class))
+    environment: Any = taskset.environment_class(config.env_class)
     if has_several_turns(environment):
         rows_decide = "max_turns" in config.extra_fields or taskset.overrides_rows
         return None if rows_decide else True
@@ -225,7 +245,7 @@ def _read_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: str
     if not written:
         near = [(str(key), f"unknown key{meant}") for key in data if (meant := did_you_mean(str(key), LISTS))]
         missing = ("train_tasks", "is required, or val_tasks: the tasks to build")
-        raise ConfigError(near or [missing], source=path)
+        raise ConfigError(_find_empty_lists(data) or near or [missing], source=path)
     # Interpolations may reach into the rest of the file, so it is laid below; only the lists are resolved.
     resolved = with_overrides(data, overrides, source=path, only=list(written))
     if faults := [(name, "expected a list of tasks") for name in written if not isinstance(resolved[name], list)]:
@@ -242,6 +262,11 @@ def _read_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: str
             for number, node in enumerate(nodes)
         ]
     return lists
+
+
+def _find_empty_lists(data: Mapping[str, Any]) -> Faults:
+    example = "- {loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}}"
+    return [(name, f"has no tasks: add one, such as {example}") for name in LISTS if name in data and not data[name]]
 
 
 def _overrides_of(overrides: Mapping[str, str], name: str, number: int) -> dict[str, str]:

@@ -140,7 +140,7 @@ def _widen_schemas(
     """The schema that holds all files once they are converted, and which of its fields are JSON text."""
     import pyarrow.parquet as pq
 
-    from treetune.rows.parquet import widen
+    from treetune.rows.growing_parquet import widen
 
     json_fields: set[str] = set()
     wide: pa.Schema | None = None
@@ -166,7 +166,7 @@ def _convert_file(
     def write(place: Path) -> Sidecar:
         import pyarrow.parquet as pq
 
-        from treetune.rows.parquet import GrowingParquet, with_mark
+        from treetune.rows.growing_parquet import GrowingParquet, with_mark
 
         with pq.ParquetFile(path) as source, GrowingParquet(place) as writer:
             metadata = source.metadata.metadata

@@ -126,4 +126,7 @@ def _index(value: Any, position: int) -> int:
     try:
         return value if type(value) is int else int(value)
     except (TypeError, ValueError):
-        raise TasksetError(f"row {position} has the index {value!r}, which is no whole number") from None
+        raise TasksetError(
+            f"row {position} has the index {value!r}, which is no whole number",
+            remedy="extra_info.index is the number of the row in the source: give another value another key",
+        ) from None

@@ -17,11 +17,13 @@ from typing import Any
 
 import msgspec
 
+from treetune.datasets.column_path import ColumnPath
 from treetune.datasets.config import GroundTruthConfig, no_column
 from treetune.datasets.images import NO_IMAGE
 from treetune.datasets.taskset import DatasetTaskset
-from treetune.datasets.template import Template
+from treetune.datasets.template import LEAVE_OUT, Misfit, Template
 from treetune.errors import ConfigError, TasksetError, user_code
+from treetune.rows.arrow_values import decode_json
 from treetune.rows.image_columns import COLUMN as IMAGES
 from treetune.task import Message
 
@@ -34,9 +36,6 @@ MISSING = (NO_PROMPT, NO_TRUTH, NO_IMAGE)
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 """How the `from`/`value` spelling names roles."""
 
-
-_ITEM = re.compile(r"(?P<column>[^\[\]]+)\[(?P<key>[^\[\]]+)\]")
-"""An item of a column of mappings, as in `answer[aliases]`."""
 
 _PLAIN = frozenset((str, int, float, bool, type(None), list, dict))
 
@@ -60,8 +59,8 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
             make_prompt = _prompt_maker(taskset, row)
         try:
             prompt = make_prompt(row)
-        except ValueError as error:
-            raise TasksetError(f"row {index}: {error}") from None
+        except Misfit as error:
+            raise TasksetError(f"row {index}: {error}", remedy=error.remedy) from None
         extra = {"index": index} | {field: row[field] for field in config.extra_fields}
         made: Row = {"data_source": config.data_source, "prompt": prompt, "extra_info": extra}
         if config.images:
@@ -94,12 +93,19 @@ def _prompt_maker(taskset: DatasetTaskset, first: Row) -> Callable[[Row], list[M
 
         def read_messages(row: Row) -> list[Message]:
             """Every key of a message is kept; raises ValueError with what is wrong."""
-            entries = row[field]
+            entries = _parse_messages(row[field])
             if entries is None or entries == []:
                 raise RowDropped(NO_PROMPT)
             if not isinstance(entries, list):
-                raise ValueError(f"expected a list of messages, got {entries!r:.80}")
-            messages = messages_of([_spell_message(entry, number) for number, entry in enumerate(entries)])
+                remedy = f'{LEAVE_OUT}; prompt_template: "{{{field}}}" makes prompts of text'
+                raise Misfit(f"{field}: expected a list of messages, or its JSON, got {entries!r:.80}", remedy)
+            messages = [_spell_message(entry, number) for number, entry in enumerate(entries)]
+            if any(_is_empty(message) for message in messages):
+                raise RowDropped(NO_PROMPT)
+            try:
+                messages = messages_of(messages)
+            except ValueError as error:
+                raise Misfit(f"{field}: {error}") from None
             if config.system_prompt is not None and messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": config.system_prompt})
             return messages
@@ -177,15 +183,18 @@ def call_make_map_fn(taskset: DatasetTaskset) -> Callable[[Row, int], Any]:
 def truth_finder(config: str | GroundTruthConfig, columns: Sequence[str]) -> tuple[str, Callable[[Any], Any]]:
     """The column of the right answer, and what finds it in a value there: as it is stored, None where there is none."""
     given = GroundTruthConfig(column=config) if isinstance(config, str) else config
-    item = None if given.column in columns else _ITEM.fullmatch(given.column)
-    column = item["column"] if item is not None else given.column
-    if column not in columns:
-        raise ConfigError([("ground_truth", no_column(column, columns))])
-    if item is not None and given.pattern is None:
-        key = item["key"]
-        return column, lambda value: store_truth(value.get(key) if isinstance(value, dict) else None)
+    path = ColumnPath.parse(given.column, columns)
+    if path is None:
+        raise ConfigError([("ground_truth", no_column(given.column.partition("[")[0], columns))])
+
+    def read(value: Any) -> Any:
+        try:
+            return path.read(value)
+        except (LookupError, TypeError, ValueError):
+            return None
+
     if given.pattern is None:
-        return given.column, store_truth
+        return path.column, (lambda value: store_truth(read(value))) if path.items else store_truth
     try:
         pattern = re.compile(given.pattern)
     except re.error as error:
@@ -195,10 +204,11 @@ def truth_finder(config: str | GroundTruthConfig, columns: Sequence[str]) -> tup
 
     def search(value: Any) -> str | None:
         # The last match counts: a solution may quote the marker before it ends.
+        value = read(value)
         matches = pattern.findall(value) if isinstance(value, str) else None
         return (matches[-1].strip() or None) if matches else None
 
-    return given.column, search
+    return path.column, search
 
 
 def store_truth(value: Any) -> Any:
@@ -222,15 +232,30 @@ def _is_silent(messages: list[Any]) -> bool:
     return not any(value.strip() if isinstance(value, str) else value for value in said)
 
 
+def _parse_messages(entries: Any) -> Any:
+    """What JSON text holds, where it holds a list; anything else as it is."""
+    if not isinstance(entries, str) or not entries.lstrip().startswith("["):
+        return entries if entries != "" else None
+    try:
+        return decode_json(entries)
+    except msgspec.DecodeError:
+        return entries
+
+
+def _is_empty(message: Message) -> bool:
+    """A role without content; tool calls may stand alone."""
+    return isinstance(message.get("role"), str) and message.get("content") is None and not message.get("tool_calls")
+
+
 def _spell_message(entry: Any, number: int) -> Message:
     """A message spelled with `role` and `content`."""
     if not isinstance(entry, dict):
-        raise ValueError(f"message {number} is {entry!r:.80}, not a mapping with role and content")
+        raise Misfit(f"message {number} is {entry!r:.80}, not a mapping with role and content")
     message = {key: value for key, value in entry.items() if value is not None or key == "content"}
     if "role" in message or "from" not in message:
         return message
     role = _ROLES.get(str(message["from"]))
     if role is None:
-        raise ValueError(f"message {number} is from {message['from']!r}; known: {', '.join(_ROLES)}")
+        raise Misfit(f"message {number} is from {message['from']!r}; known: {', '.join(_ROLES)}")
     rest = {key: value for key, value in message.items() if key not in ("from", "value", "content")}
     return {"role": role, "content": message.get("value"), **rest}

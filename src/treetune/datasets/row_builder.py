@@ -10,7 +10,9 @@ A key whose values are of mixed types becomes JSON, and the table says which.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -39,9 +41,9 @@ from treetune.flaw import Flaw
 from treetune.plugins import file_of
 from treetune.profile import OUTSIDE, UNRATED, Rates
 from treetune.rows import parquet
-from treetune.rows.arrow_values import pause_gc, to_json_text
+from treetune.rows.arrow_values import pause_gc, to_json_text, to_python, values_of, with_json_fields
 from treetune.rows.image_columns import MARK as PLACE
-from treetune.rows.loading import SourceBatch
+from treetune.rows.local_files import SourceBatch
 from treetune.rows.round_trip import ADDED, KEY, ROW, encode_unseen_prompts
 from treetune.rows.rule import RULE
 from treetune.task import uids_of_texts
@@ -57,8 +59,8 @@ class RowBuilder:
     `made`: the source holds a trainer's rows already, from a `build_dataset` of a subclass.
     """
 
-    def __init__(self, taskset: DatasetTaskset, columns: Mapping[str, pa.DataType], made: bool) -> None:
-        """Raises every fault of the config that the columns show."""
+    def __init__(self, taskset: DatasetTaskset, columns: Mapping[str, Any], made: bool) -> None:
+        """`columns`: by name, and their types. Raises every fault of the config that the columns show."""
         self.taskset = taskset
         self.columns = dict(columns)
         self._made = made
@@ -78,7 +80,7 @@ class RowBuilder:
         for field in [] if made else config.extra_fields:
             key = "scorer" if field in read else "extra_fields"
             if field in RESERVED:
-                faults.append((key, f"{field!r} is a key that Treetune fills in itself"))
+                faults.append((key, _explain_reserved(field)))
             elif field not in names:
                 faults.append((key, no_column(field, names)))
         if not made and not taskset.overrides_rows:
@@ -86,7 +88,7 @@ class RowBuilder:
         if config.images and config.max_prompt_length is not None:
             faults.append(("max_prompt_length", "counts text, and cannot count images: leave that to the trainer"))
         with gather_faults(faults, "filter"):
-            self._filter = row_filter(None if made else config.filter, names)
+            self._filter = row_filter(None if made else config.filter, names, taskset._origin)
         if config.profile is not None and config.profile.path is not None:
             with gather_faults(faults):
                 self._rates = Rates(config.profile)
@@ -111,6 +113,14 @@ class RowBuilder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowBuilder, (self.taskset, self.columns, self._made)
+
+    @property
+    def used_columns(self) -> set[str]:
+        """The columns that rows are made of, where no function of the user's own makes them."""
+        config, choices = self.taskset.config, self.taskset.config.choices
+        used = {self._truth_column, *config.extra_fields, *config.images}
+        used |= {config.chat_messages_field} if config.prompt_format != "template" else set(self._template.columns)
+        return used if choices is None else used | {choices.column or "", choices.answer, *choices.columns}
 
     def check_first(self, row: Row) -> None:
         """Raises the faults of its config that a map function of a user's own finds in the first row."""
@@ -141,7 +151,7 @@ class RowBuilder:
             return None, notes
         whole = batch if self._choices is None else self._choices.add(batch)
         with pause_gc():
-            if self._by_column and not isinstance(whole, list):
+            if self._by_column:
                 table = self._build_columns(whole, batch, indices, notes)
             else:
                 table = self._build_rows(_to_rows(whole), batch, indices, notes)
@@ -167,12 +177,14 @@ class RowBuilder:
                 notes.dropped[UNRATED if rate is None else OUTSIDE] += 1
         return table.filter(pa.array([rate is not None and profile.keeps(rate) for rate in rates], pa.bool_()))
 
-    def _build_columns(self, table: pa.Table, source: SourceBatch, indices: list[int], notes: Notes) -> pa.Table | None:
+    def _build_columns(
+        self, table: SourceBatch, source: SourceBatch, indices: list[int], notes: Notes
+    ) -> pa.Table | None:
         config, scorer = self.taskset.config, self.taskset.row_scorer
         texts: list[Any] = self._template.fill(table)
         truths: list[Any] | None = None
         if config.ground_truth is not None:
-            truths = list(map(self._find_truth, table[self._truth_column].to_pylist()))
+            truths = list(map(self._find_truth, values_of(table, self._truth_column)))
         kept = list(range(len(texts)))
         if None in texts or (truths is not None and None in truths):
             left_out: dict[str, list[int]] = {}
@@ -194,7 +206,8 @@ class RowBuilder:
             columns["ability"] = parquet.constant_column(config.ability, len(kept))
         if truths is not None:
             method = parquet.constant_column(config.reward_method, len(kept))
-            stored = parquet.infer_column(truths, "reward_model.ground_truth", [])
+            with _name_mixed_truths(truths, _take(indices, kept)):
+                stored = parquet.infer_column(truths, "reward_model.ground_truth", [])
             columns["reward_model"] = pa.StructArray.from_arrays([method, stored], ["style", "ground_truth"])
         tools = self.taskset.tool_names
         around_uid = (config.system_prompt, config.env_class, config.reward_method, tools)
@@ -213,10 +226,11 @@ class RowBuilder:
             reward = {"style": config.reward_method, "ground_truth": ""} if truths is not None else None
             around = {"ability": config.ability, "reward_model": reward}
             extra[ROW] = pa.array(encode_unseen_prompts(columns["prompt"].to_pylist(), around), pa.string())
+        json_fields: list[str] = []
         for field in config.extra_fields:
-            extra[field] = _store_field(table[field], field)
+            extra[field] = _store_field(table, field, json_fields)
         columns["extra_info"] = pa.StructArray.from_arrays(list(extra.values()), list(extra))
-        return self._select_by_rate(pa.table(columns), uids, notes)
+        return self._select_by_rate(with_json_fields(pa.table(columns), json_fields), uids, notes)
 
     def _build_rows(self, whole: list[Row], source: SourceBatch, indices: list[int], notes: Notes) -> pa.Table | None:
         rows: list[Row] = []
@@ -251,7 +265,10 @@ class RowBuilder:
         self._leave_out(left_out, source, indices, notes)
         if not rows:
             return None
-        return self._select_by_rate(table_of(rows), uids, notes)
+        truths = [(row.get("reward_model") or {}).get("ground_truth") for row in rows]
+        with _name_mixed_truths(truths, [row["extra_info"]["index"] for row in rows]):
+            table = table_of(rows)
+        return self._select_by_rate(table, uids, notes)
 
     def _leave_out(
         self, left_out: Mapping[str, list[int]], source: SourceBatch, indices: list[int], notes: Notes
@@ -307,12 +324,43 @@ class RowBuilder:
             except TreetuneError as fault:
                 return fault
             except Exception as fault:
-                return TasksetError(f"row {first + number}: {fault}", remedy=remedy)
+                return TasksetError(f"row {first + number}: {fault}", remedy=getattr(fault, "remedy", remedy))
         return TasksetError(f"row {first}: {error}", remedy=remedy)
 
 
+@contextmanager
+def _name_mixed_truths(truths: list[Any], numbers: list[int]) -> Iterator[None]:
+    """Says which rows have ground truths that clash; `numbers` are those of the rows."""
+    try:
+        yield
+    except parquet.MixedTruths as error:
+        clash = parquet.find_clash(truths)
+        raise parquet.refuse_truths(error.path, {numbers[place]: truth for place, truth in clash.items()}) from None
+
+
+def _explain_reserved(field: str) -> str:
+    what = "the number of the row in the source, " if field == "index" else ""
+    return (
+        f"{field!r} is a key that Treetune fills in itself, {what}so the column needs another name there: "
+        f"made['extra_info']['source_{field}'] = row['{field}'] in _make_map_fn of a subclass"
+    )
+
+
 def _to_rows(batch: SourceBatch) -> list[Row]:
-    return batch if isinstance(batch, list) else batch.to_pylist()
+    if isinstance(batch, list):
+        return batch
+    if not any(parquet.is_open(field.type, "") for field in batch.schema):
+        return list(batch.to_pylist())
+    # Without the keys that only other rows have: each row would get all of them, and memory would not suffice.
+    return [
+        dict(zip(batch.column_names, values, strict=True))
+        for values in zip(*map(_to_values, batch.columns), strict=True)
+    ]
+
+
+def _to_values(column: pa.ChunkedArray) -> list[Any]:
+    opened = parquet.is_open(column.type, "")
+    return list(chain.from_iterable(map(to_python, column.chunks))) if opened else list(column.to_pylist())
 
 
 def _take(batch: Any, numbers: list[int]) -> Any:
@@ -321,8 +369,16 @@ def _take(batch: Any, numbers: list[int]) -> Any:
     return batch.take(pa.array(numbers, pa.int64()))
 
 
-def _store_field(column: pa.ChunkedArray, field: str) -> pa.Array:
+def _store_field(table: SourceBatch, field: str, json_fields: list[str]) -> pa.Array:
+    """The values of a column as they are: of an Arrow type, or as JSON, which `json_fields` then names."""
+    path = f"extra_info.{field}"
+    if isinstance(table, list):
+        return parquet.infer_column(values_of(table, field), path, json_fields)
+    column = table[field]
     try:
+        if parquet.is_open(column.type, path):
+            json_fields.append(path)
+            return parquet.json_array(_to_values(column))
         return parquet.conform(column, parquet.canonical_type(column.type))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{field} cannot be kept in extra_info: {error}") from None

@@ -18,10 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+from treetune.code_reference import parse_reference
 from treetune.datasets.config import DatasetConfig, explain_misfit, no_column
 from treetune.datasets.notes import Notes
 from treetune.errors import ConfigError, TasksetError, did_you_mean
 from treetune.plugins import file_of, load_object
+from treetune.trust import Origin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,12 +32,12 @@ KEY = "filter"
 MAX_LENGTH = 2000
 
 
-def row_filter(spec: str | None, columns: list[str]) -> Callable[[dict[str, Any]], Any] | None:
+def row_filter(spec: str | None, columns: list[str], origin: Origin) -> Callable[[dict[str, Any]], Any] | None:
     """The filter that a config names."""
     if spec is None:
         return None
     if file_of(spec) is not None:
-        function = load_object(spec)
+        function = load_object(parse_reference(spec), origin)
         if not callable(function):
             raise ConfigError([(KEY, f"{spec} is a {type(function).__name__}, not a function")])
         return function  # type: ignore[no-any-return]
@@ -116,9 +118,16 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _truth(value: Any) -> Any:
+    # Any text but the empty one counts as true, and a column of CSV with `false` in it is text.
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        raise ValueError(f"{value!r} is text, and any text counts as true; compare it: column == {value!r}")
+    return value
+
+
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
     "abs": (abs, 1, 1),
-    "bool": (bool, 1, 1),
+    "bool": (lambda value: bool(_truth(value)), 1, 1),
     "contains": (lambda text, part: part in text, 2, 2),
     "endswith": (lambda text, part: _text(text).endswith(part), 2, 2),
     "float": (float, 1, 1),
@@ -145,6 +154,7 @@ _NAMES: dict[str, Any] = {
     "__builtins__": {},
     **{f"{name}()": function for name, (function, _, _) in _FUNCTIONS.items()},
     **{f"{kind.__name__}()": function for kind, function in _OPERATORS.items()},
+    "truth()": _truth,
 }
 
 _PLAIN_NODES = (
@@ -180,7 +190,25 @@ class _Checker(ast.NodeTransformer):
     def visit_Expression(self, node: ast.Expression) -> ast.AST:
         if isinstance(node.body, ast.Tuple | ast.List | ast.Set):
             return self.refuse(node, f"`{ast.unparse(node)}` is a list, not a condition; join conditions with `and`")
-        return super().generic_visit(node)
+        super().generic_visit(node)
+        node.body = _as_condition(node.body)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        super().generic_visit(node)
+        node.values = list(map(_as_condition, node.values))
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        visited = self.generic_visit(node)
+        if isinstance(node.op, ast.Not):
+            node.operand = _as_condition(node.operand)
+        return visited
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        super().generic_visit(node)
+        node.test = _as_condition(node.test)
+        return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if node.value is None or isinstance(node.value, str | int | float):
@@ -221,6 +249,11 @@ class _Checker(ast.NodeTransformer):
 
     def call(self, name: str, arguments: list[ast.expr]) -> ast.Call:
         return ast.Call(ast.Name(f"{name}()", ast.Load()), [self.visit(argument) for argument in arguments], [])
+
+
+def _as_condition(node: ast.expr) -> ast.expr:
+    """A bare column that decides something is looked at first."""
+    return ast.Call(ast.Name("truth()", ast.Load()), [node], []) if isinstance(node, ast.Name) else node
 
 
 def _parse(text: str) -> ast.Expression:

@@ -29,17 +29,40 @@ class TaskRows:
     tool_methods = ()
     overrides_rows = overrides_build = False
 
-    def __init__(self, taskset: Taskset[Any, Any], num_tasks: int | None, cache_dir: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        taskset: Taskset[Any, Any],
+        num_tasks: int | None,
+        cache_dir: str | Path | None = None,
+        weight: float | None = None,
+    ) -> None:
         if taskset.INFINITE and num_tasks is None:
             raise UsageError(f"{taskset.name} is INFINITE: its rows need an end", remedy="set max_rows")
         self.taskset, self.name = taskset, taskset.name
         self.cache_dir = default_cache_dir(cache_dir)
-        self._num_tasks = num_tasks
+        self._num_tasks, self._weight = num_tasks, weight
 
     def build(self, format: str = "verl", **how: Any) -> tuple[Sidecar, Path, bool]:
         from treetune.datasets.build import build_rows
 
-        return *build_rows(self.taskset, format, self._num_tasks, self.cache_dir), False
+        sidecar, path = build_rows(self.taskset, format, self._num_tasks, self.cache_dir)
+        self._count = sidecar.rows
+        return sidecar, path, False
+
+    # As a source of a mixture, once it is built: its rows stand in its own order.
+
+    @property
+    def _unscheduled(self) -> TaskRows:
+        return self
+
+    def order_key(self, format: str) -> None:
+        """None: its rows identify it."""
+
+    def _size(self) -> int:
+        return self._count
+
+    def position_at(self, index: int, size: int) -> int:
+        return index % size
 
     @cached_property
     def _built(self) -> Path:
@@ -62,7 +85,8 @@ class TaskRows:
     def config(self) -> DatasetConfig:
         images = ["images"] if any(has_images(task.messages) for task in self._first) else []
         source = self._first[0].data_source or self.name
-        return DatasetConfig(loading_params=LoadingParams(args=[]), data_source=source, images=images)
+        params = LoadingParams(args=[])
+        return DatasetConfig(loading_params=params, data_source=source, images=images, weight=self._weight)
 
     @cached_property
     def row_scorer(self) -> str | None:

@@ -24,9 +24,11 @@ from treetune.config import CodeName, FileName, convert_node, declared_values, t
 from treetune.datasets.choices import TEXTS
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.images import describe_files
+from treetune.datasets.unseen_inputs import NAME_IT, find_unseen
 from treetune.errors import ConfigError, StorageError, TasksetError, TreetuneError, user_code
+from treetune.files import own_files, with_imports
 from treetune.flaw import Flaw
-from treetune.plugins import environments, file_of
+from treetune.plugins import file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.rows.sources import check_loading
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
     import datasets
     from treetune.datasets.build import Engine, Progress
     from treetune.rows.loading import Source
+    from treetune.rows.local_files import LocalFiles
 
-BUILDER_VERSION = f"6.{UID_VERSION}"
+BUILDER_VERSION = f"7.{UID_VERSION}"
 """Part of every cache key: raise it when the same config begins to give other rows, or more is to be said of them."""
 
 
@@ -61,7 +64,9 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         if self.config.data_source != "unknown":
             self.name = self.config.data_source
         self.cache_dir = default_cache_dir(cache_dir)
-        self._opened: Source | None = None
+        self._opened: Source | LocalFiles | None = None
+        self._rows_built: int | None = None
+        """How many rows its file has, in any format, once it is built."""
         self._env_scorers: dict[str, str] = {}
         self._told = False
         """Whether the flaws of its rows are told; another process that it is sent to need not tell them again."""
@@ -118,11 +123,24 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             return build(self, path, format, engine=engine, on_rows=on_rows)
 
         sidecar, hit = cache.get_or_build(key, write, force=force)
+        self._rows_built = sidecar.rows
         self._opened = None
         for flaw in sidecar.flaws if not self._told else ():
             warnings.warn(f"{self._called()}: {flaw}", stacklevel=1)  # by this line, so that each is told once
+        if hit and not self._told and (unseen := find_unseen(self._code_files())):
+            warnings.warn(
+                f"{self._called()} is taken from the cache, which does not notice changes of what code reads itself: "
+                f"{unseen[0]}{', and more' if len(unseen) > 1 else ''}. If rows depend on it, {NAME_IT}",
+                stacklevel=1,
+            )
         self._told = True
         return sidecar, cache.path(key), hit
+
+    def _code_files(self) -> list[Path]:
+        """The files of the user's own that make rows."""
+        named = [file for spec in chain(*declared_values(self.config, CodeName).values()) if (file := file_of(spec))]
+        of_class = own_files(type(self)) if self.overrides_rows or self.overrides_build else []
+        return [*of_class, *(part for file in named for part in with_imports(file.resolve()))]
 
     def _called(self) -> str:
         """What it is called where others are beside it: by its source, where nobody gave it a name."""
@@ -153,6 +171,10 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         code = impl_hash(type(self), DatasetTaskset, code_files, BUILDER_VERSION)
         return f"{code}_{config_hash(asked, contents)}"
 
+    def order_key(self, format: str) -> str | None:
+        """Identifies the pass rates that its rows are drawn by, where it has any."""
+        return self.cache_key(format) if self.config.profile is not None else None
+
     def check_source(self, format: str = "verl", *, force: bool = False) -> None:
         """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
         kept for the build."""
@@ -167,7 +189,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             builder.check_first(first)
         self._opened = opened
 
-    def open_source(self) -> Source:
+    def open_source(self) -> Source | LocalFiles:
         """Where the rows come from: the dataset, or what an overridden `build_dataset` gives."""
         if not self.overrides_build:
             opened, self._opened = self._opened, None
@@ -186,7 +208,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             "DatasetDict one of its splits; or override _make_map_fn, which makes one row",
         )
 
-    def _load_source(self) -> Source:
+    def _load_source(self) -> Source | LocalFiles:
         from treetune.rows.loading import open_source
 
         return open_source(self.config.loading_params)
@@ -243,7 +265,8 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     # What a taskset does
 
     def count(self) -> int:
-        return self._built[0].rows
+        known = self._unscheduled._rows_built
+        return self._built[0].rows if known is None else known
 
     def task_at(self, index: int) -> Task:
         from treetune.rows.formats import FORMATS
@@ -285,7 +308,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             return self
         other = copy.copy(self)
         other.config = msgspec.structs.replace(self.config, profile=profile.selection)
-        other._told = self._told
+        other._told, other._rows_built = self._told, None
         return other
 
     def find_flaws(self) -> list[Flaw]:
@@ -300,7 +323,7 @@ def unknown_environment(taskset: DatasetTaskset, env_class: str | None) -> str |
     """What is wrong with the name of an environment, or None."""
     try:
         if env_class is not None:
-            environments.resolve(taskset.environment_spec(env_class))
+            taskset.environment_class(env_class)
     except TreetuneError as error:
         return error.message
     return None

@@ -20,7 +20,7 @@ from treetune.evaluation.plan import Plan, Watch
 from treetune.evaluation.rendering import render
 from treetune.evaluation.rescore import MORE, RescorePreview, Rescorer
 from treetune.evaluation.run_set import RunSet
-from treetune.evaluation.run_trust import refuse_foreign, remember, take_up, trust_rows
+from treetune.evaluation.run_trust import refuse_foreign_model, remember, take_up
 from treetune.evaluation.runner import Runner, run_bounded
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
 from treetune.runs.entry import Entry

@@ -23,18 +23,19 @@ from treetune.config import to_plain
 from treetune.errors import UsageError
 from treetune.evaluation.config import EvalConfig, read_config
 from treetune.evaluation.plan import Plan, Watch
-from treetune.evaluation.run_trust import take_up
+from treetune.evaluation.run_trust import refuse_foreign_model, take_up
 from treetune.files import source_of
 from treetune.loggers import open_loggers
+from treetune.overrides import lay_over
 from treetune.plugins import tasksets
 from treetune.policies.scripted import given_policy
 from treetune.policy import Policy, Request
-from treetune.rows.trust import is_installed
 from treetune.runs.folder import name_run
 from treetune.runs.run import Run
-from treetune.target import lay_over, read_target
+from treetune.target import read_target
 from treetune.taskset import Taskset
 from treetune.threads import call_apart, run_apart
+from treetune.trust import USER, is_installed
 
 Target = str | Path | Taskset[Any, Any] | type[Taskset[Any, Any]]
 Model = str | Policy | Callable[[Request], Any]
@@ -157,6 +158,8 @@ def _make_plan(
             raise UsageError("taskset= is for a taskset that is not made yet", remedy="make it with these keys")
         data: dict[str, Any] = {"taskset": name_taskset(target)}
     elif isinstance(target, str | Path):
+        if model is None:
+            refuse_foreign_model(str(target), trust)
         data = read_target(str(target), overrides, split)
     else:
         raise UsageError(f"{target!r:.100} is nothing to evaluate", remedy="pass a TARGET, a Taskset or its class")
@@ -173,7 +176,7 @@ def name_taskset(taskset: Taskset[Any, Any] | type[Taskset[Any, Any]]) -> dict[s
     """The node that names the class of a taskset, as a config of a run has it. One of a notebook, or within a function,
     has a name that no other process finds."""
     cls = taskset if isinstance(taskset, type) else type(taskset)
-    if isinstance(taskset, Taskset) and tasksets.has(taskset.name) and tasksets.resolve(taskset.name) is cls:
+    if isinstance(taskset, Taskset) and tasksets.has(taskset.name) and tasksets.resolve(taskset.name, USER) is cls:
         return {"id": taskset.name}
     if (foreign := getattr(cls, "FOREIGN", None)) is not None:
         return {"id": foreign}

@@ -43,7 +43,7 @@ async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int 
         if policy is not None:
             opened.push_async_callback(policy.close)
             # It loads nothing: only what is drawn is made.
-            host: Host = LocalHost(Streams(taskset), always(policy), capacity=config.max_concurrent)
+            host: Host = LocalHost(Streams(taskset), always(policy), config.limits, config.max_concurrent)
             opened.push_async_callback(host.close)
         elif workers is not None:
             from treetune.policies.vllm import running

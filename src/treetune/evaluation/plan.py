@@ -162,7 +162,8 @@ class Plan:
             run = RunFolder.resume(path, TRACES, self.evaluation, changed=rescore, remedy=remedy)
         else:
             run = RunFolder.create(path, TRACES, self.evaluation)
-            remember(path)
+            if self.evaluation.taskset._origin.trusted:
+                remember(path)
         self._resume, self._rescore, self._trust = resume, rescore, trust
         self.run, self.runner = run, Runner(self.evaluation, run)
         return run

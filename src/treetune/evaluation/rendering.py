@@ -19,14 +19,15 @@ import msgspec
 
 from treetune.environment import Environment, Rendered
 from treetune.errors import TreetuneError, UsageError, described, place_of
-from treetune.evaluation.run_trust import is_own, nodes_of, refuse_foreign_code
+from treetune.evaluation.run_trust import TaskCode
 from treetune.plugins import absolute_spec, environments, folders_of
+from treetune.run_config import nodes_of
 from treetune.runs.entry import Entry
-from treetune.runs.folder import CONFIG
 from treetune.runs.run import Run
 from treetune.target import taskset_class
 from treetune.task import Task, without_surrogates
 from treetune.taskset import Taskset
+from treetune.trust import Origin
 
 _SECONDS = 5.0
 """For the code of a task, which may never end."""
@@ -57,10 +58,8 @@ def render(run: Run, name: str | Entry) -> tuple[Rendered | None, str | None]:
 
 def _render(run: Run, name: str | Entry) -> Rendered | None:
     plain = run.trace(name)
-    own = (run.folder / CONFIG).exists() and is_own(run.folder)
-    if not own:
-        refuse_foreign_code(run.path, plain.task)
-    for cls in _classes(run.config.get("taskset"), plain.task, own):
+    code = TaskCode(run.folder)
+    for cls in _classes(run.config.get("taskset") if code.own else None, plain.task, code.origin_of(plain.task)):
         if not _renders(cls):
             continue
         made: object = cls.render(run.trace(name, partial(_task_type, cls)))
@@ -91,12 +90,12 @@ def _renders(cls: Renders) -> bool:
     return False
 
 
-def _classes(node: Any, task: Task, own: bool) -> Iterator[Renders]:
+def _classes(node: Any, task: Task, origin: Origin) -> Iterator[Renders]:
     """Who may have something to say, the nearest first."""
-    tasksets = list(_tasksets(node)) if own else []
+    tasksets = list(_tasksets(node))
     if task.env_class is not None:
         folders = [folder for cls in tasksets for folder in folders_of(cls)]
-        yield environments.resolve(absolute_spec(task.env_class, folders))
+        yield environments.resolve(absolute_spec(task.env_class, folders), origin)
     yield from tasksets
 
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from treetune.errors import ResumeError
+from treetune.errors import ResumeError, TasksetError
 from treetune.evaluation.config import Evaluation
-from treetune.evaluation.run_trust import is_own, refuse_foreign_code
+from treetune.evaluation.run_trust import TaskCode
 from treetune.evaluation.runner import Runner
 from treetune.judges import JudgeError
+from treetune.mixture import owner_of
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
-from treetune.rows.trust import trusts
+from treetune.runs.damage import Damage
 from treetune.runs.folder import TRACES, RunFolder, read_traces
-from treetune.runs.run import Run
+from treetune.runs.places import open_run
 from treetune.runs.summary import Summary, Tally
-from treetune.task import text_of
+from treetune.task import Task, text_of
 from treetune.trace import POLICY_FIELDS, Trace
+from treetune.trust import names_from
 
 MORE = "raise that ceiling; verdicts that were paid for are kept"
 
@@ -44,7 +47,7 @@ class Rescorer(Runner):
     def __init__(self, evaluation: Evaluation, source: Path, run: RunFolder[Trace] | None, trust: bool = False) -> None:
         """Without `trust` a recorded task of a run folder that is not this user's may name only what is installed."""
         super().__init__(evaluation, run)
-        self._trusted = trusts(trust) or is_own(source)
+        self._recorded_code = TaskCode(source, trust)
         self._source = source
         self._before = Tally(self._config.pass_threshold)
         self._changed = self._diverged = self._skipped = 0
@@ -58,8 +61,7 @@ class Rescorer(Runner):
         groups: dict[tuple[str, int], list[Trace]] = {}
         for old in self._recorded():
             self._before.add(old)
-            if not self._trusted:
-                refuse_foreign_code(self._source, old.task)
+            self._refuse_code(old.task)
             if not _has_answers(old):
                 self._skipped += 1
                 yield [old]
@@ -70,16 +72,32 @@ class Rescorer(Runner):
         for group in groups.values():
             yield group
 
+    def _remember_code(self, task: Task) -> None:
+        pass  # it was recorded, perhaps by someone else
+
+    def _refuse_code(self, task: Task) -> None:
+        """Raises where a recorded task names code that may not run: one error, not one for each rollout."""
+        if (origin := self._recorded_code.origin_of(task)).trusted:
+            return
+        owner, task = owner_of(self._taskset, task)
+        with names_from(origin):
+            if task.env_class is not None:
+                owner.environment_class(task.env_class)
+            owner.tools_for(task)
+
     def _recorded(self) -> Iterator[Trace]:
-        return read_traces(self._source, self._taskset)
+        damage = Damage()
+        yield from read_traces(self._source, self._taskset, damage)
+        self._before.notes = self.tally.notes = damage.describe(TRACES.file)
 
     async def _play(self, old_traces: list[Trace]) -> list[Trace]:
         if not _has_answers(old_traces[0]):
             return old_traces
-        new_traces = [await self._replay(old) for old in old_traces]
         task = old_traces[0].task
-        if self._taskset.scores_group_of(task):
-            await score_together(self._taskset, task, new_traces, self._config.limits)
+        with names_from(self._recorded_code.origin_of(task)):
+            new_traces = [await self._replay(old) for old in old_traces]
+            if self._taskset.scores_group_of(task):
+                await score_together(self._taskset, task, new_traces, self._config.limits)
         for old, new in zip(old_traces, new_traces, strict=True):
             self._changed += new.reward != old.reward
             self._diverged += [turn.observed for turn in new.turns] != [turn.observed for turn in old.turns]
@@ -127,7 +145,7 @@ class RescorePreview(Rescorer):
         self, evaluation: Evaluation, source: Path, query: str = "", most: int | None = None, trust: bool = False
     ) -> None:
         super().__init__(evaluation, source, None, trust)
-        run = Run(source)
+        run = open_run(source)
         fitting = np.flatnonzero(run.fits(query))
         self.left = 0 if most is None else max(0, len(fitting) - most)
         """Rollouts that fit, and are beyond `most`."""
@@ -151,7 +169,11 @@ class RescorePreview(Rescorer):
 
     def _recorded(self) -> Iterator[Trace]:
         for at in self._read:
-            trace = self._previewed.trace(self._previewed.columns.entries[at], self._taskset.type_of)
+            try:
+                trace = self._previewed.trace(self._previewed.columns.entries[at], self._taskset.type_of)
+            except TasksetError as error:
+                warnings.warn(f"{error.message}; it is left out", stacklevel=2)
+                continue
             self._at[id(trace)] = at
             yield trace
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from treetune.errors import TasksetError, TreetuneError
 from treetune.evaluation.config import Evaluation
+from treetune.evaluation.run_trust import TaskCode
 from treetune.host import Host
 from treetune.play_options import PlayOptions
 from treetune.runs.folder import RunFolder
@@ -58,6 +59,7 @@ class Runner:
         self._config = evaluation.config
         self._taskset = evaluation.taskset
         self._run = run
+        self._code: TaskCode | None = None
         self._host: Host
         self._done: set[tuple[str, int, int]] = set()
         self.on_trace: Callable[[Trace, Tally], None] = lambda trace, tally: None
@@ -117,8 +119,15 @@ class Runner:
         for trace in await self._play(wanted):
             if self._run is not None:
                 self._run.append(trace)
+                self._remember_code(trace.task)
             self.tally.add(trace)
             self.on_trace(trace, self.tally)
+
+    def _remember_code(self, task: Task) -> None:
+        """The code that a task of this run names is the user's when the run is looked at or scored again."""
+        assert self._run is not None
+        self._code = self._code or TaskCode(self._run.path)
+        self._code.remember(self._taskset, task)
 
     async def _wanted(self) -> AsyncIterator[list[Trace]]:
         """What is to be played, of one task and scored together where there are several."""

@@ -73,7 +73,12 @@ def _scores_itself(taskset: Taskset[Any, Any], task: Task) -> bool:
     return task.env_class is None and taskset.overrides("reward") and not taskset.overrides("environment")
 
 
-CHECKS: Records[TaskCheck] = Records("results.jsonl", msgspec.json.encode, msgspec.json.Decoder(TaskCheck).decode)
+CHECKS: Records[TaskCheck] = Records(
+    "results.jsonl",
+    msgspec.json.encode,
+    msgspec.json.Decoder(TaskCheck).decode,
+    key=lambda check: (check.uid, check.occurrence),
+)
 
 
 class TasksetChecker:
@@ -127,7 +132,7 @@ class TasksetChecker:
             check.validity, check.reason = verdict.validity, verdict.reason
             if check.validity is Validity.INVALID:
                 check.rule = "invalid-task"
-            elif self._config.gold:
+            elif self._config.gold and taskset.scores_alone(task):
                 rule = "gold-failed"
                 if (answer := await in_time(taskset.gold_of(task), limits)) is not None:
                     await self._check_gold(task, answer, check)

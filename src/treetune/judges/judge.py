@@ -3,7 +3,8 @@
     scorer = Judge(model="judge", rubric="helpful.yaml")
     score = await scorer.score(answer, truth, task)
 
-A verdict that cannot be had is a `JudgeError`: the rollout has failed, and earns no 0.
+A verdict that cannot be had is a `JudgeError`: the rollout has failed, and earns no 0. Where the answer is the cause,
+it earns 0.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from treetune.config import FileName, ModelName
 from treetune.errors import InvalidAction, TasksetError, TreetuneError
 from treetune.judgement import record
 from treetune.judges import methods
+from treetune.judges.culprits import Call, Culprits, find_all_culprits
 from treetune.judges.model import Asked, JudgeModel, ask
 from treetune.judges.question import Question
 from treetune.judges.rubric import Criterion, Rubric, read_rubric
@@ -48,7 +50,8 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
     max_concurrent: Annotated[int, msgspec.Meta(ge=1)] = JudgeModel().max_concurrent
     """The most calls under way at once in a process, whatever asks."""
     retries: Annotated[int, msgspec.Meta(ge=0)] = JudgeModel().retries
-    """How often it is asked again where its verdict cannot be read; then there is none, and the rollout has failed."""
+    """How often it is asked again where its verdict cannot be read. Then the rollout has failed, or the answer earns 0
+    where the judge reads a neutral one well."""
     method: Literal["grade", "equal", "rubric", "pairwise"] | None = None
     """Absent: `rubric` where there is one, else `grade`."""
     instruction: str | None = None
@@ -71,6 +74,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
     def __post_init__(self) -> None:
         if bool(self.model) == bool(self.judges):
             raise ValueError("a judge needs either model: NAME or judges: [{model: NAME}, ...]")
+        _ = self.models  # raises where one may not run
         if self.rubric is not None and self.criteria:
             raise ValueError("give the rubric as a file, or its criteria, not both")
         has_rubric = self.rubric is not None or bool(self.criteria)
@@ -141,8 +145,12 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
         if not answer:
             return Score(0.0, answer="", explanation="there is no answer to judge")
         plan = self._plan(answer, truth, task)
-        asked = await self._ask(plan.questions)
+        calls, asked = await self._ask(plan.questions)
         record(judgement for one in asked for judgement in one.judgements)
+        culprits = await find_all_culprits(calls, asked)
+        record(judgement for found in culprits.values() for judgement in found.judgements)
+        if blamed := [found for found in culprits.values() if found.names]:
+            raise InvalidAction(blamed[0].problem, warning=blamed[0].warning)
         verdicts = _verdicts(asked, answer)
         step = len(plan.questions)
         return self._together([plan.decide(verdicts[at : at + step]) for at in range(0, len(verdicts), step)], answer)
@@ -158,12 +166,22 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
         firsts = {answer: number for number, answer in reversed(list(enumerate(answers))) if answer}
         different = {number: answers[number] for number in sorted(firsts.values())}  # equal ones earn the same
         comparisons = methods.compare(different, task.ground_truth, task, self.instruction, self.opponents)
-        asked = await self._ask([question for comparison in comparisons for question in comparison.questions])
+        calls, asked = await self._ask([question for comparison in comparisons for question in comparison.questions])
         step = 2 * len(comparisons)
+        culprits = await find_all_culprits(calls, asked)
+        at_fault: dict[int, Culprits] = {}
         for number, one in enumerate(asked):
-            first = comparisons[number % step // 2].pair[0]
-            traces[first].judgements += one.judgements
-        verdicts = _verdicts(asked, max(answers, key=len))
+            comparison, found = comparisons[number % step // 2], culprits.get(number)
+            traces[comparison.pair[0]].judgements += one.judgements
+            if found is not None:
+                traces[comparison.pair[0]].judgements += found.judgements
+                at_fault |= dict.fromkeys(comparison.places_of(found.names, number % 2), found)
+        longest = max(answers, key=len)
+        verdicts: list[methods.Verdict] = []
+        for number, one in enumerate(asked):
+            comparison = comparisons[number % step // 2]
+            lost = at_fault.keys() & set(comparison.pair)
+            verdicts += [comparison.verdict_against(lost, number % 2)] if lost else _verdicts([one], longest)
         rewards = []
         splits = dict.fromkeys(different, 0.0)
         for judge in range(len(self.models)):
@@ -176,13 +194,18 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
             # Where all say the same there is nothing to compare, and each has its half of a tie.
             rewards.append({number: _mean(of_one or [0.5]) for number, of_one in points.items()})
         combined = {number: self._combined([of_judge[number] for of_judge in rewards]) for number in different}
+        combined |= dict.fromkeys(at_fault, 0.0)
         for trace, answer in zip(traces, answers, strict=True):
             trace.metrics[methods.SPLIT] = splits[firsts[answer]] if answer else 0.0
+            if (blamed := at_fault.get(firsts.get(answer, -1))) is not None:
+                trace.explanation = blamed.problem
+                trace.warnings.append(blamed.warning)
         return [combined[firsts[answer]] if answer else 0.0 for answer in answers]
 
-    async def _ask(self, questions: Sequence[Question]) -> list[Asked]:
+    async def _ask(self, questions: Sequence[Question]) -> tuple[list[Call], list[Asked]]:
         """Every question to every judge, one judge after the other, all under way at once."""
-        return await asyncio.gather(*(ask(model, question) for model in self.models for question in questions))
+        calls = [(model, question) for model in self.models for question in questions]
+        return calls, await asyncio.gather(*(ask(model, question) for model, question in calls))
 
     def _plan(self, answer: str, truth: Any, task: Task | None) -> methods.Plan:
         if self.way == "rubric":

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise as neighbours
 from typing import Any
 
@@ -25,6 +25,8 @@ from treetune.task import Task, text_of
 
 Verdict = Mapping[str, str]
 GRADES = ("I", "P", "C")
+TEXTS = ("text_1", "text_2")
+"""What two answers that are compared are called."""
 SPLIT = "judge_split"
 """The metric of verdicts that contradict each other."""
 
@@ -67,9 +69,10 @@ def equal(answer: str, truth: Any, task: Task | None, instruction: str | None) -
     )
     names = "reference first", "answer first"
     pairs = [(reference, answer), (answer, reference)]
+    choices = {"equal": ("different", "same")}
     questions = [
-        Question.of(name, by, _material(task, {"text_1": one, "text_2": two}), {"equal": ("different", "same")})
-        for name, (one, two) in zip(names, pairs, strict=True)
+        Question.of(name, by, _material(task, {"text_1": one, "text_2": two}), choices, (mine,))
+        for name, (one, two), mine in zip(names, pairs, ("text_2", "text_1"), strict=True)
     ]
 
     def decide(verdicts: Sequence[Verdict]) -> Score:
@@ -120,6 +123,18 @@ class Comparison(msgspec.Struct, frozen=True):
             return 1.0, 0.0
         return (0.0, 1.0) if (first, second) == ("2", "1") else (0.5, 0.5)
 
+    def places_of(self, names: Collection[str], turn: int) -> list[int]:
+        """The answers that stand under these names in the first question, or in the second (`turn` 1)."""
+        order = self.pair if turn == 0 else self.pair[::-1]
+        return [place for name, place in zip(TEXTS, order, strict=True) if name in names]
+
+    def verdict_against(self, lost: Collection[int], turn: int) -> Verdict:
+        """The verdict on the first or second question where these answers lose; a tie where both do."""
+        one, two = (place in lost for place in self.pair)
+        if one == two:
+            return {"better": "tie"}
+        return {"better": "2" if one == (turn == 0) else "1"}
+
     def is_split(self, verdicts: Sequence[Verdict]) -> bool:
         first, second = (verdict["better"] for verdict in verdicts)
         return first == second != "tie"
@@ -147,6 +162,7 @@ def compare(
                 by,
                 _material(task, {"reference": reference, "text_1": answers[first], "text_2": answers[second]}),
                 {"better": ("1", "tie", "2")},
+                TEXTS,
             )
             for first, second in neighbours((one, two, one))
         ]

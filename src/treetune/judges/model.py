@@ -22,15 +22,24 @@ import msgspec
 from treetune.by_environment import ByEnvironment
 from treetune.cache_folder import default_cache_dir
 from treetune.config import ModelName, convert
-from treetune.errors import ContextFullError, TreetuneError, described
+from treetune.errors import ContextFullError, EndpointRefusal, TreetuneError, described
 from treetune.files import hash_files
 from treetune.judgement import Judgement
 from treetune.judges.question import Question, Unreadable
 from treetune.judges.verdicts import VerdictCache
-from treetune.policies import EndpointConfig, check_policy, endpoint_of, is_behind_endpoint, load_policy, script_file
+from treetune.policies import (
+    EndpointConfig,
+    check_policy,
+    check_script,
+    endpoint_of,
+    is_behind_endpoint,
+    load_policy,
+    script_file,
+)
 from treetune.policy import Completion, Policy, Request, RetryCount, Sampling, Usage
 from treetune.task import Message, Task, without_surrogates
 from treetune.threads import submit_in_background
+from treetune.trust import current_origin
 
 
 class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -43,7 +52,8 @@ class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_concurrent: Annotated[int, msgspec.Meta(ge=1)] = 16
     """The most calls under way at once in a process, whatever asks."""
     retries: Annotated[int, msgspec.Meta(ge=0)] = 2
-    """How often it is asked again where its verdict cannot be read; then there is none, and the rollout has failed."""
+    """How often it is asked again where its verdict cannot be read. Then the rollout has failed, or the answer earns 0
+    where the judge reads a neutral one well."""
 
     @classmethod
     def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> JudgeModel:
@@ -58,6 +68,10 @@ class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             who = {"model": f"{file.name}:{self.model.rpartition(':')[2]}", "code": hash_files([file])}
         return who
 
+    def __post_init__(self) -> None:
+        # It is loaded when it is first asked: whether it may run is known only here, where its name was read.
+        check_script(self.model, current_origin())
+
     def check(self) -> None:
         """Raises what is wrong with it, before anything is asked."""
         if is_behind_endpoint(self.model):
@@ -71,6 +85,8 @@ class Asked(msgspec.Struct):
     judgements: list[Judgement]
     too_long: bool = False
     """The judge has no room for the prompt."""
+    unsettled: bool = False
+    """The judge replied, and not with a verdict, or refused to reply: what it was shown may be the cause."""
 
     @property
     def verdict(self) -> dict[str, str] | None:
@@ -81,14 +97,15 @@ class Asked(msgspec.Struct):
         return self.judgements[-1].failure or ""
 
 
-async def ask(judge: JudgeModel, question: Question) -> Asked:
-    """The judge's verdict, from any event loop. A caller that gives up does not stop a call that has begun."""
-    asked: Asked = await asyncio.wrap_future(submit_in_background(_ask(judge, question)))
+async def ask(judge: JudgeModel, question: Question, *, anew: bool = False) -> Asked:
+    """The judge's verdict, from any event loop. A caller that gives up does not stop a call that has begun. `anew`: a
+    cached verdict is not used."""
+    asked: Asked = await asyncio.wrap_future(submit_in_background(_ask(judge, question, anew)))
     return asked
 
 
-async def _ask(judge: JudgeModel, question: Question) -> Asked:
-    return await client_of(judge).ask(question)
+async def _ask(judge: JudgeModel, question: Question, anew: bool) -> Asked:
+    return await client_of(judge).ask(question, anew)
 
 
 class _Call:
@@ -110,9 +127,9 @@ class Client:
         self._cache = VerdictCache(judge.identity())
         self._calls: dict[str, _Call] = {}
 
-    async def ask(self, question: Question) -> Asked:
+    async def ask(self, question: Question, anew: bool = False) -> Asked:
         prompt = question.prompt
-        if (known := self._find(question)) is not None:
+        if not anew and (known := self._find(question)) is not None:
             return known
         call = self._calls.get(prompt)
         first = call is None
@@ -146,22 +163,23 @@ class Client:
         return Asked([judgement])
 
     async def _converse(self, question: Question, call: _Call) -> Asked:
-        """Asks until there is a verdict; what could not be read is said to the judge."""
-        messages: list[Message] = [{"role": "user", "content": question.prompt}]
-        asked = Asked([])
+        """Asks until there is a verdict. What could not be read is no part of the next prompt: it may be what an answer
+        asked for."""
+        prompt, asked = question.prompt, Asked([])
         async with self._free:
             call.begun = True
             for attempt in range(self._judge.retries + 1):
                 began = time.perf_counter()
-                judgement = self._judgement(question, str(messages[-1]["content"]))
+                judgement = self._judgement(question, prompt)
                 asked.judgements.append(judgement)
                 retries = RetryCount()
                 try:
                     with retries:
-                        completion = await self._complete(messages, question.code, attempt)
+                        completion = await self._complete(prompt, question.code, attempt)
                 except Exception as error:  # the endpoint's own retries are used up
                     judgement.failure = error.message if isinstance(error, TreetuneError) else described(error)
                     asked.too_long = isinstance(error, ContextFullError)
+                    asked.unsettled = isinstance(error, EndpointRefusal)
                     return asked
                 finally:
                     judgement.seconds, judgement.retries = time.perf_counter() - began, retries.number
@@ -171,18 +189,20 @@ class Client:
                     judgement.verdict = _read(question, completion, judgement.answer)
                 except Unreadable as error:
                     judgement.failure = f"its answer cannot be read: {error}: {judgement.answer[-200:]!r}"
-                    messages += [{"role": "assistant", "content": judgement.answer}] if judgement.answer else []
-                    messages.append({"role": "user", "content": question.again(str(error))})
+                    asked.unsettled = True
+                    prompt = question.ask_again(str(error))
                 else:
+                    asked.unsettled = False
                     self._cache.keep(question.prompt, judgement.answer, judgement.usage)
                     break
         return asked
 
-    async def _complete(self, messages: list[Message], code: str, attempt: int) -> Completion:
+    async def _complete(self, prompt: str, code: str, attempt: int) -> Completion:
         if self._policy is None:
             self._policy = load_policy(self._judge.model, _NO_TASKS, self._judge.endpoint)
+        messages: list[Message] = [{"role": "user", "content": prompt}]
         sampling, task = self._judge.sampling, Task(prompt=list(messages))
-        request = Request(messages=list(messages), sampling=sampling, task=task, turn=attempt, key=f"judge/{code}")
+        request = Request(messages=messages, sampling=sampling, task=task, turn=attempt, key=f"judge/{code}")
         return await self._policy.complete(request)
 
     def _judgement(self, question: Question, prompt: str, **known: Any) -> Judgement:
@@ -198,7 +218,7 @@ def _read(question: Question, completion: Completion, answer: str) -> dict[str, 
 def _shared(asked: Asked, name: str) -> Asked:
     """What another caller's call came to: nothing is paid for it again."""
     last = msgspec.structs.replace(asked.judgements[-1], asked=name, cached=True, retries=0)
-    return Asked([last], asked.too_long)
+    return Asked([last], asked.too_long, asked.unsettled)
 
 
 _NO_TASKS = ByEnvironment()

@@ -66,7 +66,8 @@ class Rubric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def read_rubric(path: str | Path) -> Rubric:
     """A rubric from a .toml or .yaml file; one error names every fault of it."""
     file = Path(path).expanduser()
-    return convert(_load_toml(file) if file.suffix == ".toml" else load_yaml(file), Rubric, source=str(path))
+    data = _load_toml(file) if file.suffix == ".toml" else load_yaml(file, interpolates=False)
+    return convert(data, Rubric, source=str(path))
 
 
 def _load_toml(file: Path) -> dict[str, Any]:

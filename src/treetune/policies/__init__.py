@@ -13,11 +13,13 @@ from typing import Annotated, Any
 
 import msgspec
 
+from treetune.code_reference import find_reference
 from treetune.errors import UsageError, did_you_mean
 from treetune.plugins import file_of
 from treetune.policies.providers import OPENAI, OTHER_PROVIDERS, PROVIDERS
 from treetune.policy import Policy
 from treetune.taskset import Taskset
+from treetune.trust import Origin
 
 
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,6 +117,12 @@ def is_behind_endpoint(model: str) -> bool:
 def script_file(model: str) -> Path | None:
     """The file of `scripted:file.py:Name`; None for any other name."""
     return file_of(model.removeprefix("scripted:")) if model.startswith("scripted:") else None
+
+
+def check_script(model: str, origin: Origin) -> None:
+    """Refuses a script, by file or module, that the origin of its name may not run."""
+    if model.startswith("scripted:") and (script := find_reference(model.removeprefix("scripted:"))) is not None:
+        origin.check(script)
 
 
 def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> Policy:

@@ -16,7 +16,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from treetune.errors import ContextFullError, PolicyError
+from treetune.errors import ContextFullError, EndpointRefusal, PolicyError
+from treetune.http_body import BodyTooLarge, read_body
 from treetune.policies import EndpointConfig
 from treetune.policy import count_retry
 
@@ -24,10 +25,6 @@ _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0
 _FULL = re.compile(rb"context[ _]length|context[ _]window|max_model_len|exceed_context_size", re.IGNORECASE)
 """How servers say that a prompt is too long: vLLM, SGLang, llama.cpp, OpenAI."""
-
-
-class EndpointRefusal(PolicyError):
-    """An answer that says no, and would say so again."""
 
 
 class Endpoint:
@@ -62,7 +59,7 @@ class Endpoint:
             wait = min(_LONGEST_WAIT, 0.5 * 2**attempt) * random.uniform(0.5, 1.0)
             try:
                 async with self._session.request(method, url, data=payload, headers=headers) as response:
-                    content = await response.read()
+                    content = await read_body(response)
                     if response.status == 200:
                         answer = _decode(content)
                         if (header := config.version_header) is not None and isinstance(answer, dict):
@@ -74,7 +71,10 @@ class Endpoint:
                     wait = _retry_after(response.headers.get("Retry-After")) or wait
             except aiohttp.InvalidURL as error:
                 raise PolicyError(f"{url} is no address: {error}", remedy="correct --endpoint.base_url") from error
-            except ValueError as error:
+            except BodyTooLarge as error:
+                remedy = "set sampling.max_tokens, or look at what the server sends"
+                raise PolicyError(error.message, remedy=remedy) from None
+            except (ValueError, RecursionError) as error:
                 problem = f"{url} sent invalid JSON: {error}"
             except aiohttp.ClientError as error:
                 problem = f"{url}: {type(error).__name__}: {error}"

@@ -15,10 +15,15 @@ from treetune.errors import PolicyError
 from treetune.policies import EndpointConfig
 from treetune.policies.endpoint import Endpoint
 from treetune.policies.resuming import can_go_on, continued, join
-from treetune.policy import Completion, Request, Usage, cannot_continue
+from treetune.policy import Completion, Request, Sampling, Usage, cannot_continue
 from treetune.task import Message, text_of
 from treetune.tools_in_text import as_text, with_tools
 from treetune.weights import read_version
+
+_EXTRA_TOKENS = 16
+"""Some servers count the end token apart, or overshoot by a speculative step."""
+_OTHER_LIMITS = {"max_tokens", "max_completion_tokens"}
+"""What `sampling.extra` may set in place of `sampling.max_tokens`."""
 
 
 class OpenAIPolicy:
@@ -51,9 +56,20 @@ class OpenAIPolicy:
 
     def _read(self, answer: Any, request: Request) -> Completion:
         try:
-            return _completion(answer, request, self._call_format)
+            completion = _completion(answer, request, self._call_format)
+            self._check_length(completion, request.sampling)
+            return completion
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise PolicyError(f"{self._endpoint.base_url} sent no usable completion: {answer!r:.300}") from error
+
+    def _check_length(self, completion: Completion, sampling: Sampling) -> None:
+        """Refuses an answer of clearly more tokens than were asked for: a trainer has no room for them."""
+        most, count = sampling.max_tokens, len(completion.completion_ids or ())
+        if most is not None and count > most + _EXTRA_TOKENS and not _OTHER_LIMITS & sampling.extra.keys():
+            raise PolicyError(
+                f"{self._endpoint.base_url} sent {count} tokens where max_tokens allows {most}",
+                remedy="the server ignores max_tokens: set a limit there, or raise sampling.max_tokens",
+            )
 
     async def close(self) -> None:
         await self._server.close()

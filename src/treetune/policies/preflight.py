@@ -17,11 +17,14 @@ import aiohttp
 import msgspec
 
 from treetune.errors import NetworkError, UsageError, did_you_mean
+from treetune.http_body import BodyTooLarge, read_body
 from treetune.policies import EndpointConfig
 from treetune.policies.providers import PROVIDERS, list_headers
 
 SECONDS = 2.0
 """How long a connection, and then an answer, is waited for."""
+_MOST_SECONDS = 30.0
+"""For one whole answer: a server may send a byte at a time."""
 _SHOWN = 12
 
 
@@ -59,7 +62,7 @@ async def _check(model: str, config: EndpointConfig, place: str) -> None:
     url = config.base_url.rstrip("/")
     key = config.api_key(place)
     headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
-    timeout = aiohttp.ClientTimeout(total=None, connect=SECONDS, sock_read=SECONDS)
+    timeout = aiohttp.ClientTimeout(total=_MOST_SECONDS, connect=SECONDS, sock_read=SECONDS)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         listed = await _ask(session, f"{url}/models", place, headers=list_headers(url, key))
         if listed.models is not None and {model, f"models/{model}"} & set(listed.models):
@@ -107,10 +110,10 @@ async def _ask(session: aiohttp.ClientSession, address: str, place: str, **optio
     url = address.removesuffix("/models").removesuffix("/chat/completions")
     try:
         async with session.request("POST" if "json" in options else "GET", address, **options) as response:
-            content = await response.read()
+            content = await read_body(response)
             try:
                 return _Answer(response.status, msgspec.json.decode(content))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 return _Answer(response.status, None)
     except aiohttp.ClientConnectorDNSError:
         problem = f"there is no host {urlsplit(address).hostname!r}"
@@ -122,6 +125,8 @@ async def _ask(session: aiohttp.ClientSession, address: str, place: str, **optio
         problem = f"no connection within {SECONDS:g} seconds"
     except aiohttp.InvalidURL:
         raise UsageError(f"{url} is no address", remedy=f"write {place}.base_url http://HOST:PORT/v1") from None
+    except BodyTooLarge as error:
+        raise NetworkError(error.message, remedy=f"is it a server of models? Correct {place}.base_url") from None
     except (aiohttp.ClientError, TimeoutError):
         return _LATE  # it is there; whether it is only busy shows when it is used
     raise NetworkError(f"nothing answers at {url}: {problem}", remedy=remedy)

@@ -59,7 +59,7 @@ def join(partial: Completion, rest: Any, request: Request) -> Any | None:
         whole_text = partial.text.removeprefix(request.prefix) + text
     except (KeyError, IndexError, TypeError, AttributeError):
         return None
-    if ids is None or text.startswith(_INCOMPLETE) or (partial.logprobs is None) != (logprobs is None):
+    if not isinstance(ids, list) or text.startswith(_INCOMPLETE) or (partial.logprobs is None) != (logprobs is None):
         return None
     if any(stop in whole_text for stop in request.sampling.stop):
         return None  # half of it was sampled before, so the server did not see it

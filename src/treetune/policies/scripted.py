@@ -6,16 +6,18 @@ import math
 import random
 from typing import Any
 
+from treetune.code_reference import parse_reference
 from treetune.environment import Environment
 from treetune.errors import PolicyError, UsageError, did_you_mean
 from treetune.images import name_images
 from treetune.mixture import parts_of
-from treetune.plugins import environments, file_of, load_object
+from treetune.plugins import file_of, load_object
 from treetune.policy import Completion, Policy, Request
 from treetune.task import text_of
 from treetune.taskset import Taskset
 from treetune.threads import call
 from treetune.tools import message_of_action
+from treetune.trust import current_origin
 
 WRONG = "I do not know."
 _LOOKED_AT = 100
@@ -64,14 +66,14 @@ def _knows_gold(taskset: Taskset[Any, Any]) -> bool:
     if taskset.overrides("gold") or taskset.scorer is not None:
         return True
     named = {task.env_class for task in taskset.draw(_LOOKED_AT)} - {None}
-    classes = [environments.resolve(taskset.environment_spec(str(env_class))) for env_class in named]
+    classes = [taskset.environment_class(str(env_class)) for env_class in named]
     golds = [getattr(cls, "gold", None) for cls in classes]
     return any(getattr(gold, "__func__", gold) is not getattr(Environment.gold, "__func__", None) for gold in golds)
 
 
 def _load_own(spec: str) -> Policy:
     """A policy of the user's own, from a file."""
-    made = load_object(spec)
+    made = load_object(parse_reference(spec), current_origin())
     policy: Any = made() if isinstance(made, type) else made
     return _Named(policy, _complete_of(policy, spec), f"scripted:{spec}")
 

@@ -27,11 +27,13 @@ from typing import Any
 import msgspec
 
 from treetune.errors import NetworkError, UsageError
+from treetune.http_body import BodyTooLarge, read_blocking
 from treetune.policies import EndpointConfig
 from treetune.policies.openai import OpenAIPolicy
 
 PORT = 8000
 PREFIX = "vllm:"
+_LIST_SECONDS = 10.0
 _LINES = 12
 _ERROR = re.compile(r"\b(?!EngineDeadError)\w+(?:Error|Exception): \S.*")
 _WORDS_EVERY = 30.0
@@ -54,8 +56,9 @@ def find_server(model: str, endpoint: EndpointConfig) -> tuple[str, str] | None:
 
 
 def _ask(address: str) -> dict[str, Any]:
-    with suppress(OSError, ValueError), urllib.request.urlopen(address, timeout=2) as response:
-        answer = json.loads(response.read() or b"{}")
+    bad = (OSError, ValueError, RecursionError, BodyTooLarge)
+    with suppress(*bad), urllib.request.urlopen(address, timeout=2) as response:
+        answer = json.loads(read_blocking(response, _LIST_SECONDS) or b"{}")
         return answer if isinstance(answer, dict) else {}
     return {}
 

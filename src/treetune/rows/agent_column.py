@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.errors import TreetuneError
 from treetune.mixture import owner_of
-from treetune.plugins import environments
-from treetune.rows.kept_code import locate_files
 from treetune.rows.rule import RULE
-from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
+from treetune.rows.scorer import ENVIRONMENT, environment_of, taskset_of, with_type
 from treetune.scorers import SCORER
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -48,7 +46,7 @@ def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
     if task.env_class is None or taskset.overrides("environment") or task.extra_info.get("max_turns") == 1:
         return False
     try:
-        return has_several_turns(environments.resolve(taskset.environment_spec(task.env_class)))
+        return has_several_turns(taskset.environment_class(task.env_class))
     except TreetuneError:
         return False  # whoever plays it says what is wrong
 
@@ -63,8 +61,7 @@ def row_needs_loop(task: Task, scorer: str | None) -> bool:
     try:
         owner = taskset_of(scorer)
         if scorer.startswith(ENVIRONMENT):
-            spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=False)
-            return has_several_turns(environments.resolve(spec))
+            return has_several_turns(environment_of(scorer))
         return needs_loop(owner, with_type(task, owner))
     except TreetuneError:
         return False
@@ -95,8 +92,7 @@ def is_silent(scorer: str) -> bool:
         return False
     try:
         if scorer.startswith(ENVIRONMENT):
-            spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=False)
-            return getattr(environments.resolve(spec), "CONTRACT", None) is None
+            return getattr(environment_of(scorer), "CONTRACT", None) is None
         return taskset_of(scorer).overrides("environment")
     except TreetuneError:
         return False
@@ -134,7 +130,7 @@ def name_agent(source: Path, target: Path, agent: str = LOOP) -> Any:
     """Write the rows of a parquet file again, with the column; gives their schema."""
     import pyarrow.parquet as pq
 
-    from treetune.rows.parquet import GrowingParquet
+    from treetune.rows.growing_parquet import GrowingParquet
 
     with pq.ParquetFile(source) as file, GrowingParquet(target) as writer:
         metadata = file.metadata.metadata

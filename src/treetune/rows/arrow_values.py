@@ -12,6 +12,7 @@ import gc
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -95,6 +96,14 @@ def to_python(array: pa.Array) -> list[Any]:
     return values
 
 
+def values_of(batch: pa.Table | list[dict[str, Any]], name: str) -> list[Any]:
+    """A column of a table or of rows, each of which has it."""
+    if isinstance(batch, list):
+        return list(map(itemgetter(name), batch))
+    values: list[Any] = batch[name].to_pylist()
+    return values
+
+
 def to_iso_texts(times: pa.Array) -> list[str | None]:
     """Dates, times and durations as JSON has them."""
     import pyarrow as pa
@@ -109,13 +118,29 @@ def to_rows(names: list[str], arrays: list[Any], count: int) -> list[Any]:
     """Rows of columns, each without the keys that are null there."""
     if not names:
         return [{} for _ in range(count)]
+    nulls = sum(array.null_count for array in arrays)
+    if nulls > count * len(names) // 2:
+        return _to_sparse_rows(names, arrays, count)
     columns = [to_python(array) for array in arrays]
-    if not any(array.null_count for array in arrays):
+    if not nulls:
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     return [
         {name: value for name, value in zip(names, row, strict=True) if value is not None}
         for row in zip(*columns, strict=True)
     ]
+
+
+def _to_sparse_rows(names: list[str], arrays: list[Any], count: int) -> list[Any]:
+    """The same for columns that are mostly null, of which there may be thousands."""
+    import pyarrow.compute as pc
+
+    rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, array in zip(names, arrays, strict=True):
+        if array.null_count < count:
+            places = pc.indices_nonzero(array.is_valid())
+            for place, value in zip(places.to_pylist(), to_python(array.take(places)), strict=True):
+                rows[place][name] = value
+    return rows
 
 
 def _parse_stored(text: str | None) -> Any:

@@ -3,8 +3,7 @@
     keep_files("tasks/doubles.py:Doubles")              # "cache://3f…/doubles.py:Doubles"
     locate_files("cache://3f…/doubles.py:Doubles")      # where the file is, on this machine
 
-Rows from elsewhere may name any code: a file runs only where this user's own build kept it, a module only where it is
-installed or such a build named it, unless `trust` says otherwise.
+Rows from elsewhere may name any code: what runs is decided in `trust.py`, which is asked when the code is loaded.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from treetune.code_reference import find_file
 from treetune.errors import PluginError, UsageError
 from treetune.files import source_of, with_imports
 from treetune.rows.cache import write_atomically
-from treetune.rows.trust import FILE, LOOK, code_folders, is_installed, trusts
+from treetune.trust import code_folders, is_installed, remember_module, trust_file
 
 SCHEME = "cache://"
 
@@ -41,10 +41,8 @@ def keep_class(cls: type, cache_dir: str | Path | None) -> str:
     module, installed = cls.__module__, is_installed(cls.__module__)
     # A part of a package is no single file that could be kept.
     if installed or ("." in module and not module.startswith("treetune.files.")):
-        for folder in code_folders(cache_dir) if not installed else ():
-            with contextlib.suppress(OSError):
-                (folder / "modules").mkdir(parents=True, exist_ok=True)
-                (folder / "modules" / module).touch()
+        if not installed and (file := source_of(cls)) is not None:
+            remember_module(module, file, cache_dir)
         return f"pkg://{module}"
     if (file := source_of(cls)) is None or not file.is_file():
         raise PluginError(
@@ -58,25 +56,18 @@ def keep_files(value: Any, cache_dir: str | Path | None = None) -> Any:
     """A value whose files of Python, `file.py` or `file.py:Name`, are kept in the cache and named by their hash."""
 
     def keep_file(text: str) -> str:
-        match = None if text.startswith(SCHEME) else FILE.fullmatch(text)
-        if match is None or not Path(match["file"]).expanduser().is_file():
+        named = None if text.startswith(SCHEME) else find_file(text)
+        if named is None or not Path(named.place).expanduser().is_file():
             return text
-        return _keep(Path(match["file"]).expanduser(), cache_dir) + (match["name"] or "")
+        kept = _keep(Path(named.place).expanduser(), cache_dir)
+        return kept if named.attribute is None else f"{kept}:{named.attribute}"
 
     return _map_texts(value, keep_file)
 
 
-def locate_files(value: Any, *, trust: bool = False) -> Any:
-    """The reverse: where the files are. A file that no build of this user's kept is refused, unless `trust`."""
-
-    def locate_file(text: str) -> str:
-        if text.startswith(SCHEME):
-            return _locate_kept(text)
-        if FILE.fullmatch(text) and not trusts(trust):
-            raise UsageError(f"a row names code that no build of yours has kept: {text}", remedy=LOOK)
-        return text
-
-    return _map_texts(value, locate_file)
+def locate_files(value: Any) -> Any:
+    """The reverse: where the files are that a build of this user kept. Data may name these files."""
+    return _map_texts(value, lambda text: _locate_kept(text) if text.startswith(SCHEME) else text)
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -121,6 +112,7 @@ def _locate_kept(spec: str) -> str:
     for place in places:
         with contextlib.suppress(OSError):
             if place.name == file and _hash_contents(_read_contents(place)) == match["hash"]:
+                trust_file(place)
                 return f"{place}{match['name'] or ''}"
     raise UsageError(
         f"the code that scores a row, {file}, is not in the cache of this machine: {folder}",

@@ -1,9 +1,10 @@
-"""Datasets of the hub and of files, opened by `datasets.load_dataset` and read as a stream.
+"""Datasets of the hub and of files, opened and read as a stream.
 
     source = open_source(config.loading_params)
     for batch in source.batches(): ...
 
-Only a batch is in memory. The library's copy of local files lies in its cache for as long as the source is open. It
+Only a batch is in memory. Local files are read by `local_files` where `load_options` knows all arguments; anything else
+by `datasets.load_dataset`. The library's copy of local files lies in its cache for as long as the source is open. It
 hides why a dataset cannot be loaded ("An error occurred while generating the dataset"): `fault_of` looks at the files.
 """
 
@@ -17,7 +18,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from treetune.errors import (
     EmptyTasksetError,
@@ -26,10 +27,17 @@ from treetune.errors import (
     TasksetError,
     TreetuneError,
     UsageError,
+    causes_of,
     described,
+    is_of_network,
     suggest_file,
 )
+from treetune.flaw import Flaw
 from treetune.hub import find_problem
+from treetune.rows.library_changes import find_changes
+from treetune.rows.load_options import builder_arguments, find_foreign, find_local_files, read_layout
+from treetune.rows.local_files import KINDS, ROWS, LocalFiles, SourceBatch
+from treetune.rows.saved_folder import is_saved, load_saved
 from treetune.rows.sources import (
     FILE_FORMATS,
     File,
@@ -42,15 +50,12 @@ from treetune.rows.sources import (
     spell_format,
     without_compression,
 )
+from treetune.rows.split_slices import parse_split
+from treetune.rows.text_files import refuse_encoding
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
-SourceBatch = Union["pa.Table", list[dict[str, Any]]]
-
-ROWS = 10_000
-"""Rows of one batch: enough to be worth vectorising, little enough to stay small."""
 
 _COPY = "treetune-"
 """How the folders of copies begin."""
@@ -97,6 +102,26 @@ class Source:
                 return folder
         return None
 
+    def find_changes(self) -> list[Flaw]:
+        """What the library made of values in the files behind the dataset, where these are JSON or CSV and here."""
+        if self._params is None:
+            return []
+        kind, files = str(self._params.argument("path")), self._params.local_sources()
+        if kind in ("json", "csv"):
+            foreign = find_foreign(self._params, kind)
+            if "features" in foreign or "dtype" in foreign or not files:  # then its types are wanted
+                return []
+            cause = f"leave {', '.join(foreign)} out of" if foreign else "unpack the file, and name it in"
+            remedy = f"{cause} loading_params.kwargs, and values are kept as they stand"
+        elif self.revision is not None and (found := _find_downloads(self._params, self.revision)):
+            kind, files = found
+            named = str(files[0]) if len(files) == 1 else f"[{', '.join(map(str, files))}]"
+            remedy = f"to keep it, write args: [{kind}], kwargs: {{data_files: {named}}}"
+        else:
+            return []
+        layout = read_layout(self._params.kwargs)
+        return [] if layout is None else find_changes(self.columns, kind, files, layout, remedy)
+
     def first(self) -> dict[str, Any] | None:
         """The first row, or None where there is none."""
         return next(self._explain_faults(iter(self._dataset)), None)
@@ -122,6 +147,32 @@ class Source:
             raise fault_of(self._params, error) from None
 
 
+def _find_downloads(params: LoadingParams, revision: str) -> tuple[str, list[Path]] | None:
+    """The kind of the files that the library has from the hub, and where they are; None where they are not JSON or CSV,
+    or not here."""
+    from huggingface_hub import constants
+
+    import datasets
+
+    name = f"datasets--{str(params.argument('path')).replace('/', '--')}"
+    folder = Path(constants.HF_HUB_CACHE) / name / "snapshots" / revision
+    if not any(known_kind(file) not in (None, FileKind.PARQUET) for file in folder.rglob("*")):
+        return None
+    try:
+        with offline_where_unreachable():
+            builder = datasets.load_dataset_builder(*params.args, **builder_arguments(params))
+        by_split = {str(split): some for split, some in (builder.config.data_files or {}).items()}
+        pieces = parse_split(params.kwargs.get("split") or "all", by_split)
+        addresses = [file for split in dict.fromkeys(piece.split for piece in pieces) for file in by_split[split]]
+    except Exception:
+        return None  # such as a hub that cannot be reached
+    files = [folder / address.partition(f"@{revision}/")[2] for address in addresses]
+    kinds = {format_called(without_compression(file).suffix[1:]) for file in files}
+    if len(kinds) != 1 or not kinds <= {"csv", "json"} or not all(file.is_file() for file in files):
+        return None
+    return kinds.pop(), files
+
+
 def _is_decoded(feature: Any) -> bool:
     """Whether values of this type are stored otherwise than they are given; images are taken as they are stored."""
     from datasets.features.features import require_decoding
@@ -136,9 +187,14 @@ def _is_decoded(feature: Any) -> bool:
     return not isinstance(feature, Image) and bool(require_decoding(feature))
 
 
-def open_source(params: LoadingParams) -> Source:
+def open_source(params: LoadingParams) -> Source | LocalFiles:
     """Load what `loading_params` names; with no split given, the only one there is."""
     _refuse_file_name(params)
+    if not is_saved(params.path):
+        if (missing := find_missing(params)) is not None:
+            raise missing
+        if (files := find_local_files(params)) is not None:
+            return files
     kwargs = dict(params.kwargs)
     with ExitStack() as undo:
         if "cache_dir" not in kwargs and params.local_sources():
@@ -159,7 +215,10 @@ def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
             datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # `fault_of` says what it would, by line
         with offline_where_unreachable() if params.is_of_hub else nullcontext() as unreachable:
             try:
-                dataset = datasets.load_dataset(*params.args, **kwargs)
+                if is_saved(params.path):
+                    dataset = load_saved(params.path, params.kwargs)
+                else:
+                    dataset = datasets.load_dataset(*params.args, **kwargs)
             except TreetuneError:
                 raise
             except Exception as error:
@@ -220,18 +279,14 @@ def offline_where_unreachable() -> Iterator[str | None]:
 
 # Faults
 
-_TABLES = {"csv", "json", "parquet"}
-"""Formats that files of another one are never read as."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-_NETWORK = ("ConnectionError", "ConnectError", "OfflineModeIsEnabled", "Timeout")
-"""Parts of the names of errors that the libraries below raise where no server answers."""
 
 
 def fault_of(params: LoadingParams, error: BaseException, unreachable: str | None = None) -> TreetuneError:
     """The error for the user that stands for what the library raised; `unreachable` says why the hub is."""
     import datasets
 
-    named, causes = f"{params.args[0]!r} could not be loaded", _causes(error)
+    named, causes = f"{params.args[0]!r} could not be loaded", causes_of(error)
     for cause in causes:
         if isinstance(cause, OSError) and cause.errno in _FULL:
             return StorageError(
@@ -242,7 +297,7 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
     if of_files is not None:
         return of_files
     root = causes[-1]
-    if unreachable is not None or any(map(_is_of_network, causes)):
+    if unreachable is not None or is_of_network(error):
         whose = "the hub cannot be reached: " if params.is_of_hub else ""
         return NetworkError(
             f"{named}: {whose}{unreachable or described(root)}",
@@ -259,22 +314,6 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
     )
 
 
-def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what led to it, the first cause last."""
-    found = [error]
-    while True:
-        last = found[-1]
-        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
-        if cause is None or cause in found:
-            return found
-        found.append(cause)
-
-
-def _is_of_network(error: BaseException) -> bool:
-    named = any(part in kind.__name__ for kind in type(error).__mro__ for part in _NETWORK)
-    return named or "LocalEntryNotFoundError" in str(error)  # what the library says of it once it gave up
-
-
 def _refuse_file_name(params: LoadingParams) -> None:
     """Raises where a file is named in place of a dataset: the library would look for it on the hub first."""
     kind = params.args[0]
@@ -286,21 +325,26 @@ def _refuse_file_name(params: LoadingParams) -> None:
         )
 
 
-def fault_of_files(params: LoadingParams) -> TreetuneError | None:
-    """What is wrong with the files that are named, where something is."""
+def find_missing(params: LoadingParams) -> TreetuneError | None:
+    """The error for a name in `data_files` that no file has."""
     for pattern in params.patterns if not params.is_of_hub else ():
         if "://" not in pattern and not any(path.is_file() for path in params.match_files(pattern)):
             remedy = f"paths are taken from {Path.cwd()}; of a folder write {pattern.rstrip('/')}/*, or use data_dir"
             place = params.place_of(pattern)
             near = suggest_file(place) if place is not None else ""
             return UsageError(f"no file is called {pattern!r}{near}", remedy=remedy)
+    return None
+
+
+def fault_of_files(params: LoadingParams) -> TreetuneError | None:
+    """What is wrong with the files that are named, where something is."""
     for place in params.local_sources():
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if not file.is_file():
                 continue
             kind, ending = str(params.args[0]), without_compression(file).suffix[1:]
             fault = _fault_of_file(file, kind)
-            if kind != (meant := format_called(ending)) and {kind, meant} <= _TABLES:
+            if kind != (meant := format_called(ending)) and {kind, meant} <= KINDS:
                 said = fault.message if isinstance(fault, ReadError) else f"{file} cannot be read as {kind}"
                 return UsageError(said, remedy=f"it is called {file.name}: write {spell_format(ending)}")
             if fault is not None:
@@ -325,8 +369,7 @@ def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
     except TreetuneError as error:
         return error
     except UnicodeDecodeError as error:
-        remedy = "convert it (`iconv -f latin1 -t utf-8`), or set loading_params.kwargs.encoding"
-        return TasksetError(f"{file} is no UTF-8 text: {error}", remedy=remedy)
+        return refuse_encoding(file, error)
     except OSError as error:
         return StorageError(f"{file} cannot be read: {error.strerror or error}")
     remedy = "give it rows, or leave it out of data_files"

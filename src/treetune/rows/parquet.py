@@ -1,19 +1,20 @@
-"""Rows as tables, and tables as parquet whose values come back as they were.
+"""Rows as tables whose values come back as they were.
 
-    with GrowingParquet(path, exact=True) as writer:
-        writer.write(table_of(rows))
+    table_of([{"prompt": "?", "ground_truth": "1"}])
 
 Types are canonical, so that trainers can join built files: text is `string`, whole numbers int64, fractions float64.
 What Arrow cannot hold as it is (mixed types, integers over 64 bits, mappings without keys) becomes JSON text, listed in
-the file's metadata. A ground truth never does: trainers compare with it (see `MixedTruths`).
+the file's metadata; so do mappings whose keys are data, such as ids: each key would be a column. A ground truth never
+does: trainers compare with it (see `MixedTruths`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -24,13 +25,9 @@ from pyarrow import types
 from treetune.errors import TasksetError
 from treetune.images import has_images
 from treetune.rows.arrow_values import (
-    JSON_FIELDS,
     children_of,
     drop_nulls,
     is_list,
-    json_fields_of,
-    set_column,
-    struct_of,
     to_iso_texts,
     to_json_text,
     to_python,
@@ -38,13 +35,14 @@ from treetune.rows.arrow_values import (
 )
 from treetune.rows.formats import FORMATS, MAPPINGS
 from treetune.rows.image_columns import COLUMN as IMAGES
-from treetune.rows.image_columns import HUGGINGFACE, image_column, image_type
-from treetune.rows.round_trip import MARK, with_parts
+from treetune.rows.image_columns import image_column
+from treetune.rows.round_trip import with_parts
 
 TRUTHS = tuple(".".join(format.truth) for format in FORMATS.values())
+_READ_BY_TRAINERS = frozenset((*TRUTHS, *MAPPINGS, "prompt", IMAGES))
 
-ROW_GROUP = 2_000
-"""Rows of one row group: reading one row reads all of its group."""
+MOST_KEYS = 64
+"""Different keys that a mapping may have over all rows; one with more is open, and becomes JSON text."""
 
 MixedAs = Literal["refused", "text", "json"]
 """What becomes of ground truths of several types: an error, JSON text as elsewhere, or Arrow's type for JSON, which
@@ -56,12 +54,30 @@ _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 class MixedTruths(TasksetError):
     """Ground truths that are no one Arrow type."""
 
+    path = ""
 
-def _refuse_truths(path: str) -> MixedTruths:
-    return MixedTruths(
-        f"{path} has values of several types, or a number that does not fit in 64 bits: no parquet column holds them",
+
+def refuse_truths(path: str, rows: Mapping[int, Any] | None = None) -> MixedTruths:
+    """`rows` are the values that clash, by the numbers of their rows."""
+    shown = ", ".join(f"{value!r:.80} in row {number}" for number, value in (rows or {}).items())
+    error = MixedTruths(
+        f"{path} has values of several types, or a number that does not fit in 64 bits"
+        f"{f' ({shown})' if shown else ''}: no parquet column holds them",
         remedy="make all of them text, or all of them lists or mappings of one shape",
     )
+    error.path = path
+    return error
+
+
+def find_clash(values: list[Any]) -> dict[int, Any]:
+    """By their positions: the first value that no type holds together with those before it, and the first of these."""
+
+    def is_mixed(count: int) -> bool:
+        return _hold_exactly(values[:count], "", exact=False) is None
+
+    end = bisect_left(range(1, len(values)), True, key=is_mixed)
+    first = next((place for place, value in enumerate(values[:end]) if value is not None), end)
+    return {place: values[place] for place in dict.fromkeys((first, end))}
 
 
 def read_uids(path: str | Path) -> list[str]:
@@ -108,21 +124,48 @@ def infer_column(
     values: list[Any], path: str, json_fields: list[str], *, exact: bool = False, truths: MixedAs = "refused"
 ) -> pa.Array:
     """Values as a column of a canonical type; where none holds them as JSON text, and `json_fields` gets the path.
-    `exact`: nor may a type change a value."""
+    Whole numbers beside fractions become fractions of the same value, but where `exact` is set."""
     if path in TRUTHS and truths == "json":
         return pa.ExtensionArray.from_storage(pa.json_(pa.string()), json_array(values))
-    try:
-        array = pa.array(values)
-        if pa.struct([]) not in _types_in(array.type):  # which parquet cannot store
-            column = conform(array, canonical_type(array.type))
-            if not exact or _is_exact(column, values):
-                return column
-    except (pa.ArrowException, OverflowError):
-        pass
+    if (column := _hold_exactly(values, path, exact=exact)) is not None:
+        return column
     if path in TRUTHS and truths == "refused":
-        raise _refuse_truths(path)
+        raise refuse_truths(path)
     json_fields.append(path)
     return json_array(values)
+
+
+def _hold_exactly(values: list[Any], path: str, *, exact: bool) -> pa.Array | None:
+    """Values as a column of a canonical type; None where JSON text holds them better."""
+    if path not in _READ_BY_TRAINERS and _has_open_mapping(values):
+        return None  # Arrow would take minutes for thousands of keys
+    try:
+        array = pa.array(values)
+        if pa.struct([]) in _types_in(array.type) or is_open(array.type, path):  # parquet stores no struct without keys
+            return None
+        column = conform(array, canonical_type(array.type))
+        holds = _is_exact(column, values) if exact else not _turns_booleans(column, values)
+        return column if holds else None
+    except (pa.ArrowException, OverflowError):
+        return None
+
+
+def is_open(type_: pa.DataType, path: str) -> bool:
+    """Whether the values at a path are, or have in them, mappings of more keys than columns should be made of."""
+    wide = any(types.is_struct(inner) and inner.num_fields > MOST_KEYS for inner in _types_in(type_))
+    return wide and path not in _READ_BY_TRAINERS
+
+
+def _has_open_mapping(values: list[Any]) -> bool:
+    if not isinstance(next((value for value in values if value is not None), None), dict):
+        return False
+    keys: set[Any] = set()
+    for value in values:
+        if isinstance(value, dict):
+            keys.update(value)
+            if len(keys) > MOST_KEYS:
+                return True
+    return False
 
 
 def infer_mapping(values: list[Any], path: str, json_fields: list[str], **options: Any) -> pa.Array:
@@ -148,6 +191,19 @@ def _is_exact(array: pa.Array, values: list[Any]) -> bool:
     if all(any(is_kind(type_) for is_kind in certain) for type_ in _types_in(array.type)):
         return True
     return bool(_encode_sorted(drop_nulls(values)) == _encode_sorted(to_python(array)))
+
+
+def _turns_booleans(array: pa.Array, values: list[Any]) -> bool:
+    """Whether booleans among fractions became numbers."""
+    if not any(types.is_floating(type_) for type_ in _types_in(array.type)):
+        return False
+    return _count_booleans(values) != _count_booleans(array.to_pylist())
+
+
+def _count_booleans(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_count_booleans, value))
+    return sum(map(_count_booleans, value.values())) if isinstance(value, dict) else isinstance(value, bool)
 
 
 def _types_in(type_: pa.DataType) -> Iterator[pa.DataType]:
@@ -260,133 +316,3 @@ def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
 def json_array(values: Iterable[Any]) -> pa.Array:
     """Each value as JSON text."""
     return pa.array([None if value is None else to_json_text(value) for value in values], pa.string())
-
-
-# Tables as a file
-
-
-class GrowingParquet:
-    """A file whose schema may grow with every table: then what was written is written again under the wider one.
-    `exact`: where no type holds what two tables have as it is, JSON does; else a wider type may, such as that of
-    fractions for whole numbers."""
-
-    def __init__(self, path: Path, *, exact: bool = False) -> None:
-        self.path = path
-        self.rows = 0
-        self.schema: pa.Schema | None = None
-        self.json_fields: set[str] = set()
-        self._exact = exact
-        self._writer: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._close()
-
-    def write(self, table: pa.Table) -> None:
-        already = frozenset(json_fields_of(table.schema.metadata))
-        table = table.replace_schema_metadata(None)
-        schema, json_fields = self.schema, {*self.json_fields, *already}
-        wider = table.schema if schema is None else widen(schema, table.schema, json_fields, exact=self._exact)
-        before, self.json_fields = frozenset(self.json_fields), json_fields
-        self.schema = with_mark(wider) if json_fields else wider
-        if schema is not None and (self.schema != schema or json_fields != before):
-            self._rewrite(before)
-        self._put(table, already)
-        self.rows += table.num_rows
-
-    def _rewrite(self, json_fields: frozenset[str]) -> None:
-        """Write what there is again, under the schema as it is now."""
-        self._close()
-        earlier = self.path.with_name(f"{self.path.name}.narrow")
-        self.path.rename(earlier)
-        with pq.ParquetFile(earlier) as file:
-            for number in range(file.num_row_groups):
-                self._put(file.read_row_group(number), json_fields)
-        earlier.unlink()
-
-    def _put(self, table: pa.Table, already_json: frozenset[str]) -> None:
-        assert self.schema is not None
-        table = _add_mark(_encode_fields(table, self.json_fields - already_json), self.json_fields)
-        rows = conform(table.to_struct_array(), pa.struct(list(self.schema)))
-        if self._writer is None:
-            holds_images = (IMAGES, image_type()) in zip(self.schema.names, self.schema.types, strict=True)
-            schema = self.schema.with_metadata(HUGGINGFACE) if holds_images else self.schema
-            self._writer = pq.ParquetWriter(self.path, schema, compression="zstd", compression_level=1)
-        self._writer.write_table(pa.Table.from_struct_array(rows), row_group_size=ROW_GROUP)
-
-    def _close(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            if self.json_fields:
-                writer.add_key_value_metadata({JSON_FIELDS: msgspec.json.encode(sorted(self.json_fields))})
-            writer.close()
-
-
-def widen(
-    known: Iterable[pa.Field], new: Iterable[pa.Field], json_fields: set[str], *, exact: bool = False, under: str = ""
-) -> pa.Schema:
-    """The schema that holds rows of both; `json_fields` gets the paths that become JSON text."""
-    fields = {field.name: field.type for field in known}
-    for field in new:
-        path, one, other = f"{under}{field.name}", fields.get(field.name), field.type
-        if one is None:
-            both = other
-        elif path in json_fields:
-            both = pa.string()
-        elif path in MAPPINGS and types.is_struct(one) and types.is_struct(other):
-            both = pa.struct(list(widen(one, other, json_fields, exact=exact, under=f"{path}.")))
-        elif (both := unify_types(one, other, exact=exact)) is None:
-            if path in TRUTHS:
-                raise _refuse_truths(path)
-            if path == IMAGES and image_type() in (one, other):
-                raise TasksetError(
-                    "some rows have images and others only their addresses: no parquet column holds both",
-                    remedy="fetch those images yourself, or write .jsonl",
-                )
-            if path == "prompt" and not exact:
-                raise TasksetError(
-                    "prompts whose contents are text in some rows and lists in others, many rows apart",
-                    remedy='write text contents as [{"type": "text", "text": ...}] throughout',
-                )
-            json_fields.add(path)
-            both = pa.string()
-        fields[field.name] = both
-    return pa.schema(fields.items())
-
-
-def _encode_fields(table: pa.Table, paths: set[str]) -> pa.Table:
-    """`table` with the values at these paths as JSON text."""
-    for path in paths:
-        name, _, key = path.partition(".")
-        if name not in table.column_names:
-            continue
-        column = conform(table[name], table.schema.field(name).type)
-        if key:
-            children = children_of(column)
-            if key not in children:
-                continue
-            column = struct_of({**children, key: json_array(children[key].to_pylist())}, column)
-        else:
-            column = json_array(column.to_pylist())
-        table = set_column(table, name, column)
-    return table
-
-
-def with_mark(schema: pa.Schema) -> pa.Schema:
-    """A schema whose rows say themselves which of their values are JSON text: trainers do not see the metadata."""
-    place = schema.get_field_index("extra_info")
-    if place < 0 or not types.is_struct(kind := schema.field(place).type):
-        return schema
-    return schema.set(place, pa.field("extra_info", unify_types(kind, pa.struct([(MARK, pa.string())]), exact=True)))
-
-
-def _add_mark(table: pa.Table, json_fields: set[str]) -> pa.Table:
-    if not json_fields or "extra_info" not in table.column_names:
-        return table
-    column = conform(table["extra_info"], table.schema.field("extra_info").type)
-    if not types.is_struct(column.type):
-        return table
-    mark = pa.repeat(pa.scalar(msgspec.json.encode(sorted(json_fields)).decode(), pa.string()), len(column))
-    return set_column(table, "extra_info", struct_of({**children_of(column), MARK: mark}, column))

@@ -9,11 +9,11 @@ key, a dot in a name leads into a mapping (`extra_info.level`), a cell of `promp
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +23,8 @@ from treetune.errors import NetworkError, TreetuneError, UsageError
 from treetune.rows.arrow_values import decode_json, drop_nulls, json_fields_of, pause_gc, to_rows
 from treetune.rows.formats import MAPPINGS, Format, detect, format_named
 from treetune.rows.round_trip import parse_json_fields
-from treetune.rows.sources import BATCH, Batch, File, FileKind, HubName, ReadError, Row, Sources, find, open_plain
+from treetune.rows.sources import BATCH, Batch, File, FileKind, HubName, ReadError, Row, Sources, find
+from treetune.rows.text_files import Cells, check_cells, decode_row, iter_records, refuse_several
 from treetune.task import Task
 
 if TYPE_CHECKING:
@@ -99,15 +100,22 @@ def _read_parquet(path: Path) -> Iterator[Batch]:
 
 
 def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with open_parquet(path) as file:
+        # Threads cost more than they give beside Python.
+        for batch in file.iter_batches(rows_within(file, BATCH), use_threads=False):
+            yield batch.replace_schema_metadata(file.metadata.metadata)
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Buffering ahead keeps what was read until the end; threads cost more than they give beside Python.
+        # Buffering ahead keeps what was read until the end.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
             refuse_several(file.schema_arrow.names, path)
-            for batch in file.iter_batches(rows_within(file, BATCH), use_threads=False):
-                yield batch.replace_schema_metadata(file.metadata.metadata)
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise ReadError(f"{path} cannot be read as parquet: {error}") from None
 
@@ -146,6 +154,8 @@ def hub_batches(source: HubName) -> Iterator[Batch]:
             f"{source.name!r} is no file here, and no dataset of the hub: {error.message}",
             remedy="a dataset is named name[@config][:split], and its split is train unless said otherwise",
         ) from error
+    for flaw in opened.find_changes():
+        warnings.warn(f"{source.name}: {flaw}", stacklevel=2)
     tables = opened.batches()
     lists = (
         [drop_nulls(some)] if isinstance(some, list) else map(arrow_rows, some.to_batches(BATCH)) for some in tables
@@ -155,9 +165,6 @@ def hub_batches(source: HubName) -> Iterator[Batch]:
 
 # JSON and CSV
 
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_BOM = b"\xef\xbb\xbf"
-
 
 def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Batch]:
     """The rows of a file of JSON, JSON lines or CSV.
@@ -165,16 +172,12 @@ def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Bat
     With `on_fault` a faulty row is left out and the others follow, with their nulls. A key that comes twice in a
     mapping is such a fault then: trainers' loader refuses it.
     """
-    path, unit = file.path, "row"
+    path = file.path
     decode: Callable[[Any], Row] = _decode if on_fault is None else _decode_written
-    records: Iterator[tuple[int, Any]]
+    if file.kind is FileKind.CSV:
+        decode = _decode_cells
     try:
-        if file.kind is FileKind.CSV:
-            records, decode = _iter_cells(path), _decode_cells
-        elif file.kind is FileKind.LINES or _holds_lines(path):
-            records, unit = _iter_lines(path), "line"
-        else:
-            records = _iter_document(path)
+        unit, records = iter_records(file)
         while some := take_within(records, BATCH, lambda record: len(record[1])):
             rows: dict[int, Row] = {}
             with pause_gc():
@@ -202,58 +205,14 @@ def take_within(items: Iterator[T], most: int, size_of: Callable[[T], int]) -> l
     return taken
 
 
-def _holds_lines(path: Path) -> bool:
-    """Whether a `.json` file has an object on each line: the first is whole, and more follows."""
-    first, second = (*(text for _, text in islice(_iter_lines(path), 2)), b"", b"")[:2]
-    if not second or not first.lstrip().startswith(b"{"):
-        return False
-    try:
-        _decode(first)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return True
-
-
-def _iter_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers."""
-    with open_plain(path) as file:
-        for number, line in enumerate(file, 1):
-            text = line.removeprefix(_BOM) if number == 1 else line
-            if text and not text.isspace():
-                yield number, text
-
-
-def _iter_document(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The rows of a JSON array, or one row. Read whole: only its end tells whether an array is well-formed."""
-    with open_plain(path) as file:
-        content = file.read().removeprefix(_BOM)
-    if not content.strip():
-        raise ReadError(f"{path} is empty", remedy="an empty list of rows is []")
-    if not content.lstrip().startswith(b"["):
-        return iter([(0, content)])
-    try:
-        return enumerate(map(bytes, msgspec.json.decode(content, type=list[msgspec.Raw])))
-    except msgspec.DecodeError as error:
-        if (values := _decode_with_nan(content)) is not None:
-            return enumerate(json.dumps(value).encode() for value in values)
-        _, _, byte = str(error).rstrip(")").rpartition("(byte ")
-        line = f", line {content.count(bytes([10]), 0, int(byte)) + 1}" if byte.isdigit() else ""
-        raise ReadError(f"{path}{line}: {error}") from None
-
-
-def _decode(text: bytes, *, prune: bool = True) -> Row:
-    try:
-        row = _decode_object(text)
-    except msgspec.DecodeError:
-        row = _decode_with_nan(text)
-        if not isinstance(row, dict):
-            raise
-    return drop_nulls(row) if prune and b"null" in text else row
+def _decode(text: bytes) -> Row:
+    row = decode_row(text)
+    return drop_nulls(row) if b"null" in text else row
 
 
 def _decode_written(text: bytes) -> Row:
     """With its nulls; refuses what trainers' loader would."""
-    row = _decode(text, prune=False)
+    row = decode_row(text)
     _read_pairs(text.decode())
     return row
 
@@ -268,31 +227,8 @@ def _refuse_twice(items: list[tuple[str, Any]]) -> None:
 _read_pairs = json.JSONDecoder(object_pairs_hook=_refuse_twice).decode  # `json.loads` would make one for every row
 
 
-def _decode_with_nan(text: bytes) -> Any:
-    """What JSON with NaN or Infinity in it holds; None where something else is wrong with it."""
-    try:
-        return json.loads(text) if b"NaN" in text or b"Infinity" in text else None
-    except ValueError:
-        return None
-
-
-def _iter_cells(path: Path) -> Iterator[tuple[int, tuple[list[str], list[str]]]]:
-    """The names of the columns and the cells of each row."""
-    with open_plain(path) as content:
-        text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")  # type: ignore[type-var]
-        lines = csv.reader(text, strict=True)
-        try:
-            names = next(lines, [])
-            refuse_several(names, path)
-            yield from ((number, (names, cells)) for number, cells in enumerate(lines) if cells)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ReadError(f"{path} cannot be read as CSV: {error}") from None
-
-
-def _decode_cells(record: tuple[list[str], list[str]]) -> Row:
-    names, cells = record
-    if len(cells) != len(names):
-        raise ValueError(f"{len(cells)} cells, where {len(names)} columns have a name: text with commas needs quotes")
+def _decode_cells(record: Cells) -> Row:
+    names, cells = record[0], check_cells(record)
     row: Row = {}
     for name, cell in zip(names, cells, strict=True):
         head, dot, key = name.partition(".")
@@ -315,8 +251,3 @@ def _csv_value(name: str, cell: str) -> Any:
         messages = isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value)
         return value if messages else cell
     return value if isinstance(value, dict) else cell
-
-
-def refuse_several(names: list[str], path: str | Path) -> None:
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ReadError(f"{path} has several columns {', '.join(twice)}")

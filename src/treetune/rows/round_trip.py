@@ -139,10 +139,20 @@ def build_task(row: Row, spec: Row, env_class: Any, own: frozenset[str], known: 
     # A uid of the user's own is a key like any other.
     if looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
         del extra["uid"]
-    if not (whole and _is_special(task, extra.get("scorer"))):
+    if not (whole and _is_special(task, read_row_scorer(extra.get("scorer")))):
         extra.pop("scorer", None)
     extra.update(note.get("extra_info", {}))
     return task
+
+
+SCORER_FORMS = 'write text: rule, env:NAME, a scorer as {"scorer": {"kind": ...}}, or a taskset as JSON'
+
+
+def read_row_scorer(named: Any) -> str | None:
+    """What a row says under `extra_info.scorer`: text, or nothing."""
+    if named is not None and not isinstance(named, str):
+        raise TasksetError(f"a row has a scorer that is no text: {named!r:.80}", remedy=SCORER_FORMS)
+    return named
 
 
 def _read_tools(note: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,10 @@ class RuleTaskset(Taskset[TaskT, ConfigT]):
             return super().reward(task, answer)
         return _RULE.score(answer, task.ground_truth)
 
+    @property
+    def asks_scorer(self) -> bool:
+        return type(self).reward in (RuleTaskset.reward, Taskset.reward)
+
     def gold(self, task: TaskT) -> Any:
         if task.env_class is not None or self.scorer is not None:
             return super().gold(task)

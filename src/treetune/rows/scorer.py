@@ -22,26 +22,18 @@ from treetune.by_environment import ByEnvironment
 from treetune.config import to_plain
 from treetune.environment import Environment, SingleTurn
 from treetune.errors import TasksetError, UsageError
-from treetune.mixture import owner_of
-from treetune.plugins import absolute_spec, environments, folders_of, tasksets
-from treetune.plugins import tools as tool_registry
+from treetune.mixture import owner_of, parts_of
+from treetune.plugins import absolute_spec, environments, folders_of
 from treetune.rows.kept_code import SCHEME, keep_class, keep_files, locate_files
+from treetune.rows.round_trip import SCORER_FORMS, read_row_scorer
 from treetune.rows.rule import RULE, RuleTaskset
-from treetune.rows.trust import (
-    LOOK,
-    check_module,
-    check_spec,
-    code_folders,
-    is_own_scorer,
-    remember_scorer,
-    trusts,
-)
 from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer
 from treetune.scorers.by_rule import Rule
 from treetune.target import build_taskset
 from treetune.task import Task, digest, own_fields, own_values
 from treetune.taskset import Taskset
 from treetune.tools import NamedTool, Tool, ToolSource, find_tool
+from treetune.trust import LOOK, Origin, code_folders, is_own_scorer, names_from, remember_scorer, trusts
 from treetune.variables import fill_variables, mark_variables
 
 ENVIRONMENT = "env:"
@@ -109,16 +101,9 @@ def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
     taskset, task = owner_of(taskset, task)
     if not taskset.scores_group_of(task):
         return None
-    if task.env_class is None and not taskset.overrides("reward") and not taskset.overrides("environment"):
-        raise only_groups(taskset.name, "write reward(task, answer) too, or ")
-    if taskset.scorer is not None and taskset.scorer.scores_groups and plain_reward(taskset):
-        raise only_groups(taskset.name)
+    if not taskset.scores_alone(task):
+        raise only_groups(taskset.name, "" if taskset.scorer is not None else "write reward(task, answer) too, or ")
     return f"{taskset.name}.score_group() is not called for rows: trainers score each answer alone"
-
-
-def plain_reward(taskset: Taskset[Any, Any]) -> bool:
-    """Whether its scorer, or the rule, is what scores: it has no `reward` of its own."""
-    return type(taskset).reward in (Taskset.reward, RuleTaskset.reward)
 
 
 def only_groups(name: str, before: str = "") -> UsageError:
@@ -130,39 +115,45 @@ def only_groups(name: str, before: str = "") -> UsageError:
 
 @lru_cache(maxsize=256)
 def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
-    """The taskset that scores a row's task."""
+    """The taskset that scores a row's task. All names in it are the row's."""
     if scorer == RULE:
         return ByScorer()
-    if scorer.startswith(ENVIRONMENT):
-        spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=trust)
-        check_spec(spec, environments, trust)
-        environments.resolve(spec)  # its file runs now, before many threads ask for it at once
-        return ByEnvironment(spec, name="environment")
-    try:
-        node = msgspec.json.decode(scorer, type=dict[str, Any])
-    except msgspec.DecodeError:
-        raise UsageError(
-            f"a row names a scorer that is none: {scorer!r:.80}",
-            remedy='it is rule, env:NAME, a scorer as {"scorer": {"kind": ...}}, or a taskset as JSON',
-        ) from None
+    origin = Origin.of_data("a row", trust or is_own_scorer(scorer))
+    with names_from(origin):
+        if scorer.startswith(ENVIRONMENT):
+            spec = locate_files(scorer.removeprefix(ENVIRONMENT))
+            environments.resolve(spec, origin)  # its file runs now, before many threads ask for it at once
+            return ByEnvironment(spec, name="environment")
+        try:
+            node = msgspec.json.decode(scorer, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise UsageError(f"a row names a scorer that is none: {scorer!r:.80}", remedy=SCORER_FORMS) from None
+        taskset = _make_of_node(node, origin)
+    for part in parts_of(taskset):
+        if part.scorer is not None and part.scorer.calls_models:
+            origin.refuse(f"calls a model that none of your builds named: {scorer:.200}")
+        if part.RUNS_CODE:
+            origin.refuse(f"runs code or calls a server that none of your builds named: {scorer:.200}")
+    return taskset
+
+
+def environment_of(scorer: str) -> type:
+    """The class that `env:NAME` of a row stands for."""
+    spec = locate_files(scorer.removeprefix(ENVIRONMENT))
+    return environments.resolve(spec, Origin.of_data("a row"))
+
+
+def _make_of_node(node: dict[str, Any], origin: Origin) -> Taskset[Any, Any]:
     if node.keys() == {"scorer"}:
-        own = trusts(trust) or is_own_scorer(scorer)
-        read = read_scorer(fill_variables(node["scorer"], trust=own), "the scorer of a row")
-        if read.calls_models and not own:
-            raise UsageError(f"a row has a model called that no build of yours named: {scorer:.200}", remedy=LOOK)
+        read = read_scorer(fill_variables(node["scorer"], trust=origin.trusted), "the scorer of a row")
         if read.scores_groups:
             raise only_groups("its judge")
         return ByScorer(read)
-    check_spec(str(node.get("id", "")), tasksets, trust)
-    check_tools(node, trust)
-    path = str((node.get("custom_cls") or {}).get("path", ""))
-    if path.startswith("pkg://"):
-        check_module(path.removeprefix("pkg://"), trust)
-    node = fill_variables(locate_files(node, trust=trust), trust=trusts(trust) or path.startswith(SCHEME))
-    taskset = build_taskset(node, path="scorer", source="the scorer of a row")
-    if taskset.RUNS_CODE and not (trusts(trust) or is_own_scorer(scorer)):
-        raise UsageError(f"a row has code run that no build of yours named: {scorer:.200}", remedy=LOOK)
-    return taskset
+    check_tools(node, origin.trusted)
+    custom = node.get("custom_cls")
+    kept = isinstance(custom, Mapping) and str(custom.get("path", "")).startswith(SCHEME)
+    node = fill_variables(locate_files(node), trust=origin.trusted or kept)
+    return build_taskset(node, path="scorer", source="the scorer of a row")
 
 
 def check_tools(node: Any, trust: bool = False) -> None:
@@ -171,7 +162,7 @@ def check_tools(node: Any, trust: bool = False) -> None:
     for tools in _find_tools(node):
         plain = isinstance(tools, list) and all(isinstance(name, str) and ":" not in name for name in tools)
         if not (plain or trusts(trust) or (code_folders()[0] / "tools" / digest(tools)).is_file()):
-            raise UsageError(f"a row names tools that no build of yours has: {tools!r:.80}", remedy=LOOK)
+            raise UsageError(f"a row names tools that none of your builds has: {tools!r:.80}", remedy=LOOK)
 
 
 def _keep_tools(node: Any, cache_dir: Any) -> None:
@@ -227,14 +218,14 @@ class ScoredEnvironment(Environment):
     def __new__(cls, task: Task, **settings: Any) -> Any:
         # Not an environment around another: what is played is the one that eval plays.
         extra = dict(task.extra_info)
-        taskset = taskset_of(extra.pop("scorer", RULE))
+        taskset = taskset_of(read_row_scorer(extra.pop("scorer", None)) or RULE)
         plain = msgspec.structs.replace(task, extra_info=extra)
         return taskset.environment(with_type(plain, taskset))
 
     @staticmethod
     def tools_for(task: Task) -> list[Tool | ToolSource]:
         """Those of the taskset that scores it, and of the row."""
-        taskset = taskset_of(task.extra_info.get("scorer", RULE))
+        taskset = taskset_of(read_row_scorer(task.extra_info.get("scorer")) or RULE)
         return row_tools(with_type(task, taskset), taskset)
 
 
@@ -242,10 +233,8 @@ def row_tools(task: Task, scorer: Taskset[Any, Any], *, trust: bool = False) -> 
     """What a model may call in a row's task: what its taskset offers, and what the row names. Names of code are trusted
     as those of environments are."""
     found: list[Tool | ToolSource] = list(scorer.tools_for(msgspec.structs.replace(task, tools=[])))
-    for name in task.tools:
-        spec = locate_files(name, trust=trust)
-        check_spec(spec, tool_registry, trust)
-        found.append(find_tool(NamedTool(spec), task))
+    origin = Origin.of_data("a row", trust)
+    found += [find_tool(NamedTool(locate_files(name)), task, origin) for name in task.tools]
     return found
 
 

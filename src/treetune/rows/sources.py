@@ -1,4 +1,5 @@
-"""What a user names, as files: paths, folders, globs, `~`; else a dataset of the hub, `name[@config][:split]`.
+"""What a user names, as files: paths, folders with a split (`folder[:split]`, by default train), globs, `~`; else a
+dataset of the hub, `name[@config][:split]`.
 
     for source in find(["~/data", "more/*.jsonl.gz", "openai/gsm8k@main:test"]): ...
     LoadingParams(args=["json"], kwargs={"data_files": "train.jsonl"}).local_sources()
@@ -12,7 +13,7 @@ import glob
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,6 +22,7 @@ import msgspec
 
 from treetune.errors import ConfigError, TreetuneError, UsageError, suggest_file
 from treetune.plugins import find_ready, tasksets
+from treetune.rows.folder_splits import NO_ROWS, iter_patterns, patterns_by_split, split_called, split_files
 
 Sources = str | Path | Iterable[str | Path]
 
@@ -56,6 +58,21 @@ class File(NamedTuple):
         return str(self.path)
 
 
+class Layout(NamedTuple):
+    """How a file of text is written, where that is not as usual."""
+
+    encoding: str | None = None
+    """None for UTF-8."""
+    field: str | None = None
+    """The key of a JSON document that holds the rows."""
+    delimiter: str = ","
+    quotechar: str = '"'
+    names: list[str] | None = None
+    """Of the columns of CSV, in the place of those in its first line."""
+    header: bool = True
+    """Whether the first line of CSV is no row."""
+
+
 class HubName(NamedTuple):
     name: str
     config: str | None
@@ -69,11 +86,36 @@ class HubName(NamedTuple):
 
 
 def find(sources: Sources) -> Iterator[File | HubName]:
-    """Everything that is named, in order; the files of a folder or a glob sorted."""
+    """Everything that is named, in order; the files of a folder or a glob sorted. A folder is its train split, or the
+    one that is named: `folder:test`."""
+    for source, found in find_with_splits(sources):
+        if not isinstance(found, FolderSplits):
+            yield from found
+        elif (split := found.named or "train") in found.files:
+            yield from found.files[split]
+        else:
+            there = ", ".join(found.files)
+            name = source.rpartition(":")[0] if found.named else source
+            raise UsageError(
+                f"{name} has no split {split!r}; there are: {there}",
+                remedy=f"name one: {name}:{next(iter(found.files))}",
+            )
+
+
+class FolderSplits(NamedTuple):
+    """The files of a folder, by split."""
+
+    files: dict[str, list[File]]
+    named: str | None
+    """The split that was asked for."""
+
+
+def find_with_splits(sources: Sources) -> Iterator[tuple[str, list[File | HubName] | FolderSplits]]:
+    """What each name means: files and datasets, or a folder with its splits."""
     for source in sources if isinstance(sources, Iterable) and not isinstance(sources, str) else [sources]:
         if not isinstance(source, str | os.PathLike) or source == "":
             raise UsageError(f"{source!r} names no file", remedy="give a path, a folder, a glob or a hub name")
-        yield from _find_one(os.path.expanduser(str(source)))
+        yield str(source), _find_one(os.path.expanduser(str(source)))
 
 
 def names_rows(target: str) -> bool:
@@ -83,7 +125,9 @@ def names_rows(target: str) -> bool:
         return False
     if known_kind(path) is not None:
         return True
-    if _CODE_OR_CONFIG.search(target) or not (path.is_dir() or glob.has_magic(target) or "/" in target):
+    if _CODE_OR_CONFIG.search(target):
+        return False
+    if not (path.is_dir() or glob.has_magic(target) or "/" in target or _folder_split(str(path))):
         return False
     known = find_ready(target) is not None or target in tasksets.names()
     return not known and target.partition(":")[0] not in tasksets.foreign
@@ -121,28 +165,58 @@ def refuse_unwritable(path: Path) -> None:
         )
 
 
-def _find_one(source: str) -> list[File | HubName]:
+def _find_one(source: str) -> list[File | HubName] | FolderSplits:
     path = Path(source)
     if path.is_file():
         return [File(path, kind_of(path))]
-    if path.is_dir() or glob.has_magic(source):
-        matches = [path] if path.is_dir() else [Path(match) for match in sorted(glob.glob(source, recursive=True))]
-        files = [match for match in matches if match.is_file() and known_kind(match)]
+    if path.is_dir():
+        return _split_folder(path, None)
+    if glob.has_magic(source):
+        matches = [Path(match) for match in sorted(glob.glob(source, recursive=True))]
+        files: list[File | HubName] = [File(match, kind_of(match)) for match in matches if _holds_rows(match)]
         # `data/*` may mean folders; `data/**` names their files already.
-        folders = [] if "**" in source else [match for match in matches if match.is_dir()]
-        files += [file for folder in folders for file in _list_folder(folder)]
+        folders = [] if "**" in source else [str(match) for match in matches if match.is_dir()]
+        files += find(folders)
         if not files:
-            raise UsageError(f"{source} holds no {', '.join(KINDS)} files")
-        return [File(file, kind_of(file)) for file in files]
+            raise _no_files(source)
+        return files
+    if (named := _folder_split(source)) is not None:
+        return named
     match = _HUB_NAME.fullmatch(source)
     if match is None or known_kind(path):
         raise UsageError(f"no such file: {source}{suggest_file(source)}", remedy=f"paths are taken from {Path.cwd()}")
     return [HubName(match["name"], match["config"], match["split"] or "train")]
 
 
+def _folder_split(source: str) -> FolderSplits | None:
+    """`folder:split`, where there is such a folder of rows."""
+    name, colon, split = source.rpartition(":")
+    if not (colon and name and re.fullmatch(r"\w+(\.\w+)*", split) and Path(name).is_dir()):
+        return None
+    files = _list_folder(Path(name))
+    return _split_folder(Path(name), split_called(split)) if files else None
+
+
+def _split_folder(folder: Path, named: str | None) -> FolderSplits:
+    if not (files := _list_folder(folder)):
+        raise _no_files(str(folder))
+    splits = split_files(folder, files)
+    return FolderSplits(
+        {split: [File(file, kind_of(file)) for file in found] for split, found in splits.items()}, named
+    )
+
+
+def _no_files(source: str) -> UsageError:
+    return UsageError(f"{source} holds no {', '.join(KINDS)} files")
+
+
+def _holds_rows(path: Path) -> bool:
+    return path.name not in NO_ROWS and known_kind(path) is not None and path.is_file()
+
+
 def _list_folder(folder: Path) -> list[Path]:
     """The files below a folder, but for hidden ones."""
-    found = (path for path in folder.rglob("*") if known_kind(path) and path.is_file())
+    found = (path for path in folder.rglob("*") if _holds_rows(path))
     files = sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
     # A table beside rows is about them; alone it holds them.
     return [path for path in files if known_kind(path) is not FileKind.CSV] or files
@@ -251,7 +325,11 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def patterns(self) -> list[str]:
         """The names and globs in `data_files`."""
-        return list(_iter_patterns(self.argument("data_files")))
+        return list(iter_patterns(self.argument("data_files")))
+
+    def patterns_by_split(self) -> dict[str, list[str]]:
+        """The same by split."""
+        return patterns_by_split(self.argument("data_files"))
 
     def place_of(self, pattern: str) -> Path | None:
         """Where one of the patterns is looked for here; None where it is elsewhere."""
@@ -262,12 +340,13 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return (base or Path()) / pattern
 
     def match_files(self, pattern: str) -> list[Path]:
-        """The files here that one of the patterns means."""
+        """The files here that one of the patterns means, in the order in which they are read."""
         if (place := self.place_of(pattern)) is None:
             return []
         if place.exists():
             return [place]
-        return [Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name)]
+        names = sorted(name for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
+        return [Path(name) for name in names if os.path.basename(name) not in NO_ROWS]
 
     def local_sources(self) -> list[Path]:
         """The local files and folders that are read; none for the hub and for URLs. Where `data_files` names files, the
@@ -307,18 +386,3 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
     except ConfigError as error:
         return error.faults
     return [("loading_params.kwargs.data_files", "names no file")] if data_files is not None and not patterns else []
-
-
-def _iter_patterns(data_files: Any) -> Iterator[str]:
-    """The names in `data_files`, which may be one, a list, splits, or a list of `{split:, path:}`."""
-    if isinstance(data_files, str | os.PathLike):
-        yield str(data_files)
-    elif isinstance(data_files, Mapping):
-        entry = set(data_files) == {"split", "path"}
-        yield from _iter_patterns(data_files["path"] if entry else list(data_files.values()))
-    elif isinstance(data_files, Sequence):
-        for item in data_files:
-            yield from _iter_patterns(item)
-    elif data_files is not None:
-        shown = f"expected the name of a file, a list or a mapping of them, got {data_files!r}"
-        raise ConfigError([("loading_params.kwargs.data_files", shown)])

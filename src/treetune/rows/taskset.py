@@ -22,8 +22,9 @@ from treetune.errors import TasksetError, TreetuneError
 from treetune.mixture import ask_owner
 from treetune.rows.cache import Cache, content_hash, default_cache_dir
 from treetune.rows.formats import detect, format_named
+from treetune.rows.kept_code import locate_files
 from treetune.rows.reading import read_tasks
-from treetune.rows.round_trip import scorer_of
+from treetune.rows.round_trip import read_row_scorer, scorer_of
 from treetune.rows.row_store import ParquetRows, RowStore
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import ENVIRONMENT, ByScorer, describe_scorer, row_tools, taskset_of, with_type
@@ -33,6 +34,7 @@ from treetune.task import ForeignTask, Task, digest
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
 from treetune.tools import Tool, ToolSource
+from treetune.trust import Origin
 
 
 class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -43,7 +45,7 @@ class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
     scorer: Scorer | None = None
     """How answers are scored, whatever the rows say; rows with an environment keep that."""
     trust: bool = False
-    """Run code that rows name, though no build of yours has kept it."""
+    """Run code that rows name, though none of your builds kept it."""
 
 
 class RowsTaskset(Taskset[Task, RowsConfig]):
@@ -53,6 +55,8 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
             raise TasksetError("there are no files of rows", remedy="name some: files: [train.parquet]")
         self._format = None if self.config.format is None else format_named(self.config.format)
         self.name = Path(self.config.files[0]).name
+        # A config that is data itself cannot say that its rows are trusted.
+        self._trusts_rows = self.config.trust and self._origin.trusted
 
     # The tasks
 
@@ -94,7 +98,14 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     def tools_for(self, task: Task) -> list[Tool | ToolSource]:
         scorer, inner = self._owner(task)
         own = super().tools_for(msgspec.structs.replace(task, tools=[]))
-        return [*own, *row_tools(inner, scorer, trust=self.config.trust)]
+        return [*own, *row_tools(inner, scorer, trust=self._trusts_rows)]
+
+    @property
+    def tasks_origin(self) -> Origin:
+        return Origin.of_data("a row", self._trusts_rows)
+
+    def environment_spec(self, env_class: str) -> str:
+        return str(locate_files(env_class))
 
     def gold(self, task: Task) -> Any:
         try:
@@ -107,7 +118,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         """How its row says that it is scored, or the config; None where neither does."""
         if self.config.scorer is not None and task.env_class is None:
             return describe_scorer(self.config.scorer)
-        return task.extra_info.get("scorer") or scorer_of(task)
+        return read_row_scorer(task.extra_info.get("scorer")) or scorer_of(task)
 
     def refuse_untrusted(self) -> None:
         """Raises where the first row names code that may not run, before anything is played."""
@@ -122,7 +133,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
                 remedy="give it a ground truth or an env_class, or build the rows with `treetune build`",
             )
         own = self.config.scorer if task.env_class is None else None
-        scorer = taskset_of(name, trust=self.config.trust) if own is None else ByScorer(own)
+        scorer = taskset_of(name, trust=self._trusts_rows) if own is None else ByScorer(own)
         extra = {key: value for key, value in task.extra_info.items() if key != "scorer"}
         return scorer, with_type(msgspec.structs.replace(task, extra_info=extra), scorer)
 

@@ -139,7 +139,8 @@ def write_parquet(
     Environments need each its own type, so the column is JSON then; elsewhere text among the ground truths stays text,
     and the others become text, their original noted.
     """
-    from treetune.rows.parquet import GrowingParquet, MixedTruths, table_of
+    from treetune.rows.growing_parquet import GrowingParquet
+    from treetune.rows.parquet import MixedTruths, table_of
 
     as_json = mixed and format.has_environments
     with GrowingParquet(path, exact=True) as writer:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, overload
 
 import msgspec
@@ -46,6 +47,8 @@ NUMBERS = {
 TEXTS = {"source": "source", "outcome": "outcome", "failure": "failure", "answer": "answer", "uid": "uid"}
 NOTES = ("mark",)
 """Texts that are not of the index: whoever has them sets them with `note`."""
+_MOST_METRICS = 1000
+"""Columns of metrics. A run that names each of its metrics anew would have one for each rollout."""
 PLACES = ("offset", "length", "text_length", "occurrence", "tokens")
 """Whole numbers that every entry has, which nobody compares."""
 
@@ -207,13 +210,13 @@ class Columns:
         if not entries:
             return 0
         for name, field in NUMBERS.items():
-            self._numbers[name].add([getattr(entry, field) for entry in entries])
+            self._numbers[name].add(list(map(attrgetter(field), entries)))
         for name, place in self._places.items():
-            place.add([getattr(entry, name) for entry in entries])
+            place.add(list(map(attrgetter(name), entries)))
         for name, field in TEXTS.items():
-            self._texts[name].add([getattr(entry, field) for entry in entries])
+            self._texts[name].add(list(map(attrgetter(field), entries)))
         for name in dict.fromkeys(name for entry in entries for name in entry.metrics):
-            if name not in self._metrics:
+            if name not in self._metrics and len(self._metrics) < _MOST_METRICS:
                 self._metrics[name] = _Column(np.float64, first=self._number)
         for name, metric in self._metrics.items():
             metric.add([entry.metrics.get(name) for entry in entries])

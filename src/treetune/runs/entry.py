@@ -7,7 +7,7 @@ entry = glance(block, start, stop, offset)        # of a line of a file, of whic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,34 +23,39 @@ _TIMING = 600
 """The most bytes of the field before the tokens: where it is not there, the line is somebody else's."""
 
 
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+"""Numbers that a column can hold. Anyone may have written them."""
+
+
 class Entry(msgspec.Struct, array_like=True, gc=False):
     """What is known of a rollout without reading its trace."""
 
-    offset: int
-    length: int
+    offset: Size
+    length: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
     """Of its line, the end of the line included."""
-    text_length: int
+    text_length: Size
     """Of what stands before its tokens: whatever anybody has said."""
-    idx: int
+    idx: Whole
     uid: str
-    occurrence: int
-    rollout: int
-    attempt: int
-    step: int | None
+    occurrence: Size
+    rollout: Whole
+    attempt: Whole
+    step: Whole | None
     source: str
     outcome: str
     reward: float | None
     success: bool | None
-    turns: int
-    prompt_tokens: int
-    completion_tokens: int
+    turns: Whole
+    prompt_tokens: Whole
+    completion_tokens: Whole
     began: float | None
     """When, in seconds since 1970."""
     seconds: float
     policy: float
     """Of these, those that the policy took."""
     environment: float
-    retries: int
+    retries: Whole
     """How often calls of the policy or of judges were repeated."""
     answer: str | None
     """What it gave as its answer, or the end of what it said last; the beginning of that."""
@@ -69,13 +74,13 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
 
 
 class _Task(msgspec.Struct):
-    idx: int = -1
+    idx: Whole = -1
     data_source: str = ""
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Whole = 0
+    completion_tokens: Whole = 0
 
 
 class _Failure(msgspec.Struct):
@@ -92,7 +97,7 @@ class _Timing(msgspec.Struct):
 
 
 class _Judgement(msgspec.Struct):
-    retries: int = 0
+    retries: Whole = 0
 
 
 class _Turn(msgspec.Struct):
@@ -102,10 +107,10 @@ class _Turn(msgspec.Struct):
 class _Glance(msgspec.Struct):
     task: _Task
     uid: str
-    occurrence: int = 0
-    attempt: int = 0
-    rollout: int = 0
-    step: int | None = None
+    occurrence: Size = 0
+    attempt: Whole = 0
+    rollout: Whole = 0
+    step: Whole | None = None
     outcome: str = "completed"
     reward: float | None = None
     success: bool | None = None
@@ -116,7 +121,7 @@ class _Glance(msgspec.Struct):
     failure: _Failure | None = None
     metrics: dict[str, float | None] = {}
     judgements: list[_Judgement] = []
-    retries: int = 0
+    retries: Whole = 0
 
 
 _decode = msgspec.json.Decoder(_Glance).decode

@@ -14,8 +14,9 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -26,14 +27,17 @@ from filelock import FileLock, Timeout
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.rows.cache import write_atomically
+from treetune.run_config import CONFIG
+from treetune.runs.damage import LONGEST_LINE, Damage, key_of_trace
 from treetune.runs.entry import Entry
 from treetune.runs.images import bring_back, move_images, move_out
 from treetune.runs.index import INDEX, IndexWriter, mend_index
+from treetune.runs.plain_files import UNREADABLE, open_to_append, read_regular
 from treetune.target import Fingerprint, config_differences, taskset_fingerprint
 from treetune.taskset import Taskset
 from treetune.trace import Trace, decode_trace, encode_trace
 
-CONFIG, SUMMARY, FINGERPRINT = "config.yaml", "summary.json", "fingerprint.json"
+SUMMARY, FINGERPRINT = "summary.json", "fingerprint.json"
 SUPERSEDED = "superseded.jsonl"
 """Records that a resumed run replaced: errors that were tried again."""
 HARMLESS = ("max_concurrent:", "endpoint.", "max_judge_tokens:", "max_tokens_total:")
@@ -67,33 +71,50 @@ class Records(msgspec.Struct, Generic[R], frozen=True):
     file: str
     encode: Callable[[R], bytes]
     decode: Callable[[bytes], R]
+    key: Callable[[R], Hashable]
+    """By which a record is known that is there twice."""
     indexed: bool = False
     """Whether there is an index beside them."""
 
-    def read(self, folder: Path) -> Iterator[R]:
-        return (record for _, record in self.lines(folder))
+    def read(self, folder: Path, damage: Damage | None = None) -> Iterator[R]:
+        """Those that can be read, each once; `damage` counts the others."""
+        return (record for _, record in self.lines(folder, damage or Damage()) if record is not None)
 
-    def lines(self, folder: Path) -> Iterator[tuple[bytes, R]]:
-        """Each line with its record. A kill may cut the last line short, and only the last: it is left out."""
+    def lines(self, folder: Path, damage: Damage) -> Iterator[tuple[bytes, R | None]]:
+        """Each whole line with its record: None where it is damaged, or was there before. A kill may cut the last line
+        short, and only the last: it is left out."""
         path = folder / self.file
         if not path.exists():
             return
+        decode, key = self.decode, self.key
         with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1):
                 if not line.endswith(b"\n"):
+                    if len(line) == LONGEST_LINE:
+                        problem = f"{path}, line {number} has more than {LONGEST_LINE >> 20} MB"
+                        raise ResumeError(problem, remedy="remove that line")
                     return
                 try:
-                    yield line, self.decode(bring_back(line, folder))
-                except msgspec.MsgspecError as error:
-                    raise ResumeError(f"{path}, line {number} is damaged: {error}", remedy="remove that line") from None
+                    record: R | None = decode(bring_back(line, folder))
+                except UNREADABLE as error:
+                    if line.isspace():
+                        continue
+                    damage.line, record = number, None
+                    damage.leave_out(error)
+                yield line, None if record is None or damage.is_doubled(key(record)) else record
 
 
-TRACES: Records[Trace] = Records("traces.jsonl", encode_trace, decode_trace, indexed=True)
+TRACES: Records[Trace] = Records("traces.jsonl", encode_trace, decode_trace, key_of_trace, indexed=True)
 
 
-def read_traces(folder: Path, taskset: Taskset[Any, Any]) -> Iterator[Trace]:
-    """The traces of a run, their tasks of the taskset's own types."""
-    return Records(TRACES.file, encode_trace, lambda line: decode_trace(line, taskset.type_of)).read(folder)
+def read_traces(folder: Path, taskset: Taskset[Any, Any], damage: Damage | None = None) -> Iterator[Trace]:
+    """The traces of a run, their tasks of the taskset's own types. What is wrong with its lines is counted in `damage`,
+    or is a warning."""
+    counted = damage or Damage()
+    typed = msgspec.structs.replace(TRACES, decode=lambda line: decode_trace(line, taskset.type_of))
+    yield from typed.read(folder, counted)
+    for problem in counted.describe(TRACES.file) if damage is None else ():
+        warnings.warn(f"{folder}: {problem}", stacklevel=2)
 
 
 class RunFolder(Generic[R]):
@@ -114,7 +135,7 @@ class RunFolder(Generic[R]):
     @classmethod
     def create(cls, path: Path, records: Records[R], what: Described) -> Self:
         """A new run folder; one that already holds a run is refused. A kill just after the start leaves no run."""
-        if (path / CONFIG).exists() or next(records.lines(path), None) is not None:
+        if (path / CONFIG).exists() or next(records.lines(path, Damage()), None) is not None:
             raise UsageError(f"{path} already holds a run", remedy="pass --resume to go on with it, or another -o")
         beginning = Beginning(what.resolved(), taskset_fingerprint(what.taskset))
         run = cls(path, records)
@@ -131,8 +152,8 @@ class RunFolder(Generic[R]):
         if not (path / FINGERPRINT).exists():
             raise ResumeError(f"{path} holds no run to resume", remedy="leave out --resume, or correct -o")
         try:
-            began = msgspec.json.decode((path / FINGERPRINT).read_bytes(), type=Beginning)
-        except (OSError, msgspec.MsgspecError) as error:
+            began = msgspec.json.decode(read_regular(path / FINGERPRINT), type=Beginning)
+        except (OSError, *UNREADABLE) as error:
             problem = f"{path / FINGERPRINT} cannot be read: {error}"
             raise ResumeError(problem, remedy="start a new run with another -o") from None
         config = what.resolved()
@@ -165,22 +186,26 @@ class RunFolder(Generic[R]):
         return self.records.read(self.path)
 
     def keep(self, wanted: Callable[[R], bool]) -> None:
-        """Moves the records that are not wanted aside, and drops a last line that was cut short."""
+        """Moves the records that are not wanted aside, as well as lines that are damaged or there twice, and drops a
+        last line that was cut short."""
         temporary = self.path / f".{self.records.file}.kept"
+        damage = Damage()
         with _writing(self.path):
-            with open(temporary, "wb") as kept, open(self.path / SUPERSEDED, "ab") as superseded:
-                for line, record in self.records.lines(self.path):
-                    (kept if wanted(record) else superseded).write(line)
+            with open(temporary, "wb") as kept, open(open_to_append(self.path / SUPERSEDED), "ab") as superseded:
+                for line, record in self.records.lines(self.path, damage):
+                    (kept if record is not None and wanted(record) else superseded).write(line)
             self._replace_records(temporary)
             self._mend_index()
             if not (self.path / SUPERSEDED).stat().st_size:
                 (self.path / SUPERSEDED).unlink()
+        for problem in damage.describe(self.records.file):
+            warnings.warn(f"{self.path}: {problem}; moved to {SUPERSEDED}", stacklevel=2)
 
     def replace(self, other: RunFolder[R]) -> None:
         """Puts the records and the beginning of another run in the place of these, which are moved aside."""
         with _writing(self.path):
-            with open(self.path / SUPERSEDED, "ab") as superseded:
-                superseded.writelines(line for line, _ in self.records.lines(self.path))
+            with open(open_to_append(self.path / SUPERSEDED), "ab") as superseded:
+                superseded.writelines(line for line, _ in self.records.lines(self.path, Damage()))
             move_images(other.path, self.path)
             self._replace_records(other.path / other.records.file)
             self._mend_index()
@@ -195,9 +220,8 @@ class RunFolder(Generic[R]):
         self._open_file()
 
     def _open_file(self) -> None:
-        how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with _writing(self.path):
-            self._file = os.open(self.path / self.records.file, how, 0o644)
+            self._file = open_to_append(self.path / self.records.file)
             self._index = IndexWriter(self.path) if self.records.indexed else None
         self.size = os.fstat(self._file).st_size
         """Bytes of the records. Nobody else writes to them: the folder is locked."""

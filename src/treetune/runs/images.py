@@ -16,8 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from treetune.rows.cache import write_atomically
+from treetune.runs.plain_files import read_regular, refuse_link
 
 FOLDER = "images"
+_MOST_BYTES = 64 << 20
+"""Of all images that a record shows."""
 _DATA = re.compile(rb'"data:image/(png|jpeg|webp|gif);base64,([A-Za-z0-9+/]+={0,2})"')
 _NAME = re.compile(rb'"images/([0-9a-f]{32}\.(png|jpeg|webp|gif))"')
 
@@ -28,8 +31,20 @@ def move_out(line: bytes, folder: Path) -> bytes:
 
 
 def bring_back(line: bytes, folder: Path) -> bytes:
-    """The record as it was; an image whose file is gone stays the name of one."""
-    return _NAME.sub(lambda found: _load(found, folder / FOLDER), line) if b'"images/' in line else line
+    """The record as it was. An image stays a name where its file is gone or outside of the run, or where all are too
+    large."""
+    left = _MOST_BYTES
+
+    def load(found: re.Match[bytes]) -> bytes:
+        nonlocal left
+        try:
+            data = read_regular(folder / FOLDER / found[1].decode(), folder, left)
+        except OSError:
+            return found[0]
+        left -= len(data)
+        return b'"data:image/%s;base64,%s"' % (found[2], b64encode(data))
+
+    return _NAME.sub(load, line) if b'"images/' in line else line
 
 
 def move_images(source: Path, target: Path) -> None:
@@ -48,14 +63,7 @@ def _store(found: re.Match[bytes], folder: Path) -> bytes:
             name = f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.{kind.decode()}"
             if not (folder / name).exists():
                 folder.mkdir(exist_ok=True)
+                refuse_link(folder)
                 write_atomically(folder / name, data)
             return f'"{FOLDER}/{name}"'.encode()
     return found[0]
-
-
-def _load(found: re.Match[bytes], folder: Path) -> bytes:
-    try:
-        data = (folder / found[1].decode()).read_bytes()
-    except OSError:
-        return found[0]
-    return b'"data:image/%s;base64,%s"' % (found[2], b64encode(data))

@@ -14,11 +14,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
+from treetune.runs.damage import LONGEST_LINE, Damage, key_of_entry
 from treetune.runs.entry import Entry, entry_of, glance
+from treetune.runs.plain_files import UNREADABLE, open_regular, open_to_append
 from treetune.task import without_surrogates
 from treetune.trace import Trace
 
@@ -44,7 +47,7 @@ class IndexWriter:
     """Writes entries to the index of a folder. Where the disk is full the rest is left out: it can be made again."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / INDEX, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = open_to_append(folder / INDEX)
         self._waiting: list[Entry] = []
 
     def add(self, trace: Trace, offset: int, line: bytes) -> None:
@@ -79,6 +82,9 @@ class IndexReader:
         self._place: int | None = 0
         """Up to where the index was read; None where it does not fit the traces."""
         self._file: tuple[int, int] | None = None
+        self.damage = Damage()
+        self._is_over = False
+        """Whether nothing more can be read."""
 
     @property
     def replaced(self) -> bool:
@@ -90,23 +96,26 @@ class IndexReader:
         return self._file is not None and ((state.st_dev, state.st_ino) != self._file or state.st_size < self.end)
 
     def read(self) -> Iterator[list[Entry]]:
-        """The entries of traces that are complete, a part at a time. A damaged trace has none."""
+        """The entries of traces that are complete, a part at a time. A damaged trace has none, and one that is there
+        twice has one: `damage` counts them."""
         with suppress(FileNotFoundError), open(self._records, "rb", buffering=0) as traces:
             state = os.fstat(traces.fileno())
             self._file = state.st_dev, state.st_ino
-            yield from self.read_index(state.st_size)
-            yield from self.read_traces(traces.fileno())
+            for entries in chain(self.read_index(traces.fileno()), self.read_traces(traces.fileno())):
+                yield self.damage.once(entries)
 
-    def read_index(self, size: int) -> Iterator[list[Entry]]:
-        """The entries of the index, as far as they lie one behind the other within the traces."""
+    def read_index(self, traces: int) -> Iterator[list[Entry]]:
+        """The entries of the index, as far as they follow each other in the traces and match them."""
+        size = os.fstat(traces).st_size
         if self._place is None or self.end == size:
             return
-        with suppress(OSError), open(self._index, "rb", buffering=0) as file:
+        with suppress(OSError), open_regular(self._index) as file:
             file.seek(self._place)
             rest = b""
             while part := file.read(_PART):
                 lines, newline, rest = (rest + part).rpartition(b"\n")
                 fitting: list[Entry] = []
+                began = self.end
                 try:
                     for entry in _decoder.decode_lines(lines + newline):
                         if entry.offset == self.end and entry.end <= size:
@@ -115,40 +124,67 @@ class IndexReader:
                         elif entry.offset >= self.end or entry.end > self.end:  # else it was read from the traces
                             self._place = None
                             break
-                except msgspec.MsgspecError:
+                except UNREADABLE:
                     self._place = None
+                if fitting and not _is_of(fitting[-1], traces):
+                    self._place, self.end, fitting = None, began, []
                 if fitting:
+                    self.damage.line += len(fitting)
                     yield fitting
-                if self._place is None:
+                if self._place is None or len(rest) > LONGEST_LINE:
                     return
                 self._place += len(lines) + len(newline)
 
     def read_traces(self, file: int) -> Iterator[list[Entry]]:
         """Those of the traces that come after."""
         block, held = bytearray(_BLOCK), 0  # one for all: gigabytes that are allocated cost more than they are worth
-        while True:
+        while not self._is_over:
             with memoryview(block) as view, view[held:] as free:
                 if not (read := os.preadv(file, [free], self.end + held)):
                     return
             held += read
             whole = block.rfind(b"\n", 0, held) + 1
             if whole:
-                found = list(entries_in(block, self.end, whole))
+                found = list(entries_in(block, self.end, whole, self.damage))
                 block[: held - whole] = block[whole:held]
                 self.end, held = self.end + whole, held - whole
                 if found:
                     yield found
+            elif held >= LONGEST_LINE:
+                self.damage.line += 1
+                self.damage.leave_out(f"it has more than {LONGEST_LINE >> 20} MB, and nothing after it is read")
+                self._is_over = True
             elif held == len(block):  # a line that is longer
                 block.extend(bytes(held))
 
 
-def entries_in(lines: bytes | bytearray, offset: int, stop: int | None = None) -> Iterator[Entry]:
+def _is_of(entry: Entry, traces: int) -> bool:
+    """Whether the trace at its place is that of an entry. Where a line before it was cut, removed or doubled, all that
+    come after are elsewhere than the index says."""
+    if entry.length > LONGEST_LINE:
+        return False
+    line = os.pread(traces, entry.length, entry.offset)
+    try:
+        found = glance(line, 0, len(line), entry.offset)
+    except UNREADABLE:
+        return False
+    return line.find(b"\n") == len(line) - 1 and key_of_entry(found) == key_of_entry(entry)
+
+
+def entries_in(
+    lines: bytes | bytearray, offset: int, stop: int | None = None, damage: Damage | None = None
+) -> Iterator[Entry]:
     """Those of whole lines of traces, the first of which stands at that offset; a damaged one has none."""
     start, stop = 0, len(lines) if stop is None else stop
+    damage = damage or Damage()
     while start < stop:
         end = (lines.find(b"\n", start, stop) + 1) or stop
-        with suppress(msgspec.MsgspecError):
+        damage.line += 1
+        try:
             yield glance(lines, start, end, offset + start)
+        except UNREADABLE as error:
+            if not lines[start:end].isspace():
+                damage.leave_out(error)
         start = end
 
 
@@ -161,6 +197,6 @@ def read_entries(folder: Path, records: str = "traces.jsonl") -> Iterator[Entry]
 def mend_index(folder: Path, records: str = "traces.jsonl") -> None:
     """Drops entries of what is not there, and what a kill has left of one; adds those that are missing."""
     reader = IndexReader(folder, records)
-    with open(folder / records, "rb") as traces, open(folder / INDEX, "ab") as index:
-        index.truncate(sum(len(encode(part)) for part in reader.read_index(os.fstat(traces.fileno()).st_size)))
+    with open(folder / records, "rb") as traces, open(open_to_append(folder / INDEX), "ab") as index:
+        index.truncate(sum(len(encode(part)) for part in reader.read_index(traces.fileno())))
         index.writelines(map(encode, reader.read_traces(traces.fileno())))

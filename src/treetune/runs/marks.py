@@ -20,6 +20,7 @@ import msgspec
 from treetune.cache_folder import write_atomically
 from treetune.errors import StorageError, UsageError
 from treetune.runs.entry import Entry
+from treetune.runs.plain_files import UNREADABLE, open_to_append, read_regular
 
 MARKS, TAGS = "marks.jsonl", "tags.json"
 Word = Literal["good", "bad", "look"]
@@ -61,9 +62,9 @@ def marks_stamp(run: Path) -> tuple[int, int]:
 def read_marks(run: Path) -> dict[Key, Mark]:
     """Those that stand. A line that cannot be read is passed over."""
     marks: dict[Key, Mark] = {}
-    with suppress(OSError), open(_beside(run, MARKS), "rb") as file:
-        for line in file:
-            with suppress(msgspec.MsgspecError):
+    with suppress(OSError):
+        for line in read_regular(_beside(run, MARKS)).splitlines():
+            with suppress(*UNREADABLE):
                 mark = _decode(line)
                 marks.pop(mark.key, None)
                 if mark.mark is not None or mark.comment:
@@ -80,7 +81,7 @@ def write_mark(run: Path, entry: Entry, word: Word | None, comment: str = "") ->
     mark = Mark(*key_of(entry), word, comment, round(time.time(), 3))
     line = msgspec.json.encode(mark) + b"\n"
     try:
-        file = os.open(_beside(run, MARKS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        file = open_to_append(_beside(run, MARKS))
         try:
             os.write(file, line)
         finally:
@@ -92,8 +93,8 @@ def write_mark(run: Path, entry: Entry, word: Word | None, comment: str = "") ->
 
 def read_tags(run: Path) -> list[str]:
     try:
-        return msgspec.json.decode(_beside(run, TAGS).read_bytes(), type=list[str])
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_regular(_beside(run, TAGS)), type=list[str])
+    except (OSError, *UNREADABLE):
         return []
 
 

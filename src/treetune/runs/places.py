@@ -20,14 +20,19 @@ from treetune.runs.folder import TRACES
 from treetune.runs.foreign import KINDS
 from treetune.runs.foreign.kind import Kind, Stamp
 from treetune.runs.foreign.run import ForeignRun
+from treetune.runs.plain_files import below, find_fault
 from treetune.runs.run import Run, is_run, no_run
 
 _NEAR = 2
 """How many folders deep the one run of a folder is looked for: trainers write below the folder that they were given."""
 _ENDINGS = (".eval", ".json", ".jsonl", ".parquet")
 _NAMED = 5
-_MOST_FOLDERS = 20_000
-"""How many folders are looked at: somebody's home has more, and no runs at its far ends."""
+_MOST_FOLDERS, _DEEPEST = 20_000, 12
+"""How many folders are looked at, and how deep: a home has more, and no runs at its far ends."""
+_MOST_REFUSED = 20
+"""How many files that must not be opened are named."""
+UNREAD = "unread"
+"""The kind of what may be a run, and must not be opened to see."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -36,20 +41,27 @@ class Place(msgspec.Struct, frozen=True):
     path: Path
     kind: str
     """Which program wrote it: `treetune`, `verl`, `trl`, ..."""
+    top: Path | None = None
+    """The folder that was named: a link that leads out of it is not followed."""
+    fault: str = ""
+    """Why it is not opened."""
 
     def open(self, seconds: float | None = None) -> Run:
         """`seconds` is how long to read at first, of a run that takes long; `follow` goes on."""
+        if self.fault:
+            raise UsageError(f"{self.path} {self.fault}", remedy="name a regular file, or remove it")
         if self.kind == Run.kind:
             return Run(self.path, seconds)
-        return ForeignRun(self.path, self._foreign, seconds)
+        return ForeignRun(self.path, self._foreign, seconds, self.top)
 
     def stamp(self) -> Stamp:
         """The size of its files and when the last was changed: while it stays the same, so does the run. Raises
         FileNotFoundError where it is gone."""
-        if self.kind == Run.kind:
-            told = os.stat(self.path / TRACES.file)
-            return told.st_size, told.st_mtime_ns
-        stamps = [self._foreign.stamp(file) for file in self._foreign.files(self.path)]
+        if self.kind in (Run.kind, UNREAD):
+            state = os.stat(self.path / TRACES.file) if self.kind == Run.kind else os.lstat(self.path)
+            return state.st_size, state.st_mtime_ns
+        with below(self.top or _top_of(self.path)):
+            stamps = [self._foreign.stamp(file) for file in self._foreign.files(self.path)]
         if not stamps:
             raise FileNotFoundError(self.path)
         return sum(size for size, _ in stamps), max(time for _, time in stamps)
@@ -64,7 +76,7 @@ def open_run(path: str | Path) -> Run:
     path = Path(path).expanduser()
     place = find_run(path)
     if place is None:
-        several = [str(each.path) for each in runs_below(path)] if path.is_dir() else []
+        several = [str(each.path) for each in runs_below(path) if not each.fault] if path.is_dir() else []
         if several:
             named = ", ".join(several[:_NAMED]) + (
                 f" and {len(several) - _NAMED} more" if len(several) > _NAMED else ""
@@ -82,30 +94,40 @@ def find_run(path: str | Path) -> Place | None:
     path = Path(path).expanduser()
     if not path.exists():
         return None
-    if (place := _at(path)) is not None or not path.is_dir():
+    if (place := _at(path, _top_of(path))) is not None or not path.is_dir():
         return place
-    below = list(_below(path, _NEAR))
-    return below[0] if len(below) == 1 else None
+    found = [place for place in _below(path, _NEAR) if not place.fault]
+    return found[0] if len(found) == 1 else None
 
 
 def runs_below(folder: str | Path) -> list[Place]:
     """All runs at a path or below it, by path. Nothing below a run is looked at."""
+    return sorted(walk_runs(folder), key=lambda each: each.path)
+
+
+def walk_runs(folder: str | Path) -> Iterator[Place]:
+    """The same as they are found, the nearest first; with the files that may be runs and must not be opened."""
     folder = Path(folder).expanduser()
-    place = _at(folder) if folder.exists() else None
-    return [place] if place is not None else sorted(_below(folder, None), key=lambda each: each.path)
+    place = _at(folder, _top_of(folder)) if folder.exists() else None
+    return iter([place]) if place is not None else _below(folder, _DEEPEST)
 
 
-def _at(path: Path) -> Place | None:
+def _top_of(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _at(path: Path, top: Path) -> Place | None:
     if path.name == TRACES.file:
         path = path.parent
     if is_run(path):
-        return Place(path, Run.kind)
-    return next((Place(path, kind.name) for kind in KINDS if kind.files(path)), None)
+        return Place(path, Run.kind, top)
+    with below(top):
+        return next((Place(path, kind.name, top) for kind in KINDS if kind.files(path)), None)
 
 
-def _below(top: Path, depth: int | None) -> Iterator[Place]:
+def _below(top: Path, depth: int) -> Iterator[Place]:
     """Runs below a folder that is none itself, the nearest first; `depth` is how many folders deep they may lie."""
-    folders, looked_at = deque([(top, 1)]), 0
+    folders, looked_at, refused = deque([(top, 1)]), 0, 0
     while folders:
         folder, level = folders.popleft()
         looked_at += 1
@@ -122,9 +144,14 @@ def _below(top: Path, depth: int | None) -> Iterator[Place]:
             if each.name.startswith("."):
                 continue
             if each.is_dir(follow_symlinks=False):
-                if (place := _at(path)) is not None:
+                if (place := _at(path, top)) is not None:
                     yield place
-                elif depth is None or level < depth:
+                elif level < depth:
                     folders.append((path, level + 1))
-            elif each.name.endswith(_ENDINGS) and each.is_file() and (place := _at(path)) is not None:
-                yield place
+            elif each.name.endswith(_ENDINGS) and not each.is_dir() and path.exists():
+                if fault := find_fault(path, top):
+                    refused += 1
+                    if refused <= _MOST_REFUSED:
+                        yield Place(path, UNREAD, top, fault)
+                elif (place := _at(path, top)) is not None:
+                    yield place

@@ -18,9 +18,11 @@ import msgspec
 
 from treetune.hub import Card, check_repo, upload
 from treetune.images import name_images
-from treetune.runs.folder import CONFIG, FINGERPRINT, SUMMARY, TRACES
+from treetune.run_config import CONFIG
+from treetune.runs.folder import FINGERPRINT, SUMMARY, TRACES
 from treetune.runs.images import FOLDER as IMAGES
 from treetune.runs.index import INDEX
+from treetune.runs.plain_files import find_fault
 from treetune.runs.summary import Summary
 from treetune.task import Message
 from treetune.trace import Trace
@@ -40,9 +42,10 @@ def push_run(run: Run, repo: str, private: bool = False) -> str:
         write_rollouts(run, table)
         files: dict[str, Path | bytes] = {"README.md": _card(run, repo).page(), ROLLOUTS: table}
         for name in (CONFIG, FINGERPRINT, SUMMARY, TRACES.file, INDEX):
-            if run.path == run.folder and (run.path / name).is_file():
+            if run.path == run.folder and not find_fault(run.path / name, run.path):
                 files[name] = run.path / name
-        files |= {f"{IMAGES}/{image.name}": image for image in sorted((run.path / IMAGES).glob("*"))}
+        images = [image for image in sorted((run.path / IMAGES).glob("*")) if not find_fault(image, run.path)]
+        files |= {f"{IMAGES}/{image.name}": image for image in images}
         return upload(repo, files, private=private, message=f"{len(run):,} rollouts of {run.taskset} by {run.model}")
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,15 @@ import numpy as np
 
 from treetune.config import load_yaml
 from treetune.errors import TasksetError, UsageError, did_you_mean
+from treetune.run_config import CONFIG
 from treetune.runs.columns import NUMBERS, TEXTS, Columns, Entries, Groups, Mask
 from treetune.runs.entry import Entry
-from treetune.runs.folder import CONFIG, SUMMARY, TRACES
+from treetune.runs.folder import SUMMARY, TRACES
 from treetune.runs.html import page_of
 from treetune.runs.images import bring_back
 from treetune.runs.index import IndexReader
 from treetune.runs.marks import Key, Mark, key_of, marks_stamp, read_marks
+from treetune.runs.plain_files import UNREADABLE, find_fault, read_regular
 from treetune.runs.plot import Plot, draw
 from treetune.runs.query import Query, solved
 from treetune.runs.summary import Summary, Tally
@@ -39,6 +42,8 @@ from treetune.trace import Trace, decode_trace
 TypeOf = Callable[[Task], type[Task]]
 _NAMED = 5
 """How many runs a message names."""
+_LARGEST_CONFIG = 1 << 20
+"""Bytes: YAML is slow to read."""
 
 
 def is_run(path: str | Path) -> bool:
@@ -70,11 +75,19 @@ def _runs_in(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir()) if is_run(path)] if folder.is_dir() else []
 
 
+def load_config(folder: Path) -> dict[str, Any]:
+    """The `config.yaml` of a run folder, which anyone may have written; empty where there is none."""
+    file = folder / CONFIG
+    if not file.exists():
+        return {}
+    if fault := find_fault(file, folder, _LARGEST_CONFIG):
+        raise TasksetError(f"{file} {fault}", remedy="put the file there that `eval` has written, or none")
+    return load_yaml(file)
+
+
 class Run:
     kind = "treetune"
     """Which program wrote it; `runs/foreign` has those of others."""
-    warnings: Sequence[str] = ()
-    """What whoever looks at it should know: what could not be read."""
 
     def __init__(self, path: str | Path, seconds: float | None = None) -> None:
         """Of a long run without an index, `seconds` is how long to read at first."""
@@ -105,6 +118,11 @@ class Run:
         return len(self.columns) - before
 
     @property
+    def warnings(self) -> list[str]:
+        """What could not be read of it, and what is there twice."""
+        return self._reader.damage.describe(TRACES.file)
+
+    @property
     def share_read(self) -> float:
         """How much of what is there was read: 1.0 is all."""
         try:
@@ -119,8 +137,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """What it ran: `config.yaml`; empty where there is none."""
-        file = self.folder / CONFIG
-        return dict(load_yaml(str(file))) if file.exists() else {}
+        return load_config(self.folder)
 
     @property
     def summary(self) -> Summary:
@@ -133,13 +150,13 @@ class Run:
             for trace in self.traces():
                 tally.add(trace)
             self._summary = tally.summary()
-        return self._summary
+        return msgspec.structs.replace(self._summary, warnings=[*self.warnings, *self._summary.warnings])
 
     def written_summary(self) -> Summary | None:
         """What `summary.json` says; None before its end."""
         try:
-            return msgspec.json.decode((self.folder / SUMMARY).read_bytes(), type=Summary)
-        except (OSError, msgspec.MsgspecError):
+            return msgspec.json.decode(read_regular(self.folder / SUMMARY), type=Summary)
+        except (OSError, *UNREADABLE):
             return None
 
     @property
@@ -195,10 +212,13 @@ class Run:
         return Entries(self.columns, np.flatnonzero(self.fits(query)))
 
     def traces(self, query: str = "") -> Iterator[Trace]:
-        """Their traces, read as they are asked for."""
+        """Their traces, read as they are asked for. One that is damaged is left out, with a warning."""
         with open(self.folder / TRACES.file, "rb") as file:
             for entry in self.select(query):
-                yield self._read(file.fileno(), entry)
+                try:
+                    yield self._read(file.fileno(), entry)
+                except TasksetError as error:
+                    warnings.warn(f"{error.message}; it is left out", stacklevel=2)
 
     def trace(self, name: str | Entry, type_of: TypeOf | None = None) -> Trace:
         """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index. Its

@@ -107,6 +107,8 @@ class Tally:
         self._judge_prompt_tokens = self._judge_completion_tokens = 0
         self.stopped: str | None = None
         """Why no more rollouts are begun."""
+        self.notes: list[str] = []
+        """What is wrong with the records that were counted."""
         self._reward_sum = 0.0
         self._failures: Counter[str] = Counter()
         self._said: dict[str, str] = {}
@@ -175,7 +177,7 @@ class Tally:
         return self.rollouts - self.scored
 
     def _list_warnings(self) -> list[str]:
-        found = []
+        found = list(self.notes)
         if self.mean_reward != self.mean_reward_all:
             means = f"{_figure(self.mean_reward)} over the scored, {_figure(self.mean_reward_all)} over all"
             found.append(f"{self.errors} of {self.rollouts} rollouts have no reward: the mean is {means}")

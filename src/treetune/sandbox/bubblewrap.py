@@ -125,6 +125,8 @@ class Process:
         """What bubblewrap is given beside its streams."""
         self._first: int | None = None
         """A pidfd: readable when every process inside is gone."""
+        self.processes = ""
+        """The sandbox's own /proc, as this process sees it."""
         self._reports = b""
         """What the monitor reported: JSON, a line each."""
         try:
@@ -197,6 +199,7 @@ class Process:
         pid = json.loads(self._reports.partition(b"\n")[0])["child-pid"]
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             self._first = os.pidfd_open(pid)
+            self.processes = f"/proc/{pid}/root/proc"
             self._held.callback(os.close, self._first)
             if self.memory.entrance is None:
                 self.memory.attach(pid)

@@ -22,7 +22,8 @@ class SandboxUnavailable(TreetuneError):
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    """Wall-clock time, from the moment the command starts."""
+    """From when the command starts: by the clock while it waits, by its processor time while it works, and at most ten
+    times as long by the clock. So load on the machine does not decide whether a command ends in time."""
     memory_mb: Annotated[int, msgspec.Meta(ge=16)] = 512
     """Memory: a process that asks for more is refused it (a `MemoryError`); processes that together pass
     `memory_mb` + `disk_mb` (files are kept in memory) are killed."""
@@ -46,7 +47,7 @@ class Ended(StrEnum):
     COMPLETED = "completed"
     """The command ended by itself, well or badly: `exit_code` says which."""
     TIMEOUT = "timeout"
-    """Its seconds were over."""
+    """Its seconds were over, as `SandboxLimits.seconds` counts them."""
     MEMORY = "memory"
     """Its processes together used more memory than they may."""
     OUTPUT = "output"

@@ -26,6 +26,7 @@ from treetune.sandbox import bubblewrap
 from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.probe import FIRST_UID, Launcher, find_tools, require
 from treetune.sandbox.rootfs import SYSTEM_FOLDERS
+from treetune.sandbox.time_limit import TimeLimit
 from treetune.threads import call_apart
 
 WORK = "/tmp/work"
@@ -160,17 +161,17 @@ class _Run(bubblewrap.Process):
     def follow(self, stdin: bytes, stop: int | None) -> Ended:
         """Let the command begin, and wait for its end or the first limit that it passes."""
         self._began = time.monotonic()
-        deadline = self._began + self._limits.seconds
+        limit = TimeLimit(self._limits.seconds, self.processes)
         next_look = self._began + TICK_SECONDS
         poll = select.poll()
         os.set_blocking(self._feed.fileno(), False)
-        left = memoryview(GO + stdin)
+        left, left_seconds = memoryview(GO + stdin), limit.left()
         poll.register(self._feed, select.POLLOUT)
         for descriptor in (*(output.pipe for output in self._outputs), self.status, stop):
             if descriptor is not None:
                 poll.register(descriptor, select.POLLIN)
         while True:
-            wait = min(next_look, deadline) - time.monotonic()
+            wait = min(next_look - time.monotonic(), left_seconds)
             ready = {descriptor for descriptor, _ in poll.poll(max(0.0, wait) * 1000)}
             if not self._feed.closed and self._feed.fileno() in ready:
                 left = _write(self._feed, left)
@@ -186,9 +187,9 @@ class _Run(bubblewrap.Process):
                 return Ended.COMPLETED
             if stop in ready:
                 return Ended.KILLED
-            if (now := time.monotonic()) >= deadline:
+            if (left_seconds := limit.left()) <= 0:
                 return Ended.TIMEOUT
-            if now >= next_look:
+            if (now := time.monotonic()) >= next_look:
                 next_look = now + TICK_SECONDS
                 if self.memory.is_exceeded():
                     return Ended.MEMORY

@@ -4,7 +4,7 @@ Any Python from 3.8 on, and of its library only what loads fast (not `json`, `re
 other end. A request is its size, a marshalled mapping, and `size` bytes; an answer a line of JSON and `size` bytes.
 Requests come one at a time. A watched command sends what it writes at once, as `partial` answers before its own.
 
-There is no package to import from inside: `shell.py` sends `terminal.py` and this as one script.
+There is no package to import from inside: `shell.py` sends `time_limit.py`, `terminal.py` and this as one script.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from treetune.sandbox.terminal import CHUNK, Children, Output, Terminal, call, find_home, reply, write_file
+    from treetune.sandbox.time_limit import TimeLimit
 
 PR_SET_DUMPABLE = 4
 CANNOT_START = 126
@@ -43,7 +44,7 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
         outputs[reading] = Output(request["output_bytes"])
     ends[0], feed = os.pipe()
     os.set_blocking(feed, False)
-    deadline = time.monotonic() + request["seconds"]
+    limit, ended = TimeLimit(request["seconds"]), None
     pid = None
     try:
         environment = {**os.environ, **request["env"]}
@@ -58,7 +59,8 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
             os.close(feeding.pop())
         code = CANNOT_START if pid is None else children.waited[pid]
         # Its end, not that of its pipes, which what it left running may hold open.
-        wait = 0.0 if code is not None else max(0.0, deadline - time.monotonic())
+        left_seconds = limit.left() if code is None else 0.0
+        wait = max(0.0, left_seconds)
         ready, writable, _ = select.select([0, *open_ends, children.woken], feeding, [], wait)
         if 0 in ready:
             os._exit(0)  # nobody waits for the answer any more
@@ -76,11 +78,13 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
                 left = left[:0]
         if code is not None and not open_ends.intersection(ready):
             break
-        if pid is not None and code is None and time.monotonic() >= deadline:
+        if pid is not None and code is None and left_seconds <= 0:
             os.killpg(pid, signal.SIGKILL)
             break
-        if time.monotonic() >= deadline + 1:
-            break  # it has ended, but what it left never stops writing
+        if code is not None:
+            ended = ended or time.monotonic()
+            if time.monotonic() >= ended + 1:
+                break  # what it left never stops writing
     for end in (*feeding, *outputs):
         os.close(end)
     children.waited.pop(pid or 0, None)

@@ -19,11 +19,8 @@ import marshal
 import os
 import secrets
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias
 
 import msgspec
@@ -35,6 +32,8 @@ from treetune.sandbox.mount_root import COPY, RANGE, STAGE
 from treetune.sandbox.probe import FIRST_UID, LAST_THREAD, Launcher, require
 from treetune.sandbox.rootfs import Root
 from treetune.sandbox.runner import AS_COPY
+from treetune.sandbox.scripts import compile_script
+from treetune.sandbox.time_limit import CLOCK_FACTOR
 
 Watch: TypeAlias = Callable[[bytes], object]
 GRACE_SECONDS = 15.0
@@ -59,15 +58,8 @@ OUR_PROCESSES = 3
 """Bubblewrap, the runner and the shell are not counted against `processes`."""
 FIRST_RANGE, RANGES = FIRST_UID + LAST_THREAD, 32_000
 INODES_PER_MB = 512
-RUNNER = ("terminal.py", "runner.py")
+RUNNER = ("time_limit.py", "terminal.py", "runner.py")
 MOUNTER = ("copy_files.py", "mount_root.py")
-FUTURE = "from __future__ import annotations\n"
-COMPILE = """
-import marshal, sys
-from _frozen_importlib_external import MAGIC_NUMBER
-code = compile(sys.stdin.buffer.read(), sys.argv[1], "exec", dont_inherit=True)
-sys.stdout.buffer.write(MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
-"""
 
 
 class SandboxGone(TreetuneError):
@@ -191,7 +183,7 @@ class Shell:
     ) -> Result:
         began, seconds = time.monotonic(), seconds or self.limits.seconds
         request |= {"seconds": seconds, "output_bytes": self.limits.output_kb << 10}
-        header, output = await self._ask(request, content, seconds, watch)
+        header, output = await self._ask(request, content, CLOCK_FACTOR * seconds, watch)
         if self._ended is not None:
             return Result(exit_code=KILLED, ended=self._ended, seconds=time.monotonic() - began)
         code, split = header["exit_code"], header["stdout"]
@@ -376,15 +368,3 @@ def _list_options(launcher: Launcher, limits: SandboxLimits, root: Root, stage: 
     if root.whole is not None and not launcher.own_users:
         given += ["--bind", f"{stage}/home", "/root"]
     return [*given, *bubblewrap.mount_devices(limits), "--chdir", "/root"]
-
-
-@cache
-def compile_script(names: tuple[str, ...], python: str | None) -> bytes:
-    """Scripts of this folder as one, in the bytecode of the Python that runs it: compiling takes longer than starting
-    Python. None, or where it cannot be compiled: its source. Python tells the two apart by their first bytes."""
-    texts = [Path(__file__).with_name(name).read_text().replace(FUTURE, "") for name in names]
-    source = (FUTURE + "\n".join(texts)).encode()
-    if python is None:
-        return source
-    command = [python, "-I", "-S", "-c", COMPILE, names[-1]]
-    return subprocess.run(command, input=source, capture_output=True, check=False).stdout or source

@@ -21,6 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from treetune.sandbox.time_limit import TimeLimit
+
 COMMANDS, TERMINAL = 201, 202
 """Descriptors that every shell here has: where commands come from, and the terminal to print marks to."""
 NEXT = (
@@ -171,20 +173,19 @@ class Terminal:
                 self.children.kill_all()  # too many leave no room for a shell
         os.close(slave)
         os.close(reading)
-        if self.wait(Output(CHUNK), seconds) is None:
+        if self.wait(Output(CHUNK), TimeLimit(seconds)) is None:
             return False
-        self.take(b"export -n PROMPT_COMMAND PS1 PS2; unset OLDPWD", Output(CHUNK), seconds)
+        self.take(b"export -n PROMPT_COMMAND PS1 PS2; unset OLDPWD", Output(CHUNK), TimeLimit(seconds))
         return True
 
-    def take(self, command: bytes, output: Output, seconds: float, exact: bool = False) -> int | None:
+    def take(self, command: bytes, output: Output, limit: TimeLimit, exact: bool = False) -> int | None:
         """Hand the shell a command and wait until a shell is at its prompt again; None: time was over."""
         self.number += 1
         termios.tcsetattr(self.master, termios.TCSANOW, self.modes)  # whatever a command has left
-        deadline = time.monotonic() + seconds
         self.ignored = False
         left = memoryview(command + b"\0")
         os.write(self.master, NEXT.format(self.number, COMMANDS).encode())
-        while left and time.monotonic() < deadline and not self.has_ended():
+        while left and limit.left() > 0 and not self.has_ended():
             try:
                 left = left[os.write(self.feed, left[:4096]) :]
             except BlockingIOError:
@@ -194,15 +195,14 @@ class Terminal:
             except BrokenPipeError:
                 self.ignored = True
                 break
-        code = self.wait(output, deadline - time.monotonic(), exact)
+        code = self.wait(output, limit, exact)
         if code is not None and any(fcntl.ioctl(self.feed, termios.FIONREAD, bytes(4))):
             self.ignored = True
         return code
 
-    def wait(self, output: Output, seconds: float, exact: bool = False) -> int | None:
+    def wait(self, output: Output, limit: TimeLimit, exact: bool = False) -> int | None:
         """The exit code when a shell is at its prompt, or has ended; None: time was over. The shell may be another
         than the one that took the command (`su`, or `exit` from it), unless it must be `exact`."""
-        deadline = time.monotonic() + seconds
         while True:
             report = self.find_report()
             if report:
@@ -218,7 +218,7 @@ class Terminal:
                 output.add(self.buffer)
                 self.buffer = b""
                 return ended
-            left = deadline - time.monotonic()
+            left = limit.left()
             if left <= 0:
                 return None
             self.read(output, left)
@@ -256,24 +256,24 @@ class Terminal:
         return bool(chunk)
 
     def execute(self, request: dict[str, Any], command: bytes) -> tuple[dict[str, Any], bytes]:
-        seconds, limit = request["seconds"], request["output_bytes"]
-        output = Output(limit, request["watched"])
+        most = request["output_bytes"]
+        output = Output(most, request["watched"])
         self.busy = True
         if self.has_ended():
             self.restart()  # something in the background ended it
-        deadline = time.monotonic() + seconds
-        exit_code = self.take(command, output, seconds)
+        limit = TimeLimit(request["seconds"])
+        exit_code = self.take(command, output, limit)
         restarted = self.ignored
         if self.ignored and not self.has_ended():
             # Its descriptors were changed so that it takes no commands any more.
             self.restart()
-            exit_code = self.take(command, output, deadline - time.monotonic())
+            exit_code = self.take(command, output, limit)
         lives = exit_code is not None or self.interrupt(output)
         if not lives or self.has_ended():
             self.restart()
             restarted = True
         self.busy = False
-        content = (self.idle.content + output.content)[:limit]
+        content = (self.idle.content + output.content)[:most]
         written = len(self.idle.content) + output.written
         self.idle = Output(CHUNK)
         answer = {"exit_code": exit_code, "restarted": restarted, "written": written, "stdout": len(content)}
@@ -294,18 +294,18 @@ class Terminal:
     def interrupt(self, output: Output) -> bool:
         """Ctrl-C, then the end of what is in the foreground; False where the shell must go too."""
         os.write(self.master, b"\x03")
-        code = self.wait(output, INTERRUPT_SECONDS)
+        code = self.wait(output, TimeLimit(INTERRUPT_SECONDS))
         if code is None:
             try:
                 group = os.tcgetpgrp(self.master)
                 if group > 1 and group != self.pid:
                     os.killpg(group, signal.SIGKILL)
-                    code = self.wait(output, INTERRUPT_SECONDS)
+                    code = self.wait(output, TimeLimit(INTERRUPT_SECONDS))
             except OSError:
                 pass
         if code is not None and not self.has_ended():
             # It may reach a shell that was at its prompt already, and makes it say so twice.
-            code = self.take(b":", output, INTERRUPT_SECONDS, exact=True)
+            code = self.take(b":", output, TimeLimit(INTERRUPT_SECONDS), exact=True)
         return code is not None
 
     def end(self) -> None:

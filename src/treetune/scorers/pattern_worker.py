@@ -14,7 +14,7 @@ import sys
 
 MEMORY = 1 << 30
 """The most bytes of a worker."""
-CLOCK = 4
+CLOCK = 10
 """By the clock, how many times the processor time: the machine may be busy."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treetune.errors import DrawFailed
+from treetune.errors import DrawFailed, StreamEnded
 from treetune.pending import HERE, Draw
 from treetune.serve.errors import Misused
 from treetune.serve.store import Answer, Store
@@ -75,7 +75,7 @@ class StoredStreams:
         pending = self.streams.pending
         if lease:
             pending.lease(draw, task, lease, holder)
-        elif pending.making:
+        elif pending.making or pending.retries.failed:
             pending.settle(draw)
         if self.store is not None:
             self._given.append(draw)
@@ -83,8 +83,8 @@ class StoredStreams:
                 self.unsaved.add(request)
                 self._answers.append((request, digest, draw.stream, draw.index, draw.position, draw.attempt))
 
-    def fail(self, draw: Draw, error: Exception, request: bytes, digest: bytes) -> DrawFailed:
-        """The task of a draw could not be made, here and now. Gives what to tell."""
+    def fail(self, draw: Draw, error: Exception, request: bytes, digest: bytes) -> DrawFailed | StreamEnded:
+        """The task of a draw could not be made, here and now. Gives the error to raise."""
         self.streams.pending.hold(draw)
         self.refuse(request, digest)
         return self.streams.fail(draw, error)

@@ -26,6 +26,7 @@ from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
 from treetune.tools import Tool, ToolSource
+from treetune.trust import Origin
 
 INDEX = "task_index"
 
@@ -41,11 +42,13 @@ class Served(Taskset[Task, ServedConfig]):
 
     BY_NUMBER: ClassVar[bool] = False
     """Its tasks have no other name than their numbers, there and here: what is known of one is known by its number."""
+    RUNS_CODE = True
     models: list[str] | None = None
     """Who can answer there; None where the server only has the environments, and the policy is here."""
 
     def __init__(self, config: ServedConfig | None = None) -> None:
         super().__init__(config)
+        self._origin.refuse(f"would call a server: {self.config.address}")  # which is sent the token
         self.name = self.config.address
         self.token = os.environ.get("TREETUNE_TOKEN") or None
         self.server_key = os.environ.get("TREETUNE_SERVER_KEY") or None
@@ -53,6 +56,10 @@ class Served(Taskset[Task, ServedConfig]):
         """Seconds for what the server answers at once."""
         self._info = Info()
         self._client: tuple[asyncio.AbstractEventLoop, Any] | None = None
+
+    @property
+    def tasks_origin(self) -> Origin:
+        return Origin.of_data(f"a task of {self.config.address}")
 
     @property
     def client(self) -> Any:

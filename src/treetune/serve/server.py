@@ -21,9 +21,9 @@ import msgspec
 
 from treetune.episode import Limits, Started
 from treetune.episode_book import Terms
-from treetune.errors import DrawFailed, TreetuneError, UsageError
+from treetune.errors import DrawFailed, StreamEnded, TreetuneError, UsageError
 from treetune.host import Info, info_of
-from treetune.pending import LONGEST_LEASE, Draw
+from treetune.pending import DRAW_TRIES, LONGEST_LEASE, Draw
 from treetune.runs.rolling import RollingRun
 from treetune.serve import descriptors
 from treetune.serve.access import Access, load_signing_key
@@ -33,7 +33,7 @@ from treetune.serve.metrics import Metrics
 from treetune.serve.order import StoredStreams
 from treetune.serve.store import Store
 from treetune.serve.task_signer import TaskSigner, new_key
-from treetune.streams import DRAW_TRIES, Streams, load
+from treetune.streams import Streams, load
 from treetune.task import Task
 from treetune.taskset import Taskset
 
@@ -68,7 +68,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key_file: Path | None = None
     """The key of the seals, where `state` is not to keep it."""
     accept_changes: bool = False
-    """Go on with a `state` that belongs to other tasks."""
+    """Go on with a `state` that belongs to other tasks, or lacks its latest draws."""
     drain_seconds: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long work under way may take to end when the server stops."""
     draw_tries: Annotated[int, msgspec.Meta(ge=1)] = DRAW_TRIES
@@ -194,7 +194,7 @@ class EnvServer:
         """The key of the seals; and where cursors were kept, goes on there."""
         config, store = self.config, None
         if config.state is not None:
-            store = Store(config.state)
+            store = Store(config.state, accept_loss=config.accept_changes)
             self._opened.callback(store.close)
             store.adopt(streams.identity, config.accept_changes)
         self.order = StoredStreams(streams, store)
@@ -300,7 +300,7 @@ class EnvServer:
         """What `fetch` makes of a draw that is held, with the `idx` of its task; it is kept when this returns."""
         try:
             task, result = await self.streams.make(draw, fetch, (Stopping,))
-        except DrawFailed:
+        except (DrawFailed, StreamEnded):
             self.order.refuse(given.get("request", b""), given.get("digest", b""))
             self.commit()
             raise

@@ -4,15 +4,19 @@
     store.commit({"": StreamState(8)}, [(request, digest, "", 7, None, 0)])   # one transaction for a batch of requests
 
 SQLite in WAL mode: a process may die at any moment and lose nothing that was replied. `state.json` beside the database
-says what has to be there, so that a state which was damaged or lost is refused instead of begun anew.
+says what has to be there, and `commits` how many transactions it has, so that a state which was damaged, cut short or
+lost is refused, and not silently replaced by a new one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 import sqlite3
+import struct
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +27,8 @@ from filelock import FileLock, Timeout
 
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.order import LAST
-from treetune.pending import Draw, Key, Pending
+from treetune.pending import Draw, Pending
+from treetune.retries import Key
 from treetune.serve.access import check_key_length
 from treetune.serve.errors import BadRequest
 from treetune.serve.messages import pack, unpack_plain
@@ -33,13 +38,16 @@ from treetune.streams import Identity, StreamState
 KEPT_DRAWS = 20_000
 """How many of the latest answers can be given again after a crash."""
 _PRUNE_EVERY = 10_000
-_FORMAT = 2
+_FORMAT = 3
+_COMMITS = struct.Struct(">QI")
+"""The file `commits`: the number of the latest transaction, and a checksum. SQLite checks each record of its log, but
+does not notice that a log was cut short. The number shows it."""
 _PROGRAM = 0x54524545
 """Marks a database as ours."""
 _WAL_MARKS = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 
 _TABLES = {
-    "cursors": "stream TEXT PRIMARY KEY, next INTEGER NOT NULL, curriculum BLOB",
+    "cursors": "stream TEXT PRIMARY KEY, next INTEGER NOT NULL, curriculum BLOB, number INTEGER NOT NULL",
     "pending": "stream TEXT, idx INTEGER, position INTEGER, attempt INTEGER, tries INTEGER, seconds REAL, "
     "task INTEGER, holder BLOB, PRIMARY KEY (stream, idx)",
     "draws": "number INTEGER PRIMARY KEY, request BLOB UNIQUE, digest BLOB, stream TEXT, idx INTEGER, "
@@ -49,6 +57,7 @@ _TABLES = {
 _DRAW = "request, digest, stream, idx, position, attempt"
 _INSERT_DRAW = f"INSERT OR REPLACE INTO draws ({_DRAW}) VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_PENDING = "INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+log = logging.getLogger("treetune.serve")
 T = TypeVar("T")
 
 
@@ -68,9 +77,11 @@ class _Marker(msgspec.Struct):
 
 
 class Store:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, accept_loss: bool = False) -> None:
+        """`accept_loss` goes on where the latest transactions are missing."""
+        self._folder, self._accept_loss = folder, accept_loss
         self._path, self._marker_path = folder / "server.sqlite", folder / "state.json"
+        self._commits, self._commits_file = 0, -1
         self._lock = FileLock(str(folder / ".lock"))
         self._since_pruned = 0
         self._db: sqlite3.Connection | None = None
@@ -109,7 +120,27 @@ class Store:
         kept = self._fact("id")
         if kept is None or (marker is not None and marker.id.encode() != kept):
             raise self._damaged("server.sqlite and state.json belong to different states")
+        self._open_commits()
         return marker or _Marker(kept.decode())
+
+    def _open_commits(self) -> None:
+        """A kill cuts at most the latest transaction short, and its reply was not sent: one less than announced is
+        taken, anything else is damage."""
+        path = self._folder / "commits"
+        data = path.read_bytes() if path.is_file() else b""
+        if len(data) != _COMMITS.size or data != _pack_commits(announced := _COMMITS.unpack(data)[0]):
+            raise self._damaged("the file commits is missing, or not as it was written")
+        latest = self._rows("max(number)", "cursors", tuple[int | None])[0][0]
+        self._commits = max(latest or 0, int.from_bytes(self._fact("commits") or b"", "big"))
+        missing = announced - self._commits
+        if missing < 0:
+            raise self._damaged("the file commits is older than server.sqlite")
+        if missing > 1:
+            problem = f"its latest {missing} transactions are missing; server.sqlite-wal was cut short or damaged"
+            if not self._accept_loss:
+                raise self._damaged(problem, "go on with what is left, and draw some tasks again: --accept-changes")
+            log.warning("the state in %s: %s; going on with what is left", self._folder, problem)
+        self._commits_file = os.open(path, os.O_RDWR)
 
     def _create(self) -> _Marker:
         """A database that has all its tables from the first moment on; it holds the key, so only its owner reads it."""
@@ -118,11 +149,12 @@ class Store:
         os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
         db = sqlite3.connect(new)
         db.executescript("".join(f"CREATE TABLE {name} ({columns});" for name, columns in _TABLES.items()))
-        db.execute("INSERT INTO facts VALUES ('id', ?)", (marker.id.encode(),))
+        db.executemany("INSERT INTO facts VALUES (?, ?)", [("id", marker.id.encode()), ("commits", bytes(8))])
         db.commit()
         db.execute(f"PRAGMA application_id={_PROGRAM}")
         db.execute(f"PRAGMA user_version={_FORMAT}")
         db.close()
+        (self._folder / "commits").write_bytes(_pack_commits(0))
         new.rename(self._path)
         self._write_marker(marker)
         return marker
@@ -156,10 +188,10 @@ class Store:
         new.write_bytes(msgspec.json.encode(marker))
         new.replace(self._marker_path)
 
-    def _damaged(self, problem: str) -> ResumeError:
+    def _damaged(self, problem: str, way_on: str = "") -> ResumeError:
+        remedy = "put back a copy of that folder, or begin anew with another --state"
         return ResumeError(
-            f"the state in {self._folder} is damaged: {problem}",
-            remedy="put back a copy of that folder, or begin anew with another --state",
+            f"the state in {self._folder} is damaged: {problem}", remedy=f"{remedy}; or {way_on}" if way_on else remedy
         )
 
     def _unusable(self, error: Exception) -> StorageError:
@@ -217,7 +249,9 @@ class Store:
 
     def streams(self) -> dict[str, StreamState]:
         found = {}
-        for stream, index, curriculum in self._rows("*", "cursors", tuple[str, int, bytes | None]):
+        for stream, index, curriculum in self._rows(
+            "stream, next, curriculum", "cursors", tuple[str, int, bytes | None]
+        ):
             if not 0 <= index < LAST:
                 raise self._damaged(f"the cursor of stream {stream!r:.80} is {index}")
             try:
@@ -246,14 +280,14 @@ class Store:
     ) -> None:
         """All of it or nothing, and on disk when this returns. `pending` has the draws that changed; None: done."""
         draws = list(answers)
+        db, number = self._database, self._commits + 1
         states = [
-            (stream, state.index, None if state.curriculum is None else pack(state.curriculum))
+            (stream, state.index, None if state.curriculum is None else pack(state.curriculum), number)
             for stream, state in streams.items()
         ]
-        db = self._database
         try:
             db.execute("BEGIN")
-            db.executemany("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)", states)
+            db.executemany("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?)", states)
             db.execute("DELETE FROM cursors WHERE next = 0 AND curriculum IS NULL")  # as if they had never been
             if draws:
                 db.executemany(_INSERT_DRAW, draws)
@@ -265,8 +299,12 @@ class Store:
                     db.execute("DELETE FROM pending WHERE stream = ? AND idx = ?", (stream, index))
                 else:
                     db.execute(_INSERT_PENDING, (stream, *msgspec.structs.astuple(draw)))
+            if not all(index for _, index, _, _ in states) or not states:  # else the cursors have the number
+                self._set("commits", number.to_bytes(8, "big"))
+            os.pwrite(self._commits_file, _pack_commits(number), 0)
             db.execute("COMMIT")
-        except sqlite3.Error as error:
+            self._commits = number
+        except (sqlite3.Error, OSError) as error:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise StorageError(
@@ -281,6 +319,9 @@ class Store:
                 self._marker.open = False
                 with self._readable():
                     self._write_marker(self._marker)
+        if self._commits_file >= 0:
+            os.close(self._commits_file)
+            self._commits_file = -1
         self._lock.release()
 
     @property
@@ -310,6 +351,10 @@ class Store:
 
     def _set(self, name: str, value: bytes) -> None:
         self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+def _pack_commits(number: int) -> bytes:
+    return _COMMITS.pack(number, zlib.crc32(number.to_bytes(8, "big")))
 
 
 def _hash(key: Any) -> str:

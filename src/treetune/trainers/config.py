@@ -15,6 +15,7 @@ from treetune.config import missing_values
 from treetune.datasets.declared import LISTS, load_tasks
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import Faults, gather_faults
+from treetune.variables import escape_texts
 
 
 def get_value(config: Any, path: str) -> Any:
@@ -42,7 +43,7 @@ def set_value(config: Any, path: str, value: Any) -> None:
     elif isinstance(config, Mapping):
         from omegaconf import OmegaConf
 
-        OmegaConf.update(config, path, value, merge=False, force_add=True)  # type: ignore[arg-type]
+        OmegaConf.update(config, path, escape_texts(value), merge=False, force_add=True)  # type: ignore[arg-type]
     else:
         setattr(get_value(config, ".".join(above)), key, value)
 

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from treetune.environment import Action, Observation, Step
-from treetune.errors import TreetuneError, UsageError
+from treetune.errors import PolicyError, TreetuneError, UsageError
+from treetune.sampled_tokens import check_ids
 from treetune.score import finite, total
 from treetune.serve import ServeError
 from treetune.task import Message, begins_answer
@@ -74,7 +75,7 @@ def _is_user_text(message: Message) -> bool:
 class Game:
     def __init__(self, chat: ChatTokens, hooks: Hooks, episode: Any) -> None:
         """`episode` is one of a task server or of this process, or the error that there was instead."""
-        self.failure: ServeError | None = episode if isinstance(episode, ServeError) else None
+        self.failure: ServeError | PolicyError | None = episode if isinstance(episode, ServeError) else None
         self.episode: Any = None if self.failure else episode
         self._chat = chat if self.episode is None else chat.with_tools(self.episode.tools)
         self._hooks = hooks
@@ -120,7 +121,9 @@ class Game:
     def take(
         self, sampled: Sequence[int], logprobs: Sequence[float] | None, versions: Sequence[int] | None = None
     ) -> Action:
-        """The action for what the model said to the prompt: its calls of tools, or what the hook makes of its text."""
+        """The action for what the model said to the prompt: its calls of tools, or what the hook makes of its text.
+        Raises `PolicyError` where the tokens or logprobs are none."""
+        sampled = check_ids(sampled, "sampled token")  # before a tokenizer decodes them
         message = self._chat.read(self.prompt, sampled, self.turns)
         self.turns += 1
         self.tokens.add_turn(self.prompt, sampled, logprobs, versions, message)
@@ -129,9 +132,9 @@ class Game:
             return Action("json", message)
         return self._hooks.act(message["content"], self.info)
 
-    def see(self, step: Step | ServeError) -> None:
-        """What the environment answered."""
-        if isinstance(step, ServeError):
+    def see(self, step: Step | ServeError | PolicyError) -> None:
+        """What the environment answered, or why there is no answer."""
+        if isinstance(step, ServeError | PolicyError):
             self.failure, self._over = step, True
         else:
             self.rewards.append(step.reward)
@@ -164,7 +167,8 @@ class FailureLog:
         total = self.failures.total()
         if total & (total - 1) == 0:
             counts = f"{total} so far: {dict(self.failures)}"
-            self._log.error("an episode was lost to %s, not to the model (%s): %s", self._server, counts, error)
+            server = "the server of the model" if isinstance(error, PolicyError) else self._server
+            self._log.error("an episode was lost to %s, not to the model (%s): %s", server, counts, error)
 
     def warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from treetune.errors import UnknownNameError, UsageError
+from treetune.variables import escape_text
 
 TRAINERS = {
     "areal": "treetune.trainers.areal.launch:plan",
@@ -45,6 +46,8 @@ class BuiltFile(msgspec.Struct, frozen=True):
 
     path: str
     rows: int
+    shares: Mapping[str, int] = {}
+    """How many of the rows are of each task, where a mixture drew them."""
 
 
 Files = Mapping[str, Sequence[BuiltFile]]
@@ -135,12 +138,24 @@ def as_text(value: Any) -> str:
 
 def quote(text: str) -> str:
     """Text in which nothing is read as anything else: no key, no comma, no `${...}`."""
-    escaped = text.replace("'", "\\'").replace("${", "\\${")
+    escaped = escape_text(text).replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def paths(files: Files, split: str) -> list[str]:
     return [file.path for file in files.get(split, ())]
+
+
+def describe_files(files: Files) -> dict[str, Any]:
+    """The files of each split, for the plan; of one that a mixture drew also its size and shares."""
+    drawn = {
+        f"{split}_mixture": f"{file.rows:,} rows: "
+        + ", ".join(f"{name} {count:,} ({count / file.rows:.1%})" for name, count in file.shares.items())
+        for split, found in files.items()
+        for file in found
+        if file.shares
+    }
+    return {split: paths(files, split) for split in files} | drawn
 
 
 def count_rows(files: Files, split: str = "train") -> int:

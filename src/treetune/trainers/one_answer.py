@@ -13,6 +13,7 @@ from typing import Any
 
 from treetune.episode import Episode, Result, play_answer
 from treetune.errors import TasksetError, TreetuneError, UsageError, described
+from treetune.rows.round_trip import read_row_scorer
 from treetune.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
 from treetune.task import Message, Task, begins_answer
 from treetune.threads import run_in_background
@@ -20,8 +21,8 @@ from treetune.threads import run_in_background
 
 def scorer_in(extra_info: Any, data_source: Any) -> str:
     """What a row says of its scorer."""
-    scorer = (extra_info or {}).get("scorer")
-    if not isinstance(scorer, str):
+    scorer = read_row_scorer((extra_info or {}).get("scorer"))
+    if scorer is None:
         raise TasksetError(
             f"a row of data_source {str(data_source)!r} does not say how it is scored",
             remedy="build it with Treetune, with ground_truth, env_class or a custom_cls that has reward()",

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from treetune.errors import PolicyError
 from treetune.serve import ServeError
 from treetune.tokens import ChatTokens, Prompt
 from treetune.trainers.game import Game, Hooks
@@ -38,8 +39,8 @@ async def play(
     game: Game, sample: Sample, *, longest_prompt: LongestPrompt, max_turns: int, seconds: float | None = None
 ) -> None:
     """Plays until the environment ends it or a limit does; `seconds` is one that is looked at between turns. A failure
-    of the environment or its server is the game's (`game.failure`), and so is a `ServeError` of the sampling; what else
-    that raises is raised."""
+    of the environment or its server is the game's (`game.failure`), and so is a `ServeError` of the sampling, and a
+    sample that is refused; what else the sampling raises is raised."""
     now = asyncio.get_running_loop().time
     until = None if seconds is None else now() + seconds
     while game.ready(longest_prompt(game) if callable(longest_prompt) else longest_prompt, max_turns):
@@ -51,7 +52,10 @@ async def play(
             return game.see(error)
         if said.prompt_ids:
             game.prompt = game.prompt._replace(ids=said.prompt_ids)
-        action = game.take(said.ids, said.logprobs, said.versions)
+        try:
+            action = game.take(said.ids, said.logprobs, said.versions)
+        except PolicyError as error:
+            return game.see(error)
         game.see(await or_error(game.episode.step(action)))
 
 

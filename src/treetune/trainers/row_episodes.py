@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from treetune.episode import Limits
-from treetune.errors import UsageError
+from treetune.errors import TreetuneError, UsageError
 from treetune.mixture import ask_owner
 from treetune.rows.scorer import row_tools, taskset_of, with_type
 from treetune.serve import Denied, Misused, RemoteEpisode, ServeError, TaskServerClient
@@ -92,7 +92,7 @@ def share_episodes(urls: str | Sequence[str] = (), **settings: Any) -> RowEpisod
     return _open(asyncio.get_running_loop(), urls, tuple(sorted(settings.items())))
 
 
-def is_misuse(error: ServeError) -> bool:
+def is_misuse(error: TreetuneError) -> bool:
     """Whether it is a fault of the setup, which every row would meet, and no other attempt mends."""
     return isinstance(error, Misused | Denied)
 

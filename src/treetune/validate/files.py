@@ -9,6 +9,7 @@ One chunk is in memory, and 8 bytes for each prompt. Parquet comes as Arrow, whi
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -23,8 +24,18 @@ from treetune.plugins import environments as known_environments
 from treetune.rows.arrow_values import drop_nulls, pause_gc, to_rows
 from treetune.rows.formats import FORMATS, detect, format_named
 from treetune.rows.image_columns import COLUMN as IMAGES
-from treetune.rows.reading import BUFFER, arrow_rows, hub_batches, refuse_several, rows_within, text_batches
-from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, find
+from treetune.rows.reading import arrow_rows, hub_batches, open_parquet, rows_within, text_batches
+from treetune.rows.sources import (
+    Batch,
+    File,
+    FileKind,
+    FolderSplits,
+    HubName,
+    Row,
+    Sources,
+    find,
+    find_with_splits,
+)
 from treetune.validate import prompts
 from treetune.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
 from treetune.validate.images import check_images
@@ -70,6 +81,8 @@ def validate(
         format_named(format)
     run = _Run(Report(quick=quick), format, environments, lengths, on_rows)
     groups = split(sources, validation)
+    if not any(groups):
+        raise UsageError("there is nothing to check", remedy="name at least one file, folder or dataset of rows")
     for group in groups:
         for source in group:
             run.check_file(source)
@@ -81,14 +94,23 @@ def validate(
 def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], list[Source]]:
     """The training files and the validation files, each once: a folder may hold both."""
     held_out = dict.fromkeys(find(validation))
-    training = dict.fromkeys(source for source in find(sources) if source not in held_out)
-    if held_out and not training:
+    training: dict[Source, None] = {}
+    by_name: dict[Source, None] = {}
+    for name, found in find_with_splits(sources):
+        if isinstance(found, FolderSplits):
+            splits = found.files if found.named is None else {found.named: list(find(name))}
+            files = [(file, split != "train") for split, some in splits.items() for file in some]
+        else:
+            files = [(file, prompts.is_validation(str(file))) for file in found]
+        for source, held in files:
+            if source not in held_out:
+                (by_name if held else training)[source] = None
+    if held_out and not (training or by_name):
         raise UsageError(
             f"{next(iter(held_out))} is the training file and the validation file",
             remedy="name other files beside those of --val",
         )
-    by_name = [source for source in training if prompts.is_validation(str(source))]
-    return [source for source in training if source not in by_name], [*by_name, *held_out]
+    return list(training), [*by_name, *held_out]
 
 
 class _Run(msgspec.Struct):
@@ -213,7 +235,7 @@ class RowCheck:
         self, format: str, known: Collection[str] = (), *, contents: bool = True, special: re.Pattern[str] | None = None
     ) -> None:
         self.format = format_named(format)
-        self.registered = known_environments.names()
+        self.registered = {*known_environments.names(), *(_list_gym_ids() if self.format.has_environments else ())}
         self.known = {*self.registered, *known}
         self.contents = contents
         self.special = special or prompts.SPECIAL
@@ -234,6 +256,12 @@ class RowCheck:
         """Whether SkyRL plays an environment of this name for several turns."""
         contract = self.contract(env_class) if self.format.has_environments else None
         return contract is not None and contract.max_turns > 1
+
+
+def _list_gym_ids() -> Collection[str]:
+    """The environments that skyrl-gym knows, where this process has loaded it."""
+    ids: Collection[str] = getattr(sys.modules.get("skyrl_gym.envs.registration"), "registry", ())
+    return ids
 
 
 # Reading
@@ -305,10 +333,7 @@ def _text_chunks(source: Source, report: Report) -> Iterator[Chunk]:
 
 
 def _parquet_chunks(path: str, report: Report, quick: bool) -> Iterator[Chunk]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
-        refuse_several(file.schema_arrow.names, path)
+    with open_parquet(Path(path)) as file:
         leaves = [file.schema.column(number).path for number in range(len(file.schema))]
         first = 0
         for batch in file.iter_batches(

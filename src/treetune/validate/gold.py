@@ -33,6 +33,7 @@ from treetune.scorers.said import find_unpaid
 from treetune.task import Task
 from treetune.threads import call
 from treetune.trace import Outcome
+from treetune.trust import Origin
 from treetune.validate.rules import WARNING, Report, Rule
 
 Answer = str | list[Any]
@@ -114,7 +115,7 @@ async def _try_scorer(task: Task) -> tuple[str | None, str]:
 async def _try_answers(task: Task) -> tuple[str | None, str]:
     """The rule that is broken, if any, and what was found."""
     try:
-        cls: type[Environment] = environments.resolve(task.env_class or "")
+        cls: type[Environment] = environments.resolve(task.env_class or "", Origin.of_data("a row"))
         gold = await call(cls.gold, task)
         if gold is None:
             return "gold-unknown", f"{task.env_class} knows no gold answer"

@@ -58,6 +58,8 @@ def prefilter(columns: Columns, check: RowCheck) -> Mask:
     environments, extra = _values_at(columns.rows, "env_class"), _values_at(columns.rows, "extra_info")
     truths = _values_at(columns.rows, "reward_spec", "ground_truth")
     usual = _is_text(environments) and _is_text(truths) and (extra is None or pa.types.is_struct(extra.type))
+    if (scorers := _values_at(columns.rows, "extra_info", "scorer")) is not None:
+        usual = usual and (_is_text(scorers) or scorers.null_count == len(scorers))
     if not usual or not check.format.has_environments or (check.contents and columns.contents is None):
         return np.ones(len(columns.rows), np.bool_)
     return _may_have_odd_prompts(columns, check) | _may_break_contracts(environments.dictionary_encode(), truths, check)

@@ -35,6 +35,7 @@ FixableRule(
     "null-max-turns", "max_turns in every row of the files, or in none: a null breaks the environment", "fill it in"
 )
 Rule("extra-info-not-a-mapping", "a mapping", "put the value under a key", WARNING)
+Rule("scorer-not-text", "a scorer as text: rule, env:NAME or JSON", "write it with json.dumps")
 Rule("missing-reward-spec", "reward_spec with a ground_truth", "add it")
 Rule("reward-spec-not-a-mapping", "a mapping with ground_truth", 'write {"ground_truth": ...}')
 Rule("missing-ground-truth", "a ground truth: a null one scores 0 for ever", "add it, or leave the row out")
@@ -50,6 +51,8 @@ def check_reward(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
     if not isinstance(extra, dict):
         yield "extra-info-not-a-mapping", show(extra)
         extra = {}
+    if not isinstance(scorer := extra.get("scorer"), str | None):
+        yield "scorer-not-text", show(scorer)
     env_class = (row if check.format.has_environments else extra).get("env_class")
     contract = None
     if env_class is None:
@@ -63,7 +66,7 @@ def check_reward(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
         yield "unknown-env-class", show(env_class) + did_you_mean(env_class, check.known)
     else:
         contract = check.contract(env_class)
-    yield from _check_truth(row, check, env_class, contract, extra.get("scorer"))
+    yield from _check_truth(row, check, env_class, contract, scorer)
     if check.format.has_environments and contract is not None:
         yield from _check_needs(row, contract)
         yield from _check_turns(row, contract)

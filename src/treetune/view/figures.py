@@ -17,8 +17,9 @@ import numpy as np
 
 from treetune.config import defaults_of, dump_yaml
 from treetune.evaluation import FINGERPRINT, EvalConfig, Run, pass_at_k, standard_error
+from treetune.run_config import CONFIG
 from treetune.runs.columns import Codes, Columns, Mask, Numbers
-from treetune.runs.folder import CONFIG
+from treetune.runs.plain_files import UNREADABLE, read_regular
 from treetune.target import find_differences
 from treetune.task import digest
 
@@ -80,8 +81,8 @@ def overview(run: Run) -> dict[str, Any]:
 def _fingerprint(run: Run) -> str | None:
     """Equal where two runs have the same taskset, by its code, config and data."""
     try:
-        return digest(msgspec.json.decode((run.folder / FINGERPRINT).read_bytes())["taskset"], 4)
-    except (OSError, msgspec.MsgspecError, KeyError, TypeError):
+        return digest(msgspec.json.decode(read_regular(run.folder / FINGERPRINT))["taskset"], 4)
+    except (OSError, KeyError, TypeError, *UNREADABLE):
         return None
 
 
@@ -118,7 +119,7 @@ def details(run: Run) -> dict[str, Any]:
 
 def _config(run: Run) -> dict[str, Any]:
     try:
-        text = (run.folder / CONFIG).read_text(encoding="utf-8", errors="replace")
+        text = read_regular(run.folder / CONFIG).decode(errors="replace")
     except OSError:
         return {"config": dump_yaml(run.config) if run.config else "", "overridden": {}}
     changed = find_differences(defaults_of(EvalConfig), run.config)

@@ -10,8 +10,9 @@ import msgspec
 
 from treetune.audit import suspicions
 from treetune.evaluation import Run
-from treetune.runs.folder import CONFIG
+from treetune.run_config import CONFIG
 from treetune.runs.marks import key_of
+from treetune.runs.plain_files import UNREADABLE
 from treetune.trace import Trace, decode_trace
 from treetune.view.lines import damaged, read_line, read_text, show_images
 from treetune.view.tables import describe, group_of
@@ -70,7 +71,7 @@ Texts = Callable[[list[int]], list[str]]
 def show_tokens(run: Run, at: int, texts: Texts | None, tokenizer: str | None) -> dict[str, Any]:
     try:
         found = _with_tokens.decode(read_line(run, at)).tokens or {}
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise damaged(run, at, error) from None
     sequences = [
         {**sequence, "texts": texts(sequence["ids"]) if texts is not None else None}

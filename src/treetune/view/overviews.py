@@ -17,9 +17,11 @@ from typing import Any
 import msgspec
 
 from treetune.cache_folder import default_cache_dir, write_atomically
-from treetune.errors import TreetuneError
+from treetune.errors import TreetuneError, described
+from treetune.evaluation import Run
 from treetune.runs.folder import SUMMARY
 from treetune.runs.marks import read_tags
+from treetune.runs.plain_files import UNREADABLE, read_regular
 from treetune.task import digest
 from treetune.view.figures import overview
 from treetune.view.run_list import RunList, ShownRun, Stamp, Writers
@@ -97,12 +99,15 @@ class Overviews:
         row: dict[str, Any]
         try:
             if shown.rollouts is None and len(self._runs) > _FEW:
-                row = {**overview(shown.read()), "read": 1.0}  # read for this, and not kept
+                row = {**_line_of(shown.read()), "read": 1.0}  # read for this, and not kept
             else:
                 with shown.open() as run:
-                    row = {**overview(run), "read": shown.share_read}
-        except TreetuneError as error:
-            row = {**_row_of_summary(shown), "pending": False, "read": 1.0, "error": error.message}
+                    row = {**_line_of(run), "read": shown.share_read}
+        except OSError:
+            raise  # it is gone
+        except Exception as error:  # whatever is wrong with one run, the others are shown
+            why = error.message if isinstance(error, TreetuneError) else described(error)
+            row = {**_row_of_summary(shown), "pending": False, "read": 1.0, "error": why}
         is_whole = row["read"] == 1.0
         self._known[shown.id] = stamp if is_whole else _OF_A_PART, row
         if is_whole and "error" not in row:
@@ -119,7 +124,8 @@ class Overviews:
         self._worker.join(max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
-        for shown in self._runs:
+        """Those of other programs last: reading them takes longer."""
+        for shown in sorted(self._runs, key=lambda shown: not shown.is_own):
             with suppress(OSError):
                 stamp = shown.stamp()
                 if self._find(shown, stamp) is None:
@@ -142,6 +148,11 @@ class Overviews:
         with suppress(OSError):  # only the next start is slower
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file(shown), msgspec.json.encode(kept))
+
+
+def _line_of(run: Run) -> dict[str, Any]:
+    """With what could not be read of it."""
+    return {**overview(run), **({"error": run.warnings[0]} if run.warnings else {})}
 
 
 _NOTHING: dict[str, Any] = {
@@ -171,10 +182,10 @@ def _row_of_summary(shown: ShownRun) -> dict[str, Any]:
     """What its summary says, where there is one. It has no rollouts yet, so that whoever asks for changes is told when
     it has."""
     row = {**_NOTHING, "pending": True}
-    with suppress(OSError, msgspec.MsgspecError):
+    with suppress(OSError, *UNREADABLE):
         if not shown.is_own:
             return row
-        summary = msgspec.json.decode((shown.path / SUMMARY).read_bytes(), type=dict[str, Any])
+        summary = msgspec.json.decode(read_regular(shown.path / SUMMARY), type=dict[str, Any])
         row |= {name: summary[name] for name in ("stderr", "tasks", "scored", "outcomes") if name in summary}
         row |= {"mean": summary.get("mean_reward"), "pass_at": summary.get("pass_at_k") or {}}
     return row

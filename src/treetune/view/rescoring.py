@@ -33,7 +33,7 @@ class Rescoring:
         self._children: set[subprocess.Popen[bytes]] = set()
 
     def preview(self, run: Path, query: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "treetune", "rescore", str(run), "--dry-run", "-n", str(MOST), "--json"]
+        command = [sys.executable, "-P", "-m", "treetune", "rescore", str(run), "--dry-run", "-n", str(MOST), "--json"]
         command += ["--where", query] if query.strip() else []
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         with self._lock:

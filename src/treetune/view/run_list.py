@@ -22,7 +22,7 @@ from pathlib import Path
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.runs.folder import SUMMARY
-from treetune.runs.places import Place, find_run, runs_below
+from treetune.runs.places import Place, find_run, walk_runs
 from treetune.runs.run import Run, is_run
 
 _MOST_ROLLOUTS = 300_000
@@ -32,8 +32,9 @@ _READ_SECONDS = 0.5
 _SLICE_SECONDS = 0.2
 _FRESH_SECONDS = 60.0
 """So long after its last line a run without a summary counts as being written, where no lock tells."""
-_LOOK_SHARE = 0.1
-"""The most of the time that looking for new runs may take."""
+_LOOK_SECONDS, _LOOK_SHARE = 0.5, 0.1
+"""How long one look for new runs takes at most, and which share of the time all of them may take; the next look goes on
+where one has ended."""
 
 _LOCK = re.compile(r"^\d+: FLOCK .* \w+:\w+:(\d+) ", re.M)
 """A line of /proc/locks: a lock that somebody holds, on a file known by its inode."""
@@ -134,6 +135,7 @@ class RunList:
         self._next_look = 0.0
         self._runs: list[ShownRun] = []
         self._known: set[Path] = set()
+        self._walk: Iterator[tuple[Path, Place]] = iter(())
         for path in self._paths:
             if not path.exists():
                 raise UsageError(f"there is no {path}", remedy="name a run folder, or a folder of runs")
@@ -159,20 +161,33 @@ class RunList:
         return self._runs[id]
 
     def look(self, now: bool = False) -> bool:
-        """Looks for runs again, `now` or only now and then; gives whether there are new ones."""
+        """Looks for runs again, `now` or only now and then; gives whether there are new ones. A folder with very many
+        others is looked through in several looks."""
         with self._lock:
             began = time.monotonic()
             if began < self._next_look and not now:
                 return False
-            before = len(self._runs)
-            for top in self._paths:
-                for place in _places(top):
-                    if (known := place.path.resolve()) not in self._known:
-                        self._known.add(known)
-                        name = _name(place.path, top, len(self._paths) > 1)
-                        self._runs.append(ShownRun(len(self._runs), place, name))
+            found: list[tuple[Path, Place]] = []
+            for top, place in self._go_on():
+                if (known := place.path.absolute() if place.fault else place.path.resolve()) not in self._known:
+                    self._known.add(known)
+                    found.append((top, place))
+                if time.monotonic() - began > _LOOK_SECONDS:
+                    break
+            for top, place in sorted(found, key=lambda each: (self._paths.index(each[0]), each[1].path)):
+                name = _name(place.path, top, len(self._paths) > 1)
+                self._runs.append(ShownRun(len(self._runs), place, name))
             self._next_look = began + (time.monotonic() - began) / _LOOK_SHARE
-            return len(self._runs) > before
+            return bool(found)
+
+    def _go_on(self) -> Iterator[tuple[Path, Place]]:
+        """The rest of a walk that was interrupted; where none was, another one."""
+        rest = next(self._walk, None)
+        if rest is not None:
+            yield rest
+        else:
+            self._walk = ((top, place) for top in self._paths for place in _places(top))
+        yield from self._walk
 
     def _close_others(self, id: int) -> None:
         """Those that nobody has looked at for the longest, where too much is open."""
@@ -193,7 +208,7 @@ def _name(path: Path, top: Path, several: bool) -> str:
 
 def _places(top: Path) -> Iterator[Place]:
     """The runs at a path or below it; also those within a run of ours: `rescored`, or a server's `earlier` ones."""
-    for place in runs_below(top):
+    for place in walk_runs(top):
         yield place
         if place.kind == Run.kind:
             with suppress(OSError), os.scandir(place.path) as entries:

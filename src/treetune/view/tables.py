@@ -14,6 +14,7 @@ from treetune.errors import UsageError, did_you_mean
 from treetune.evaluation import Run
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
 from treetune.runs.marks import key_of
+from treetune.runs.plain_files import UNREADABLE
 from treetune.task import text_of
 from treetune.view.figures import FLAGS, flags_of, plain
 from treetune.view.lines import read_text
@@ -174,7 +175,7 @@ def question_of(run: Run, at: int) -> str:
     """The beginning of what the task asks."""
     try:
         prompt = _glance.decode(read_text(run, at)).task.prompt
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return ""
     if isinstance(prompt, list):
         asked = [message for message in prompt if message.get("role") == "user"] or prompt

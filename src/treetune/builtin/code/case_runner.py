@@ -1,4 +1,5 @@
-"""Runs an answer on test cases, inside a sandbox: a program of its own that needs nothing but Python.
+"""Runs an answer on test cases, inside a sandbox: a program of its own that needs nothing but Python. It is
+sent together with `time_limit.py`.
 
 Standard input has the answer as one line of JSON, then one line a case. Standard output gets one line of JSON a case:
 what was printed or returned, or the error. The first failure ends it.
@@ -20,10 +21,12 @@ import resource
 import signal
 import sys
 import tempfile
-import time
 import traceback
 import types
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from treetune.sandbox.time_limit import TimeLimit
 
 NAMES = {
     "bisect": "bisect_left bisect_right insort",
@@ -91,9 +94,9 @@ class CaseProcess:
 
     def wait(self, child: int) -> tuple[str, bytes]:
         """How it ended, by itself or by its time, and what to say about it."""
-        deadline = time.monotonic() + self.answer["seconds"]
+        limit = TimeLimit(self.answer["seconds"])
         reaped = status = 0
-        while not reaped and (left := deadline - time.monotonic()) > 0:
+        while not reaped and (left := limit.left()) > 0:
             signal.sigtimedwait([signal.SIGCHLD], left)
             reaped, status = os.waitpid(child, os.WNOHANG)
         for kill in (os.killpg, os.kill)[: 1 if reaped else 2]:  # the group: what it left running

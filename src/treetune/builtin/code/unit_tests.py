@@ -21,7 +21,8 @@ from treetune.sandbox import Ended, SandboxLimits
 
 TEST_RUNNER = Path(__file__).with_name("test_runner.py").read_bytes()
 CPU_SECONDS, CLOCK_SECONDS = 10, 25.0
-"""Of all tests together: processor time of the answer, and by the clock, on a busy machine."""
+"""Of all tests together: processor time of the answer, and the seconds that sandboxes count, in which it may also
+wait."""
 LIMITS = SandboxLimits(seconds=CLOCK_SECONDS, memory_mb=1024, processes=64, disk_mb=64, output_kb=64)
 
 _ENDED = {Ended.TIMEOUT: "no end in time", Ended.MEMORY: f"over {LIMITS.memory_mb} MB of memory"}

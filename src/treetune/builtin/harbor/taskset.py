@@ -2,7 +2,7 @@
 
     treetune validate harbor --taskset.folder tasks
     treetune eval harbor --taskset.dataset terminal-bench@2.0 --taskset.sandbox docker -m MODEL
-    treetune eval harbor --taskset.dataset https://github.com/org/tasks.git@main -m scripted:gold
+    treetune eval harbor --taskset.dataset https://github.com/org/repository.git@main#tasks -m scripted:gold
 
 Without Docker the host's system stands in for a task's image, so tasks that need another are refused, naming what they
 ask for.
@@ -28,13 +28,17 @@ from treetune.builtin.harbor.folder import HarborFolder
 from treetune.builtin.turns import Positive
 from treetune.config import FileName
 from treetune.errors import ConfigError, StorageError, TasksetError, UnknownNameError
+from treetune.http_body import BodyTooLarge, read_blocking
 from treetune.sandbox.machines import MachineConfig
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import Message, digest
 from treetune.taskset import Taskset
 
 REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"
-GIT_ADDRESS = re.compile(r"(?P<address>(?:\w+://|\w+@[\w.-]+:|/|\.).*?)(?:@(?P<branch>[^@/:]+))?")
+GIT_ADDRESS = re.compile(
+    r"(?P<address>(?:\w+://|\w+@[\w.-]+:|/|\.).*?)(?:@(?P<branch>[^@/:#]+))?(?:#(?P<folder>[^#]+))?"
+)
+"""An address, and perhaps a branch or commit, and the folder in the repository that has the tasks."""
 REGISTRY_SECONDS = 60
 NO_NETWORK = "is there a network? a folder of tasks can always be named with --taskset.folder"
 
@@ -43,8 +47,8 @@ class HarborConfig(MachineConfig, frozen=True, kw_only=True):
     folder: FileName = ""
     """A folder with a task in each of its folders, or one task."""
     dataset: str = ""
-    """In the place of a folder: `name` or `name@version` in the registry, or a git address, with `@branch` if need be.
-    It is downloaded once."""
+    """In the place of a folder: `name` or `name@version` in the registry, or a git address, with `@branch` and
+    `#folder`, the folder in the repository that has the tasks, if need be. It is downloaded once."""
     registry: str = REGISTRY
     """Where datasets are looked up: the address or path of a `registry.json`."""
     tasks: list[str] = []
@@ -61,6 +65,7 @@ class HarborConfig(MachineConfig, frozen=True, kw_only=True):
 
 class Harbor(Taskset[HarborTask, HarborConfig]):
     NEEDS_CONTAINER = True
+    RUNS_CODE = True
 
     def __init__(self, config: HarborConfig | None = None) -> None:
         super().__init__(config)
@@ -68,6 +73,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
         if bool(self.config.folder) == bool(self.config.dataset):
             raise ConfigError([("taskset.folder", "name a folder of tasks, or a dataset: one of the two")])
         if self.config.dataset:
+            self._origin.refuse(f"would download a dataset: {self.config.dataset}")
             root = download(self.config.dataset, self.config.registry)
         else:
             # Absolute, so that tasks and runs can be taken up from another folder.
@@ -75,12 +81,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
             self.config = msgspec.structs.replace(self.config, folder=str(root))
         if not root.is_dir():
             raise ConfigError([("taskset.folder", f"no such folder: {root}")])
-        alone = (root / "task.toml").is_file()
-        found = [root] if alone else sorted(file.parent for file in root.glob("*/task.toml"))
-        wanted = self.config.tasks
-        self._folders = [path for path in found if alone or not wanted or any(map(path.match, wanted))]
-        if not self._folders:
-            raise ConfigError([("taskset.folder", f"{root} has no folder with a task.toml that is asked for")])
+        self._folders = self._find_tasks(root)
         if self.config.unsupported == "skip":
             self._skip()
         self._warned = self.config.has_images or self.config.rootfs is not None
@@ -119,6 +120,23 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
 
     def source(self) -> str:
         return digest([(path.name, self._open(path).digest(whole_bytes=0)) for path in self._folders])
+
+    def _find_tasks(self, root: Path) -> list[Path]:
+        if (root / "task.toml").is_file():
+            return [root]
+        wanted, found = self.config.tasks, sorted(file.parent for file in root.glob("*/task.toml"))
+        if not found:
+            key, named, mark = "folder", self.config.folder, "/"
+            if self.config.dataset:
+                key, named, mark = "dataset", self.config.dataset, "#" if "#" not in self.config.dataset else "/"
+            inside = sorted({str(file.parents[1].relative_to(root)) for file in root.glob("*/**/task.toml")})
+            remedy = f"write taskset.{key}: {named}{mark}{inside[0]}" if inside else "each task is a folder with one"
+            raise ConfigError([(f"taskset.{key}", f"{named} has no folder with a task.toml in it")], remedy=remedy)
+        chosen = [path for path in found if not wanted or any(map(path.match, wanted))]
+        if not chosen:
+            names = ", ".join(path.name for path in found[:5]) + (", ..." if len(found) > 5 else "")
+            raise ConfigError([("taskset.tasks", f"none of the {len(found)} tasks has such a name; they are: {names}")])
+        return chosen
 
     def _open(self, path: Path) -> HarborFolder:
         return HarborFolder(path, engine=self.config.has_images)
@@ -163,23 +181,27 @@ class RegistryDataset(msgspec.Struct):
 def download(dataset: str, registry: str) -> Path:
     """A dataset as a folder with a task in each of its folders; it is downloaded once."""
     place = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "treetune" / "harbor"
-    folder = place / re.sub(r"[^\w.@-]+", "_", dataset)
+    address = GIT_ADDRESS.fullmatch(dataset)
+    # Other addresses may read the same without their punctuation.
+    folder = place / (re.sub(r"[^\w.@-]+", "_", dataset) + (f"-{digest(dataset, 4)}" if address else ""))
+    inside = Path((address and address["folder"]) or ".")
     if folder.is_dir():
-        return folder
+        return folder / inside
     try:
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place, prefix=".download-") as temporary:
             made = Path(temporary) / "tasks"
-            if found := GIT_ADDRESS.fullmatch(dataset):
-                _clone(found["address"], found["branch"] or "HEAD", made)
+            if address is not None:
+                _clone(address["address"], address["branch"] or "HEAD", made)
                 shutil.rmtree(made / ".git")
+                _find_folder(made, str(inside), dataset)
             else:
                 _collect(_find_dataset(dataset, registry), Path(temporary), made)
             made.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # another process was faster
             raise StorageError(f"{dataset} cannot be kept in {place}: {error}", remedy="set XDG_CACHE_HOME") from error
-    return folder
+    return folder / inside
 
 
 def _find_dataset(dataset: str, registry: str) -> RegistryDataset:
@@ -187,11 +209,11 @@ def _find_dataset(dataset: str, registry: str) -> RegistryDataset:
     try:
         if "://" in registry:
             with urllib.request.urlopen(registry, timeout=REGISTRY_SECONDS) as answer:
-                content = answer.read()
+                content = read_blocking(answer, REGISTRY_SECONDS)
         else:
             content = Path(registry).expanduser().read_bytes()
         datasets = msgspec.json.decode(content, type=list[RegistryDataset])
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError, BodyTooLarge) as error:
         raise TasksetError(f"the registry at {registry} cannot be read: {error}", remedy=NO_NETWORK) from error
     name, _, version = dataset.partition("@")
     found = [entry for entry in datasets if entry.name == name and version in ("", entry.version)]
@@ -209,10 +231,17 @@ def _collect(dataset: RegistryDataset, temporary: Path, made: Path) -> None:
         clone = temporary / f"source{number}"
         _clone(address, commit, clone)
         for path in paths:
-            task_folder = (clone / path).resolve()
-            if not task_folder.is_relative_to(clone.resolve()) or not task_folder.is_dir():
-                raise TasksetError(f"{address} has no folder {path} at {commit}", remedy="look at the registry")
+            task_folder = _find_folder(clone, path, f"{address} at {commit}")
             task_folder.rename(made / task_folder.name)
+
+
+def _find_folder(clone: Path, path: str, named: str) -> Path:
+    """A folder of a repository; one that leads out of it is none."""
+    folder = (clone / path).resolve()
+    if not folder.is_relative_to(clone.resolve()) or not folder.is_dir():
+        has = ", ".join(sorted(one.name for one in clone.iterdir() if one.is_dir() and one.name != ".git")[:12])
+        raise TasksetError(f"{named} has no folder {path}", remedy=f"it has: {has or 'no folder'}")
+    return folder
 
 
 def _clone(address: str, commit: str, folder: Path) -> None:

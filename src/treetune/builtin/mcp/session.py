@@ -83,12 +83,12 @@ class McpSession:
             finally:
                 await self._process.stop()
             return
-        import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
-        seconds = httpx2.Timeout(self._server.start_timeout, read=max(self._server.timeout, 300.0))
+        from treetune.builtin.mcp.http_client import open_client
+
         async with (
-            httpx2.AsyncClient(headers=self._server.all_headers(), timeout=seconds) as client,
+            open_client(self._server) as client,
             streamable_http_client(self._server.url, http_client=client) as (incoming, outgoing),
         ):
             yield incoming, outgoing

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from treetune.builtin.shell.taskset import OSInteraction
+from treetune.code_reference import parse_reference
 from treetune.config import load_yaml
 from treetune.environment import Action, Environment, Step
 from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, UnknownNameError, UsageError
@@ -30,6 +31,7 @@ from treetune.plugins import absolute_spec, load_object
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
+from treetune.trust import Origin
 
 OS = {"os-std": "std", "os-env_train": "env_train", "os-dev": "dev"}
 FAMILIES = {
@@ -43,7 +45,8 @@ FAMILIES = {
     "avalon": ("avalon.yaml", ("avalon-dev-naive", "avalon-dev-single")),
 }
 """AgentBench's other tasks: the config that has them, and their names. Its present ones have `-std` and `-env_train`,
-earlier ones `-dev`. Their code needs a checkout, agentrl-worker and data or servers of its own."""
+earlier ones `-dev`, whose data is still there. Their code needs a checkout, agentrl-worker and data or servers of its
+own."""
 
 END_SECONDS = 10.0
 """How long a cancelled episode is waited for; its code may be in the middle of something."""
@@ -54,7 +57,7 @@ RESULT_KEYS = ("reward", "score", "result", "success", "succeed")
 logger = logging.getLogger(__name__)
 
 
-def taskset_class(spec: str) -> type[Taskset[Any, Any]]:
+def taskset_class(spec: str, origin: Origin) -> type[Taskset[Any, Any]]:
     """The taskset that `agentbench:SPEC` stands for."""
     if spec in OS:
         return type("AgentBenchOS", (_NamedSplit,), {"NAME": OS[spec]})
@@ -94,10 +97,11 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         if self.config.root is not None:
             # Its code finds itself and its data from there.
             root = _absolute(self.config.root)
+            self._origin.refuse(f"imports code from {root}")
             sys.path.insert(0, root)
             os.chdir(root)
         # AgentBench writes module.Class.
-        cls: Any = load_object(spec if ":" in spec else ":".join(spec.rsplit(".", 1)))
+        cls: Any = load_object(parse_reference(spec if ":" in spec else ":".join(spec.rsplit(".", 1))), self._origin)
         return TaskServerAdapter(cls(**{**parameters, **self.config.parameters}))
 
     def count(self) -> int:
@@ -122,7 +126,9 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         if root is None:
             why = f"{spec} is AgentBench's own code: it needs a checkout, agentrl-worker and what it asks for"
             raise UsageError(why, remedy="name the checkout with --taskset.root")
-        return _read_config(Path(root).expanduser() / "configs" / "tasks" / FAMILIES[family][0], spec)
+        checkout = Path(root).expanduser()
+        config = checkout / "configs" / "tasks" / FAMILIES[family][0]
+        return _read_dev(config, spec, checkout) or _read_config(config, spec)
 
 
 # The class of a TARGET is made for its name. Rows name a class that any process finds, with the name in its config.
@@ -158,7 +164,7 @@ def _absolute(path: str) -> str:
 
 def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
     """Class and parameters of a task in AgentBench's kind of config: named entries over a `default`."""
-    content = load_yaml(str(path))
+    content = load_yaml(str(path), interpolates=False)
     known = [key for key, value in content.items() if isinstance(value, dict) and key != "default"]
     if name is None and len(known) == 1:
         name = known[0]
@@ -169,6 +175,20 @@ def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
     if not isinstance(module, str):
         raise ConfigError([(f"{name}.module", "is required: the class, as module.Class")], source=str(path))
     return module, {**(default.get("parameters") or {}), **(entry.get("parameters") or {})}
+
+
+def _read_dev(config: Path, name: str, checkout: Path) -> tuple[str, dict[str, Any]] | None:
+    """A `-dev` that the config of a checkout lacks, and whose samples lie beside those of its `-std`."""
+    standard = name.removesuffix("-dev") + "-std"
+    content = load_yaml(str(config))
+    if not name.endswith("-dev") or name in content or standard not in content:
+        return None
+    module, parameters = _read_config(config, standard)
+    data = Path(str(parameters.get("data_file", "")))
+    for sample in (data.with_name(f"dev{data.suffix}"), data.with_name("dev.jsonl"), data.with_name("dev.json")):
+        if (checkout / sample).is_file():
+            return module, {**parameters, "name": name, "data_file": str(sample)}
+    return None
 
 
 class TaskServerAdapter:

@@ -35,7 +35,7 @@ class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
     root: str | None = None
     """A checkout of AgentBench; its samples and scripts are used where the next two do not name others."""
     data: str | None = None
-    """AgentBench's `data/os_interaction/data` folder, or one JSON file of samples."""
+    """AgentBench's `data/os_interaction/data` folder, one JSON file of samples, or a folder with such files."""
     split: Split = "std"
     """Of a folder: the samples in its folders, those of `dev.json`, or of `train_0317/training.json` beside it."""
     scripts_root: str | None = None
@@ -78,7 +78,9 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
             raise ConfigError(faults)
         self._samples = list(self._read_samples())
         if not self._samples:
-            raise ConfigError([("taskset.data", f"{self.config.data} has no samples that can be served here")])
+            files = self._find_files(Path(fixed["data"]))
+            what = "samples that can be served here" if files else "JSON file of samples, directly or in a folder"
+            raise ConfigError([("taskset.data", f"{self.config.data} has no {what}")])
 
     def count(self) -> int:
         return len(self._samples)
@@ -152,7 +154,9 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
             return [data]
         if self.config.split != "std":
             return [data / "dev.json" if self.config.split == "dev" else data.parent / TRAINING]
-        return sorted(data.glob("*/*.json"), key=lambda path: (len(path.parent.name), path))
+        # AgentBench's own folder has its samples in folders, and beside these files that are no part of them.
+        found = list(data.glob("*/*.json")) or list(data.glob("*.json"))
+        return sorted(found, key=lambda path: (len(path.parent.name), path))
 
 
 def write_prompt(sample: Sample, max_turns: int, command_seconds: float) -> list[Message]:

@@ -20,6 +20,7 @@ import msgspec
 
 from treetune.builtin.textarena import TextArenaGame, import_textarena
 from treetune.builtin.turns import Positive, TurnEnvironment, hash_number
+from treetune.code_reference import parse_reference
 from treetune.config import CodeName
 from treetune.environment import Action, Step
 from treetune.errors import (
@@ -35,6 +36,7 @@ from treetune.plugins import absolute_spec, load_object
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
+from treetune.trust import Origin, current_origin
 
 POLICY = 0
 MOST_PLAYERS = 15
@@ -66,6 +68,10 @@ class TextArenaEnvironment(TurnEnvironment):
 
     task: TextArenaTask
 
+    def __init__(self, task: TextArenaTask) -> None:
+        super().__init__(task)
+        self._origin = current_origin()  # of the opponent that the task names
+
     @classmethod
     def gold(cls, task: Task) -> list[str] | None:
         return _make_game(task).find_gold() if isinstance(task, TextArenaTask) else None
@@ -73,7 +79,7 @@ class TextArenaEnvironment(TurnEnvironment):
     def start(self) -> Any:  # neither it nor step is async: they run in a thread
         """A function of the task's fields."""
         self._game = _make_game(self.task)
-        self._opponent = Opponent(self._game, self.task)
+        self._opponent = Opponent(self._game, self.task, self._origin)
         self._opponent.play()
         observed = self._game.read(POLICY)
         if isinstance(self.task.prompt, str) and observed != self.task.prompt:
@@ -134,7 +140,7 @@ class TextArena(Taskset[TextArenaTask, TextArenaConfig]):
         if isinstance(config.opponent, str) and config.opponent not in ("", "random"):
             # Absolute, for it must be found from any process.
             self.config = msgspec.structs.replace(config, opponent=absolute_spec(config.opponent, [Path.cwd()]))
-            load_opponent(str(self.config.opponent))
+            load_opponent(str(self.config.opponent), self._origin)
 
     def count(self) -> int:
         return self.config.num_tasks
@@ -194,8 +200,8 @@ def _make_game(task: TextArenaTask) -> TextArenaGame:
 class Opponent:
     """Plays everybody but the policy."""
 
-    def __init__(self, game: TextArenaGame, task: TextArenaTask) -> None:
-        self._game, self._spec = game, task.opponent
+    def __init__(self, game: TextArenaGame, task: TextArenaTask, origin: Origin) -> None:
+        self._game, self._spec, self._origin = game, task.opponent, origin
         self._rng = random.Random(f"opponent {task.seed}")
         self._seen: dict[int, list[str]] = {}
         """By player, what it was shown."""
@@ -226,7 +232,7 @@ class Opponent:
             # What was offered last is tried first; the rules at the beginning name moves too.
             return self._draw_allowed([BRACKETS.findall(text) for text in reversed(seen)])
         try:
-            answer = load_opponent(self._spec)("\n".join(seen), self._rng)
+            answer = load_opponent(self._spec, self._origin)("\n".join(seen), self._rng)
         except Exception as error:
             raise EnvironmentFault(f"the opponent {self._spec} failed: {described(error)}") from error
         if not isinstance(answer, str):
@@ -245,9 +251,9 @@ class Opponent:
         raise EnvironmentFault(why, remedy="name the moves, or a function: --taskset.opponent file.py:name")
 
 
-def load_opponent(spec: str) -> Callable[[str, random.Random], Any]:
+def load_opponent(spec: str, origin: Origin) -> Callable[[str, random.Random], Any]:
     """A function of what the player has seen so far and a random.Random that gives its move."""
-    function = load_object(spec)
+    function = load_object(parse_reference(spec), origin)
     if not callable(function):
         raise EnvironmentFault(f"{spec} is no function", remedy="write def opponent(observation, rng): return '[4]'")
     return function  # type: ignore[no-any-return]

@@ -14,12 +14,16 @@ from typing import Any
 from treetune.policy import Usage
 from treetune.runs.foreign.chat import call_of, turns_of
 from treetune.runs.foreign.harbor_result import note_result, result_of, seconds
-from treetune.runs.foreign.kind import Found, Kind, Stamp, decode, files_in, number_of, time_of
+from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, decode, files_in, number_of, time_of
+from treetune.runs.plain_files import open_regular, read_regular
 from treetune.task import Message, Task, digest
 from treetune.tokens import Tokens
 from treetune.trace import Timing, Trace
 
 _RESULT, _TRAJECTORY = "result.json", "trajectory.json"
+_TRIAL = Keys("trial_name")
+_MOST_BYTES = 1 << 30
+"""Of a trajectory."""
 _VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF-v\d')
 
 
@@ -62,7 +66,7 @@ def _of_trial(folder: Path) -> list[Path]:
     found = [folder / "agent" / _TRAJECTORY]
     found += sorted(folder.glob(f"steps/*/agent/{_TRAJECTORY}"))
     found = [file for file in found if file.is_file()]
-    return found or ([folder / _RESULT] if "trial_name" in _read(folder / _RESULT) else [])
+    return found or ([folder / _RESULT] if _TRIAL.are_in(folder / _RESULT) else [])
 
 
 def _trial_of(file: Path) -> Path:
@@ -75,7 +79,7 @@ def _trial_of(file: Path) -> Path:
 
 def _is_trajectory(path: Path) -> bool:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return bool(_VERSION.search(file.read(4096)))
     except OSError:
         return False
@@ -83,7 +87,7 @@ def _is_trajectory(path: Path) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = decode(path.read_bytes())
+        found = decode(read_regular(path, most=_MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.runs.foreign.kind import number_of, numbers_in, time_of
+from treetune.runs.plain_files import read_regular
 from treetune.trace import Failure, Outcome, Trace
 
 _MEASURED = {
@@ -24,6 +25,8 @@ _MEASURED = {
     "ContentPolicyViolationError": Outcome.COMPLETED,
 }
 """The exceptions of Harbor that are the agent's doing: its reward counts."""
+_LONGEST_NUMBER = 1000
+"""Bytes of a file that holds one."""
 _OF_MODEL = re.compile(r"(?i)api|ratelimit|authentication|modelnotfound|badrequest|serviceunavailable|internalserver")
 
 
@@ -71,6 +74,6 @@ def _note_exception(trace: Trace, error: dict[str, Any]) -> None:
 def _reward_file(file: Path) -> float | None:
     """What the verifier of a trial wrote, where there is no result yet."""
     try:
-        return number_of(float((file.parent.parent / "verifier" / "reward.txt").read_text().strip()))
+        return number_of(float(read_regular(file.parent.parent / "verifier" / "reward.txt", most=_LONGEST_NUMBER)))
     except (OSError, ValueError):
         return None

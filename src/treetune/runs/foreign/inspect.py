@@ -6,19 +6,24 @@ An epoch of a sample is a rollout of a task; `inspect_sample.py` makes a trace o
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from treetune.runs.foreign.inspect_sample import trace_of
 from treetune.runs.foreign.kind import Found, Kind, Stamp, decode
+from treetune.runs.plain_files import open_regular
 
 _ZSTANDARD = 93
 """The compression that Inspect writes; `zipfile` knows it from Python 3.14 on."""
 _SAMPLES = "samples/"
+_MOST_UNPACKED, _MOST_RATIO, _PIECE = 64 << 20, 100, 1 << 20
+"""A member may have so many bytes, and so many times its packed ones; they are unpacked in pieces."""
 
 
 class Inspect(Kind):
@@ -26,16 +31,16 @@ class Inspect(Kind):
 
     def files(self, path: Path) -> list[Path]:
         if path.suffix == ".eval":
-            return [path] if zipfile.is_zipfile(path) else []
-        return [path] if path.suffix == ".json" and path.is_file() and _is_log(path) else []
+            return [path] if _is_zip(path) else []
+        return [path] if path.suffix == ".json" and _is_log(path) else []
 
     def read(self, file: Path, after: int) -> Iterator[Found]:
         if file.suffix == ".json":
-            log = _with_places(decode(file.read_bytes()))
+            log = _with_places(_read_json(file))
             for at, sample in enumerate((log.get("samples") or [])[after:], after):
                 yield _found(sample, log, at + 1, f"{file.name}, sample {at}")
             return
-        with zipfile.ZipFile(file) as members:
+        with _open_zip(file) as members:
             log = _with_places(_read_header(members))
             samples = _samples(members)
             for at, member in enumerate(samples[after:], after):
@@ -51,7 +56,7 @@ class Inspect(Kind):
         """A log grows by whole samples; one that was run again takes the place of what it had been."""
         if file.suffix == ".json":
             return ""
-        with zipfile.ZipFile(file) as members:
+        with _open_zip(file) as members:
             samples = _samples(members)[:position]
         return hashlib.sha256(repr([(each.filename, each.CRC) for each in samples]).encode()).hexdigest()[:16]
 
@@ -60,11 +65,31 @@ class Inspect(Kind):
 
 
 def read_member(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """The bytes of a member, also of one that is compressed by zstandard."""
+    """The bytes of a member, also of one that is compressed by zstandard. However large the log says that it is, it is
+    unpacked piece by piece; raises ValueError where it is too large."""
+    assert members.fp is not None
+    there = os.fstat(members.fp.fileno()).st_size
+    most = _MOST_UNPACKED + _MOST_RATIO * min(member.compress_size, there)
     if member.compress_type != _ZSTANDARD or hasattr(zipfile, "ZIP_ZSTANDARD"):
-        return members.read(member)
+        with members.open(member) as opened:
+            return _read_bounded(opened, most)
     import pyarrow as pa
 
+    packed = pa.py_buffer(_packed_bytes(members, member))
+    with pa.input_stream(packed, compression="zstd") as stream:
+        return _read_bounded(stream, most)
+
+
+def _read_bounded(file: Any, most: int) -> bytes:
+    unpacked = bytearray()
+    while part := file.read(_PIECE):
+        unpacked += part
+        if len(unpacked) > most:
+            raise ValueError(f"it unpacks to more than {most >> 20} MB")
+    return bytes(unpacked)
+
+
+def _packed_bytes(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     file = members.fp
     assert file is not None
     file.seek(member.header_offset)
@@ -73,8 +98,7 @@ def read_member(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         raise zipfile.BadZipFile(f"{member.filename} does not begin where the file says")
     name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
     file.seek(name + extra, 1)
-    data = file.read(member.compress_size)
-    return bytes(pa.Codec("zstd").decompress(data, member.file_size)) if member.file_size else b""
+    return file.read(member.compress_size)
 
 
 def _samples(members: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
@@ -98,9 +122,32 @@ def _with_places(log: dict[str, Any]) -> dict[str, Any]:
     return {**log, "places": {id: at for at, id in enumerate(ids)}}
 
 
+@contextmanager
+def _open_zip(file: Path) -> Iterator[zipfile.ZipFile]:
+    with open_regular(file) as opened, zipfile.ZipFile(opened) as members:
+        yield members
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        with open_regular(path) as file:
+            return zipfile.is_zipfile(file)
+    except OSError:
+        return False
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    with open_regular(file) as opened:
+        log = decode(opened.read())
+    return log if isinstance(log, dict) else {}
+
+
 def _is_log(path: Path) -> bool:
-    with open(path, "rb") as file:
-        begins = file.read(1024)
+    try:
+        with open_regular(path) as file:
+            begins = file.read(1024)
+    except OSError:
+        return False
     return bool(re.match(rb'\s*\{\s*"version":\s*\d+\s*,\s*"status":', begins)) and b'"eval"' in begins
 
 
@@ -108,9 +155,9 @@ def _is_log(path: Path) -> bool:
 def _describe(file: Path, stamp: Stamp) -> dict[str, Any]:
     try:
         if file.suffix == ".json":
-            log = decode(file.read_bytes())
+            log = _read_json(file)
         else:
-            with zipfile.ZipFile(file) as members:
+            with _open_zip(file) as members:
                 log = _read_header(members)
     except (OSError, ValueError, zipfile.BadZipFile):
         return {}

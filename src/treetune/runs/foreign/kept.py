@@ -1,7 +1,7 @@
 """A run of another program, kept as a run folder of ours: each of its rollouts is made a trace once.
 
     kept = KeptRun(Path("outputs/rollout_data"), Verl())
-    kept.update()                              # takes up what is new
+    kept.update()                              # has a process of its own take up what is new
     kept.folder                                # has traces.jsonl and its index
 
 Traces are kept in the user's cache, and not made anew whenever one is looked at: so a query, the text search, groups
@@ -24,17 +24,25 @@ import msgspec
 from filelock import FileLock
 
 from treetune.cache_folder import default_cache_dir, write_atomically
-from treetune.errors import described
 from treetune.runs.entry import Entry
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.foreign.kind import Found, Kind, Stamp
+from treetune.runs.foreign.limits import explain, limited
+from treetune.runs.foreign.reader import Asked, ask_reader
 from treetune.runs.index import read_entries
+from treetune.runs.plain_files import below
 from treetune.task import digest
 from treetune.trace import Trace, decode_trace, encode_trace
 
 _VERSION = 2
 """Of what traces are made of records; raised when a kind reads more of them."""
 _SOURCE = "source.json"
+_AT_ONCE_SECONDS = 5.0
+"""For so long one run is read, until another one may be."""
+_MOST_KEPT, _MOST_RATIO = 256 << 20, 100
+"""The traces of a file may have so many bytes, and so many times those of the file."""
+_LONGEST, _MOST_DESCRIBED = 64 << 20, 1 << 20
+"""Bytes of a trace, and of what a run says of itself."""
 
 
 class Taken(msgspec.Struct):
@@ -118,25 +126,58 @@ class Numbers:
 
 
 class KeptRun:
-    def __init__(self, path: Path, kind: Kind) -> None:
+    def __init__(self, path: Path, kind: Kind, top: Path | None = None, folder: Path | None = None) -> None:
+        """No file outside of `top` is read: by default the folder of the run itself. `folder` is where it is kept."""
         self.path, self.kind = path.absolute(), kind
-        self.folder = _kept_runs() / digest([str(self.path), kind.name])
+        self.top = (top if top is not None else path if path.is_dir() else path.parent).absolute()
+        self.folder = folder or _kept_runs() / digest([str(self.path), kind.name])
 
     def update(self, seconds: float | None = None) -> Source:
-        """Takes up what is new in the files of the run, for no more than about so many seconds, and says what was
-        read."""
-        files = self.kind.files(self.path)
-        stamps = [self.kind.stamp(file) for file in files]
+        """Has what is new in the files of the run taken up, for no more than about so many seconds, and says what was
+        read. Raises `UsageError` where reading it took more than a run may."""
         source = self._read()
-        known = [(file.name, file.stamp) for file in source.files if file.whole]
-        if not files or known == [(str(file), stamp) for file, stamp in zip(files, stamps, strict=True)]:
-            return source  # where its files are gone, what is kept is what there was
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(self.folder / ".update")):
+        before: list[Taken] | None = None
+        files, stamps = self._files()
+        while not self._is_known(source, files, stamps) and source.files != before:
+            before = source.files
+            at_once = _AT_ONCE_SECONDS if seconds is None else seconds
+            ask_reader(Asked(str(self.path), self.kind.name, str(self.top), str(self.folder), at_once))
             source = self._read()
-            source.config, source.bytes = self.kind.describe(files), sum(size for size, _ in stamps)
-            self._take(source, files, stamps, None if seconds is None else time.monotonic() + seconds)
-            return source
+            if seconds is not None:
+                break
+        return source
+
+    def _files(self) -> tuple[list[Path], list[Stamp]]:
+        with below(self.top):
+            files = self.kind.files(self.path)
+            return files, [self.kind.stamp(file) for file in files]
+
+    def _is_known(self, source: Source, files: list[Path], stamps: list[Stamp]) -> bool:
+        """Where its files are gone, what is kept is what there was."""
+        known = [(file.name, file.stamp) for file in source.files if file.whole]
+        return not files or known == [(str(file), stamp) for file, stamp in zip(files, stamps, strict=True)]
+
+    def take(self, seconds: float) -> None:
+        """Takes up what is new: what `update` has done in a process of its own."""
+        files, stamps = self._files()
+        sizes = [size for size, _ in stamps]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with below(self.top), FileLock(str(self.folder / ".update")):
+            source = self._read()
+            if self._is_known(source, files, stamps):
+                return  # another process was quicker
+            source.bytes = sum(sizes)
+            with limited(source.bytes, max(sizes)):
+                source.config = self._describe(files)
+                self._take(source, files, stamps, time.monotonic() + seconds)
+
+    def _describe(self, files: list[Path]) -> dict[str, Any]:
+        """Empty where the files say nothing, or too much."""
+        try:
+            found = self.kind.describe(files)
+            return found if len(msgspec.json.encode(found)) <= _MOST_DESCRIBED else {}
+        except Exception:  # reading the rollouts meets the same fault, and names it
+            return {}
 
     def _read(self) -> Source:
         with suppress(OSError, msgspec.MsgspecError):
@@ -145,7 +186,7 @@ class KeptRun:
                 return source
         return Source(str(self.path), self.kind.name)
 
-    def _take(self, source: Source, files: list[Path], stamps: list[Stamp], until: float | None) -> None:
+    def _take(self, source: Source, files: list[Path], stamps: list[Stamp], until: float) -> None:
         older, known = source.files, list(zip(map(str, files), stamps, strict=True))
         same = 0
         while same < min(len(older), len(known)) and older[same].whole and _is(older[same], known[same]):
@@ -166,7 +207,7 @@ class KeptRun:
                     taken.stamp, begun = stamps[at], None
                     self._take_file(taken, files[at], files[at - 1] if at else None, numbers, out, until)
                     source.files.append(taken)
-                    if until is not None and time.monotonic() >= until:
+                    if time.monotonic() >= until:
                         break
             finally:
                 write_atomically(self.folder / _SOURCE, msgspec.json.encode(source))
@@ -191,20 +232,27 @@ class KeptRun:
         before: Path | None,
         numbers: Numbers,
         out: RunFolder[Trace],
-        until: float | None,
+        until: float,
     ) -> None:
         taken.whole = True
-        if not taken.position and before is not None and self.kind.repeats(file, before):
+        if not taken.position and before is not None and self._repeats(file, before):
             taken.end = out.size
             return
+        most = out.size + _MOST_KEPT + _MOST_RATIO * taken.stamp[0]
         for found in self._found(file, taken.position):
             taken.position = found.position
             try:
                 if found.trace is not None:
-                    decode_trace(encode_trace(found.trace))  # a value of another type is the record's fault, now
+                    line = encode_trace(found.trace)
+                    if len(line) > _LONGEST:
+                        raise ValueError(f"a rollout has more than {_LONGEST >> 20} MB")
+                    decode_trace(line)  # a value of another type is the record's fault, now
                     numbers.note(found.trace, found)
                     out.append(found.trace)
-                    if until is not None and time.monotonic() >= until and self._mark(file, found.position):
+                    if out.size > most:
+                        taken.faults, taken.fault = taken.faults + 1, taken.fault or _too_much(file, most)
+                        break
+                    if time.monotonic() >= until and self._mark(file, found.position):
                         taken.whole = False
                         break
                     continue
@@ -215,12 +263,22 @@ class KeptRun:
         taken.mark = self._mark(file, taken.position)
         taken.end = out.size
 
+    def _repeats(self, file: Path, before: Path) -> bool:
+        try:
+            return self.kind.repeats(file, before)
+        except Exception:  # reading it meets the same fault, and names it
+            return False
+
     def _found(self, file: Path, after: int) -> Iterator[Found]:
         """A file that cannot be read as what it should be is being written, or is damaged: it counts as one record."""
         try:
             yield from self.kind.read(file, after)
         except Exception as error:  # whatever a damaged file makes of its reader
-            yield Found(None, after, fault=f"{file.name}: {described(error)}")
+            yield Found(None, after, fault=f"{file.name}: {explain(error)}")
+
+
+def _too_much(file: Path, most: int) -> str:
+    return f"{file.name}: it unpacks to more than {most >> 20:,} MB of rollouts; the rest is left out"
 
 
 def _is(taken: Taken, known: tuple[str, Stamp]) -> bool:

@@ -13,15 +13,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from treetune.runs.plain_files import UNREADABLE, open_regular, read_regular
 from treetune.trace import Trace
 
+_LONGEST_FIRST = 16 << 20
+"""Bytes of a first line, and of a file that is known by its keys."""
+_PEEKED, _FEW = 1 << 16, 3
 Stamp = tuple[int, int]
 """Of a file: its size and when it was changed. While it stays the same, so does the file."""
 
@@ -81,7 +86,7 @@ class Row(NamedTuple):
 
 def read_rows(file: Path, after: int = 0) -> Iterator[Row]:
     """The lines of a file of JSON lines. A last one that is not complete is being written, and comes another time."""
-    with open(file, "rb") as lines:
+    with open_regular(file) as lines:
         lines.seek(after)
         for line in lines:
             begins, after = after, after + len(line)
@@ -98,15 +103,51 @@ def read_rows(file: Path, after: int = 0) -> Iterator[Row]:
             yield Row(values, after, fault)
 
 
-def first_row(file: Path) -> dict[str, Any]:
-    """The first line of a file that can be read; empty where there is none among the first few."""
-    try:
-        for _, row in zip(range(3), read_rows(file), strict=False):
-            if row.values is not None:
-                return row.values
-    except OSError:
-        pass
-    return {}
+class Keys:
+    """Recognises JSON objects by keys that they have. Nothing of their values is made, however large or deep they are:
+    so this may look at files that anyone has written.
+
+        Keys("input", "output").begin(Path("1.jsonl"))
+    """
+
+    def __init__(self, *names: str) -> None:
+        fields = [(f"field_{at}", msgspec.Raw, msgspec.field(name=name)) for at, name in enumerate(names)]
+        self._decoder = msgspec.json.Decoder(msgspec.defstruct("Keyed", fields))
+        self._names = [re.compile(rb'"%s"\s*:' % re.escape(name.encode())) for name in names]
+
+    def begin(self, file: Path) -> bool:
+        """Whether one of the first lines of a file has them."""
+        try:
+            with open_regular(file) as lines:
+                return any(self._are_in(line) for line in _first_lines(lines))
+        except OSError:
+            return False
+
+    def are_in(self, file: Path) -> bool:
+        """Whether a file that is one object has them."""
+        try:
+            return self._are_in(read_regular(file, most=_LONGEST_FIRST))
+        except OSError:
+            return False
+
+    def _are_in(self, text: bytes) -> bool:
+        try:
+            self._decoder.decode(text)
+            return True
+        except msgspec.ValidationError:
+            return False
+        except UNREADABLE:  # NaN, or a fault that is named when the file is read
+            return text.lstrip()[:1] == b"{" and all(name.search(text) for name in self._names)
+
+
+def _first_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The first few that say anything, as far as they are short enough."""
+    text = b""
+    while len(text) < _LONGEST_FIRST and (part := file.read(max(_PEEKED, len(text)))):
+        text += part
+        if text.count(b"\n") >= _FEW:
+            break
+    yield from [line for line in text.split(b"\n", _FEW)[:_FEW] if line.strip()]
 
 
 def decode(text: bytes) -> Any:
@@ -115,6 +156,8 @@ def decode(text: bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def files_in(folder: Path) -> list[str]:
@@ -127,9 +170,10 @@ def files_in(folder: Path) -> list[str]:
 
 def number_of(value: Any) -> float | None:
     """A value as a number; None where it is none, or not a finite one."""
-    if isinstance(value, int | float) and math.isfinite(value):
-        return float(value)
-    return None
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def time_of(text: Any) -> float | None:

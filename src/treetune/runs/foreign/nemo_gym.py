@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from treetune.errors import PolicyError
 from treetune.message_forms import flatten
 from treetune.policy import Usage
 from treetune.rows.nemo_gym import PARAMS, TRUTH, from_items
 from treetune.runs.foreign.chat import turns_of
-from treetune.runs.foreign.kind import Found, Kind, Stamp, first_row, number_of, numbers_in, read_rows
+from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, number_of, numbers_in, read_rows
+from treetune.runs.plain_files import open_regular
 from treetune.task import Message, Task
 from treetune.tokens import Tokens
 from treetune.trace import Failure, Outcome, Trace
 
 _FAILED = "_failures"
+_ROLLOUTS = Keys(PARAMS, "response", "reward")
 _TASK, _ROLLOUT, _CLASS = "_ng_task_index", "_ng_rollout_index", "_ng_failure_class"
 _OWN = (PARAMS, "response", "reward", "agent_ref", TRUTH, _TASK, _ROLLOUT)
 _NAMES = ("instance_id", "task_id", "uuid", _TASK)
@@ -33,7 +36,7 @@ class NemoGym(Kind):
     name = "nemo-gym"
 
     def files(self, path: Path) -> list[Path]:
-        if path.suffix != ".jsonl" or not {PARAMS, "response", "reward"} <= first_row(path).keys():
+        if path.suffix != ".jsonl" or not _ROLLOUTS.begin(path):
             return []
         if path.stem.endswith(_FAILED) and path.with_stem(path.stem.removesuffix(_FAILED)).exists():
             return []  # a part of that run
@@ -48,7 +51,7 @@ class NemoGym(Kind):
     def mark(self, file: Path, position: int) -> str:
         if file.stem.endswith(_FAILED):
             return ""
-        with open(file, "rb") as lines:
+        with open_regular(file) as lines:
             lines.seek(max(0, position - _MARKED))
             return hashlib.sha256(lines.read(min(position, _MARKED))).hexdigest()[:16]
 
@@ -66,7 +69,7 @@ class NemoGym(Kind):
                 trace = _trace(row.values)
                 rollout = row.values.get(_ROLLOUT)
                 yield Found(trace, row.position, rollout if isinstance(rollout, int) else None)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, PolicyError) as error:
                 fault = row.fault or f"{file.name}, before byte {row.position}: {type(error).__name__} {error}"
                 yield Found(None, row.position, fault=fault)
 

@@ -17,10 +17,10 @@ from treetune.runs.run import Run
 
 
 class ForeignRun(Run):
-    def __init__(self, path: str | Path, kind: Kind, seconds: float | None = None) -> None:
-        """`seconds` is how long to read at first; `follow` goes on."""
+    def __init__(self, path: str | Path, kind: Kind, seconds: float | None = None, top: Path | None = None) -> None:
+        """`seconds` is how long to read at first; `follow` goes on. No file outside of `top` is read."""
         self.path, self.kind = Path(path), kind.name
-        self._kept = KeptRun(self.path, kind)
+        self._kept = KeptRun(self.path, kind, top)
         self.folder = self._kept.folder
         self._source = self._kept.update(seconds)
         if not self._source.files:
@@ -41,8 +41,8 @@ class ForeignRun(Run):
         return min(self._source.share_read, super().share_read)
 
     @property
-    def warnings(self) -> list[str]:  # type: ignore[override]
-        return self._source.warnings
+    def warnings(self) -> list[str]:
+        return [*self._source.warnings, *super().warnings]
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from treetune.runs.foreign.chat import split_chat, turns_of
-from treetune.runs.foreign.kind import Found, Kind, files_in, first_row, number_of, read_rows
+from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, read_rows
 from treetune.runs.foreign.skyrl_batch import read_batch
 from treetune.task import Message, Task
 from treetune.trace import Outcome, Trace, Turn
 
 _STEP = re.compile(r"global_step_(\d+)_(?:evals|training_input\.pkl)|eval_only")
+_ROLLOUTS = Keys("input_prompt", "output_response", "score")
 _WHOLE = "aggregated_results.jsonl"
 """Figures over all sources; no rollouts."""
 
@@ -64,7 +65,7 @@ class SkyRL(Kind):
 
 
 def _is_dump(file: Path) -> bool:
-    return {"input_prompt", "output_response", "score"} <= first_row(file).keys()
+    return _ROLLOUTS.begin(file)
 
 
 def _order(path: Path) -> int:

@@ -9,7 +9,6 @@ that puts a batch together, which gives its plain values.
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from treetune.runs.foreign.kind import Found
+from treetune.runs.plain_files import open_regular
 from treetune.task import Task, digest
 from treetune.tokens import Tokens, TokenSequence
 from treetune.trace import Trace
@@ -52,7 +52,7 @@ def _state_of(kind: Any, state: Any) -> Any:
 def read_batch(file: Path, after: int, step: int | None) -> Iterator[Found]:
     """A trace for each sequence; those of one prompt are a group."""
     try:
-        state = _Reader(io.BytesIO(file.read_bytes())).load()
+        state = _Reader(open_regular(file)).load()
         columns = {name: _array(value) for name, value in state["batch_dict"].items()}
         kept = dict(state.get("metadata") or {})
     except (pickle.UnpicklingError, KeyError, IndexError, AttributeError, TypeError, ImportError, EOFError) as error:
@@ -61,6 +61,8 @@ def read_batch(file: Path, after: int, step: int | None) -> Iterator[Found]:
     if sequences is None or shown is None:
         raise ValueError("no batch of SkyRL: it has no sequences")
     groups = kept.get("policy_prompt_boundaries") or [(0, len(sequences) - int(kept.get("pad_size") or 0))]
+    if any(not 0 <= start <= end <= len(sequences) for start, end in groups):
+        raise ValueError("no batch of SkyRL: a group has rows that the batch has not")
     whose = {row: f"{number}" for number, (start, end) in enumerate(groups) for row in range(start, end)}
     for row in sorted(whose)[after:]:
         yield Found(_trace(row, columns, step), row + 1, group=whose[row] if len(groups) > 1 else "")

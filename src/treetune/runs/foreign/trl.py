@@ -19,6 +19,7 @@ import numpy as np
 
 from treetune.runs.foreign.chat import turns_of
 from treetune.runs.foreign.kind import Found, Kind, files_in, number_of, numbers_in, prune
+from treetune.runs.plain_files import open_regular
 from treetune.task import Message, Task
 from treetune.trace import Trace
 
@@ -56,7 +57,8 @@ class Trl(Kind):
 def _read(file: Path) -> Any:
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(file).read()
+    with open_regular(file) as opened:
+        return pq.ParquetFile(opened).read(use_threads=False)
 
 
 def _trace(row: dict[str, Any], rewards: Sequence[str], exact: bool) -> Trace:

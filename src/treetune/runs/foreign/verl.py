@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treetune.runs.foreign.kind import Found, Kind, files_in, first_row, number_of, numbers_in, read_rows
+from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, numbers_in, read_rows
 from treetune.task import Message, Task
 from treetune.trace import Trace, Turn
 
 _FILE = re.compile(r"(\d+)\.jsonl")
 _UID = re.compile(r"(.+)_(\d+)_(\d+)", re.DOTALL)
+_ROLLOUTS = Keys("input", "output", "score")
 _OWN = ("input", "output", "gts", "score", "step", "reward", "uid")
 
 
@@ -31,7 +32,7 @@ class Verl(Kind):
         else:
             steps = [match for match in map(_FILE.fullmatch, files_in(path)) if match]
             found = [path / match[0] for match in sorted(steps, key=lambda match: int(match[1]))]
-        return found if found and {"input", "output", "score"} <= first_row(found[0]).keys() else []
+        return found if found and _ROLLOUTS.begin(found[0]) else []
 
     def read(self, file: Path, after: int) -> Iterator[Found]:
         parts: list[dict[str, Any]] = []

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from treetune.serve.access import Access, is_loopback
+from treetune.serve.bodies import MOST_BYTES, Holding
 from treetune.serve.http.wire import HttpError, to_http_error
 
 Scope = dict[str, Any]
@@ -32,6 +33,7 @@ _POLITE_SECONDS, _POLITE_BYTES = 1.0, 4 << 20
 """How much of a body is read and thrown away after an error: a connection that is closed before its client has sent all
 of it may lose the answer."""
 JSON = b"application/json"
+_CLOSE = (b"connection", b"close")
 
 
 # Requests and answers
@@ -40,7 +42,7 @@ JSON = b"application/json"
 class HttpRequest:
     """One request, as its handler sees it."""
 
-    __slots__ = ("accept", "arriving", "body", "content_type", "headers", "name", "path", "receive")
+    __slots__ = ("accept", "arriving", "body", "content_type", "headers", "held", "name", "path", "receive")
 
     def __init__(self, path: str, receive: Receive, arriving: bool, headers: Headers) -> None:
         self.path, self.receive, self.headers = path, receive, headers
@@ -48,6 +50,8 @@ class HttpRequest:
         """Its body has not been read to its end."""
         self.name = "http.other"
         """What it is counted as."""
+        self.held: Holding | None = None
+        """Of the memory of all bodies, where this one came in parts."""
         self.accept = self.body = b""
         self.content_type = JSON
         """Of the answer."""
@@ -118,7 +122,7 @@ class JsonApp:
             await self._serve_websocket(scope, receive, send)
             return
         if (mounted := self._mounts.get(scope["path"])) is not None and self._is_admitted(scope["headers"]):
-            await mounted(scope, receive, send)
+            await _run_mounted(mounted, scope, receive, send)
             return
         method = scope["method"]
         request = HttpRequest(scope["path"], receive, method == "POST", scope["headers"])
@@ -144,10 +148,13 @@ class JsonApp:
             answer = to_http_error(error)
             status, kind, body = answer.status, answer.kind, self._render_error(answer)
             headers = [(b"content-type", JSON), *answer.headers]
+        finally:
+            if request.held is not None:
+                request.held.release()
         self._count(request.name, time.perf_counter() - began, kind)
         headers += [*self._headers, (b"content-length", b"%d" % len(body))]
         if request.arriving:
-            headers.append((b"connection", b"close"))
+            headers.append(_CLOSE)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         body = b"" if method == "HEAD" else body
         await send({"type": "http.response.body", "body": body, "more_body": request.arriving})
@@ -224,9 +231,13 @@ class JsonApp:
         body: bytes | bytearray = message.get("body", b"")
         if message.get("more_body"):
             body = bytearray(body)  # which grows in place
-        while message.get("more_body") and len(body) <= self._max_bytes:
-            message = await receive()
-            body += message.get("body", b"")
+            held = request.held = Holding()
+            _hold(held, len(body))
+            while message.get("more_body") and len(body) <= self._max_bytes:
+                message = await receive()
+                part = message.get("body", b"")
+                _hold(held, len(part))
+                body += part
         request.arriving = bool(message.get("more_body"))
         if message["type"] == "http.disconnect":
             raise HttpError(400, "bad_request", "the request was not sent to its end")
@@ -243,6 +254,29 @@ def _is_own(host: bytes) -> bool:
     except ValueError:
         return False
     return is_loopback(name) or name == socket.gethostname().lower()
+
+
+def _hold(held: Holding, size: int) -> None:
+    if not held.add(size):
+        problem = f"the bodies of all requests together may have {MOST_BYTES >> 20} MB"
+        raise HttpError(429, "busy", problem, remedy="ask again when some are answered, or send less at once")
+
+
+async def _run_mounted(app: Asgi, scope: Scope, receive: Receive, send: Send) -> None:
+    held = Holding()
+
+    async def receive_counted() -> dict[str, Any]:
+        message = await receive()
+        _hold(held, len(message.get("body", b"")))
+        return message
+
+    try:
+        await app(scope, receive_counted, send)
+    except HttpError as error:  # its body would have been too much
+        await send({"type": "http.response.start", "status": error.status, "headers": [*error.headers, _CLOSE]})
+        await send({"type": "http.response.body", "body": error.body})
+    finally:
+        held.release()
 
 
 async def _discard(receive: Receive) -> None:

@@ -161,7 +161,7 @@ class RemoteEpisode:
             reward = finite(reply.reward or 0.0, "reward")
         except TreetuneError as error:
             raise ServeError(f"{self.url}{STEP}: {error.message}", remedy=error.remedy) from None
-        truncated = bool(reply.info.get("truncated"))
+        truncated = bool(reply.done and reply.info.get("truncated"))
         observation = read_observation(reply.observation)
         return Step(observation, reward, reply.done, reply.info, truncated, reply.calls)
 

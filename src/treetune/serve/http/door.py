@@ -16,7 +16,6 @@ from treetune.environment import Step
 from treetune.episode_book import EpisodeEnded, LiveEpisode, Terms
 from treetune.errors import UsageError
 from treetune.host import info_of
-from treetune.serve.access import Access
 from treetune.serve.errors import Busy
 from treetune.serve.http import HttpConfig, wire
 from treetune.serve.http.asgi import JSON, Asgi, Events, HttpRequest, JsonApp, Route
@@ -210,17 +209,21 @@ class HttpDoor(Door):
 
 
 class MetricsDoor(Door):
-    """The figures of a server for Prometheus, at an address of their own. No token is asked for."""
+    """The figures of a server for Prometheus, at an address of their own. A token that is set is checked here too."""
 
     name = "metrics"
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._listener = Listener(address, Access(open=True))
+
+    def attach(self, server: EnvServer) -> None:
+        super().attach(server)
+        self._listener = Listener(self.address, server.config.access)
 
     async def open(self) -> None:
         routes = [Route("GET", "/metrics", self._render, content_type=_PROMETHEUS)]
-        app = JsonApp(routes, Access(open=True), max_bytes=0, token_remedy="")
+        remedy = "send `Authorization: Bearer TOKEN`; of Prometheus that is `authorization: {credentials: TOKEN}`"
+        app = JsonApp(routes, self.server.config.access, max_bytes=0, token_remedy=remedy)
         self.address = f"{await self._listener.start(app)}/metrics"
 
     async def _render(self, request: HttpRequest) -> bytes:

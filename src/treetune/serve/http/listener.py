@@ -25,6 +25,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from treetune.errors import UsageError
 from treetune.serve import descriptors
 from treetune.serve.access import Access, parse_http_address
+from treetune.serve.bodies import Holding
 
 REQUEST_SECONDS = 60.0
 """From the first byte of a request to its last; also for a new connection that stays silent, and for an answer that
@@ -32,6 +33,10 @@ nobody reads."""
 MOST_HEAD_BYTES = 64 << 10
 """Of a head; and again of what is no content in a body: sizes and extensions of its chunks, trailers."""
 MOST_HEADERS = 128
+_SINGLE_HEADERS = frozenset(
+    [b"host", b"authorization", b"origin", b"content-length", b"transfer-encoding", b"x-api-key", b"mcp-session-id"]
+)
+"""Headers that decide who asks, or where a body ends: of two, a proxy may read the first and the server the last."""
 MOST_WAITING = 16
 """Requests that a connection may send before the first is answered."""
 MOST_FRAGMENTS = 1024
@@ -129,6 +134,8 @@ class _Connection(_Writing, HttpToolsProtocol):
 
     arriving_since: float | None = None
     _is_refused = False
+    _fault: str | None = None
+    """What is wrong with the head of the last request."""
     _extra: int | None = None
     """Bytes of the request that is arriving beside its content: those of its head, then those around its body."""
     _content = 0
@@ -166,6 +173,9 @@ class _Connection(_Writing, HttpToolsProtocol):
             raise OverflowError("no descriptor is left")
         if len(self.pipeline) >= MOST_WAITING:
             raise OverflowError("too many requests at once")
+        self._fault = _find_fault(self.headers, self.parser.get_http_version())
+        if self._fault is not None:
+            raise ValueError(self._fault)
         self._extra, self._has_body_to_come = 0, True
         super().on_headers_complete()
         # Trailers are no headers, and nobody asks for them. An upgrade is looked at once more.
@@ -194,7 +204,7 @@ class _Connection(_Writing, HttpToolsProtocol):
         elif self._is_answering():
             self.transport.close()
         else:
-            super().send_400_response(msg)
+            super().send_400_response(self._fault or msg)
 
     def _refuse(self, status: bytes) -> None:
         if not self._is_answering():
@@ -212,12 +222,46 @@ class _Connection(_Writing, HttpToolsProtocol):
             self.transport.close()
 
 
+def _find_fault(headers: list[tuple[bytes, bytes]], version: str) -> str | None:
+    """Why a head is refused: two readers of it could disagree about who asks, or where its body ends."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _SINGLE_HEADERS:
+            if name in found:
+                return f"The header {name.decode()} was sent twice; send it once."
+            found[name] = value
+    if b"host" not in found and version == "1.1":
+        return "The header host is missing; HTTP/1.1 requires it."
+    if (encoding := found.get(b"transfer-encoding")) is not None:
+        if version != "1.1":
+            return "transfer-encoding needs HTTP/1.1; send a content-length."
+        if encoding.strip().lower() != b"chunked":
+            return "The only transfer-encoding is chunked; send the body as it is."
+    return None
+
+
 class _Socket(_Writing, WebSocketsSansIOProtocol):
     """A WebSocket whose messages have few fragments, and whose peer reads what it is sent."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.close_timeout = _CLOSE_SECONDS
+        self._arriving = Holding()
+        """Of the memory of all bodies: the message that is arriving."""
+
+    def data_received(self, data: bytes) -> None:
+        if self._arriving.add(len(data)):
+            super().data_received(data)
+        else:
+            self.transport.abort()
+
+    def send_receive_event_to_app(self) -> None:
+        self._arriving.release()
+        super().send_receive_event_to_app()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arriving.release()
+        super().connection_lost(exc)
 
     def handle_cont(self, event: Any) -> None:
         if len(self.frames) < MOST_FRAGMENTS:

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
+from treetune.serve.bodies import Holding
 from treetune.serve.http import wire
 from treetune.serve.http.asgi import Receive, Send
 from treetune.serve.http.wire import encode, read_body, to_http_error
@@ -43,7 +44,7 @@ class EpisodeSocket:
         self._receive, self._send = receive, send
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
         """None: no more will come."""
-        self._waiting_bytes = 0
+        self._waiting = Holding()
         self._episode: str | None = None
         self._has_left = False
         """The client has closed the connection."""
@@ -59,6 +60,7 @@ class EpisodeSocket:
                     await self._send({"type": "websocket.close", "code": code, "reason": reason})
         finally:
             reader.cancel()
+            self._waiting.release()
             await self._cancel()
 
     async def _play(self) -> tuple[int, str]:
@@ -78,7 +80,7 @@ class EpisodeSocket:
                 continue
             if message is None:
                 return 1008, "more messages than may wait"
-            self._waiting_bytes -= len(message)
+            self._waiting.release(len(message))
             answer = await self._answer(message)
             with contextlib.suppress(OSError):  # it has left; the reader hears of it too
                 await self._send({"type": "websocket.send", "text": answer.decode()})
@@ -108,8 +110,8 @@ class EpisodeSocket:
             message = await self._receive()
             self._has_left = message["type"] == "websocket.disconnect"
             data = message.get("bytes") or (message.get("text") or "").encode()
-            self._waiting_bytes += len(data)
-            too_many = self._messages.qsize() >= _MOST_MESSAGES or self._waiting_bytes > self._door.config.max_bytes
+            fits = self._waiting.add(len(data)) and self._waiting.bytes <= self._door.config.max_bytes
+            too_many = self._messages.qsize() >= _MOST_MESSAGES or not fits
             if self._has_left or too_many:
                 await self._cancel()  # a step under way is stopped with it
                 self._messages.put_nowait(None)

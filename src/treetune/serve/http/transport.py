@@ -4,7 +4,7 @@
         reply = await transport.ask("POST", "/api/episode/start", {}, timeout=10)
         reply.read(dict)                  # its body, or the error that it is
 
-It follows no redirect (a token belongs to the address it was given for) and reads no more than `MOST_BYTES`.
+It follows no redirect (a token belongs to the address it was given for). `http_body.py` bounds the body.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from treetune.errors import UsageError, described
+from treetune.http_body import BodyTooLarge, read_body
 from treetune.serve.errors import Denied, ServeError, Unreachable
 from treetune.serve.http.wire import decode, encode
 
 if TYPE_CHECKING:
     import aiohttp
 
-MOST_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 _LONGEST_WAIT = 60.0
 _MOST_CONNECTIONS = 1024
@@ -123,9 +123,11 @@ class HttpTransport:
         asking = self._session.request(method, url, data=data, timeout=seconds, headers=headers, allow_redirects=False)
         try:
             async with asking as response:
-                content = await _read_content(response)
+                content = await read_body(response)
                 wait = _parse_seconds(response.headers.get("Retry-After"))
                 return HttpReply(url, response.status, content, wait)
+        except BodyTooLarge as error:
+            raise ServeError(error.message) from None
         except TimeoutError:
             raise Unreachable(
                 f"{url} did not answer within {timeout:g} seconds", remedy="allow more, or see what it does"
@@ -134,15 +136,6 @@ class HttpTransport:
             raise UsageError(f"{self.url!r} is no address", remedy="write http://127.0.0.1:5000") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{url}: {described(error)}", remedy=self._remedy) from error
-
-
-async def _read_content(response: aiohttp.ClientResponse) -> bytes:
-    content = bytearray()
-    async for piece in response.content.iter_any():
-        content += piece
-        if len(content) > MOST_BYTES:
-            raise ServeError(f"{response.url} sent more than {MOST_BYTES >> 20} MB")
-    return bytes(content)
 
 
 def _parse_seconds(header: str | None) -> float | None:

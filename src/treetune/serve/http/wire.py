@@ -23,6 +23,7 @@ from treetune.environment import Observation, Step
 from treetune.episode import DeadlinePassed
 from treetune.episode_book import EpisodeEnded, NameTaken, WrongTurn
 from treetune.errors import EnvironmentFault, TreetuneError
+from treetune.http_body import strip_strings
 from treetune.serve.messages import failure
 from treetune.tools import ToolCall
 
@@ -309,7 +310,6 @@ def read_part(kind: type[B], part: Any) -> B:
         return read_body(kind, encode(part))
 
 
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _BRACKETS = re.compile(rb"[\[\]{}]")
 
 
@@ -321,7 +321,7 @@ def check_shape(data: bytes) -> None:
     opened = data.count(b"[") + data.count(b"{")
     if opened <= MOST_DEPTH and opened + data.count(b",") <= MOST_VALUES:
         return
-    bare = _STRINGS.sub(b"", data)
+    bare = strip_strings(data)
     if bare.count(b"[") + bare.count(b"{") + bare.count(b",") > MOST_VALUES:
         raise HttpError(413, "too_large", f"a body may have {MOST_VALUES} values", path="$")
     depth = deepest = 0

@@ -39,10 +39,13 @@ log = logging.getLogger("treetune.serve")
 class McpDoor(Door):
     name = "mcp"
 
-    def __init__(self, streams: tuple[int, int] | None = None, *, idle_seconds: float = 300.0) -> None:
-        """`streams` are the descriptors to read and write; without them it is mounted in the HTTP door."""
+    def __init__(
+        self, streams: tuple[int, int] | None = None, *, idle_seconds: float = 300.0, max_sessions: int = 1024
+    ) -> None:
+        """`streams` are the descriptors to read and write; without them it is mounted in the HTTP door, where at most
+        `max_sessions` are open at once."""
         self.address = "/mcp" if streams is None else "standard input and output"
-        self._streams = streams
+        self._streams, self._max_sessions = streams, max_sessions
         self._terms = Terms(idle_seconds, render=lambda step: step)
         self._episodes: dict[str, str] = {}
         """Of each session, the episode that it plays."""
@@ -97,7 +100,10 @@ class McpDoor(Door):
     async def _serve_http(self, ready: asyncio.Future[None]) -> None:
         idle = self._terms.idle_seconds
         manager = StreamableHTTPSessionManager(
-            self._server, session_idle_timeout=2 * idle, max_request_body_size=_MOST_BYTES
+            self._server,
+            session_idle_timeout=2 * idle,
+            max_request_body_size=_MOST_BYTES,
+            max_sessions=self._max_sessions,
         )
         async with manager.run():
             self._manager = manager

@@ -19,8 +19,9 @@ from typing import Any, Self
 import aiohttp
 
 from treetune.errors import described
+from treetune.http_body import MOST_BYTES, BodyTooLarge, check_values
 from treetune.serve.errors import Busy, Denied, ServeError, Unreachable
-from treetune.serve.http.transport import CONNECT_SECONDS, MOST_BYTES, HttpTransport
+from treetune.serve.http.transport import CONNECT_SECONDS, HttpTransport
 
 _REMEDY = "is an OpenEnv server running there?"
 FIRST_PAUSE, LAST_PAUSE = 0.1, 3.0
@@ -137,8 +138,11 @@ class OpenEnvSession:
         if message.type in _CLOSED:
             raise ConnectionError(f"closed with {self._socket.close_code}")
         try:
+            check_values(self._url, message.data.encode() if isinstance(message.data, str) else message.data)
             return json.loads(message.data)
-        except ValueError:
+        except BodyTooLarge as error:
+            raise ServeError(error.message) from None
+        except (ValueError, RecursionError):
             raise ServeError(f"{self._url} sent no JSON: {message.data!r:.200}") from None
 
     async def close(self) -> None:

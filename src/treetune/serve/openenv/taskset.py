@@ -23,6 +23,7 @@ from treetune.serve.openenv.client import OpenEnvClient, OpenEnvSession, Refused
 from treetune.task import Message, Task
 from treetune.tool_messages import message_of, read_calls, render
 from treetune.tools import ToolCall
+from treetune.trust import Origin
 
 _ENVELOPE = ("metadata", "reward", "done")
 """What an observation has beside what it shows."""
@@ -91,8 +92,9 @@ class OpenEnvTasks(ForeignTasks):
         return {"seed": index} if self.num_tasks is None else {"split": self.split, "index": index}
 
 
-def taskset_class(address: str) -> type[OpenEnvTasks]:
+def taskset_class(address: str, origin: Origin) -> type[OpenEnvTasks]:
     """The taskset that `openenv:ADDRESS` stands for."""
+    origin.refuse(f"would call a server: {address}")
     return type("OpenEnvTasksThere", (OpenEnvTasks,), {"ADDRESS": address, "BASE": OpenEnvTasks})
 
 

@@ -19,6 +19,7 @@ from treetune.serve.ors.client import CallRefused, OrsClient, OrsSession
 from treetune.task import Message, Task
 from treetune.tool_messages import message_of, read_calls, render
 from treetune.tools import ToolCall
+from treetune.trust import Origin
 
 _OWN_ANSWER = (ANSWER, "text")
 
@@ -64,8 +65,9 @@ class OrsTasks(ForeignTasks):
         return OrsEnvironment(task, self)
 
 
-def taskset_class(address: str) -> type[OrsTasks]:
+def taskset_class(address: str, origin: Origin) -> type[OrsTasks]:
     """The taskset that `ors:ADDRESS` stands for."""
+    origin.refuse(f"would call a server: {address}")
     return type("OrsTasksThere", (OrsTasks,), {"ADDRESS": address, "BASE": OrsTasks})
 
 

@@ -11,15 +11,15 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from treetune.environment import Action, Observation, Sink, Step
 from treetune.episode_book import Home
-from treetune.errors import EnvironmentFault
-from treetune.mixture import parts_of
-from treetune.pending import Draw
+from treetune.errors import EnvironmentFault, described
+from treetune.mixture import is_made_alone, parts_of
 from treetune.runs.rolling import RollingRun
 from treetune.serve import messages
 from treetune.serve.errors import BadRequest, ServeError
@@ -34,6 +34,7 @@ from treetune.serve.task_signer import concrete_task, pack_task, unpack_trace
 from treetune.streams import Streams
 from treetune.task import Task
 from treetune.taskset import Taskset
+from treetune.threads import call_apart
 from treetune.trace import Trace
 
 
@@ -50,8 +51,9 @@ class PoolHost(ServerHost):
     ) -> None:
         super().__init__(streams, spec, on_scored, counts)
         self.workers = workers
-        workers.on_episode_lost = self.episodes.lose
+        workers.on_episode_lost = self._lose_episode
         workers.greetings = self._pack_weights
+        streams.make_apart = self._make_in_worker
 
     async def prepare(self) -> None:
         await self.workers.start()
@@ -59,13 +61,10 @@ class PoolHost(ServerHost):
     def stats(self) -> dict[str, Any]:
         return {**self.workers.stats(), **self.weights.figures()}
 
-    async def fetch(self, draw: Draw) -> Task:
-        # A generator has one owner, and it is here.
-        if self.streams.sequential or self.streams.cheap:
-            return await super().fetch(draw)
-        position = draw.position
-        if position is None:
-            position = self.taskset.position_at(draw.index, self.streams.count)
+    async def _make_in_worker(self, position: int) -> Task:
+        if not is_made_alone(self.taskset, position):  # it is in memory here, and no worker needs to load them all
+            task: Task = await call_apart(self.taskset.__getitem__, position)
+            return task
         _, data = await self.workers.call("make", pack(position), about=lambda: f"task {position}")
         return concrete_task(data, self.taskset)
 
@@ -121,12 +120,27 @@ class PoolHost(ServerHost):
         return told
 
     async def _open(self, id: str, task: Task) -> tuple[Home, Observation, list[dict[str, Any]]]:
-        about = functools.partial(_name, task)
-        member, data = await self.workers.call("open", pack((id, task)), 1, about=about, opens=id)
-        if not self.workers.has(member):
-            raise WorkerEnded
+        member, data = await self.open_in_worker(id, task)
         observation, tools = unpack(data, tuple[Observation, list[dict[str, Any]]])
-        return _HomeInWorker(self.workers, member, id), observation, tools
+        return _HomeInWorker(self, member, id, task, data), observation, tools
+
+    async def open_in_worker(self, id: str, task: Task) -> tuple[Member, bytes]:
+        """Starts an environment in a worker: which one, and what the environment shows first."""
+        about, payload = functools.partial(_name, task), pack((id, task))
+        while True:
+            member, data = await self.workers.call("open", payload, 1, about=about, opens=id)
+            if self.workers.has(member):
+                return member, data
+
+    def _lose_episode(self, id: str, how: str) -> None:
+        """Its worker has ended. An episode without a step is restarted in another worker."""
+        episode = self.episodes.live.get(id)
+        if episode is None:
+            return
+        if isinstance(home := episode.home, _HomeInWorker) and home.is_unplayed:
+            home.move(how)
+        else:
+            self.episodes.lose(id, how)
 
     async def close(self) -> None:
         await super().close()
@@ -144,15 +158,28 @@ def _name_request(payload: bytes) -> str:
 class _HomeInWorker:
     """The environment of an episode in a worker."""
 
-    __slots__ = ("_id", "_member", "_workers")
+    __slots__ = ("_first", "_host", "_id", "_member", "_moving", "_name", "_task")
 
-    def __init__(self, workers: Workers, member: Member, id: str) -> None:
-        self._workers, self._member, self._id = workers, member, id
+    def __init__(self, host: PoolHost, member: Member, id: str, task: Task, first: bytes) -> None:
+        """`first` is what it shows first, as the worker sent it."""
+        self._host, self._member, self._id, self._name = host, member, id, _name(task)
+        self._task: Task | None = task
+        """None once it was stepped: then it cannot be restarted."""
+        self._first = blake2b(first, digest_size=16).digest()
+        self._moving: asyncio.Task[None] | None = None
+
+    @property
+    def is_unplayed(self) -> bool:
+        return self._task is not None
 
     async def play(self, action: Action, show: Sink) -> Step:
+        if self._moving is not None:
+            await asyncio.shield(self._moving)
+        self._task = None
         payload, over = pack((self._id, action)), True
+        workers = self._host.workers
         try:
-            data = await self._workers.ask(self._member, "step", payload, show=show)
+            data = await workers.ask(self._member, "step", payload, show=show, steps=self._name)
             step = messages.to_step(unpack(data, messages.StepResponse))
             over = step.done
             return step
@@ -162,12 +189,35 @@ class _HomeInWorker:
             ) from None
         finally:
             if over:
-                self._workers.release(self._member, self._id)
+                workers.release(self._member, self._id)
 
     async def close(self) -> None:
-        self._workers.release(self._member, self._id)
+        if self._moving is not None:
+            self._moving.cancel()
+        await self._close_there()
+
+    async def _close_there(self) -> None:
+        workers = self._host.workers
+        workers.release(self._member, self._id)
         with contextlib.suppress(ServeError):  # its worker is gone, and the environment with it
-            await self._workers.ask(self._member, "close", self._id.encode())
+            await workers.ask(self._member, "close", self._id.encode())
+
+    def move(self, how: str) -> None:
+        """Restarts it in another worker. A step waits until that is done."""
+        self._moving = asyncio.create_task(self._move(how))
+
+    async def _move(self, how: str) -> None:
+        assert self._task is not None
+        try:
+            self._member, first = await self._host.open_in_worker(self._id, self._task)
+            if blake2b(first, digest_size=16).digest() == self._first:
+                self._moving = None
+                return
+            await self._close_there()
+            problem = "started anew, it shows something else"
+        except Exception as error:
+            problem = f"it could not be started anew ({described(error)})"
+        self._host.episodes.lose(self._id, f"{how}; {problem}")
 
 
 class EnvServerPool(EnvServer):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -31,6 +30,7 @@ from treetune.errors import TreetuneError, UsageError, described
 from treetune.ray_cluster import join_cluster, why_waiting
 from treetune.serve.pool.scratch import ScratchFolder
 from treetune.serve.pool.worker import Worker, WorkerSpec
+from treetune.spawned_process import spawn_context
 from treetune.taskset import Taskset
 from treetune.threads import call_apart
 
@@ -77,8 +77,9 @@ class ProcessEngine:
         folder = self._folder / spec.identity.decode()
         folder.mkdir()
         # Spawned, not forked: whatever threads and locks user code holds stay behind.
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_run_process, args=(spec, self._taskset, folder), name=folder.name)
+        process: Any = spawn_context().Process(
+            target=_run_process, args=(spec, self._taskset, folder), name=folder.name
+        )
         process.start()
         loop = asyncio.get_running_loop()
 

@@ -18,6 +18,16 @@ class PendingCall(msgspec.Struct, eq=False):
     future: asyncio.Future[bytes]
     show: Sink | None
     """Is given what the environment shows meanwhile."""
+    steps: str = ""
+    """The task whose episode it steps: the step may be what ends the worker."""
+
+
+class Suspicion(msgspec.Struct, frozen=True):
+    """A live episode of a task that may have ended a worker."""
+
+    task: str
+    company: int
+    """With how many such episodes, itself included, it may share its worker."""
 
 
 class Member(msgspec.Struct, eq=False):
@@ -32,10 +42,13 @@ class Member(msgspec.Struct, eq=False):
     heard: float = 0.0
     calls: dict[bytes, PendingCall] = {}
     episodes: set[str] = set()
+    suspects: dict[str, Suspicion] = {}
+    """Those among them whose task may have ended a worker. They are guests as long as they live, and where there is
+    one there are no other episodes."""
     load: int = 0
     """Rollouts under way, live episodes included."""
     guests: int = 0
-    """Calls that any worker could have got: all but steps of the episodes here."""
+    """Calls that any worker could have got (all but steps of the episodes here), and suspects that live here."""
     limits: list[int] = []
     """How many guests there may be, as each suspect among them has it."""
 

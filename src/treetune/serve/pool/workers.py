@@ -23,11 +23,11 @@ import zmq
 from treetune.environment import Sink
 from treetune.episode import DeadlinePassed
 from treetune.ray_cluster import SILENT_SECONDS
-from treetune.serve.errors import ServeError, Stopping, WorkerLost
+from treetune.serve.errors import Busy, ServeError, Stopping, WorkerLost
 from treetune.serve.host import Scored
 from treetune.serve.messages import Response, error_of, unpack
 from treetune.serve.pool.engines import Engine, ask_why
-from treetune.serve.pool.member import Member, PendingCall, WorkerEnded
+from treetune.serve.pool.member import Member, PendingCall, Suspicion, WorkerEnded
 from treetune.serve.pool.worker import MessageBatch, WorkerSpec, read_batch
 from treetune.serve.zmq.sockets import Frames, LoopSocket, bind_address, encrypt_server, new_socket
 from treetune.taskset import Taskset
@@ -41,7 +41,8 @@ _TRIES = 2
 """How often a call may kill a worker that had nothing else to do, before it is given up."""
 _SPLIT = 8
 """The calls of a worker that died are made again in groups of an eighth, so that whoever killed it is soon alone."""
-_MOST_GIVEN_UP = 1000
+_MOST_SUSPECTED = 1000
+_MOST_NAMED = 3
 _RETRY_SECONDS = 0.1
 """Workers that die together are all noticed before the calls of one are given to another."""
 _PLACE_SECONDS = 60.0
@@ -77,7 +78,8 @@ class Workers:
         """What the workers count is added to `counts`."""
         self._spec, self._taskset, self._config, self._engine = spec, taskset, config, engine
         self._on_scored, self._counts = on_scored, counts
-        self.on_episode_lost: Callable[[str], None] = lambda episode: None
+        self.on_episode_lost: Callable[[str, str], None] = lambda episode, how: None
+        """Called for each episode of a worker that ended, with how it ended."""
         self.greetings: Callable[[], list[bytes]] = list
         """What a worker is told of the weights before its first call."""
         self._most = config.max_workers or config.workers
@@ -89,8 +91,9 @@ class Workers:
         """Calls that wait for a worker."""
         self._suspects = 0
         """Those among them whose last worker died."""
-        self._given_up: OrderedDict[str, None] = OrderedDict()
-        """What ended its worker alone, by name: where it is asked for again, it is alone from the beginning."""
+        self._suspected: OrderedDict[str, int] = OrderedDict()
+        """What may have ended its worker, by name, and with how many such it may share another: one that ended it alone
+        has a worker of its own. It is forgotten once it has ended well there."""
         self._number = self._call_number = 0
         self._failures = 0
         """Workers in a row that ended before they were ready."""
@@ -163,39 +166,44 @@ class Workers:
         """What the least busy worker answers, and which one that is; where it dies, another one. The call counts as
         `size` rollouts, is named by `about` in errors, and `opens` is the episode that lives in the worker from then
         on."""
-        company = 1 if self._given_up and about() in self._given_up else None
+        known = company = self._suspected.get(about()) if self._suspected else None
         died_alone = 0
         while True:
-            member = await self._wait_for_member(company)
+            member = await self._wait_for_member(company, about if known is not None and opens is not None else None)
             limits = [] if company is None else [company]
             member.guests += 1
             member.limits += limits
+            stays = False
             try:
                 data = await self.ask(member, method, payload, size, opens=opens)
-                if company == 1 and self._given_up:
-                    self._given_up.pop(about(), None)
+                if company is not None and opens is not None:
+                    stays = True
+                    member.suspects[opens] = Suspicion(about(), company)
+                elif company == 1 and self._suspected:
+                    self._suspected.pop(about(), None)
                 return member, data
             except WorkerEnded as error:
                 died_alone += error.calls == 1 or company == 1
                 if died_alone == _TRIES:
-                    self._give_up(name := about())
+                    self._suspect(name := about(), 1)
                     raise WorkerLost(
                         f"{name}: {method} was tried {_TRIES} times alone, and each time its worker died ({error.how})",
                         remedy="look at the task: its environment may crash or exhaust the machine",
                     ) from None
                 company = max(1, min(error.calls, company or error.calls) // _SPLIT)
             finally:
-                member.guests -= 1
-                for limit in limits:
-                    member.limits.remove(limit)
+                if not stays:
+                    member.guests -= 1
+                    for limit in limits:
+                        member.limits.remove(limit)
                 if self._suspects or limits:
                     self._wake_waiting()
             await asyncio.sleep(_RETRY_SECONDS)
 
-    def _give_up(self, name: str) -> None:
-        self._given_up[name] = None
-        if len(self._given_up) > _MOST_GIVEN_UP:
-            self._given_up.popitem(last=False)
+    def _suspect(self, name: str, company: int) -> None:
+        self._suspected[name] = min(company, self._suspected.get(name, company))
+        if len(self._suspected) > _MOST_SUSPECTED:
+            self._suspected.popitem(last=False)
 
     async def ask(
         self,
@@ -206,13 +214,15 @@ class Workers:
         *,
         opens: str | None = None,
         show: Sink | None = None,
+        steps: str = "",
     ) -> bytes:
-        """What this worker answers; what it fails with is raised. A call whose caller gives it up is stopped there."""
+        """What this worker answers; what it fails with is raised. A call whose caller gives it up is stopped there.
+        `steps` names the task of the episode that it steps."""
         if not self.has(member):
             raise WorkerEnded
         self._call_number += 1
         id = self._call_number.to_bytes(8, "big")
-        call = member.calls[id] = PendingCall(asyncio.get_running_loop().create_future(), show)
+        call = member.calls[id] = PendingCall(asyncio.get_running_loop().create_future(), show, steps)
         member.load += size
         member.messages.put(b"do", id, method.encode(), payload)
         try:
@@ -234,8 +244,9 @@ class Workers:
     def ready(self) -> list[Member]:
         return [member for member in self._members.values() if member.ready]
 
-    async def _wait_for_member(self, company: int | None) -> Member:
-        """The least busy worker that may take the call, as soon as there is one."""
+    async def _wait_for_member(self, company: int | None, stays: Callable[[], str] | None = None) -> Member:
+        """The least busy worker that may take the call, as soon as there is one. `stays` names what would live there,
+        and may have ended a worker: it is never put beside other episodes."""
         self._waiting += 1
         self._suspects += company is not None
         began = time.monotonic()
@@ -251,6 +262,13 @@ class Workers:
                         free = [one for one in free if one not in places[:1]]  # kept for those that need room
                     elif time.monotonic() - began < _PLACE_SECONDS:
                         free = places
+                    elif stays is not None:
+                        raise Busy(
+                            f"{stays()} may have ended a worker, and needs one of its own: none is free",
+                            remedy="ask again when other such episodes have ended, or serve with more workers (-w)",
+                        )
+                    if stays is not None and sum(bool(one.suspects) for one in self._members.values()) >= self._most:
+                        free = [one for one in free if one.suspects]  # the others go on
                 for member in free:
                     if member.may_take(company):
                         return member
@@ -267,7 +285,7 @@ class Workers:
             if len(self._members) > self._most or time.monotonic() < self._start_at:
                 return free
             self._start_one()
-        return [member for member in free if not member.episodes]
+        return [member for member in free if len(member.episodes) == len(member.suspects)]
 
     def _wake_waiting(self) -> None:
         self._changed.set()
@@ -281,6 +299,12 @@ class Workers:
         if episode in member.episodes:
             member.episodes.discard(episode)
             member.load -= 1
+            if (suspicion := member.suspects.pop(episode, None)) is not None:
+                member.guests -= 1
+                member.limits.remove(suspicion.company)
+                if self.has(member):  # it has ended well
+                    self._suspected.pop(suspicion.task, None)
+                self._wake_waiting()
 
     # Workers
 
@@ -299,6 +323,7 @@ class Workers:
         """A worker has ended: its calls go to others, and another takes its place."""
         if self._members.pop(member.identity, None) is None:
             return
+        how = self._name_suspects(member, how)
         if not self._closing and not member.leaving:
             log.warning("%s ended (%s); calls it had: %d", member.identity.decode(), how, len(member.calls))
             self.replaced += 1
@@ -307,12 +332,22 @@ class Workers:
                 self._startup_error = self._startup_error or how
                 self._wake_waiting()
             self._start_at = time.monotonic() + min(_LONGEST_PAUSE, 0.1 * 2**self._failures if self._failures else 0.0)
-        for episode in member.episodes:
-            self.on_episode_lost(episode)
+        for episode in list(member.episodes):
+            self.on_episode_lost(episode, how)
         pending = [call.future for call in member.calls.values() if not call.future.done()]
         for future in pending:
             future.set_exception(WorkerEnded(how, len(pending)))
         self._adjust()
+
+    def _name_suspects(self, member: Member, how: str) -> str:
+        """How a worker ended, with the tasks that were stepped there: one of them may be why. They are suspected."""
+        stepped = sorted({call.steps for call in member.calls.values() if call.steps and not call.future.done()})
+        if self._closing or not stepped:
+            return how
+        for name in stepped:
+            self._suspect(name, max(1, min(len(stepped), self._suspected.get(name, len(stepped))) // _SPLIT))
+        named = stepped[:_MOST_NAMED] + [f"{len(stepped) - _MOST_NAMED} more"] * (len(stepped) > _MOST_NAMED)
+        return f"{how} during {'a step' if len(stepped) == 1 else 'steps'} of {', '.join(named)}"
 
     def _kill(self, member: Member, why: str) -> None:
         if member.handle is not None:
@@ -327,7 +362,9 @@ class Workers:
         ready = [member for member in staying if member.ready]
         if self._closing or now < self._start_at:
             return
-        for _ in range(config.workers - len(staying)):
+        # One that a suspect has for itself is no use to others.
+        missing = config.workers - sum(not member.suspects for member in staying)
+        for _ in range(min(missing, max(config.workers, self._most + 1) - len(self._members))):
             self._start_one()
         load = sum(member.load for member in ready)
         if len(ready) <= config.workers or load > (len(ready) - 1) * config.busy_load / 2:

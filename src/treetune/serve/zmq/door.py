@@ -28,6 +28,7 @@ from treetune.serve.errors import BadRequest, Cancelled, Stopping, WorkerLost
 from treetune.serve.messages import Request, check_values, failure, pack, unpack
 from treetune.serve.server import Door, EnvServer
 from treetune.serve.zmq.gate import LONGEST_ID, Call, Gate
+from treetune.serve.zmq.listener import ZmtpListener, bind_listening
 from treetune.serve.zmq.order_requests import OrderRequests
 from treetune.serve.zmq.replies import ReplyCache, check_same
 from treetune.serve.zmq.sockets import MOST_BYTES, Frames, LoopSocket, bind_address, encrypt_server, new_socket
@@ -56,7 +57,7 @@ class ZmqDoor(Door):
         self.address = f"tcp://127.0.0.1{address}" if address.startswith(":") else address
         self.replies = ReplyCache()
         self._terms = Terms(render=messages.pack_step)
-        self._socket: LoopSocket | None = None
+        self._socket: LoopSocket | ZmtpListener | None = None
         self._running: dict[bytes, Running] = {}
         """By the key of the request."""
         self._ready: list[tuple[bytes, bytes, bytes]] = []
@@ -94,11 +95,14 @@ class ZmqDoor(Door):
         self._gate = Gate(server.config.access.token)
 
     async def open(self) -> None:
-        socket = new_socket(zmq.ROUTER, most_bytes=MOST_BYTES)
         if (file := self.server.config.access.curve_key) is not None:
+            socket = new_socket(zmq.ROUTER, most_bytes=MOST_BYTES)
             self.public_key = encrypt_server(socket, load_curve_key(file))
-        self.address = bind_address(socket, self.address)
-        self._socket = LoopSocket(socket, self.take_batch, self._gate.admits)
+            self.address = bind_address(socket, self.address)
+            self._socket = LoopSocket(socket, self.take_batch, self._gate.admits)
+        else:
+            listening, self.address = bind_listening(self.address)
+            self._socket = ZmtpListener(listening, self.take_batch, self._gate.admits)
         self._shrinker = asyncio.create_task(self._shrink())
 
     def under_way(self) -> int:
@@ -113,7 +117,10 @@ class ZmqDoor(Door):
             await asyncio.wait([running.task for running in self._running.values()])
             await asyncio.sleep(0)
         self._shrinker.cancel()
-        self._socket.close()
+        if isinstance(self._socket, ZmtpListener):
+            await self._socket.close()
+        else:
+            self._socket.close()
 
     def gauges(self) -> dict[str, float]:
         return {"kept_answers": len(self.replies)}
@@ -179,7 +186,7 @@ class ZmqDoor(Door):
 
     def _failure(self, call: Call, error: BaseException) -> tuple[bytes, str | None]:
         if isinstance(error, EpisodeEnded) and error.why is not None and error.why.kind == "worker_lost":
-            error = WorkerLost("the worker of this episode died", remedy="start another")
+            error = WorkerLost(error.why.error, remedy="start another")
         response = failure(error)
         if response.kind == "failed" and not isinstance(error, TreetuneError):
             log.error("%s failed", call.method, exc_info=error)

@@ -44,7 +44,7 @@ class OrderRequests:
         else:
             lease = (server.config.lease or 0.0) if request.lease is None else check_lease(request.lease)
             draw = order.advance(request.stream)
-        if not server.streams.cheap:
+        if not server.streams.cheap or (not again and server.streams.pending.seconds_until(draw) > 0):
             if again:
                 self._door.spawn(call, self._fetch(draw, lease))
             else:

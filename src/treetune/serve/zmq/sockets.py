@@ -23,7 +23,7 @@ SMALL_BYTES = 16 << 10
 """Larger frames are only taken from those whom a server knows."""
 _BATCH = 256
 _BATCH_BYTES = 16 << 20
-_MOST_PARTS = 8
+MOST_PARTS = 8
 _SKIPPED_AT_ONCE = 64
 _MORE = zmq.NOBLOCK | zmq.SNDMORE
 
@@ -116,7 +116,7 @@ class LoopSocket:
                     frames.append(b"")
                     continue
             frames.append(frame.bytes)
-            if len(frames) > _MOST_PARTS and frame.more:
+            if len(frames) > MOST_PARTS and frame.more:
                 self._skipping = True
                 break
         return frames

@@ -87,7 +87,7 @@ def serve(target: str, of_target: Sequence[str]) -> Iterator[str]:
     if is_server(target):
         yield target
         return
-    command = [sys.executable, "-m", "treetune", "serve", target, "--http", "127.0.0.1:0", *of_target, "--json"]
+    command = [sys.executable, "-P", "-m", "treetune", "serve", target, "--http", "127.0.0.1:0", *of_target, "--json"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         yield read_address(server)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from treetune.errors import MissingExtraError
+from treetune.errors import MissingExtraError, PolicyError
 from treetune.score import total
 from treetune.serve import ServeError, TaskServerClient
 from treetune.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
@@ -81,7 +81,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
                 await self._play(engine, game)
             if game.failure is not None:
                 raise game.failure
-        except ServeError as error:
+        except (ServeError, PolicyError) as error:
             failures.add(error)
             stats.scalar(task_server_failure=1.0)
             return None

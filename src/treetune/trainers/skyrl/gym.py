@@ -21,12 +21,15 @@ import msgspec
 
 from treetune.builtin.search import URL_VARIABLE
 from treetune.builtin.text2sql import FOLDER_VARIABLE
+from treetune.code_reference import parse_reference
 from treetune.environment import Action, Environment, Step
 from treetune.errors import MissingExtraError, PluginError, UnknownNameError
 from treetune.plugins import environments, load_object
 from treetune.rows.formats import FORMATS
 from treetune.score import finite
 from treetune.task import Message, Task
+from treetune.trust import USER, Origin
+from treetune.variables import escape_texts
 
 _VARIABLES = {"search_url": URL_VARIABLE, "db_path": FOLDER_VARIABLE}
 """Keys of skyrl-gym's configs that our environments of the same name take from the process's environment."""
@@ -36,18 +39,21 @@ class SkyRLGymEnvironment(Environment):
     """One episode of a skyrl-gym environment. Its methods are plain functions, so they run in threads."""
 
     NAME: ClassVar[str] = ""
+    ORIGIN: ClassVar[Origin] = USER
+    GYM_CLASS: ClassVar[type | None] = None
+    """The class, where it is given itself and not its name."""
 
     @classmethod
     def gold(cls, task: Task) -> str | list[str] | None:
         """What our environment of the same name says."""
         if cls.NAME not in environments.names():
             return None
-        ours: type[Environment] = environments.resolve(cls.NAME)
+        ours: type[Environment] = environments.resolve(cls.NAME, cls.ORIGIN)
         return ours.gold(task)
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        gym_class, settings = class_of(self.NAME)
+        gym_class, settings = class_of(self.NAME, self.ORIGIN) if self.GYM_CLASS is None else (self.GYM_CLASS, {})
         config = _make_config(gym_class, task.extra_info.get("env_config") or {})
         self._env = gym_class(**{**settings, "env_config": config, "extras": extras_of(task, self.NAME)})
 
@@ -74,11 +80,22 @@ class SkyRLGymEnvironment(Environment):
         self._env.close()
 
 
+def adapt_class(gym_class: type) -> type[Environment]:
+    """The Treetune environment that plays a class of skyrl-gym's; a class that is none of its environments as it is."""
+    from skyrl_gym import Env
+
+    if issubclass(gym_class, Environment) or not issubclass(gym_class, Env):
+        return gym_class
+    name = gym_class.__name__
+    return type(name, (SkyRLGymEnvironment,), {"NAME": name, "GYM_CLASS": gym_class, "__doc__": gym_class.__doc__})
+
+
 @lru_cache(maxsize=256)
-def environment_class(name: str) -> type[SkyRLGymEnvironment]:
+def environment_class(name: str, origin: Origin) -> type[SkyRLGymEnvironment]:
     """The Treetune environment that plays a skyrl-gym one."""
-    class_of(name)  # a wrong name is told now
-    return type(f"skyrl:{name}", (SkyRLGymEnvironment,), {"NAME": name, "__doc__": f"skyrl-gym's {name}."})
+    class_of(name, origin)  # raises where the name is wrong
+    members = {"NAME": name, "ORIGIN": origin, "__doc__": f"skyrl-gym's {name}."}
+    return type(f"skyrl:{name}", (SkyRLGymEnvironment,), members)
 
 
 def extras_of(task: Task, name: str) -> dict[str, Any]:
@@ -91,7 +108,7 @@ def extras_of(task: Task, name: str) -> dict[str, Any]:
     return extras
 
 
-def class_of(name: str) -> tuple[Any, dict[str, Any]]:
+def class_of(name: str, origin: Origin) -> tuple[Any, dict[str, Any]]:
     """The class that skyrl-gym would make, and the arguments it is registered with."""
     try:
         from skyrl_gym import Env
@@ -105,8 +122,11 @@ def class_of(name: str) -> tuple[Any, dict[str, Any]]:
         raise UnknownNameError.of(
             "skyrl-gym environment", name, registry, remedy="one that is not registered is skyrl:module:Class"
         )
-    entry, settings = (name, {}) if spec is None else (spec.entry_point, copy.deepcopy(spec.kwargs))
-    found = entry if callable(entry) else load_object(entry)
+    if spec is None:
+        found, settings = load_object(parse_reference(name), origin), {}
+    else:  # what was registered in this process is the user's
+        entry, settings = spec.entry_point, copy.deepcopy(spec.kwargs)
+        found = entry if callable(entry) else load_object(parse_reference(entry), USER)
     if isinstance(found, type) and not issubclass(found, Env):
         raise PluginError(f"{name} is no skyrl_gym.Env", remedy="a Treetune environment is named without skyrl:")
     return found, settings
@@ -122,7 +142,7 @@ def _make_config(gym_class: Any, given: Mapping[str, Any]) -> Any:
             fields = {field.name for field in dataclasses.fields(cls)}
             named = {key: os.environ.get(variable) for key, variable in _VARIABLES.items() if key in fields}
             return cls(**{**{key: value for key, value in named.items() if value}, **given})
-    return OmegaConf.create(dict(given))
+    return OmegaConf.create(escape_texts(given))  # a row must not read variables
 
 
 def _annotated_types(gym_class: Any) -> tuple[Any, ...]:

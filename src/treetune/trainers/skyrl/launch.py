@@ -44,7 +44,7 @@ def plan(request: TrainRequest) -> Launch:
         trainer="skyrl",
         package="skyrl",
         install="install skyrl as its guide says, on Python 3.12 or later",
-        data={split: [file.path for file in found] for split, found in files.items()},
+        data=launch.describe_files(files),
         config=config,
         command=[sys.executable, "-m", "treetune.trainers.skyrl", *tasks, *trusted, *launch.words(config)],
     )

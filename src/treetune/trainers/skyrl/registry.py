@@ -19,6 +19,7 @@ from treetune.environment import Environment
 from treetune.errors import MissingExtraError, PluginError, StorageError, UsageError
 from treetune.plugins import absolute_spec, environments
 from treetune.rows.cache import write_atomically
+from treetune.trust import USER
 
 _ADAPTER = "treetune.trainers.skyrl.environment:TreetuneEnv"
 
@@ -41,12 +42,12 @@ def register(
         for name, origin in environments.names().items():
             if replace or name not in known or _is_ours(known[name]):
                 # An id that only this process knows would mean nothing in a worker that the entry is sent to.
-                _put(_make_entry(name, environments.resolve(name) if origin == "registered" else name))
+                _put(_make_entry(name, environments.resolve(name, USER) if origin == "registered" else name))
         return [name for name in environments.names() if _is_ours(known[name])]
     if isinstance(environment, str):
         id, environment = id or environment, absolute_spec(environment, [Path.cwd()])
     # A wrong name is told now, not when the model is loaded.
-    cls = environments.resolve(environment) if isinstance(environment, str) else environment
+    cls = environments.resolve(environment, USER) if isinstance(environment, str) else environment
     id = id or cls.__name__
     if not issubclass(cls, Environment):
         raise PluginError(
@@ -95,8 +96,10 @@ def _make_entry(id: str, named: str | type[Environment]) -> Any:
     if isinstance(named, str) and named.startswith("skyrl:"):
         from treetune.trainers.skyrl.gym import class_of
 
-        gym_class, settings = class_of(named.removeprefix("skyrl:"))
+        gym_class, settings = class_of(named.removeprefix("skyrl:"), USER)
         return EnvSpec(id=id, entry_point=gym_class, kwargs=settings)
+    if isinstance(named, type) and (gym_class := getattr(named, "GYM_CLASS", None)) is not None:
+        return EnvSpec(id=id, entry_point=gym_class, kwargs={})
     return EnvSpec(id=id, entry_point=_ADAPTER, kwargs={"id": id, "environment": named})
 
 
@@ -115,7 +118,7 @@ def install_hook(
     """
     specs = {id: absolute_spec(spec, [Path.cwd()]) for id, spec in (named or {}).items()}
     for spec in specs.values():
-        environments.resolve(spec)  # told now rather than in a worker
+        environments.resolve(spec, USER)  # a wrong name is an error now, not in a worker
     place = _place(folder)
     # ASCII, because a .pth file is read in the encoding of whoever starts Python.
     call = f"import {_MODULE}; {_MODULE}.register_on_import({specs!a}, {replace})\n"

@@ -18,8 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from treetune.datasets.config import plain_values
 from treetune.datasets.declared import LISTS, check_columns, read_declared
-from treetune.datasets.join import join_files
+from treetune.datasets.list_files import build_files
 from treetune.environment import contract_of
 from treetune.errors import ConfigError, Faults, MissingExtraError, TreetuneError, UnknownNameError, UsageError
 from treetune.plugins import absolute_spec, folders_of
@@ -28,7 +29,7 @@ from treetune.rows.reading import batches_of
 from treetune.rows.sources import File, FileKind, HubName, Row, find
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.skyrl.registry import register, registry
-from treetune.variables import escape
+from treetune.variables import escape_text, escape_texts
 
 Names = str | Path | Sequence[str | Path]
 Tasks = Names | Mapping[str, Any] | None
@@ -70,9 +71,9 @@ def run_with_tasks(
     if isinstance(config, Mapping):
         from omegaconf import OmegaConf
 
-        plain: Any = OmegaConf.to_container(OmegaConf.create(config), resolve=True)  # type: ignore[call-overload]
+        plain = plain_values(OmegaConf.create(config))  # type: ignore[call-overload]
         own = {key: value for key, value in plain.items() if key not in LISTS}
-        config = SkyRLTrainConfig.from_dict_config(OmegaConf.create(own))
+        config = SkyRLTrainConfig.from_dict_config(OmegaConf.create(escape_texts(own)))  # which SkyRL resolves
     validate_cfg(config)
     initialize_ray(config)
     return ray.get(ray.remote(num_cpus=1)(_train).remote(config, specs))
@@ -93,7 +94,7 @@ def cli_overrides(files: Mapping[str, list[str]]) -> list[str]:
 
 def _quote(path: str) -> str:
     """As SkyRL reads it: a value in YAML, in which OmegaConf takes `${` for an interpolation."""
-    return "'" + str(escape(path)).replace("'", "''") + "'"
+    return "'" + escape_text(path).replace("'", "''") + "'"
 
 
 def shell_words(overrides: list[str]) -> str:
@@ -199,11 +200,11 @@ def _resolve(
     check_columns(lists, "skyrl")
     used: dict[str, str] = {}
     for name, tasksets in lists.items():
-        built = join_files(tasksets, [taskset.build("skyrl") for taskset in tasksets])
-        set_value(config, f"data.{name}_data", [str(path) for _, path, _ in built])
-        for taskset, (_, path, _) in zip(tasksets, built, strict=True):
-            places = [*folders, *folders_of(type(taskset)), Path.cwd()]
-            ids = list_environments(File(path, FileKind.PARQUET))
+        built = build_files(tasksets, "skyrl")
+        set_value(config, f"data.{name}_data", [str(file.path) for file in built])
+        places = [*folders, *(folder for taskset in tasksets for folder in folders_of(type(taskset))), Path.cwd()]
+        for file in built:
+            ids = list_environments(File(file.path, FileKind.PARQUET))
             used |= {id: absolute_spec(id, places) for id in ids if id is not None}
     return used
 

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from treetune.errors import TreetuneError
-from treetune.plugins import environments
 from treetune.rows.agent_column import is_silent, row_needs_loop
 from treetune.rows.formats import FORMATS
-from treetune.rows.kept_code import locate_files
-from treetune.rows.scorer import ENVIRONMENT
+from treetune.rows.scorer import ENVIRONMENT, environment_of
 
 UNTOLD = 50
 """Where episodes have several turns, or may have, and nothing says how many. Most environments end them earlier."""
@@ -63,7 +61,7 @@ def _turns_of(row: dict[str, Any]) -> int:
 def _turns_said_by(scorer: str) -> int | None:
     """What an environment says of its turns: by its contract, or by `MAX_TURNS`."""
     try:
-        cls = environments.resolve(locate_files(scorer.removeprefix(ENVIRONMENT), trust=False))
+        cls = environment_of(scorer)
     except TreetuneError:
         return None
     contract = getattr(cls, "CONTRACT", None)

@@ -20,7 +20,7 @@ import msgspec
 from treetune import streams, threads
 from treetune.cache_folder import default_cache_dir, write_atomically
 from treetune.errors import DrawFailed, ResumeError, UsageError
-from treetune.pending import Draw, Pending
+from treetune.pending import DRAW_TRIES, Draw, Pending
 from treetune.rows.scorer import refuse_groups, scorer_for
 from treetune.target import NEEDS_TASKS, is_server, load_taskset
 from treetune.task import Task, digest
@@ -35,7 +35,7 @@ _READ_BY_SLIME = (".jsonl", ".parquet")
 _SLICE = re.compile(r"(.*?)(?:@\[(\d*):(\d*)\])?", re.S)
 _MOST_LOSSES = 3
 """So often a group may come back whose episodes were lost."""
-_MOST_FAILURES = 8 * streams.DRAW_TRIES
+_MOST_FAILURES = 8 * DRAW_TRIES
 """So many tasks in a row that cannot be made are an error."""
 
 

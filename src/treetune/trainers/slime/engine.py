@@ -14,6 +14,7 @@ import uuid
 from typing import Any
 
 from treetune.errors import PolicyError, described
+from treetune.sampled_tokens import check_ids, check_logprobs
 from treetune.tokens import Prompt
 from treetune.trainers.play import Sampled
 
@@ -68,8 +69,9 @@ class Engine:
         sample, room = self._open(ids)
         output = await self._post(ids, room)
         meta = output["meta_info"]
-        new = [(int(entry[1]), float(entry[0])) for entry in meta.get("output_token_logprobs") or []]
-        tokens, their_logprobs = [token for token, _ in new], [logprob for _, logprob in new]
+        new = meta.get("output_token_logprobs") or []
+        tokens = check_ids([entry[1] for entry in new], "sampled token")
+        their_logprobs = check_logprobs([entry[0] for entry in new])
         sample.append_response_tokens(
             self._args, tokens=tokens, log_probs=their_logprobs, meta_info=meta, text=output.get("text") or ""
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from treetune import call_formats, streams, threads
 from treetune.episode import CLOSE_SECONDS
-from treetune.errors import UsageError
+from treetune.errors import PolicyError, UsageError
 from treetune.images import has_images
 from treetune.serve import ServeError, TaskServerClient
 from treetune.target import load_taskset
@@ -223,11 +223,16 @@ class TrlTasks(Hooks):
             if not prompts:
                 return
             sampled, logprobs = self._generate(prompts, trainer)
-            moves = [
-                (game.episode, game.take(sampled[at], logprobs[at] if logprobs is not None else None))
-                for at, game in enumerate(asked)
-            ]
-            for game, step in zip(asked, threads.run_in_background(self._episodes.step_many(moves)), strict=True):
+            moves, moving = [], []
+            for at, game in enumerate(asked):
+                try:
+                    action = game.take(sampled[at], logprobs[at] if logprobs is not None else None)
+                except PolicyError as error:
+                    game.see(error)
+                else:
+                    moves.append((game.episode, action))
+                    moving.append(game)
+            for game, step in zip(moving, threads.run_in_background(self._episodes.step_many(moves)), strict=True):
                 game.see(step)
 
     def _range(self, num_tasks: int | None, first: int) -> range:

@@ -13,9 +13,9 @@ import random
 import time
 from typing import Any
 
-from treetune.errors import PolicyError, UsageError
+from treetune.errors import EndpointRefusal, PolicyError, UsageError
 from treetune.policies import EndpointConfig
-from treetune.policies.endpoint import Endpoint, EndpointRefusal
+from treetune.policies.endpoint import Endpoint
 
 ADAPTER = "trl-policy"
 """How TRL names the adapter that it publishes: with `-v` and the version of the weights behind it."""

@@ -19,8 +19,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Self
 
 from treetune import threads
-from treetune.errors import PolicyError, TreetuneError, UsageError, described
-from treetune.policies.endpoint import EndpointRefusal
+from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, described
 from treetune.tokens import ChatTokens, Prompt
 from treetune.trainers.game import FailureLog, Game, Hooks
 from treetune.trainers.play import Sampled, play_episode

@@ -17,6 +17,8 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 
+from treetune.http_body import read_body
+
 __all__ = ["ChatHarness"]
 
 ID = "treetune-chat"
@@ -57,9 +59,10 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
             while True:
                 body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
                 async with http.post(f"{endpoint.rstrip('/')}/chat/completions", json=body) as response:
+                    content = await read_body(response)
                     if response.status != 200:
-                        return ProgramResult(exit_code=1, stdout="", stderr=await response.text())
-                    message = (await response.json())["choices"][0]["message"]
+                        return ProgramResult(exit_code=1, stdout="", stderr=content.decode(errors="replace"))
+                    message = json.loads(content)["choices"][0]["message"]
                 messages.append(message)
                 if not message.get("tool_calls"):
                     return ProgramResult(exit_code=0, stdout="", stderr="")

@@ -18,11 +18,14 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from treetune.code_reference import CodeReference, Kind
 from treetune.config import convert
 from treetune.errors import MissingExtraError, PluginError, UsageError, described
+from treetune.plugins import load_module, see_current_folder
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
+from treetune.trust import USER, Origin
 
 
 class VerifiersTask(Task, frozen=True, kw_only=True):
@@ -67,14 +70,14 @@ class VerifiersTaskset(Taskset[VerifiersTask, VerifiersConfig]):
 
 
 def _rebuild(env: str, config: dict[str, Any], name: str, length: int | None) -> VerifiersTaskset:
-    cls = taskset_class(env)
+    cls = taskset_class(env, USER)  # the process that pickled it has loaded it
     taskset = cls.from_config(convert(config, cls.config_type))
     taskset.name, taskset._length = name, length
     return taskset
 
 
 @lru_cache(maxsize=256)
-def taskset_class(env: str) -> type[VerifiersTaskset]:
+def taskset_class(env: str, origin: Origin) -> type[VerifiersTaskset]:
     """The taskset that `verifiers:ENV` stands for."""
     try:
         verifiers = importlib.import_module("verifiers")
@@ -82,7 +85,7 @@ def taskset_class(env: str) -> type[VerifiersTaskset]:
         raise MissingExtraError.of("verifiers", "verifiers") from error
     if not env:
         raise UsageError("verifiers: names no environment", remedy="write verifiers:ID, an installed one")
-    module = _import(env)
+    module = _import(env, origin)
     if hasattr(module, "load_environment"):
         if not hasattr(verifiers, "load_environment"):
             raise PluginError(
@@ -111,17 +114,21 @@ def _bridge(name: str, installed: str) -> Any:
         ) from error
 
 
-def _import(env: str) -> Any:
+def _import(env: str, origin: Origin) -> Any:
     """The module of an environment, as verifiers finds it: one of its own first."""
     name = env.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+    if not name.isidentifier():  # a dotted name would run its parent before anything is checked
+        raise PluginError(f"verifiers:{env!r:.100} names no environment", remedy="write verifiers:ID, an installed one")
+    if name != env.replace("-", "_"):  # verifiers reads such a name itself, and may read it otherwise
+        origin.refuse(f"names an environment of verifiers by more than its plain id: {env:.100}")
+    if origin.trusted:
+        see_current_folder()
     try:
         for place in (f"verifiers.v1.tasksets.{name}", name):
             if importlib.util.find_spec(place.rpartition(".")[0] or place) and importlib.util.find_spec(place):
-                return importlib.import_module(place)
+                return load_module(CodeReference(Kind.MODULE, place), origin)
     except (ImportError, ValueError) as error:
         raise PluginError(f"verifiers:{env} could not be imported: {described(error)}") from error
-    except Exception as error:
-        raise PluginError(f"{name} could not be imported: {described(error)}") from error
     raise PluginError(
         f"verifiers:{env}: there is no module {name!r}", remedy=f"install the environment: pip install {env}"
     )

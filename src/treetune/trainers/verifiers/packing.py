@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from treetune import plugins
-from treetune.config import FileName, load_yaml, map_declared, with_overrides
+from treetune.code_reference import find_file
+from treetune.config import FileName, load_yaml, map_declared
 from treetune.errors import UsageError
 from treetune.files import source_of, with_imports
-from treetune.rows.trust import FILE, is_installed
+from treetune.overrides import with_overrides
 from treetune.target import build_taskset
 from treetune.task import Task
 from treetune.taskset import Taskset
+from treetune.trust import is_installed
 
 SCHEME, SCRIPTED = "package:", "scripted:"
 _LOADERS = {"json", "csv", "parquet", "arrow", "text", "imagefolder", "webdataset", "xml", "sql", "pandas"}
@@ -88,7 +90,7 @@ class Packing:
 
     def _pack_setting(self, beside: list[Path], text: str) -> str:
         place = plugins.absolute_path(text, beside)
-        return self._pack_data(place) if Path(place).is_file() and not FILE.fullmatch(text) else text
+        return self._pack_data(place) if Path(place).is_file() and find_file(text) is None else text
 
     def _pack_loading(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What `load_dataset` is given: its first argument, and three others, may be files."""
@@ -127,10 +129,10 @@ class Packing:
     def _pack_code(self, beside: list[Path], text: str) -> str:
         """`file.py:Name`, `scripted:file.py:Name` or `file.py` with that file, and what it imports, in the package."""
         prefix = SCRIPTED if text.startswith(SCRIPTED) else ""
-        match = FILE.fullmatch(text.removeprefix(prefix))
-        if match is None or match["file"].startswith(SCHEME):
+        named = find_file(text.removeprefix(prefix))
+        if named is None:
             return text
-        file = Path(plugins.absolute_path(match["file"], beside)).expanduser().resolve()
+        file = Path(plugins.absolute_path(named.place, beside)).expanduser().resolve()
         if not file.is_file():
             return text
         folder = self._folder(file.parent, "code")
@@ -141,13 +143,17 @@ class Packing:
                     remedy="install what it imports as a package, or put it beside the file",
                 )
             self.files[f"{folder}/{part.relative_to(file.parent).as_posix()}"] = part
-        return f"{prefix}{SCHEME}{folder}/{file.name}{match['name'] or ''}"
+        packed = f"{prefix}{SCHEME}{folder}/{file.name}"
+        return packed if named.attribute is None else f"{packed}:{named.attribute}"
 
     def _pack_data(self, text: str) -> str:
         """A file, a folder or a pattern of files in the package; a name of the hub's as it is."""
         place = Path(text).expanduser()
         if text.startswith(SCHEME) or "://" in text or not text.strip("./"):
             return text
+        name, colon, split = text.rpartition(":")
+        if colon and not place.exists() and name and Path(name).expanduser().is_dir():
+            return f"{self._pack_data(name)}:{split}"
         if place.is_dir():
             folder = self._folder(place.resolve(), "data")
             for file in sorted(path for path in place.rglob("*") if path.is_file()):

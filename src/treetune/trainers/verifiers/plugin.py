@@ -74,7 +74,7 @@ class _Served:
     async def _load(self) -> Streams:
         # A generator is read by one reader only, and verifiers iterates over the other one.
         own = self.taskset
-        if own.INFINITE and not own.random_access:
+        if own.sequential:
             own = open_taskset(self._file, self._overrides)
         return await streams.load(own)
 

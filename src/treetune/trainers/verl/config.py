@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.datasets.declared import check_columns, check_environments, has_turns, load_tasks
-from treetune.datasets.join import join_files
+from treetune.datasets.list_files import build_files
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError, Faults, UsageError
 from treetune.rows.agent_column import LOOP
@@ -87,5 +87,4 @@ def name_agents(lists: Lists, config: Any = None, *, silent_too: bool = False) -
 
 
 def _build_paths(tasksets: Sequence[DatasetTaskset], agents: Sequence[str] | None) -> list[str]:
-    built = [taskset.build() for taskset in tasksets]
-    return [str(path) for _, path, _ in join_files(tasksets, built, agents)]
+    return [str(file.path) for file in build_files(tasksets, agents=agents)]

@@ -56,7 +56,7 @@ def plan(request: TrainRequest) -> Launch:
         trainer="verl",
         package="verl",
         install="install verl 0.9 as its guide says",
-        data={split: [file.path for file in found] for split, found in files.items()},
+        data=launch.describe_files(files),
         config=config,
         command=[sys.executable, "-m", "verl.trainer.main_ppo", *launch.words(config)],
     )

@@ -23,6 +23,7 @@ from treetune.trainers.config import get_value, set_value
 from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, build_into_config, load_tasksets, name_agents
 from treetune.trainers.verl.loop_config import LoopConfig
 from treetune.trainers.verl.reward import find_unscored, score_by_tasks
+from treetune.variables import escape_texts
 
 SETTINGS = "treetune_loop"
 """The key of a verl config with the settings of our agent loop, where they are not to be the usual ones."""
@@ -72,7 +73,7 @@ def write_loops(
     convert(settings or {}, LoopConfig, path=SETTINGS)  # raises what is wrong with them
     loops = list(_read_loops(others)) if others else []
     if not any(loop.get("name") == LOOP for loop in loops):
-        loops.append({"name": LOOP, "_target_": TARGET, **(settings or {})})
+        loops.append({"name": LOOP, "_target_": TARGET, **escape_texts(settings or {})})
     elif settings:
         raise ConfigError([(SETTINGS, f"{others} has a loop of the name {LOOP} already: write them there")])
     folder = default_cache_dir(cache_dir) / "verl"

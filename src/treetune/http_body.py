@@ -1,0 +1,121 @@
+"""The body of an HTTP reply, read within bounds: every HTTP client of the package reads through this module.
+
+    async with session.get(url) as response:
+        content = await read_body(response)
+
+A server may send without end, or send little that decodes to a lot. A body is refused (`BodyTooLarge`) once it passes
+`MOST_BYTES`, once all bodies under way in this process pass `MOST_TOGETHER`, or where its JSON has more than
+`MOST_VALUES` values.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from treetune.errors import TreetuneError
+
+MOST_BYTES = 64 << 20
+MOST_TOGETHER = 256 << 20
+MOST_VALUES = 4_000_000
+"""Lists, objects and the values in them. 64 MB of empty lists would take 1.4 GB."""
+_SMALL = 4 << 20
+"""A body up to this size is never refused because of others."""
+_CHUNK = 1 << 16
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_under_way: dict[object, int] = {}
+"""The bytes read so far of each body. Event loops of several threads share it."""
+
+
+class BodyTooLarge(TreetuneError):
+    """A reply that passes a bound. Asking again would not help."""
+
+    @classmethod
+    def of(cls, url: str, most: int) -> BodyTooLarge:
+        return cls(f"{url} sent more than {most >> 20} MB in one reply")
+
+
+class Response(Protocol):
+    """What is used of aiohttp's response. aiohttp is not imported here, since that is slow."""
+
+    @property
+    def url(self) -> Any: ...
+
+    @property
+    def content(self) -> Any: ...
+
+
+class BlockingResponse(Protocol):
+    """What is used of `urllib`'s response."""
+
+    url: str
+
+    def read1(self, n: int = -1, /) -> bytes: ...
+
+
+async def read_body(response: Response) -> bytes:
+    """The body of aiohttp's response; raises `BodyTooLarge`."""
+    pieces: AsyncIterator[bytes] = response.content.iter_any()
+    with _Body(str(response.url)) as body:
+        async for piece in pieces:
+            body.add(piece)
+        return body.finish()
+
+
+def read_blocking(response: BlockingResponse, seconds: float) -> bytes:
+    """The body of `urllib`'s response, all of it within so many seconds; raises `BodyTooLarge` or `TimeoutError`."""
+    until = time.monotonic() + seconds
+    with _Body(response.url) as body:
+        while piece := response.read1(_CHUNK):
+            body.add(piece)
+            if time.monotonic() > until:
+                raise TimeoutError(f"{response.url} did not end its reply within {seconds:g} seconds")
+        return body.finish()
+
+
+class _Body:
+    """A body under way."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._content, self._key = url, bytearray(), object()
+
+    def __enter__(self) -> _Body:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _under_way.pop(self._key, None)
+
+    def add(self, piece: bytes) -> None:
+        self._content += piece
+        size = len(self._content)
+        if size > MOST_BYTES:
+            raise BodyTooLarge.of(self._url, MOST_BYTES)
+        _under_way[self._key] = size
+        if size > _SMALL and sum(list(_under_way.values())) > MOST_TOGETHER:
+            raise BodyTooLarge(
+                f"{self._url} sent {size >> 20} MB, and all replies under way have more than {MOST_TOGETHER >> 20} MB"
+            )
+
+    def finish(self) -> bytes:
+        content = bytes(self._content)
+        check_values(self._url, content)
+        return content
+
+
+def check_values(url: str, content: bytes) -> None:
+    """Refuses JSON that is small as bytes and large once it is decoded."""
+    if len(content) <= MOST_VALUES or _count(content) <= MOST_VALUES:
+        return
+    if _count(strip_strings(content)) > MOST_VALUES:
+        raise BodyTooLarge(f"{url} sent more than {MOST_VALUES:,} values in one reply")
+
+
+def strip_strings(content: bytes) -> bytes:
+    """JSON without its strings, in which brackets and commas mean nothing."""
+    return _STRINGS.sub(b"", content)
+
+
+def _count(content: bytes) -> int:
+    return content.count(b"[") + content.count(b"{") + content.count(b",")

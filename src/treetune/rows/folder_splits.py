@@ -1,0 +1,132 @@
+"""Which files of a folder are which split, as `datasets.load_dataset(folder)` has it.
+
+    split_files(folder, files)      # {"train": [folder/train.parquet], "test": [folder/test.parquet]}
+
+A card (README.md with `configs`) says it; else the names of shards, of folders, of files, in this order. Without any of
+these all files are `train`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from treetune.errors import ConfigError, UsageError
+
+KEYWORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""What names say of each split."""
+
+NO_ROWS = frozenset(("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"))
+"""Files about a dataset, which `load_dataset` does not read as rows."""
+
+_SHARD = re.compile(r"data/([^/]*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+_FRONT_MATTER = re.compile(r"---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
+
+
+def split_files(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+    """The files of each split; a file that belongs to none where others do is left out."""
+    if (declared := _read_card(folder)) is not None:
+        matches = {split: _match(folder, patterns) for split, patterns in declared.items()}
+        found = {split: [file for file in files if file in matched] for split, matched in matches.items()}
+        if any(found.values()):
+            return {split: some for split, some in found.items() if some}
+    for split_of in (_split_of_shard, _by_keyword(_folder_names), _by_keyword(lambda name: [name.rpartition("/")[2]])):
+        splits: dict[str, list[Path]] = {}
+        for file in files:
+            for split in split_of(file.relative_to(folder).as_posix()):
+                splits.setdefault(split, []).append(file)
+        if splits:
+            return splits
+    return {"train": list(files)} if files else {}
+
+
+def split_called(name: str) -> str:
+    """The split that a name means: `val` is `validation`."""
+    return next((split for split, words in KEYWORDS.items() if name in words), name)
+
+
+def _split_of_shard(name: str) -> list[str]:
+    return [match[1]] if (match := _SHARD.fullmatch(name)) else []
+
+
+def _folder_names(name: str) -> list[str]:
+    return name.split("/")[:-1]
+
+
+def _by_keyword(parts_of: Callable[[str], Iterable[str]]) -> Callable[[str], list[str]]:
+    """The splits whose keyword is a word of one of the parts of a name: `gsm8k-train.parquet`, not `training1st`."""
+
+    def find(name: str) -> list[str]:
+        words = {word for part in parts_of(name) for word in re.split(r"[-._ 0-9]", part)}
+        return [split for split, keywords in KEYWORDS.items() if words.intersection(keywords)]
+
+    return find
+
+
+def _read_card(folder: Path) -> dict[str, list[str]] | None:
+    """The patterns of each split that the README.md of a folder declares; None where it declares none."""
+    import yaml
+
+    try:
+        matter = _FRONT_MATTER.match((folder / "README.md").read_text(encoding="utf-8"))
+        card: Any = yaml.safe_load(matter[1]) if matter else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    configs = [each for each in _list_of(card, "configs") if isinstance(each, dict) and each.get("data_files")]
+    if not configs:
+        return None
+    usual = [each for each in configs if each.get("default") or each.get("config_name") == "default"]
+    if len(configs) > 1 and not usual:
+        names = ", ".join(str(each.get("config_name")) for each in configs)
+        raise UsageError(
+            f"{folder / 'README.md'} declares several configs: {names}", remedy="name the files themselves"
+        )
+    return patterns_by_split((usual or configs)[0]["data_files"])
+
+
+def _match(folder: Path, patterns: Iterable[str]) -> set[Path]:
+    # Of a pattern that ends in `**`, glob gives folders only.
+    plain = [pattern.removeprefix("./") for pattern in patterns]
+    spelled = [f"{pattern}/*" if pattern.endswith("**") else pattern for pattern in plain]
+    return {file for pattern in spelled if not pattern.startswith("/") for file in folder.glob(pattern)}
+
+
+def patterns_by_split(data_files: Any) -> dict[str, list[str]]:
+    """The names and globs of each split in `data_files`, of a card or of `load_dataset`; by default they are train."""
+    if isinstance(data_files, Mapping) and not _is_entry(data_files):
+        return {str(split): list(iter_patterns(value)) for split, value in data_files.items()}
+    by_split: dict[str, list[str]] = {}
+    for entry in data_files if isinstance(data_files, list) else [data_files]:
+        split = str(entry["split"]) if _is_entry(entry) else "train"
+        by_split.setdefault(split, []).extend(iter_patterns(entry))
+    return by_split
+
+
+def iter_patterns(data_files: Any) -> Iterator[str]:
+    """The names in `data_files`, which may be one, a list, splits, or a list of `{split:, path:}`."""
+    if isinstance(data_files, str | os.PathLike):
+        yield str(data_files)
+    elif isinstance(data_files, Mapping):
+        yield from iter_patterns(data_files["path"] if _is_entry(data_files) else list(data_files.values()))
+    elif isinstance(data_files, Sequence):
+        for item in data_files:
+            yield from iter_patterns(item)
+    elif data_files is not None:
+        shown = f"expected the name of a file, a list or a mapping of them, got {data_files!r}"
+        raise ConfigError([("loading_params.kwargs.data_files", shown)])
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value) == {"split", "path"}
+
+
+def _list_of(card: Any, key: str) -> list[Any]:
+    value = card.get(key) if isinstance(card, dict) else None
+    return value if isinstance(value, list) else []

@@ -1,0 +1,105 @@
+"""Opens files of a run, which anyone may have written: only regular ones, and none outside the folder that was named.
+
+    with below(Path("runs")):
+        read_regular(Path("runs/x/summary.json"))
+
+Opening a named pipe blocks, and a link may point to a key in the user's home, which an export would then hold. A link
+to a file below the same folder is followed. So is one of the hub's cache, whose files are links.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+MOST_BYTES = 64 << 20
+"""Of a file that is read as a whole: a config, a summary, an image."""
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises: JSON that is damaged, of another type, not UTF-8, or nested too deeply."""
+
+_top: ContextVar[Path | None] = ContextVar("top", default=None)
+
+
+@contextmanager
+def below(folder: Path) -> Iterator[None]:
+    """Within it, files below this folder may be opened."""
+    before = _top.set(folder)
+    try:
+        yield
+    finally:
+        _top.reset(before)
+
+
+def open_regular(path: Path, top: Path | None = None, most: int | None = None) -> BinaryIO:
+    """Opens a regular file of at most so many bytes below `top`: the folder that was named, or else the file's own.
+    Raises OSError."""
+    if fault := find_fault(path, top or _top.get() or path.parent, most):
+        raise OSError(f"{path.name} {fault}")
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return open(file, "rb")
+    os.close(file)
+    raise OSError(f"{path.name} is not a regular file")
+
+
+def read_regular(path: Path, top: Path | None = None, most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file of at most so many bytes. Raises OSError."""
+    with open_regular(path, top, most) as file:
+        return file.read(min(most, os.fstat(file.fileno()).st_size))
+
+
+def open_to_append(path: Path) -> int:
+    """A file that is made where there is none, for appending. A link is refused: what is written would go into the file
+    that it points to. Raises OSError."""
+    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.open(path, how, 0o644)
+    except OSError:
+        refuse_link(path)
+        raise
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
+
+
+def refuse_link(path: Path) -> None:
+    """Raises OSError where nothing may be written, since the path is a link."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path.name} is a link, which is not written through") from None
+
+
+def find_fault(path: Path, top: Path, most: int | None = None) -> str:
+    """Why a file must not be opened, or has more than so many bytes; nothing where it may be."""
+    try:
+        state = os.stat(path)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not stat.S_ISREG(state.st_mode):
+        return f"is {_KINDS.get(stat.S_IFMT(state.st_mode), 'not a regular file')}, and is not read"
+    if most is not None and state.st_size > most:
+        return f"has more than {most:,} bytes, and is not read"
+    real, root = Path(os.path.realpath(path)), Path(os.path.realpath(top))
+    if root in real.parents or real == root:
+        return ""
+    if root.parent.name == "snapshots" and root.parent.parent / "blobs" in real.parents:
+        return ""
+    return f"is a link to a file outside of {top}, and is not read"
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}

@@ -1,0 +1,64 @@
+"""The time limit of a command: by the clock while it waits, by its processor time while it works.
+
+    limit = TimeLimit(10)
+    limit.left()                # seconds until the next look; 0 or less: its time is over
+
+A program that gets the processor for a tenth of the time, because the machine is busy, has ten times as long: load does
+not change a verdict. One that sleeps or waits for input is ended when its seconds are over.
+
+This runs on the host and inside of sandboxes, where it is sent as a part of a script: any Python from 3.8 on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+PROCESSES = "/proc"
+CLOCK_FACTOR = 10
+"""By the clock a command has at most so many times its seconds."""
+WORKING = 0.04
+"""The share of a processor from which on a command works, and does not wait."""
+LONGEST_LOOK, SHORTEST_LOOK = 0.5, 0.2
+"""Seconds between two looks at the processor time, which the kernel counts in hundredths."""
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class TimeLimit:
+    def __init__(self, seconds: float, processes: str = PROCESSES) -> None:
+        """`processes` is the /proc of the sandbox that the command runs in."""
+        self._seconds, self._processes = seconds, processes
+        self._began = self._looked = time.monotonic()
+        self._used = 0.0
+        self._cpu = sum_cpu(processes)
+
+    def left(self) -> float:
+        now = time.monotonic()
+        if (wait := self._looked + self._next_look() - now) > 0:
+            return wait
+        cpu, clock = sum_cpu(self._processes), now - self._looked
+        worked = cpu - self._cpu
+        self._used += min(worked, clock) if worked >= WORKING * clock else clock
+        self._looked, self._cpu = now, cpu
+        over = self._used >= self._seconds or now - self._began >= CLOCK_FACTOR * self._seconds
+        return 0.0 if over else self._next_look()
+
+    def _next_look(self) -> float:
+        return max(SHORTEST_LOOK, min(LONGEST_LOOK, self._seconds - self._used))
+
+
+def sum_cpu(processes: str) -> float:
+    """The processor time, in seconds, of all processes that a /proc shows, and of those that they have waited for."""
+    ticks = 0
+    try:
+        names = os.listdir(processes)
+    except OSError:
+        return 0.0  # nothing may be seen of it, or it has ended: the clock counts
+    for name in names:
+        if name.isdigit():
+            try:
+                with open(f"{processes}/{name}/stat", "rb") as file:
+                    ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
+            except OSError:
+                continue  # it has just ended
+    return ticks / TICKS

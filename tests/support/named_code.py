@@ -1,0 +1,18 @@
+"""Code by its name, as a user names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from treetune import plugins
+from treetune.code_reference import CodeReference, Kind, parse_reference
+from treetune.trust import USER
+
+
+def load_object(spec: str) -> Any:
+    return plugins.load_object(parse_reference(spec), USER)
+
+
+def load_file(path: str | Path) -> Any:
+    return plugins.load_module(CodeReference(Kind.FILE, str(path)), USER)
