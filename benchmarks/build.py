@@ -57,7 +57,7 @@ mapped.to_parquet(out)
 """
 
 OURS = """
-import json, sys, time
+import json, sys
 from treetune_verl.tasks import Task
 source, out, kind = sys.argv[1], sys.argv[2], sys.argv[3]
 
@@ -71,17 +71,8 @@ config = {"loading_params": loading, **json.loads(sys.argv[4])}
 taskset = (Mapped if kind == "mapped" else Task)(config, cache_dir=out + ".cache")
 from treetune.datasets.build import build
 from pathlib import Path
-if kind == "step":
-    taskset.check_source()
-    cpu, wall = time.process_time(), time.perf_counter()
 build(taskset, Path(out), "verl")
-if kind == "step":
-    print(json.dumps([time.process_time() - cpu, time.perf_counter() - wall]))
 """
-
-HF_STEP = HF.replace(
-    "mapped = dataset", "import time, json\ncpu, wall = time.process_time(), time.perf_counter()\nmapped = dataset"
-) + ("print(json.dumps([time.process_time() - cpu, time.perf_counter() - wall]))")
 
 HIT = """
 import json, sys
@@ -94,21 +85,20 @@ if "--check" in sys.argv:
 """
 
 
-def run(code: str, *arguments: str, home: Path) -> tuple[float, float, float, str]:
-    """CPU and wall seconds, peak MB, and what was printed."""
+def run(code: str, *arguments: str, home: Path) -> tuple[float, float, float]:
+    """CPU and wall seconds, and peak MB."""
     # Compiled modules are kept, as on a user's machine.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**environment, "HF_HOME": str(home), "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
     )
-    printed = process.stdout.read().decode() if process.stdout else ""
     _, status, used = os.wait4(process.pid, 0)
     assert status == 0, code
-    return used.ru_utime + used.ru_stime, time.perf_counter() - began, used.ru_maxrss / 1024, printed
+    return used.ru_utime + used.ru_stime, time.perf_counter() - began, used.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -133,16 +123,13 @@ def main() -> None:
         costs: dict[str, tuple[Cost, float]] = {}
         for number, (name, (code, *rest)) in enumerate(ways.items()):
             out = place / f"{number}.parquet"
-            cpu, wall, peak, _ = run(code, str(source), str(out), *rest, home=place / f"home{number}")
+            cpu, wall, peak = run(code, str(source), str(out), *rest, home=place / f"home{number}")
             costs[name] = (Cost(cpu, wall), peak)
         check_equal([place / f"{number}.parquet" for number in range(len(ways))])
         for name, targets in (("template task", ("6x", "")), ("a Python _make_map_fn", ("3.5x", ""))):
             for other, target in zip(OTHERS, targets, strict=True):
                 (ours, peak), (theirs, _) = costs[name], costs[other]
                 show(f"build: {name}, x{scale}", ours, other, theirs, target, f"{peak:.0f} MB peak")
-        *_, ours = run(OURS, str(source), str(place / "s.parquet"), "step", config, home=place / "home0")
-        *_, theirs = run(HF_STEP, str(source), str(place / "h.parquet"), "row", home=place / "home5")
-        show(f"build: the step alone, x{scale}", Cost(*json.loads(ours)), OTHERS[0], Cost(*json.loads(theirs)), "10x")
         hit(place, source, config)
 
 

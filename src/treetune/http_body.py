@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from treetune.errors import TreetuneError
@@ -23,6 +23,9 @@ MOST_VALUES = 4_000_000
 """Lists, objects and the values in them. 64 MB of empty lists would take 1.4 GB."""
 _SMALL = 4 << 20
 """A body up to this size is never refused because of others."""
+_PLAIN = 1 << 20
+"""A body of at most this known length passes every bound."""
+_UNKNOWN = _PLAIN + 1
 _CHUNK = 1 << 16
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _under_way: dict[object, int] = {}
@@ -46,6 +49,14 @@ class Response(Protocol):
     @property
     def content(self) -> Any: ...
 
+    @property
+    def content_length(self) -> int | None: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    async def read(self) -> bytes: ...
+
 
 class BlockingResponse(Protocol):
     """What is used of `urllib`'s response."""
@@ -57,6 +68,8 @@ class BlockingResponse(Protocol):
 
 async def read_body(response: Response) -> bytes:
     """The body of aiohttp's response; raises `BodyTooLarge`."""
+    if (response.content_length or _UNKNOWN) <= _PLAIN and "Content-Encoding" not in response.headers:
+        return await response.read()  # aiohttp reads no more than this length
     pieces: AsyncIterator[bytes] = response.content.iter_any()
     with _Body(str(response.url)) as body:
         async for piece in pieces:
