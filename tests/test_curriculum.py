@@ -461,7 +461,7 @@ def test_a_host_knows_that_a_schedule_has_no_end_and_an_index_moves_no_rate(made
 
 
 def test_the_config_of_a_run_finds_its_profile_from_anywhere(levels, tmp_path, monkeypatch):
-    from treetune.target import describe
+    from treetune.from_config import describe
 
     levels()
     monkeypatch.chdir(tmp_path)

@@ -272,7 +272,7 @@ def table_of(contracts) -> str:
 
 
 def test_the_table_of_environments_is_the_codes_own():
-    from treetune.builtin import ENVIRONMENTS
+    from treetune.catalog import ENVIRONMENTS
     from treetune.environment import contract_of
 
     contracts = {id: contract for id in ENVIRONMENTS if (contract := contract_of(id)) is not None}

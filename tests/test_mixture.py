@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
 from treetune.errors import ConfigError, TasksetError, UsageError
+from treetune.from_config import describe
 from treetune.order import Interleave, Spread
 from treetune.streams import Draw, Streams
-from treetune.target import describe
 from treetune.taskset_config import ShuffleConfig
 
 weights = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)

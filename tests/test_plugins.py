@@ -17,7 +17,7 @@ from treetune import ShuffleConfig, Task, Taskset, TasksetConfig, build_taskset,
 from treetune.config import field_docs
 from treetune.errors import ConfigError, PluginError, UsageError
 from treetune.files import with_imports
-from treetune.target import taskset_fingerprint
+from treetune.fingerprint import taskset_fingerprint
 
 TASKSET = """
 from treetune import Task, Taskset

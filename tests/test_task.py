@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Outcome, Task, Trace, Turn
-from treetune.task import canonical
+from treetune.digest import canonical
 from treetune.trace import Failure
 
 values = st.recursive(

@@ -13,8 +13,8 @@ import pytest
 
 from treetune import Mixture, Score, ShuffleConfig, Task, Taskset, TasksetConfig, load_taskset, run_rollout
 from treetune.errors import EmptyTasksetError, EnvironmentFault, TasksetError, UsageError
+from treetune.fingerprint import taskset_fingerprint
 from treetune.policies import load_policy
-from treetune.target import taskset_fingerprint
 
 SHUFFLED = TasksetConfig(shuffle=ShuffleConfig(seed=7))
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from treetune import catalog
+from treetune.builtin_tables import tables
+
 if TYPE_CHECKING:
     from treetune.environment import Action as Action
     from treetune.environment import Environment as Environment
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from treetune.evaluation.call import evaluate as evaluate
     from treetune.evaluation.call import evaluate_async as evaluate_async
     from treetune.evaluation.compare import compare as compare
+    from treetune.from_config import build_taskset as build_taskset
+    from treetune.message import Message as Message
     from treetune.mixture import Mixture as Mixture
     from treetune.mixture import Union as Union
     from treetune.policy import Completion as Completion
@@ -39,9 +44,7 @@ if TYPE_CHECKING:
     from treetune.score import Score as Score
     from treetune.score import Verdict as Verdict
     from treetune.score import invalid as invalid
-    from treetune.target import build_taskset as build_taskset
     from treetune.target import load_taskset as load_taskset
-    from treetune.task import Message as Message
     from treetune.task import Task as Task
     from treetune.taskset import Taskset as Taskset
     from treetune.taskset_config import ShuffleConfig as ShuffleConfig
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
     from treetune.trace import Turn as Turn
 
     __version__: str
+
+tables.update({name: table for name, table in vars(catalog).items() if name.isupper()})
 
 _HOMES = {
     name: module
@@ -68,8 +73,10 @@ _HOMES = {
         "runs.places": "open_run",
         "runs.run": "Run",
         "score": "UNCHECKED VALID Score Verdict invalid",
-        "target": "build_taskset load_taskset",
-        "task": "Message Task",
+        "from_config": "build_taskset",
+        "target": "load_taskset",
+        "message": "Message",
+        "task": "Task",
         "taskset": "Taskset",
         "taskset_config": "ShuffleConfig TasksetConfig",
         "tools": "Tool tool",
@@ -82,22 +89,14 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _read_version()
+        from treetune.version import read_version
+
+        return read_version()
     if name not in _HOMES:
         raise AttributeError(f"module 'treetune' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"treetune.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
-
-
-def _read_version() -> str:
-    """Of the package as it is installed; it comes from the tag of a release."""
-    from importlib.metadata import PackageNotFoundError, version  # 40 ms that few need
-
-    try:
-        return version("treetune")
-    except PackageNotFoundError:  # a source folder on the path
-        return "0+source"
 
 
 def __dir__() -> list[str]:

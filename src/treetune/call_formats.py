@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from treetune.errors import UnknownNameError
-from treetune.task import Message
+from treetune.message import Message
 
 Schema = dict[str, Any]
 Found = tuple[str, str]

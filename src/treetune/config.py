@@ -16,7 +16,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePath
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -24,9 +24,6 @@ from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults, su
 from treetune.files import parse_again
 from treetune.other_names import suggest_key
 from treetune.variables import escape, explain_interpolation
-
-if TYPE_CHECKING:
-    from treetune.taskset import Taskset
 
 T = TypeVar("T")
 FileName = Annotated[str, "the name of a file"]
@@ -161,14 +158,14 @@ def _hint(key: str, struct: type, path: str, elsewhere: Iterable[str]) -> str:
 
 def convert_node(
     node: Mapping[str, Any],
-    cls: type[Taskset[Any, Any]],
+    cls: type[Any],
     *,
     path: str = "",
     raw: Mapping[str, str] | None = None,
     any_key: bool = True,
     elsewhere: Iterable[str] = (),
 ) -> Any:
-    """The typed config of a class from the keys of a node; further ones with `any_key`, where the class takes any."""
+    """The typed config of a `Taskset` from the keys of a node; further ones with `any_key`, where it takes any."""
     inside = f"{path}." if path else ""
     faults: Faults = []
     keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
@@ -187,7 +184,7 @@ def convert_node(
     return config
 
 
-def _find_misspelt(cls: type[Taskset[Any, Any]], keys: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _find_misspelt(cls: type[Any], keys: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Further keys that are nearly a key of the config, and that nothing in the class's own files speaks of."""
     import difflib
 

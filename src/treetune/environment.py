@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import msgspec
 
 from treetune.errors import EnvironmentFault, TreetuneError, UsageError
+from treetune.message import Message
 from treetune.plugins import environments
 from treetune.score import finite, judge
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.tools import Gold, ToolCall, read_tools
 from treetune.trust import Origin, current_origin
 

@@ -20,8 +20,9 @@ import msgspec
 from treetune.environment import Action, Environment, Observation, SingleTurn, Sink, Step, check_step, show_to
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError, described
 from treetune.judgement import Judgement, recording
+from treetune.message import without_surrogates
 from treetune.score import finite, total
-from treetune.task import Task, without_surrogates
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.taskset_contract import scored_in_group
 from treetune.threads import call

@@ -20,7 +20,8 @@ import msgspec
 
 from treetune.environment import Action, Observation, Step
 from treetune.episode import DeadlinePassed, Result
-from treetune.task import Message, Task
+from treetune.message import Message
+from treetune.task import Task
 from treetune.tool_messages import message_of, with_calls
 from treetune.trace import Failure, Outcome, Timing, Trace, Turn, encode_trace
 

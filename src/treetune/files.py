@@ -35,6 +35,11 @@ executed: dict[str, bytes] = {}
 _appended: set[str] = set()
 
 
+def is_of_file(module: str) -> bool:
+    """Whether it is the name of a module that a file became."""
+    return f"{module}.".startswith(f"{__name__}.")
+
+
 def module_name(place: Path) -> str:
     """The name of the module of a file, or of the package of a folder."""
     place = place.parent if place.name == "__init__.py" else place

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from treetune.task import Message
+from treetune.message import Message
 
 MOST_BYTES = 20 << 20
 """Of one image: what the usual endpoints take."""
@@ -244,3 +244,9 @@ def name_all(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: name_all(item) for key, item in value.items()}
     return [name_all(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def shorten(value: Any, most: int = 60) -> str:
+    """A value for people: cut short, and images by name."""
+    text = repr(name_all(value))
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from treetune.task import Message, canonical, text_of
+from treetune.digest import canonical
+from treetune.message import Message, text_of
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 

@@ -20,6 +20,7 @@ import msgspec
 from treetune import order
 from treetune.curriculum import Learning
 from treetune.errors import ConfigError, Faults, TasksetError, UsageError, check_all, gather_faults
+from treetune.from_config import build_taskset, taskset_class
 from treetune.order import Interleave, Spread
 from treetune.profile import PRIOR, ProfileConfig, Rates, hashable
 from treetune.source_curriculum import SourceCurriculum, split_position
@@ -314,8 +315,6 @@ def _rates_of(arms: Sequence[Any], key: str, profile: ProfileConfig, name: str) 
 
 def _shuffle_source(node: dict[str, Any], number: int, seed: int) -> dict[str, Any]:
     """The node with a shuffle of its own. Two sources never share a seed: they might be the same taskset."""
-    from treetune.target import taskset_class
-
     cls = taskset_class(node)
     if "shuffle" in node or cls is None or (cls.INFINITE and "seed" in node):
         return node
@@ -323,8 +322,6 @@ def _shuffle_source(node: dict[str, Any], number: int, seed: int) -> dict[str, A
 
 
 def _build_sources(nodes: list[dict[str, Any]], elsewhere: Sequence[str] = ()) -> list[Taskset[Any, Any]]:
-    from treetune.target import build_taskset
-
     if not nodes:
         raise ConfigError([("taskset.sources", "is required: at least one taskset")])
     faults: Faults = []

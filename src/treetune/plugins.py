@@ -18,7 +18,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune import ready
+from treetune import ready_sets as ready
+from treetune.builtin_tables import tables
 from treetune.code_reference import CodeReference, Kind, find_reference, parse_reference
 from treetune.errors import PluginError, UnknownNameError, described, did_you_mean, suggest_file
 from treetune.files import module_name, source_of
@@ -138,14 +139,9 @@ def _place(error: BaseException) -> str:
     return f" ({shown}, line {line})"
 
 
-def builtin(table: str) -> Any:
-    """A table of what comes with the package: where things are found, by their names."""
-    return getattr(importlib.import_module("treetune.builtin"), table)
-
-
 def load_builtin(name: str) -> Any:
     """What comes with the package and is named by itself, such as `DECLARED_NODE`."""
-    return load_object(parse_reference(builtin(name)), USER)
+    return load_object(parse_reference(tables[name]), USER)
 
 
 class Registry:
@@ -177,7 +173,7 @@ class Registry:
         return found
 
     def _find(self, name: str, origin: Origin) -> type:
-        found: Any = self._registered.get(name) or builtin(self._table).get(name)
+        found: Any = self._registered.get(name) or tables[self._table].get(name)
         if isinstance(found, str):
             found = self._load(found, USER)
         elif found is None and ":" in name:
@@ -202,7 +198,7 @@ class Registry:
 
     def _adapt(self, cls: type) -> type:
         """Of an environment of another library one of ours; any other class as it is."""
-        adapters = builtin("ADAPTED_ENVIRONMENTS") if self is environments else {}
+        adapters = tables["ADAPTED_ENVIRONMENTS"] if self is environments else {}
         library = next((name for base in cls.__mro__ if (name := base.__module__.partition(".")[0]) in adapters), None)
         adapted: type = cls if library is None else load_object(parse_reference(adapters[library]), USER)(cls)
         return adapted
@@ -217,13 +213,13 @@ class Registry:
 
     def has(self, name: str) -> bool:
         """Whether an id is built in or registered: such a name is never that of a ready set."""
-        return name in self._registered or name in builtin(self._table)
+        return name in self._registered or name in tables[self._table]
 
     def names(self) -> dict[str, str]:
         """Every known id and where it comes from."""
         return {
             **{name: entry.dist.name if entry.dist else "installed" for name, entry in self._installed.items()},
-            **dict.fromkeys(builtin(self._table), "built in"),
+            **dict.fromkeys(tables[self._table], "built in"),
             **dict.fromkeys(self._registered, "registered"),
         }
 
@@ -231,7 +227,7 @@ class Registry:
     def foreign(self) -> dict[str, str]:
         """Prefixes of names that belong to another library, each with the function that gives its classes: it is given
         the rest of a name, and the origin of that."""
-        return dict(builtin(f"FOREIGN_{self._table}"))
+        return dict(tables.get(f"FOREIGN_{self._table}", {}))
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, Protocol, Self
 import msgspec
 
 from treetune.errors import PolicyError
-from treetune.task import Message, Task, text_of
+from treetune.message import Message, text_of
+from treetune.task import Task
 from treetune.tokens import Prompt, Tokens
 
 

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from treetune.config import FileName
+from treetune.digest import digest
 from treetune.errors import ConfigError, did_you_mean
 from treetune.schedule import Rate, Schedule
-from treetune.task import digest
 
 PRIOR = 0.5
 """The pass rate of tasks of which nothing is known yet."""

@@ -16,9 +16,10 @@ from typing import Any
 from treetune.environment import Action
 from treetune.episode import DeadlinePassed, Episode, Limits, Recorded, in_time
 from treetune.errors import ContextFullError, EnvironmentFault, PolicyError
+from treetune.message import Message, begins_answer, without_surrogates
 from treetune.policy import Completion, Policy, Request, RetryCount, Sampling, Usage, check_continues
 from treetune.score import finite
-from treetune.task import Message, Task, begins_answer, without_surrogates
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.threads import call
 from treetune.tokens import Tokens

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from treetune.digest import digest
 from treetune.errors import (
     DrawFailed,
     GeneratorFailed,
@@ -32,12 +33,12 @@ from treetune.errors import (
     UsageError,
     described,
 )
+from treetune.fingerprint import Fingerprint, taskset_fingerprint
 from treetune.order import LAST, read_index
 from treetune.pending import DRAW_TRIES, Draw, Pending, PendingDraws, name_draw
 from treetune.reader import AHEAD, Reader, take
 from treetune.score import finite
-from treetune.target import Fingerprint, taskset_fingerprint
-from treetune.task import Task, digest
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.threads import call_apart
 

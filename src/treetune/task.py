@@ -8,56 +8,14 @@ Subclass it to add typed fields; they travel with the task and come back as the 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-Message = dict[str, Any]
-"""A chat message: `role`, `content`, and whatever else the chat format knows (`name`, `tool_calls`)."""
-
-
-def text_of(content: Any) -> str | None:
-    """The content of a message as text: parts that are all text are joined by lines. None where it is more."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        return "\n".join(str(part.get("text") or "") for part in content)
-    return None
-
-
-def without_surrogates(value: Any) -> Any:
-    """Text, or the texts in lists and dicts, as every wire and file has it: two halves of a surrogate pair are one
-    letter; a half alone, which a model can sample and no text can hold, is written out: `\\ud800`."""
-    if isinstance(value, str):
-        return value if value.isascii() else _join_surrogates(value)
-    if isinstance(value, dict):
-        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
-    return [without_surrogates(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _join_surrogates(text: str) -> str:
-    try:
-        text.encode()
-        return text
-    except UnicodeEncodeError:
-        joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-        return joined.encode("utf-8", "backslashreplace").decode()
-
-
-def begins_answer(messages: Sequence[Message]) -> bool:
-    """Whether messages that a model is shown end with the beginning of its answer: a message of the assistant's."""
-    return bool(messages) and messages[-1].get("role") == "assistant"
-
-
-def shorten(value: Any, most: int = 60) -> str:
-    """A value for people: cut short, and images by name."""
-    from treetune.images import name_all
-
-    text = repr(name_all(value))
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+from treetune.digest import canonical
+from treetune.message import Message
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +59,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """What is set, each value cut short, and images by name."""
-        from treetune.images import name_images
+        from treetune.images import name_images, shorten  # only for people
 
         asked = name_images(self.prompt[-1].get("content")) if isinstance(self.prompt, list) and self.prompt else None
         shown: dict[str, Any] = {"idx": self.idx, "prompt": asked or self.prompt, "ground_truth": self.ground_truth}
@@ -188,28 +146,3 @@ def uids_of_texts(
         blake(head + encode(text) + middle + truth + tail, digest_size=_SIZE).hexdigest()
         for text, truth in zip(texts, encoded, strict=True)
     ]
-
-
-_encoder = msgspec.json.Encoder(order="sorted")
-
-
-def canonical(value: Any) -> bytes:
-    encoded = _encoder.encode(value)
-    # A None, and a float that JSON cannot spell, both come out as null: only then is the slow walk needed.
-    if b"null" in encoded:
-        encoded = _encoder.encode(_without_nones(msgspec.to_builtins(value, str_keys=True, order="sorted")))
-    return encoded
-
-
-def digest(value: Any, size: int = 16) -> str:
-    return hashlib.blake2b(canonical(value), digest_size=size).hexdigest()
-
-
-def _without_nones(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nones(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_without_nones(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
-    return value

@@ -21,9 +21,9 @@ import msgspec
 from treetune.call_formats import Schema, check_name, parse
 from treetune.errors import PolicyError, UsageError, described
 from treetune.images import has_images
+from treetune.message import Message, text_of
 from treetune.message_forms import flatten, is_same, is_shown_by, with_arguments
 from treetune.sampled_tokens import check_ids, check_logprobs
-from treetune.task import Message, text_of
 from treetune.tool_template import ToolTemplate
 
 _GIVEN = "token of the prompt, number"

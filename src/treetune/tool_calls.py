@@ -19,8 +19,9 @@ import msgspec
 
 from treetune.environment import Observation, Step, check_step
 from treetune.errors import InvalidAction, ToolError, UsageError, described, did_you_mean
+from treetune.message import Message, text_of, without_surrogates
 from treetune.score import Score, finite, total
-from treetune.task import Message, Task, text_of, without_surrogates
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.threads import call as call_user_code
 from treetune.tool_messages import read_calls, render

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from treetune.environment import Action, Observation
-from treetune.task import Message, text_of, without_surrogates
+from treetune.message import Message, text_of, without_surrogates
 from treetune.tools import ToolCall
 
 MOST_CHARACTERS = 30_000

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 
 from treetune.call_formats import FORMATS, Schema, call_id, check_name, detect
 from treetune.errors import UsageError
+from treetune.message import Message
 from treetune.message_forms import with_arguments
-from treetune.task import Message
 from treetune.tools_in_text import as_text, call_as_text, with_tools
 
 Render = Callable[..., str | None]

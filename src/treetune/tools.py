@@ -22,8 +22,9 @@ from typing import Any, NamedTuple, overload
 import msgspec
 
 from treetune.errors import PluginError, UsageError
+from treetune.message import Message
 from treetune.plugins import tools as registry
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.tool_schema import Signature, check_owner, read_signature
 from treetune.trust import Origin
 

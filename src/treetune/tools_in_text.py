@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treetune.call_formats import FORMATS, Schema, function_of
-from treetune.task import Message, text_of
+from treetune.message import Message, text_of
 
 
 def describe(tools: Sequence[Schema], format: str = "hermes") -> str:

@@ -14,8 +14,9 @@ import msgspec
 
 from treetune.errors import place_of, traceback_of
 from treetune.judgement import Judgement
+from treetune.message import Message, begins_answer, without_surrogates
 from treetune.policy import Usage
-from treetune.task import Message, Task, begins_answer, shorten, without_surrogates
+from treetune.task import Task
 from treetune.tokens import Tokens
 from treetune.tools import ToolCall
 
@@ -188,6 +189,8 @@ class Trace(msgspec.Struct, kw_only=True):
         came_to = f"reward {self.reward:g}" if self.reward is not None else "no reward"
         turns = f"{len(self.turns)} turn{'s' if len(self.turns) != 1 else ''}"
         said = self.failure.message if self.failure is not None else self.answer
+        from treetune.images import shorten  # only for people
+
         more = f", {shorten(said)}" if said else ""
         of = f"task {self.task.idx} of {self.task.data_source or 'no source'}"
         return f"Trace({of}, rollout {self.rollout}: {self.outcome.value}, {came_to}, {turns}{more})"

@@ -22,8 +22,9 @@ import msgspec
 
 from treetune.cache_folder import default_cache_dir
 from treetune.code_reference import CodeReference, Kind
+from treetune.digest import digest
 from treetune.errors import UsageError
-from treetune.task import digest
+from treetune.files import is_of_file
 
 TRUST = "TREETUNE_TRUST"
 """The variable that sets `trust` in processes that take no argument, such as a trainer's workers."""
@@ -195,7 +196,7 @@ def is_installed(module: str) -> bool:
     if "__main__" in parts:  # a program, which runs when it is imported
         return False
     if top in _OURS:
-        return module != "treetune.files" and not module.startswith("treetune.files.")
+        return not is_of_file(module)
     # All of them: a folder beside the user may add modules to a package without an __init__.py.
     places = _places_of(top)
     return bool(places) and all(_is_below_installed(Path(place), 1) for place in places)

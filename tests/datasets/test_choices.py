@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from treetune.datasets.choices import Choices
 from treetune.datasets.config import ChoicesConfig
 from treetune.errors import ConfigError
-from treetune.target import build_taskset
+from treetune.from_config import build_taskset
 
 PAIR = ["yes", "no"]
 

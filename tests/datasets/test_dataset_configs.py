@@ -12,10 +12,11 @@ from omegaconf import OmegaConf
 import datasets
 from treetune.datasets.declared import load_tasks, read_declared
 from treetune.errors import ConfigError, TasksetError, UsageError
+from treetune.from_config import build_taskset
 from treetune.overrides import with_overrides
 from treetune.rows import read_tasks
 from treetune.rows.arrow_values import drop_nulls, find_clashes
-from treetune.target import build_taskset, load_taskset
+from treetune.target import load_taskset
 from treetune.trainers.verl import (
     OURS,
     compute_score,

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from treetune import ready
-from treetune.target import build_taskset, load_taskset, read_target
+from treetune import ready_sets as ready
+from treetune.from_config import build_taskset
+from treetune.target import load_taskset, read_target
 
 OWN = """
 about: Sums of my own

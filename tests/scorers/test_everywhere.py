@@ -15,13 +15,14 @@ from treetune import Task, Taskset
 from treetune.answers import Place
 from treetune.config import to_plain
 from treetune.errors import ConfigError, TasksetError, UsageError
+from treetune.fingerprint import taskset_fingerprint
+from treetune.from_config import build_taskset
 from treetune.rows.scorer import scorer_for, taskset_of
 from treetune.score import judge
 from treetune.scorers import KINDS, choice, includes, number, pattern, read_scorer, weighted
 from treetune.scorers.backtracking import bound_of
 from treetune.scorers.combined import Part
 from treetune.scorers.said import find_unpaid
-from treetune.target import build_taskset, taskset_fingerprint
 from treetune.trainers.verl import compute_score
 
 

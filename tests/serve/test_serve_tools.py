@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from treetune import run_rollout
+from treetune.from_config import build_taskset
 from treetune.policies.scripted import Gold
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
@@ -23,7 +24,7 @@ from treetune.serve.served import read_server_node
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
-from treetune.target import build_taskset, load_taskset
+from treetune.target import load_taskset
 from treetune.tools import message_of_action
 from treetune.trace import Trace
 

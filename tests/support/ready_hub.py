@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from treetune import ready
+from treetune import ready_sets as ready
 
 Row = dict[str, Any]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from treetune import Task
 from treetune.datasets.build import build_rows
 from treetune.datasets.taskset import DatasetTaskset
+from treetune.from_config import build_taskset
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout
-from treetune.target import build_taskset
 from treetune.taskset import Taskset
 
 # A reward that tells 1 from 1.0, True and "1", and sees every field.

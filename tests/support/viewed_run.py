@@ -17,8 +17,9 @@ from viewed_tasks import MARK, MOVES, SOURCES, Viewed, ViewedConfig, board, make
 from treetune.episode import Limits
 from treetune.evaluation import TRACES, EvalConfig, Evaluation, Run, RunFolder, Tally, remember
 from treetune.judgement import Judgement
+from treetune.message import text_of
 from treetune.policy import Usage
-from treetune.task import Task, text_of
+from treetune.task import Task
 from treetune.tokens import Tokens, TokenSequence
 from treetune.tools import ToolCall
 from treetune.trace import Failure, Outcome, Timing, Trace, Turn

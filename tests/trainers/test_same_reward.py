@@ -24,6 +24,7 @@ from serving import served, serving
 import datasets
 from treetune import Task
 from treetune.environment import Action, make
+from treetune.from_config import build_taskset
 from treetune.rows.arrow_values import drop_nulls
 from treetune.rows.arrow_values import to_rows as columns_as_rows
 from treetune.rows.formats import FORMATS, task_to_play, task_to_score
@@ -32,7 +33,6 @@ from treetune.sandbox import probe
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.door import HttpDoor
-from treetune.target import build_taskset
 from treetune.taskset import Taskset
 from treetune.threads import call
 from treetune.trainers.trl import score_rows

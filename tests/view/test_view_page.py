@@ -11,7 +11,7 @@ import pytest
 from view_page import Page, view
 from viewed_run import make_viewed_run, viewed_traces
 
-from treetune.task import text_of
+from treetune.message import text_of
 from treetune.tokens import Tokens
 from treetune.trace import encode_trace
 

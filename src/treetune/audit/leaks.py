@@ -16,7 +16,8 @@ from treetune.audit.near_duplicates import find_pairs, normalise
 from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, clip
 from treetune.audit.sample import Sample, Subject, as_text
 from treetune.audit.solvable import gather
-from treetune.task import Task, digest, own_values
+from treetune.digest import digest
+from treetune.task import Task, own_values
 from treetune.taskset import Taskset
 
 LONG = 12

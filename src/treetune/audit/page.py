@@ -10,7 +10,7 @@ from pathlib import Path
 
 from treetune.audit.rules import RULES, Family, Finding, Report
 from treetune.errors import plural
-from treetune.task import without_surrogates
+from treetune.message import without_surrogates
 from treetune.validate.rules import Severity
 
 STYLE = """

@@ -14,10 +14,11 @@ from treetune.audit.player import Player
 from treetune.audit.rules import ERROR, WARNING, Family, Report, Rule, clip
 from treetune.audit.sample import Answer, Sample, Subject, as_text
 from treetune.audit.solvable import gather
+from treetune.digest import digest
 from treetune.episode import Limits
 from treetune.errors import described
 from treetune.spawned_process import spawn_context
-from treetune.task import Task, digest
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.trace import Trace
 

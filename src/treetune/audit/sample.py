@@ -16,7 +16,8 @@ import msgspec
 
 from treetune.audit.answers import AnswerFormat, texts_of
 from treetune.host import Host
-from treetune.task import Message, Task, text_of
+from treetune.message import Message, text_of
+from treetune.task import Task
 from treetune.trace import Trace
 
 Answer = str | list[Any]

@@ -19,8 +19,8 @@ from treetune.audit.answers import texts_of
 from treetune.audit.chance import rank_correlation
 from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Quantiles, Report, Rule
 from treetune.audit.solvable import gather
+from treetune.message import text_of
 from treetune.policies.scripted import WRONG
-from treetune.task import text_of
 from treetune.trace import Outcome, Trace
 
 MOSTLY = 0.9

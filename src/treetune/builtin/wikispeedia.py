@@ -23,8 +23,9 @@ from treetune.builtin.turns import Positive, TurnEnvironment, hash_number
 from treetune.config import FileName
 from treetune.environment import Action, Step
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError
+from treetune.message import text_of
 from treetune.score import VALID, Verdict, invalid
-from treetune.task import Task, text_of
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
 from treetune.trace import Trace

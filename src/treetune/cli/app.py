@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-import treetune
 from treetune.cli import completion, output
 from treetune.cli.options import OVERRIDABLE, option, split_overrides
 from treetune.cli.output import report_error
 from treetune.errors import TasksetError, TreetuneError, described, is_of_network, place_of
+from treetune.version import read_version
 
 VERBS = {
     "list": ("listing:list_command", "What is installed: tasksets, environments, models."),
@@ -82,7 +82,7 @@ def _take_options(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"treetune {treetune.__version__}")
+        typer.echo(f"treetune {read_version()}")
         raise typer.Exit
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from treetune import audit, evaluation
 from treetune.cli import options
 from treetune.cli.options import Json, Target, option, read_overrides, without_none
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.config import convert, load_yaml, to_plain
 from treetune.errors import UsageError, plural
@@ -25,6 +25,7 @@ from treetune.host import Host, LocalHost, always
 from treetune.overrides import with_overrides
 from treetune.policies import EndpointConfig, check_reachable, load_policy
 from treetune.policies.scripted import Echo
+from treetune.screen import Screen
 from treetune.target import is_server
 from treetune.taskset import Taskset
 

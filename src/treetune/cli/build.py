@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, Tex
 
 from treetune.cli import options
 from treetune.cli.options import Json, option, read_overrides, without_none
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.config import load_yaml
 from treetune.datasets.notes import dropped_for
 from treetune.errors import UsageError, plural
@@ -23,6 +23,7 @@ from treetune.rows.agent_column import COLUMN, LOOP, says_nothing
 from treetune.rows.formats import format_named
 from treetune.rows.kept_code import pop_kept_files
 from treetune.rows.sources import names_taskset
+from treetune.screen import Screen
 from treetune.target import load_taskset, locate, refuse_server
 
 if TYPE_CHECKING:

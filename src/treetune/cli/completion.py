@@ -58,7 +58,7 @@ def _is_dotted(word: str) -> bool:
 
 def complete_target(incomplete: str) -> Iterator[str]:
     """Ids of tasksets, ready sets, and files that a TARGET may be."""
-    from treetune import ready
+    from treetune import ready_sets as ready
     from treetune.plugins import tasksets
 
     yield from sorted(name for name in {*tasksets.names(), *ready.names()} if name.startswith(incomplete))

@@ -19,9 +19,10 @@ import treetune
 from treetune.cli.app import run
 from treetune.cli.init import read_template
 from treetune.cli.options import Json, option
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.datasets.declared import read_declared
 from treetune.errors import MissingExtraError, TreetuneError
+from treetune.screen import Screen
 
 FILE = Path("count_letters.py")
 TARGET = f"{FILE}:CountLetters"

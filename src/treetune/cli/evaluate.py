@@ -12,15 +12,17 @@ from treetune import evaluation as evaluating
 from treetune.cli import options
 from treetune.cli.compare import plain_comparison, show_comparison
 from treetune.cli.completion import complete_model, complete_target
-from treetune.cli.display import Display, finish, run_to_end, runs_table, show_warnings, summary_table
+from treetune.cli.display import finish, run_to_end, runs_table, show_warnings, summary_table
 from treetune.cli.options import TARGET, Json, option, read_overrides, without_none
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError, plural
+from treetune.evaluation.live import Display
 from treetune.images import name_all
 from treetune.loggers import open_loggers
 from treetune.runs.run import no_run
+from treetune.screen import Screen
 from treetune.target import is_server, read_target
 
 _MOST_SHOWN = 40

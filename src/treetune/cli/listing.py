@@ -11,17 +11,19 @@ from typing import Annotated, Any
 
 from rich.text import Text
 
-from treetune import ready
+from treetune import ready_sets as ready
 from treetune.cli import options
 from treetune.cli.options import Json, option
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.config import defaults_of, field_docs, load_yaml
 from treetune.errors import TreetuneError, described
+from treetune.from_config import taskset_class
 from treetune.plugins import Registry, environments, find_ready, tasksets, tools
 from treetune.policies import SPELLINGS
 from treetune.rows.formats import IN_PARQUET
-from treetune.target import NEEDS_TASKS, taskset_class
+from treetune.screen import Screen
+from treetune.target import NEEDS_TASKS
 from treetune.tokens import NO_IMAGES
 from treetune.trainers.verifiers import ALREADY_THERE
 from treetune.trust import USER

@@ -6,14 +6,12 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import msgspec
 import typer
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import Progress, ProgressColumn
-from rich.segment import Segment
+
+from treetune.screen import PICTURES
 
 # Newer releases of typer carry their own click, older ones use the installed one: this is the base in either.
 CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -60,33 +58,6 @@ def was_printed() -> bool:
     return _printed
 
 
-_PICTURES = {
-    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
-    **dict.fromkeys([0x7F, *range(0x80, 0xA0)], "\ufffd"),
-}
-"""Characters that a terminal obeys, each with one that shows it."""
-
-
-class Screen(Console):
-    """Where people read: standard output, or standard error where that belongs to JSON."""
-
-    def __init__(self, as_json: bool = False) -> None:
-        super().__init__(stderr=as_json, highlight=False)
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Text of models and tasks may hold sequences that a terminal would obey: they are shown instead."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=segment.text.translate(_PICTURES))
-
-    def say(self, text: str, style: str | None = None) -> None:
-        """Text as it is: no markup, and a long line is left to the terminal."""
-        self.print(text, style=style, markup=False, soft_wrap=True)
-
-    def progress(self, *columns: ProgressColumn) -> Progress:
-        """A bar that goes away when the work is done; none where nobody watches."""
-        return Progress(*columns, console=self, transient=True, disable=not self.is_terminal)
-
-
 def report_error(message: str, remedy: str | None, code: int, as_json: bool) -> int:
     if as_json and not _printed:
         print_json({"error": message, "remedy": remedy, **({"interrupted": True} if code == 130 else {})})
@@ -107,4 +78,4 @@ def error_text(error: Any, better: str | None = None) -> str:
 def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
     # Ours are UserWarnings and speak to the user; a library's deprecations do not.
     if issubclass(category, UserWarning):
-        sys.stderr.write(f"warning: {str(message).translate(_PICTURES)}\n")
+        sys.stderr.write(f"warning: {str(message).translate(PICTURES)}\n")

@@ -15,11 +15,12 @@ from treetune import evaluation as evaluating
 from treetune.cli import options
 from treetune.cli.evaluate import play
 from treetune.cli.options import Json, option, read_overrides, without_none
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
+from treetune.digest import digest
 from treetune.errors import UsageError
+from treetune.screen import Screen
 from treetune.target import read_target
-from treetune.task import digest
 
 USUAL = Path("rates.jsonl")
 _BAR = 40

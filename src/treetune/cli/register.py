@@ -17,10 +17,11 @@ from rich.text import Text
 
 from treetune import serve
 from treetune.cli.options import JsonWhenReady, OpenAccess, option
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.errors import UsageError
 from treetune.host import Info
+from treetune.screen import Screen
 
 _COLOURS = {"ok": "green", "stopping": "yellow", "elsewhere": "yellow", "no answer": "red", "gone": "dim"}
 

@@ -12,8 +12,9 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from treetune.cli.options import Json, option
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.errors import UsageError
+from treetune.screen import Screen
 
 sandbox_app = typer.Typer()
 

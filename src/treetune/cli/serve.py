@@ -27,12 +27,13 @@ from treetune.cli.supervise import supervise as run_supervised
 from treetune.config import convert
 from treetune.episode import Limits
 from treetune.errors import ConfigError, MissingExtraError, TreetuneError, UsageError, plural
+from treetune.from_config import build_taskset
 from treetune.loggers import About, open_loggers
 from treetune.loggers.curve import RewardCurve
 from treetune.policies import EndpointConfig, check_reachable
 from treetune.policy import Sampling
 from treetune.runs.rolling import RollingRun
-from treetune.target import build_taskset, read_target, refuse_server
+from treetune.target import read_target, refuse_server
 from treetune.taskset import Taskset
 
 log = logging.getLogger("treetune.serve")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from treetune.cli import options
 from treetune.cli.options import TARGET, Json, Split, Tokenizer, Trust, option, read_overrides
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.cli.show_run import show_rollout, show_rollouts
 from treetune.config import to_plain
 from treetune.errors import TreetuneError, UsageError, user_code
@@ -22,6 +22,7 @@ from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
 from treetune.runs.places import find_run, open_run
 from treetune.runs.query import Query
+from treetune.screen import Screen
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.tool_calls import list_tools

@@ -9,14 +9,15 @@ from typing import Any
 from rich.padding import Padding
 from rich.text import Text
 
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.config import to_plain
 from treetune.environment import Rendered
 from treetune.errors import TreetuneError
 from treetune.evaluation import Entry, Run
 from treetune.images import name_images
-from treetune.task import Message
+from treetune.message import Message
+from treetune.screen import Screen
 from treetune.trace import Trace, Turn
 
 _WIDEST = 60

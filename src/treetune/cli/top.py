@@ -14,10 +14,11 @@ from rich.text import Text
 
 from treetune import serve
 from treetune.cli.options import Json, Token, option
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.errors import UsageError, plural
 from treetune.evaluation import find_served
+from treetune.screen import Screen
 from treetune.target import is_server, load_taskset
 
 

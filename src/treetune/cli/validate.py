@@ -16,11 +16,12 @@ from treetune.cli import options
 from treetune.cli.completion import complete_target
 from treetune.cli.display import finish, run_to_end
 from treetune.cli.options import Json, option, read_overrides, without_none
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.config import to_plain
 from treetune.errors import UsageError, plural
 from treetune.rows.sources import find, kind_of, names_rows, refuse_unwritable
+from treetune.screen import Screen
 from treetune.target import read_target, refuse_server
 from treetune.validate.files import read_batches, validate
 from treetune.validate.files import split as split_files

@@ -16,9 +16,10 @@ import typer
 import uvloop
 
 from treetune.cli.options import option
-from treetune.cli.output import Screen, print_json
+from treetune.cli.output import print_json
 from treetune.config import to_plain
 from treetune.errors import UsageError
+from treetune.screen import Screen
 from treetune.serve import Access, is_loopback, name_public_address
 from treetune.view import Calls, RunList, ViewServer, write_report
 

@@ -29,6 +29,7 @@ from treetune.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_e
 from treetune.episode import Episode
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, described
 from treetune.flaw import Flaw
+from treetune.message import Message
 from treetune.ray_cluster import SILENT_SECONDS, join_cluster, why_waiting
 from treetune.rows.agent_column import Needed, name_agent_in_place
 from treetune.rows.arrow_values import schema_tree
@@ -41,7 +42,7 @@ from treetune.rows.local_files import ROWS, LocalFiles, SourceBatch
 from treetune.rows.reading import arrow_rows
 from treetune.rows.rule import RuleTaskset
 from treetune.rows.writing import attach_scorers, write_parquet
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.threads import run_in_background
 from treetune.variables import conceal
@@ -144,9 +145,9 @@ def _versions() -> dict[str, str]:
     """Of the libraries that took part."""
     from importlib.metadata import version
 
-    import treetune
+    from treetune.version import read_version
 
-    return {"treetune": treetune.__version__, "datasets": version("datasets"), "pyarrow": version("pyarrow")}
+    return {"treetune": read_version(), "datasets": version("datasets"), "pyarrow": version("pyarrow")}
 
 
 def write_rows(

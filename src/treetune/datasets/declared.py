@@ -23,11 +23,11 @@ from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.list_files import draws_by_weight
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.errors import ConfigError, Faults, TreetuneError, check_all, did_you_mean, gather_faults, suggest_file
+from treetune.from_config import build_taskset, custom_class, find_files, names_class
 from treetune.overrides import with_overrides
 from treetune.plugins import file_of, tasksets
 from treetune.rows.sources import check_loading
 from treetune.run_config import origin_of
-from treetune.target import build_taskset, custom_class, find_files, names_class
 from treetune.taskset import Taskset
 from treetune.trust import current_origin, names_from
 

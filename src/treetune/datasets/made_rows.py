@@ -15,6 +15,7 @@ from treetune.datasets.map_function import Row, plain, store_truth
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import TasksetError
 from treetune.images import has_images, urls_in
+from treetune.message import Message
 from treetune.rows import parquet
 from treetune.rows.arrow_values import drop_nulls, to_json_text, with_json_fields
 from treetune.rows.formats import FORMATS
@@ -23,7 +24,7 @@ from treetune.rows.image_columns import MARK as PLACE
 from treetune.rows.image_columns import fill_parts, image_column, join_images, note_images, to_marks
 from treetune.rows.round_trip import KEY, MARK, ROW, encode_unseen
 from treetune.rows.rule import RULE
-from treetune.task import Message, uid_of
+from treetune.task import uid_of
 
 RESERVED = frozenset(("index", "scorer", "env_class", ROW, MARK))
 """Keys of `extra_info` that Treetune itself fills in."""

@@ -23,9 +23,9 @@ from treetune.datasets.images import NO_IMAGE
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import LEAVE_OUT, Misfit, Template
 from treetune.errors import ConfigError, TasksetError, user_code
+from treetune.message import Message
 from treetune.rows.arrow_values import decode_json
 from treetune.rows.image_columns import COLUMN as IMAGES
-from treetune.task import Message
 
 Row = dict[str, Any]
 

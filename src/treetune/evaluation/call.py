@@ -24,7 +24,7 @@ from treetune.errors import UsageError
 from treetune.evaluation.config import EvalConfig, read_config
 from treetune.evaluation.plan import Plan, Watch
 from treetune.evaluation.run_trust import refuse_foreign_model, take_up
-from treetune.files import source_of
+from treetune.files import is_of_file, source_of
 from treetune.loggers import open_loggers
 from treetune.overrides import lay_over
 from treetune.plugins import tasksets
@@ -181,14 +181,14 @@ def name_taskset(taskset: Taskset[Any, Any] | type[Taskset[Any, Any]]) -> dict[s
     if (foreign := getattr(cls, "FOREIGN", None)) is not None:
         return {"id": foreign}
     module, file = cls.__module__, source_of(cls)
-    of_package = is_installed(module) or ("." in module and not module.startswith("treetune.files."))
+    of_package = is_installed(module) or ("." in module and not is_of_file(module))
     return {"id": f"{module if of_package or file is None else file}:{cls.__qualname__}"}
 
 
 def _display(shown: bool) -> Watch | None:
     if not shown:
         return None
-    from treetune.cli.display import Display
-    from treetune.cli.output import Screen
+    from treetune.evaluation.live import Display  # rich, which only a display needs
+    from treetune.screen import Screen
 
     return lambda plan, done: Display(Screen(as_json=True), plan.evaluation, done)

@@ -17,8 +17,8 @@ import numpy as np
 
 from treetune.errors import UsageError
 from treetune.evaluation.paired import FEWEST_TASKS, SURE, Paired, shuffled_p_value
+from treetune.fingerprint import config_differences
 from treetune.runs.run import Run
-from treetune.target import config_differences
 
 Key = tuple[str, int]
 """Of a task: its uid, and which of several equal ones it is."""

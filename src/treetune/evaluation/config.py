@@ -12,10 +12,12 @@ import msgspec
 from treetune.config import convert, defaults_of, to_plain
 from treetune.episode import Limits
 from treetune.errors import ConfigError, Faults, TreetuneError, gather_faults
+from treetune.fingerprint import find_differences
+from treetune.from_config import build_taskset, describe, expand_ready, taskset_class
 from treetune.other_names import suggest_key
 from treetune.policies import EndpointConfig
 from treetune.policy import Sampling
-from treetune.target import build_taskset, describe, expand_ready, find_differences, read_target, taskset_class
+from treetune.target import read_target
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
 from treetune.variables import conceal

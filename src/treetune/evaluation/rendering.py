@@ -20,12 +20,13 @@ import msgspec
 from treetune.environment import Environment, Rendered
 from treetune.errors import TreetuneError, UsageError, described, place_of
 from treetune.evaluation.run_trust import TaskCode
+from treetune.from_config import taskset_class
+from treetune.message import without_surrogates
 from treetune.plugins import absolute_spec, environments, folders_of
 from treetune.run_config import nodes_of
 from treetune.runs.entry import Entry
 from treetune.runs.run import Run
-from treetune.target import taskset_class
-from treetune.task import Task, without_surrogates
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.trust import Origin
 

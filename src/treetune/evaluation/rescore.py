@@ -15,6 +15,7 @@ from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_trust import TaskCode
 from treetune.evaluation.runner import Runner
 from treetune.judges import JudgeError
+from treetune.message import text_of
 from treetune.mixture import owner_of
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
@@ -23,7 +24,7 @@ from treetune.runs.damage import Damage
 from treetune.runs.folder import TRACES, RunFolder, read_traces
 from treetune.runs.places import open_run
 from treetune.runs.summary import Summary, Tally
-from treetune.task import Task, text_of
+from treetune.task import Task
 from treetune.trace import POLICY_FIELDS, Trace
 from treetune.trust import names_from
 

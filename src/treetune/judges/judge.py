@@ -26,11 +26,12 @@ from treetune.judges.culprits import Call, Culprits, find_all_culprits
 from treetune.judges.model import Asked, JudgeModel, ask
 from treetune.judges.question import Question
 from treetune.judges.rubric import Criterion, Rubric, read_rubric
+from treetune.message import text_of, without_surrogates
 from treetune.policies import EndpointConfig, check_reachable
 from treetune.policy import Sampling
 from treetune.score import Score
 from treetune.scorers.scorer import Scorer
-from treetune.task import Task, text_of, without_surrogates
+from treetune.task import Task
 
 if TYPE_CHECKING:
     from treetune.trace import Trace

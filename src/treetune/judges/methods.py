@@ -20,8 +20,9 @@ from treetune.errors import TasksetError
 from treetune.images import name_images
 from treetune.judges.question import Question
 from treetune.judges.rubric import Rubric
+from treetune.message import text_of
 from treetune.score import Score
-from treetune.task import Task, text_of
+from treetune.task import Task
 
 Verdict = Mapping[str, str]
 GRADES = ("I", "P", "C")

@@ -27,6 +27,7 @@ from treetune.files import hash_files
 from treetune.judgement import Judgement
 from treetune.judges.question import Question, Unreadable
 from treetune.judges.verdicts import VerdictCache
+from treetune.message import Message, without_surrogates
 from treetune.policies import (
     EndpointConfig,
     check_policy,
@@ -37,7 +38,7 @@ from treetune.policies import (
     script_file,
 )
 from treetune.policy import Completion, Policy, Request, RetryCount, Sampling, Usage
-from treetune.task import Message, Task, without_surrogates
+from treetune.task import Task
 from treetune.threads import submit_in_background
 from treetune.trust import current_origin
 

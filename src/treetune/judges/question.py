@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from treetune.task import digest
+from treetune.digest import digest
 
 _CODE_BYTES = 6
 

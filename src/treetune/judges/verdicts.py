@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from treetune.cache_folder import default_cache_dir, write_atomically
+from treetune.digest import digest
 from treetune.policy import Usage
-from treetune.task import digest
 
 
 class Said(msgspec.Struct, kw_only=True):

@@ -12,9 +12,9 @@ import numpy as np
 from treetune.errors import TreetuneError
 from treetune.images import name_images
 from treetune.loggers import Sample
+from treetune.message import Message
 from treetune.runs.run import Run
 from treetune.runs.summary import Summary
-from treetune.task import Message
 from treetune.trace import Trace
 
 _MOST_SAMPLES = 60

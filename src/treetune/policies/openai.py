@@ -12,11 +12,11 @@ import msgspec
 
 from treetune.call_formats import call_id, check_name, function_of, parse
 from treetune.errors import PolicyError
+from treetune.message import Message, text_of
 from treetune.policies import EndpointConfig
 from treetune.policies.endpoint import Endpoint
 from treetune.policies.resuming import can_go_on, continued, join
 from treetune.policy import Completion, Request, Sampling, Usage, cannot_continue
-from treetune.task import Message, text_of
 from treetune.tools_in_text import as_text, with_tools
 from treetune.weights import read_version
 

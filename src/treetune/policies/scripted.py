@@ -10,10 +10,10 @@ from treetune.code_reference import parse_reference
 from treetune.environment import Environment
 from treetune.errors import PolicyError, UsageError, did_you_mean
 from treetune.images import name_images
+from treetune.message import text_of
 from treetune.mixture import parts_of
 from treetune.plugins import file_of, load_object
 from treetune.policy import Completion, Policy, Request
-from treetune.task import text_of
 from treetune.taskset import Taskset
 from treetune.threads import call
 from treetune.tools import message_of_action
@@ -81,7 +81,7 @@ def _load_own(spec: str) -> Policy:
 def given_policy(own: Any) -> Policy:
     """A policy object, or a function of a request, that the caller has: it stays theirs, and is not closed."""
     named = getattr(own, "name", None) or getattr(own, "__name__", None) or type(own).__name__
-    ours = type(own).__module__.startswith("treetune.policies.")  # whose names `-m` takes
+    ours = type(own).__module__.startswith(f"{__package__}.")  # whose names `-m` takes
     name = str(named) if ours or str(named).startswith("scripted:") else f"scripted:{named}"
     return _Named(None, _complete_of(own, repr(own)), name)
 

@@ -27,9 +27,9 @@ import msgspec
 from treetune.cache_folder import aside
 from treetune.cache_folder import default_cache_dir as default_cache_dir
 from treetune.cache_folder import write_atomically as write_atomically
+from treetune.digest import canonical
 from treetune.errors import StorageError, TreetuneError
 from treetune.flaw import Flaw
-from treetune.task import canonical
 
 if TYPE_CHECKING:
     from io import BufferedReader

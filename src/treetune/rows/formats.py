@@ -19,12 +19,13 @@ import msgspec
 from treetune.environment import Contract, contract_of
 from treetune.errors import UnknownNameError, UsageError
 from treetune.images import has_images
+from treetune.message import Message
 from treetune.plugins import environments
 from treetune.rows import agent_column, image_columns, nemo_gym, round_trip
 from treetune.rows.arrow_values import children_of, drop_nulls, json_fields_of, set_column, struct_of, with_json_fields
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import taskset_of, with_type
-from treetune.task import ForeignTask, Message, Task
+from treetune.task import ForeignTask, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa

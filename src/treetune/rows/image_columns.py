@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.errors import TasksetError
 from treetune.images import check_image, decode_url, image_part, to_url, url_of, urls_in
-from treetune.task import Message
+from treetune.message import Message
 from treetune.trust import TRUST, trusts
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any
 
 from treetune.code_reference import find_file
 from treetune.errors import PluginError, UsageError
-from treetune.files import source_of, with_imports
+from treetune.files import is_of_file, source_of, with_imports
 from treetune.rows.cache import write_atomically
 from treetune.trust import code_folders, is_installed, remember_module, trust_file
 
@@ -40,7 +40,7 @@ def keep_class(cls: type, cache_dir: str | Path | None) -> str:
     """`pkg://module` of a class that other processes can import, else where its file is kept."""
     module, installed = cls.__module__, is_installed(cls.__module__)
     # A part of a package is no single file that could be kept.
-    if installed or ("." in module and not module.startswith("treetune.files.")):
+    if installed or ("." in module and not is_of_file(module)):
         if not installed and (file := source_of(cls)) is not None:
             remember_module(module, file, cache_dir)
         return f"pkg://{module}"

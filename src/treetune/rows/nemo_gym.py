@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treetune.task import Message
+from treetune.message import Message
 
 PARAMS, TRUTH = "responses_create_params", "expected_answer"
 KEPT = "treetune_columns"

@@ -21,8 +21,9 @@ from typing import Any
 
 import msgspec
 
+from treetune.digest import digest
 from treetune.errors import MissingExtraError, TasksetError, UsageError, described
-from treetune.task import Message, digest
+from treetune.message import Message
 
 PIECES = 50_000
 """Pieces of text whose counts are remembered, at most."""

@@ -85,10 +85,10 @@ def _widen(path: Path, to: Path, schema: pa.Schema) -> None:
 
 
 def _tell(repo: str, counts: Mapping[str, int], scorers: Sequence[str], command: str, format: str) -> str:
-    from treetune import __version__
+    from treetune.version import read_version
 
     lines = [
-        f"Tasks for reinforcement learning of language models, built by Treetune {__version__} as rows of {format}.",
+        f"Tasks for reinforcement learning of language models, built by Treetune {read_version()} as rows of {format}.",
         *("", "| split | rows |", "|---|---|"),
         *(f"| {split} | {count:,} |" for split, count in counts.items()),
         *("", "Every row has its prompt, its ground truth, and in `extra_info.scorer` what scores an answer:", ""),

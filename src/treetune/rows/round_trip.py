@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 from treetune.errors import TasksetError
+from treetune.message import Message
 from treetune.rows.arrow_values import decode_json, drop_nulls, to_json_text
 from treetune.rows.image_columns import COLUMN, restore_prompt, to_parts
 from treetune.rows.rule import RULE
 from treetune.scorers import encode_scorer, scorer_of_method
-from treetune.task import UID_LENGTH, ForeignTask, Message, Task, own_values
+from treetune.task import UID_LENGTH, ForeignTask, Task, own_values
 
 Row = Mapping[str, Any]
 

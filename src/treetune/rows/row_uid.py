@@ -5,10 +5,11 @@ row_uid(row)
 
 from __future__ import annotations
 
+from treetune.digest import digest
 from treetune.errors import TreetuneError, UsageError
 from treetune.rows import round_trip
 from treetune.rows.formats import FORMATS, Row, detect
-from treetune.task import digest, uid_of
+from treetune.task import uid_of
 
 
 def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_class") -> str:

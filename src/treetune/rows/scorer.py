@@ -20,8 +20,10 @@ import msgspec
 
 from treetune.by_environment import ByEnvironment
 from treetune.config import to_plain
+from treetune.digest import digest
 from treetune.environment import Environment, SingleTurn
 from treetune.errors import TasksetError, UsageError
+from treetune.from_config import build_taskset
 from treetune.mixture import owner_of, parts_of
 from treetune.plugins import absolute_spec, environments, folders_of
 from treetune.rows.kept_code import SCHEME, keep_class, keep_files, locate_files
@@ -29,8 +31,7 @@ from treetune.rows.round_trip import SCORER_FORMS, read_row_scorer
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer
 from treetune.scorers.by_rule import Rule
-from treetune.target import build_taskset
-from treetune.task import Task, digest, own_fields, own_values
+from treetune.task import Task, own_fields, own_values
 from treetune.taskset import Taskset
 from treetune.tools import NamedTool, Tool, ToolSource, find_tool
 from treetune.trust import LOOK, Origin, code_folders, is_own_scorer, names_from, remember_scorer, trusts

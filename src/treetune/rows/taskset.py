@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from treetune.config import FileName
+from treetune.digest import digest
 from treetune.errors import TasksetError, TreetuneError
 from treetune.mixture import ask_owner
 from treetune.rows.cache import Cache, content_hash, default_cache_dir
@@ -30,7 +31,7 @@ from treetune.rows.rule import RULE
 from treetune.rows.scorer import ENVIRONMENT, ByScorer, describe_scorer, row_tools, taskset_of, with_type
 from treetune.rows.sources import File, FileKind, HubName, find
 from treetune.scorers import SCORER, Scorer
-from treetune.task import ForeignTask, Task, digest
+from treetune.task import ForeignTask, Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
 from treetune.tools import Tool, ToolSource

@@ -19,6 +19,7 @@ from typing import Any
 
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError, UsageError
 from treetune.images import urls_in
+from treetune.message import Message
 from treetune.rows.agent_column import Needed, name_agent_in_place
 from treetune.rows.arrow_values import encode_json
 from treetune.rows.formats import Format, format_named
@@ -27,7 +28,7 @@ from treetune.rows.round_trip import with_opening
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
 from treetune.rows.sources import FileKind, kind_of, refuse_unwritable
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.taskset import Taskset
 
 BATCH = 10_000

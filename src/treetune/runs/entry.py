@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from treetune.task import text_of
+from treetune.message import text_of
 from treetune.trace import Failure, Trace
 
 _ANSWER = 120

@@ -17,15 +17,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from treetune import __version__
 from treetune.cache_folder import aside
+from treetune.digest import digest
 from treetune.errors import StorageError
+from treetune.message import without_surrogates
 from treetune.runs.eval_sample import Plain, iso_time, sample_of, summary_of
 from treetune.runs.folder import TRACES
 from treetune.runs.foreign.inspect_sample import REWARD
 from treetune.runs.run import Run
-from treetune.task import digest, without_surrogates
 from treetune.trace import Trace
+from treetune.version import read_version
 
 ENDING = ".eval"
 _VERSION = 2
@@ -113,7 +114,7 @@ class _Log:
             "dataset": {"name": run.taskset, "samples": len(self._ids), "sample_ids": list(self._ids.values())},
             "model": run.model or next(iter(self._models), "none/none"),
             "config": {"epochs": max(map(max, self._epochs.values()), default=1), "epochs_reducer": ["mean"]},
-            "packages": {"treetune": __version__},
+            "packages": {"treetune": read_version()},
             "metadata": {"run": str(run.path), "kind": run.kind, "config": run.config},
         }
 

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from treetune.images import url_of
+from treetune.message import Message, text_of
 from treetune.message_forms import reasoning_of
 from treetune.runs.foreign.chat import calls_of
 from treetune.runs.foreign.inspect_sample import REWARD, SUCCESS
-from treetune.task import Message, text_of
 from treetune.tools import ToolCall
 from treetune.trace import Outcome, Trace, Turn
 

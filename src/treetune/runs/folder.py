@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
+from treetune.fingerprint import Fingerprint, config_differences, taskset_fingerprint
 from treetune.rows.cache import write_atomically
 from treetune.run_config import CONFIG
 from treetune.runs.damage import LONGEST_LINE, Damage, key_of_trace
@@ -33,7 +34,6 @@ from treetune.runs.entry import Entry
 from treetune.runs.images import bring_back, move_images, move_out
 from treetune.runs.index import INDEX, IndexWriter, mend_index
 from treetune.runs.plain_files import UNREADABLE, open_to_append, read_regular
-from treetune.target import Fingerprint, config_differences, taskset_fingerprint
 from treetune.taskset import Taskset
 from treetune.trace import Trace, decode_trace, encode_trace
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from treetune.message import without_surrogates
 from treetune.runs.damage import LONGEST_LINE, Damage, key_of_entry
 from treetune.runs.entry import Entry, entry_of, glance
 from treetune.runs.plain_files import UNREADABLE, open_regular, open_to_append
-from treetune.task import without_surrogates
 from treetune.trace import Trace
 
 INDEX = "index.jsonl"

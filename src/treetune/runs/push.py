@@ -18,13 +18,13 @@ import msgspec
 
 from treetune.hub import Card, check_repo, upload
 from treetune.images import name_images
+from treetune.message import Message
 from treetune.run_config import CONFIG
 from treetune.runs.folder import FINGERPRINT, SUMMARY, TRACES
 from treetune.runs.images import FOLDER as IMAGES
 from treetune.runs.index import INDEX
 from treetune.runs.plain_files import find_fault
 from treetune.runs.summary import Summary
-from treetune.task import Message
 from treetune.trace import Trace
 
 if TYPE_CHECKING:
@@ -109,10 +109,12 @@ def _json(value: Any) -> str:
 
 
 def _card(run: Run, repo: str) -> Card:
-    from treetune import __version__
+    from treetune.version import read_version
 
     of_ours = run.kind == "treetune"
-    origin = f"Evaluated by Treetune {__version__}" if of_ours else f"Of {run.kind}, read by Treetune {__version__}"
+    origin = (
+        f"Evaluated by Treetune {read_version()}" if of_ours else f"Of {run.kind}, read by Treetune {read_version()}"
+    )
     lines = [
         f"{origin}: {len(run.groups()):,} tasks, {len(run):,} rollouts, a row each. A rollout that failed has no "
         "reward (null); it is never a 0.",

@@ -14,9 +14,10 @@ import re
 from collections.abc import Iterator
 
 from treetune.answers import Place, plain, read_truth
+from treetune.message import text_of
 from treetune.score import Score
 from treetune.scorers.scorer import Scorer, truths_of
-from treetune.task import Task, text_of
+from treetune.task import Task
 
 TRIED = ("rule", "exact", "includes", "number", "choice", "math")
 """Kinds of which any usual form is expected to be paid; others say themselves what the form is."""

@@ -16,29 +16,14 @@ from typing import Any, Self, cast
 import msgspec
 
 from treetune.answers import Found, Place, final_text, placed, spoken
+from treetune.builtin_tables import tables
 from treetune.config import convert
 from treetune.errors import ConfigError, TasksetError, did_you_mean
 from treetune.task import Task
 from treetune.variables import mark_variables
 
-KINDS = {
-    "all_of": "treetune.scorers.combined:AllOf",
-    "choice": "treetune.scorers.choices:Choice",
-    "code": "treetune.builtin.code.scorer:Code",
-    "exact": "treetune.scorers.texts:Exact",
-    "f1": "treetune.scorers.texts:F1",
-    "ifeval": "treetune.builtin.ifeval.scorer:IfEval",
-    "includes": "treetune.scorers.texts:Includes",
-    "json": "treetune.scorers.structures:Json",
-    "judge": "treetune.judges:Judge",
-    "math": "treetune.builtin.math_scorer:Math",
-    "number": "treetune.scorers.numbers:Number",
-    "pattern": "treetune.scorers.patterns:Pattern",
-    "rule": "treetune.scorers.by_rule:Rule",
-    "tests": "treetune.builtin.code.tests_scorer:Tests",
-    "weighted": "treetune.scorers.combined:Weighted",
-}
-"""Where each kind is defined. No module here may have the name of a kind: that is the name of the kind in Python."""
+KINDS: dict[str, str] = tables["SCORERS"]
+"""Where each kind is defined."""
 
 METHODS = {kind: kind for kind in ("choice", "code", "exact", "f1", "includes", "json", "math", "number")}
 METHODS |= {"math_verify": "math", "math-verify": "math"}

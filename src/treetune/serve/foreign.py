@@ -15,8 +15,9 @@ import msgspec
 
 from treetune.environment import Environment
 from treetune.errors import UsageError, did_you_mean
+from treetune.message import Message
 from treetune.serve.served import Served, ServedConfig
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.threads import run_in_background
 from treetune.tool_messages import render
 from treetune.tools import ToolCall

@@ -18,11 +18,11 @@ from treetune.environment import Observation, Step
 from treetune.episode import DeadlinePassed, Limits
 from treetune.errors import TreetuneError, UsageError
 from treetune.host import PROTOCOL
+from treetune.message import without_surrogates
 from treetune.play_options import NoVariance
 from treetune.policy import Sampling
 from treetune.serve.errors import KINDS, BadRequest, ServeError
 from treetune.streams import State
-from treetune.task import without_surrogates
 from treetune.tools import ToolCall
 from treetune.weights import HIGHEST_VERSION, LONGEST_PAUSE, PAUSE_SECONDS, Calls, Stale
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from treetune.environment import Action, Observation, Step
 from treetune.errors import PolicyError, TreetuneError, UsageError
+from treetune.message import Message, begins_answer
 from treetune.sampled_tokens import check_ids
 from treetune.score import finite, total
 from treetune.serve import ServeError
-from treetune.task import Message, begins_answer
 from treetune.tokens import ChatTokens, Prompt, Tokens
 
 log = logging.getLogger("treetune.trainers")

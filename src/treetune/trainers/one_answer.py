@@ -13,9 +13,10 @@ from typing import Any
 
 from treetune.episode import Episode, Result, play_answer
 from treetune.errors import TasksetError, TreetuneError, UsageError, described
+from treetune.message import Message, begins_answer
 from treetune.rows.round_trip import read_row_scorer
 from treetune.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
-from treetune.task import Message, Task, begins_answer
+from treetune.task import Task
 from treetune.threads import run_in_background
 
 

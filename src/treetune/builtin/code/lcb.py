@@ -23,9 +23,10 @@ import msgspec
 from treetune.builtin.code import run_python
 from treetune.builtin.turns import TurnEnvironment
 from treetune.environment import Action, Contract, Kind, Step, Stored
+from treetune.message import Message
 from treetune.sandbox import Ended, Result, SandboxLimits, time_limit
 from treetune.sandbox.scripts import join_scripts
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.threads import call
 
 CASE_RUNNER = join_scripts(Path(time_limit.__file__), Path(__file__).with_name("case_runner.py"))

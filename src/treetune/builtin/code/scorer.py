@@ -7,9 +7,10 @@ from typing import Any
 from treetune.builtin.code import run_python
 from treetune.builtin.code.lcb import CASE_RUNNER, CodingProblem, find_code, judge, limits_of, make_request, memorise
 from treetune.errors import TasksetError
+from treetune.message import Message
 from treetune.score import Score
 from treetune.scorers import Scorer
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.threads import call
 
 

@@ -23,10 +23,11 @@ from treetune.builtin.harbor.folder import HarborFolder, fill_variables
 from treetune.builtin.shell import OUT_OF_MEMORY, ShellEnvironment, list_blocks, require_machine
 from treetune.environment import Action, Step
 from treetune.errors import EnvironmentFault, UsageError
+from treetune.message import Message
 from treetune.sandbox.bubblewrap import is_passable
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
 from treetune.sandbox.machines import Machine
-from treetune.task import Message, Task
+from treetune.task import Task
 
 COMMAND_SECONDS = 60.0
 DISK_MB, MEMORY_MB, PROCESSES, OUTPUT_KB = 256, 2048, 256, 16

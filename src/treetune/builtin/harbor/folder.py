@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from treetune.builtin.harbor.dockerfile import VARIABLE, Recipe, Refused, pack
+from treetune.digest import digest
 from treetune.errors import TasksetError
-from treetune.task import digest
 
 UNSERVED_FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml", ".dockerignore")
 ROOT_USERS = (None, "root", 0)

@@ -27,11 +27,12 @@ from treetune.builtin.harbor.environment import COMMAND_SECONDS, DISK_MB, Harbor
 from treetune.builtin.harbor.folder import HarborFolder
 from treetune.builtin.turns import Positive
 from treetune.config import FileName
+from treetune.digest import digest
 from treetune.errors import ConfigError, StorageError, TasksetError, UnknownNameError
 from treetune.http_body import BodyTooLarge, read_blocking
+from treetune.message import Message
 from treetune.sandbox.machines import MachineConfig
 from treetune.score import VALID, Verdict, invalid
-from treetune.task import Message, digest
 from treetune.taskset import Taskset
 
 REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"

@@ -52,9 +52,9 @@ class McpSession:
     async def _run(self, opened: asyncio.Future[list[Any]]) -> None:
         from mcp import ClientSession, Implementation
 
-        from treetune import __version__
+        from treetune.version import read_version
 
-        client = Implementation(name="treetune", version=__version__)
+        client = Implementation(name="treetune", version=read_version())
         try:
             async with (
                 self._connect() as (incoming, outgoing),

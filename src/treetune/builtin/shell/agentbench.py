@@ -27,8 +27,9 @@ from treetune.code_reference import parse_reference
 from treetune.config import load_yaml
 from treetune.environment import Action, Environment, Step
 from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, UnknownNameError, UsageError
+from treetune.message import Message
 from treetune.plugins import absolute_spec, load_object
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
 from treetune.trust import Origin

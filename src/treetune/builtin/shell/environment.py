@@ -21,11 +21,12 @@ from treetune.builtin.shell import OUT_OF_MEMORY, SETUP_SECONDS, ShellEnvironmen
 from treetune.builtin.shell.sample import MATCHERS, Sample, Script, matches
 from treetune.environment import Action, Rendered, Step, show
 from treetune.errors import EnvironmentFault
+from treetune.message import Message, text_of
 from treetune.sandbox.bubblewrap import is_passable
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
 from treetune.sandbox.machines import Machine, share_pool
 from treetune.sandbox.shell import Shell
-from treetune.task import Message, Task, text_of
+from treetune.task import Task
 from treetune.trace import Trace
 
 COMMAND_SECONDS = 30.0

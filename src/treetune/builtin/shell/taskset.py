@@ -20,10 +20,11 @@ from treetune.builtin.shell import SETUP_SECONDS
 from treetune.builtin.shell.environment import COMMAND_SECONDS, MEMORY_MB, SHOWN_CHARS, OSInteractionEnvironment, OSTask
 from treetune.builtin.shell.sample import Sample, SampleEvaluation, Unservable, read_sample
 from treetune.builtin.turns import Positive
+from treetune.digest import digest
 from treetune.errors import ConfigError
+from treetune.message import Message
 from treetune.sandbox.machines import MachineConfig
 from treetune.score import VALID, Verdict, invalid
-from treetune.task import Message, digest
 from treetune.taskset import Taskset
 
 Split = Literal["std", "dev", "env_train"]

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from treetune.digest import digest
+from treetune.message import Message
 from treetune.policy import Usage
 from treetune.runs.foreign.chat import call_of, turns_of
 from treetune.runs.foreign.harbor_result import note_result, result_of, seconds
 from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, decode, files_in, number_of, time_of
 from treetune.runs.plain_files import open_regular, read_regular
-from treetune.task import Message, Task, digest
+from treetune.task import Task
 from treetune.tokens import Tokens
 from treetune.trace import Timing, Trace
 

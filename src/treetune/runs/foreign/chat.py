@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from treetune.task import Message
+from treetune.message import Message
 from treetune.tools import ToolCall
 from treetune.trace import Turn
 

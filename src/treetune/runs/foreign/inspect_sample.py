@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 
 from treetune.images import image_part
+from treetune.message import Message
 from treetune.policy import Usage
 from treetune.runs.foreign.chat import call_of, turns_of
 from treetune.runs.foreign.kind import number_of, time_of
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.trace import Failure, Outcome, Timing, Trace
 
 REWARD, SUCCESS = "reward", "success"

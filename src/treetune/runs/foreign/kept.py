@@ -24,6 +24,7 @@ import msgspec
 from filelock import FileLock
 
 from treetune.cache_folder import default_cache_dir, write_atomically
+from treetune.digest import digest
 from treetune.runs.entry import Entry
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.foreign.kind import Found, Kind, Stamp
@@ -31,7 +32,6 @@ from treetune.runs.foreign.limits import explain, limited
 from treetune.runs.foreign.reader import Asked, ask_reader
 from treetune.runs.index import read_entries
 from treetune.runs.plain_files import below
-from treetune.task import digest
 from treetune.trace import Trace, decode_trace, encode_trace
 
 _VERSION = 2

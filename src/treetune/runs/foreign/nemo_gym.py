@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from treetune.errors import PolicyError
+from treetune.message import Message
 from treetune.message_forms import flatten
 from treetune.policy import Usage
 from treetune.rows.nemo_gym import PARAMS, TRUTH, from_items
 from treetune.runs.foreign.chat import turns_of
 from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, number_of, numbers_in, read_rows
 from treetune.runs.plain_files import open_regular
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.tokens import Tokens
 from treetune.trace import Failure, Outcome, Trace
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from treetune.digest import digest
 from treetune.runs.foreign.kind import Found
 from treetune.runs.plain_files import open_regular
-from treetune.task import Task, digest
+from treetune.task import Task
 from treetune.tokens import Tokens, TokenSequence
 from treetune.trace import Trace
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from treetune.message import Message
 from treetune.runs.foreign.chat import turns_of
 from treetune.runs.foreign.kind import Found, Kind, files_in, number_of, numbers_in, prune
 from treetune.runs.plain_files import open_regular
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.trace import Trace
 
 _FILE = re.compile(r"completions_(\d+)\.parquet")

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from treetune.message import Message
 from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, numbers_in, read_rows
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.trace import Trace, Turn
 
 _FILE = re.compile(r"(\d+)\.jsonl")

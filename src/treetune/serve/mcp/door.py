@@ -23,11 +23,11 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INVALID_PARAMS, CallToolResult, ListToolsResult
 
-from treetune import __version__
 from treetune.episode_book import Terms
 from treetune.errors import TreetuneError, described
 from treetune.serve.mcp import wire
 from treetune.serve.server import Door, EnvServer
+from treetune.version import read_version
 
 SESSION_HEADER = "mcp-session-id"
 _STDIO = "stdio"
@@ -65,7 +65,7 @@ class McpDoor(Door):
         super().attach(server)
         self._server: Server[Any] = Server(
             "treetune",
-            version=__version__,
+            version=read_version(),
             instructions=wire.INSTRUCTIONS,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from treetune import __version__
 from treetune.episode_book import Terms
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.asgi import HttpRequest, JsonApp, Route
@@ -25,6 +24,7 @@ from treetune.serve.openenv.tasks import TaskRoutes
 from treetune.serve.openenv.wire import Fault, Reset
 from treetune.serve.ors.routes import OrsRoutes
 from treetune.serve.server import Door, EnvServer
+from treetune.version import read_version
 
 API_VERSION = "1.0.0"
 """Of OpenEnv's HTTP interface."""
@@ -195,7 +195,7 @@ class OpenEnvDoor(Door):
         taskset = self.server.taskset
         about = (type(taskset).__doc__ or "").partition("\n")[0]
         found = {"name": self.tasks.name, "description": about or taskset.name, "readme_content": None}
-        return encode({**found, "version": __version__, "author": None, "documentation_url": None})
+        return encode({**found, "version": read_version(), "author": None, "documentation_url": None})
 
     async def _health(self, request: HttpRequest) -> bytes:
         self.server.refuse_stopping()

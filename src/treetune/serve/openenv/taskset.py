@@ -18,9 +18,10 @@ import msgspec
 
 from treetune.environment import Action, Environment, Observation, Step
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError
+from treetune.message import Message
 from treetune.serve.foreign import ForeignConfig, ForeignTasks, as_schema, tool_message
 from treetune.serve.openenv.client import OpenEnvClient, OpenEnvSession, Refused
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.tool_messages import message_of, read_calls, render
 from treetune.tools import ToolCall
 from treetune.trust import Origin

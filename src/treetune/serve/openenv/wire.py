@@ -17,8 +17,8 @@ import msgspec
 
 from treetune.environment import Observation, Step
 from treetune.errors import TreetuneError
+from treetune.message import text_of
 from treetune.serve.http.wire import HttpError, check_shape, decode, encode, to_http_error, write_message
-from treetune.task import text_of
 
 MOST_INDEX = 2**62
 _NO_INPUT = object()

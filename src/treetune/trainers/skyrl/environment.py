@@ -28,9 +28,10 @@ from treetune.call_formats import check_name, parse
 from treetune.environment import Environment
 from treetune.episode import CLOSE_SECONDS, Episode, Limits
 from treetune.errors import EnvironmentFault, described
+from treetune.message import Message
 from treetune.rows.formats import task_to_play
 from treetune.rows.round_trip import looks_like_uid
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.threads import run_in_background, submit_in_background
 from treetune.tools_in_text import as_text, with_tools
 from treetune.trainers.one_answer import refuse_begun_answer

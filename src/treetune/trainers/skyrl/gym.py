@@ -24,10 +24,11 @@ from treetune.builtin.text2sql import FOLDER_VARIABLE
 from treetune.code_reference import parse_reference
 from treetune.environment import Action, Environment, Step
 from treetune.errors import MissingExtraError, PluginError, UnknownNameError
+from treetune.message import Message
 from treetune.plugins import environments, load_object
 from treetune.rows.formats import FORMATS
 from treetune.score import finite
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.trust import USER, Origin
 from treetune.variables import escape_texts
 

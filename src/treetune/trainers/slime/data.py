@@ -19,11 +19,12 @@ import msgspec
 
 from treetune import streams, threads
 from treetune.cache_folder import default_cache_dir, write_atomically
+from treetune.digest import digest
 from treetune.errors import DrawFailed, ResumeError, UsageError
 from treetune.pending import DRAW_TRIES, Draw, Pending
 from treetune.rows.scorer import refuse_groups, scorer_for
 from treetune.target import NEEDS_TASKS, is_server, load_taskset
-from treetune.task import Task, digest
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.trainers.slime.groups import set_up
 from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of

@@ -15,9 +15,9 @@ from treetune.call_formats import call_id
 from treetune.environment import Action
 from treetune.errors import TreetuneError, UsageError
 from treetune.images import decode_url, url_of
+from treetune.message import Message, text_of
 from treetune.score import total
 from treetune.serve import ServeError
-from treetune.task import Message, text_of
 from treetune.tools import message_of_action
 from treetune.trainers.game import FailureLog, Hooks
 from treetune.trainers.local_episodes import or_error

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from treetune.images import has_images
-from treetune.task import begins_answer
+from treetune.message import begins_answer
 from treetune.trainers.trl.dataset import Opening
 
 Way = Literal["reward_funcs", "rollout_func", "environment_factory"]

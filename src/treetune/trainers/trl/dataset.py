@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from treetune.errors import UsageError
 from treetune.images import decode_url, has_images
+from treetune.message import Message
 from treetune.rows.formats import FORMATS
 from treetune.rows.image_columns import COLUMN as IMAGES
 from treetune.rows.image_columns import to_parts
-from treetune.task import Message
 
 
 class Opening(NamedTuple):

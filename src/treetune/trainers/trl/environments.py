@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from treetune.errors import UsageError
 from treetune.images import has_images
-from treetune.task import Message
+from treetune.message import Message
 from treetune.trainers.trl.called_episode import Backend, CalledEpisode
 from treetune.trainers.trl.dataset import task_index_of
 

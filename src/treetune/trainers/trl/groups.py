@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean, pstdev
 from typing import Any
 
-from treetune.task import Message
+from treetune.message import Message
 from treetune.tokens import TokenSequence
 from treetune.trainers.game import Game
 

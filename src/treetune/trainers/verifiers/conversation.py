@@ -20,7 +20,7 @@ from aiohttp import web
 
 from treetune.call_formats import function_of
 from treetune.errors import EnvironmentFault
-from treetune.task import Message, text_of
+from treetune.message import Message, text_of
 
 _open: dict[str, Conversation] = {}
 _endpoints: dict[asyncio.AbstractEventLoop, asyncio.Future[str]] = {}

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from treetune.environment import Action, Environment, Step
 from treetune.errors import EnvironmentFault, TreetuneError, described
+from treetune.message import Message
 from treetune.score import finite
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.threads import submit_in_background
 from treetune.tool_messages import message_of
 from treetune.trainers.verifiers.conversation import Conversation

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from treetune.errors import ContextFullError, PolicyError
+from treetune.message import Message
 from treetune.policies import EndpointConfig
 from treetune.policies.openai import OpenAIPolicy
 from treetune.policy import Completion, Request
-from treetune.task import Message
 
 
 class InterceptedModel(OpenAIPolicy):

@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 
 from treetune.config import dump_yaml
 from treetune.errors import StorageError, UsageError, plural
-from treetune.target import build_taskset, describe, read_target, refuse_server
+from treetune.from_config import build_taskset, describe
+from treetune.target import read_target, refuse_server
 from treetune.trainers.verifiers.packing import Packing
 from treetune.trainers.verifiers.playable import check_playable
 

@@ -21,8 +21,8 @@ from treetune.code_reference import find_file
 from treetune.config import FileName, load_yaml, map_declared
 from treetune.errors import UsageError
 from treetune.files import source_of, with_imports
+from treetune.from_config import build_taskset
 from treetune.overrides import with_overrides
-from treetune.target import build_taskset
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.trust import is_installed
@@ -111,7 +111,7 @@ class Packing:
             top = module.partition(".")[0]
             if base is Taskset:
                 return
-            if module.startswith("treetune.files.") or top.startswith("treetune"):
+            if top.startswith("treetune"):  # those of files among them
                 continue
             if not is_installed(module):
                 raise UsageError(

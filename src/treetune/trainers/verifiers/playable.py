@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from treetune.errors import UsageError
-from treetune.task import Task, begins_answer
+from treetune.message import begins_answer
+from treetune.task import Task
 from treetune.taskset import Taskset
 
 

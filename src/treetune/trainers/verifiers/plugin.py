@@ -23,12 +23,14 @@ from verifiers.v1.errors import HarnessError, TaskError
 from verifiers.v1.runtimes import ProgramResult, SubprocessConfig
 
 from treetune import streams
+from treetune.digest import digest
 from treetune.episode import Limits
 from treetune.errors import TreetuneError, UsageError, described
+from treetune.message import Message
 from treetune.pending import Draw
 from treetune.rollout import Rollout
 from treetune.streams import Streams
-from treetune.task import Message, Task, digest
+from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.trace import Outcome, Trace
 from treetune.trainers.verifiers.intercepted import InterceptedModel

@@ -23,7 +23,7 @@ from verifiers.types import ClientConfig
 
 from treetune.environment import Environment
 from treetune.errors import EnvironmentFault, UsageError, described
-from treetune.task import Message
+from treetune.message import Message
 from treetune.trainers.verifiers.foreign_episode import ForeignEpisode, Outcome, ScoringFailed
 from treetune.trainers.verifiers.imported import (
     VerifiersConfig,

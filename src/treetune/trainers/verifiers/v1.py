@@ -20,8 +20,8 @@ from verifiers.v1.utils.decorators import discover_decorated
 
 from treetune.environment import Environment
 from treetune.errors import EnvironmentFault, PluginError, TasksetError, UsageError, described
+from treetune.message import Message
 from treetune.score import Score
-from treetune.task import Message
 from treetune.trainers.verifiers import chat_harness
 from treetune.trainers.verifiers.foreign_episode import ForeignEpisode, Held, Outcome, ScoringFailed
 from treetune.trainers.verifiers.imported import (

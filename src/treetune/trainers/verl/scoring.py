@@ -9,12 +9,12 @@ import inspect
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from treetune.message import without_surrogates
 from treetune.rows.formats import task_to_score
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import taskset_of
 from treetune.score import Score
 from treetune.scorers import SCORER
-from treetune.task import without_surrogates
 from treetune.threads import run_in_background
 from treetune.trainers.one_answer import play_row, scorer_in
 

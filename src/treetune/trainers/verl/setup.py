@@ -16,9 +16,9 @@ import msgspec
 from treetune.cache_folder import default_cache_dir, write_atomically
 from treetune.config import convert
 from treetune.datasets.config import plain_values
+from treetune.digest import digest
 from treetune.errors import ConfigError, MissingExtraError, StorageError, UsageError
 from treetune.rows.agent_column import LOOP
-from treetune.task import digest
 from treetune.trainers.config import get_value, set_value
 from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, build_into_config, load_tasksets, name_agents
 from treetune.trainers.verl.loop_config import LoopConfig

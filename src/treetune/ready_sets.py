@@ -1,4 +1,4 @@
-"""Sets that are ready by name: a YAML file each, in this folder or in one of the user's own.
+"""Sets that are ready by name: a YAML file each, in the folder of the package or in one of the user's own.
 
     find("gsm8k")            # .../ready/gsm8k.yaml: what `treetune eval gsm8k` reads
     names()                  # ["aime24", "arc", ...]
@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from treetune.builtin_tables import tables
+
 FOLDERS = "TREETUNE_READY"
 """The variable that names folders of the user's own, separated as in PATH."""
 
@@ -21,7 +23,7 @@ def folders() -> list[Path]:
     named = [folder for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
     home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
     places = [*map(Path, named), home / "treetune" / "ready"]
-    return [*(place.expanduser() for place in places), Path(__file__).parent]
+    return [*(place.expanduser() for place in places), tables["READY"]]
 
 
 def find(name: str) -> Path | None:

@@ -1,0 +1,45 @@
+"""A chat message, and its text.
+
+text_of({"role": "user", "content": "Hi"}["content"])     # "Hi"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Message = dict[str, Any]
+"""A chat message: `role`, `content`, and whatever else the chat format knows (`name`, `tool_calls`)."""
+
+
+def text_of(content: Any) -> str | None:
+    """The content of a message as text: parts that are all text are joined by lines. None where it is more."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        return "\n".join(str(part.get("text") or "") for part in content)
+    return None
+
+
+def without_surrogates(value: Any) -> Any:
+    """Text, or the texts in lists and dicts, as every wire and file has it: two halves of a surrogate pair are one
+    letter; a half alone, which a model can sample and no text can hold, is written out: `\\ud800`."""
+    if isinstance(value, str):
+        return value if value.isascii() else _join_surrogates(value)
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+    return [without_surrogates(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _join_surrogates(text: str) -> str:
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        return joined.encode("utf-8", "backslashreplace").decode()
+
+
+def begins_answer(messages: Sequence[Message]) -> bool:
+    """Whether messages that a model is shown end with the beginning of its answer: a message of the assistant's."""
+    return bool(messages) and messages[-1].get("role") == "assistant"
