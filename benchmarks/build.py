@@ -69,7 +69,7 @@ class Mapped(Task):
 loading = {"args": ["json"], "kwargs": {"data_files": source, "split": "train"}}
 config = {"loading_params": loading, **json.loads(sys.argv[4])}
 taskset = (Mapped if kind == "mapped" else Task)(config, cache_dir=out + ".cache")
-from treetune.datasets.build import build
+from treetune.data.datasets.build import build
 from pathlib import Path
 build(taskset, Path(out), "verl")
 """

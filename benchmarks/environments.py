@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.measure import cost, show
 from treetune import Action, Environment, Task, make
-from treetune.builtin.gsm8k import Gsm8kEnvironment
-from treetune.builtin.search import Index
+from treetune.tasksets.gsm8k import Gsm8kEnvironment
+from treetune.tasksets.search import Index
 
 EPISODES = 50_000
 ANSWER = "Half of 48 is 24, so together they are 48 + 24 = 72.\n#### 72"

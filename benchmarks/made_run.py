@@ -11,12 +11,12 @@ import random
 from itertools import accumulate
 from pathlib import Path
 
+from treetune.chat.tokens import Tokens, TokenSequence
+from treetune.core.policy import Usage
+from treetune.core.task import Task
+from treetune.core.tool import ToolCall
+from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn
 from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
-from treetune.policy import Usage
-from treetune.task import Task
-from treetune.tokens import Tokens, TokenSequence
-from treetune.tools import ToolCall
-from treetune.trace import Failure, Outcome, Timing, Trace, Turn
 
 ROLLOUTS = 8
 SOURCES = ("gsm8k", "math", "aime", "code", "shell")

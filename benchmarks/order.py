@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from benchmarks.measure import cost, memory, show
-from treetune.order import Interleave, locate
+from treetune.core.order import Interleave, locate
 
 
 def shuffle(count: int) -> None:

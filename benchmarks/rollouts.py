@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks.measure import cost, show
 from treetune.evaluation import TRACES, EvalConfig, RunFolder, Runner, read_config
-from treetune.host import LocalHost, always
-from treetune.policies import load_policy
-from treetune.streams import Streams
+from treetune.models import load_policy
+from treetune.play.host import LocalHost, always
+from treetune.play.streams import Streams
 
 ROLLOUTS = 5000
 

@@ -12,8 +12,8 @@ import random
 from typing import Any
 
 from benchmarks.measure import cost, show
+from treetune.chat.tokens import Tokens
 from treetune.errors import MissingExtraError
-from treetune.tokens import Tokens
 
 EPISODES, TURNS, GIVEN, SAMPLED = 40, 10, 150, 100
 TOKENS = EPISODES * TURNS * (GIVEN + SAMPLED)

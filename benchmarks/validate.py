@@ -37,7 +37,7 @@ assert not errors and len(ds) == int(sys.argv[3])
 
 OURS = """
 import sys
-from treetune.validate import validate
+from treetune.data.validate import validate
 report = validate(sys.argv[1], quick=sys.argv[2] == "quick")
 assert report.ok and report.rows == int(sys.argv[3]), report
 """

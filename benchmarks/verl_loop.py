@@ -186,9 +186,9 @@ def _measure(python: Path, place: Path, turns: int, episodes: int) -> dict[str, 
 
     import venvs
 
-    from treetune.rows.formats import FORMATS
-    from treetune.rows.scorer import scorer_for
-    from treetune.target import load_taskset
+    from treetune.data.rows.formats import FORMATS
+    from treetune.data.rows.scorer import scorer_for
+    from treetune.tasksets.target import load_taskset
     from treetune.trainers.verl import write_loops
 
     venvs.run(python, TESTS / "tiny_model.py", place / "model")

@@ -25,10 +25,10 @@ from benchmarks.measure import Cost, cost, show
 from benchmarks.rollouts import ROLLOUTS as EVALUATED
 from benchmarks.rollouts import ours as evaluate
 from benchmarks.view_server import Served
+from treetune.core.trace import decode_trace, encode_trace
 from treetune.evaluation import TRACES, Run
 from treetune.runs.folder import CONFIG
 from treetune.runs.index import IndexWriter
-from treetune.trace import decode_trace, encode_trace
 
 TESTS = Path(__file__).parents[1] / "tests" / "support"
 

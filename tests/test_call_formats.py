@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.call_formats import FORMATS, call_id, detect, parse
-from treetune.tools_in_text import as_text, describe, with_tools
+from treetune.chat.call_formats import FORMATS, call_id, detect, parse
+from treetune.chat.text_tools import as_text, describe, with_tools
 
 TEA = [("find", {"what": "tea", "most": 3})]
 TWO = [*TEA, ("buy", {})]

@@ -13,8 +13,8 @@ import real_tokenizers
 from call_chats import TOOLS
 from chat_templates import CALL_TEMPLATES, CallLetters, Letters, plain, writes_hermes, writes_llama
 
+from treetune.chat.tokens import ChatTokens, Tokens
 from treetune.errors import UnknownNameError, UsageError
-from treetune.tokens import ChatTokens, Tokens
 
 ASKED = [{"role": "user", "content": "Where?"}]
 

@@ -24,16 +24,16 @@ from serving import run, served
 from viewing import viewing
 
 from treetune import Task, build_taskset, load_taskset
+from treetune.config.plugins import Registry, environments, tasksets, tools
+from treetune.config.trust import USER, Origin, names_from, remember_module
+from treetune.core.score import judge
+from treetune.core.task import ForeignTask
+from treetune.data.rows.formats import FORMATS
+from treetune.data.rows.scorer import taskset_of
 from treetune.errors import TreetuneError
 from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config, remember
 from treetune.evaluation.rendering import render
-from treetune.plugins import Registry, environments, tasksets, tools
-from treetune.rows.formats import FORMATS
-from treetune.rows.scorer import taskset_of
 from treetune.runs.run import Run
-from treetune.score import judge
-from treetune.task import ForeignTask
-from treetune.trust import USER, Origin, names_from, remember_module
 
 ROW = Origin("a row")
 
@@ -156,9 +156,9 @@ def test_no_row_runs_code_from_the_command_line(treetune, mark, tmp_path, rows, 
 
 
 def test_no_row_runs_code_in_trainers(mark, tmp_path, rows):
-    from treetune.by_environment import ByEnvironment
-    from treetune.rows.agent_column import is_silent, row_needs_loop
-    from treetune.rows.formats import task_to_play
+    from treetune.core.env_taskset import ByEnvironment
+    from treetune.data.rows.agent_column import is_silent, row_needs_loop
+    from treetune.data.rows.formats import task_to_play
     from treetune.trainers.row_episodes import RowEpisodes
     from treetune.trainers.skyrl.turns import most_turns
     from treetune.trainers.slime.samples import ROW as SAMPLE
@@ -489,7 +489,8 @@ def test_no_row_has_a_server_called(mark, tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        places = ["openenv.taskset:OpenEnvTasks", "ors.taskset:OrsTasks", "served:Served", "served:ServedEpisodes"]
+        kinds = ["Served", "ServedEpisodes"]
+        places = ["openenv.taskset:OpenEnvTasks", "ors.taskset:OrsTasks", *(f"remote_taskset:{kind}" for kind in kinds)]
         nodes = [
             {"custom_cls": {"path": f"pkg://treetune.serve.{module}", "name": name}, "address": address}
             for module, name in (place.split(":") for place in places)

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Limits, Sampling, TasksetConfig
-from treetune.builtin.alphabet_sort import AlphabetSortConfig
-from treetune.builtin.arithmetic import ArithmeticConfig
-from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain
-from treetune.datasets.config import DatasetConfig
+from treetune.config.aliases import OTHER_NAMES
+from treetune.config.overrides import lay_over, override_values, with_overrides
+from treetune.config.structs import convert, dump_yaml, field_docs, load_yaml, to_plain
+from treetune.config.variables import conceal
+from treetune.data.datasets.config import DatasetConfig
 from treetune.errors import ConfigError, suggest_file
 from treetune.evaluation.config import EvalConfig, ValidateConfig, read_config
-from treetune.other_names import OTHER_NAMES
-from treetune.overrides import lay_over, override_values, with_overrides
-from treetune.policies import EndpointConfig
-from treetune.target import read_target
-from treetune.variables import conceal
+from treetune.models import EndpointConfig
+from treetune.tasksets.alphabet_sort import AlphabetSortConfig
+from treetune.tasksets.arithmetic import ArithmeticConfig
+from treetune.tasksets.target import read_target
 
 
 def test_overrides_lie_over_yaml_and_interpolations_see_them(tmp_path):

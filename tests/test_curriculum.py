@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pass_rates import gaussian_target, total_variation, write_rates
 
 from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
-from treetune.config import convert
+from treetune.config.structs import convert
+from treetune.core.curriculum.schedule import Credits, Gaussian, Pools, Staged, normalise
 from treetune.errors import ConfigError, EmptyTasksetError, ResumeError, UsageError
-from treetune.schedule import Credits, Gaussian, Pools, Staged, normalise
-from treetune.streams import State, Streams
+from treetune.play.streams import State, Streams
 
 POOLS = {"kind": "pools"}
 EIGHTHS = [number / 8 for number in range(9)]
@@ -448,7 +448,7 @@ def test_a_union_is_scheduled_over_all_its_sources(made, tmp_path):
 
 
 def test_a_host_knows_that_a_schedule_has_no_end_and_an_index_moves_no_rate(made):
-    from treetune.host import LocalHost, always
+    from treetune.play.host import LocalHost, always
 
     async def ask():
         host = await LocalHost.open(made(schedule=POOLS, online=0.5), always(None))
@@ -461,7 +461,7 @@ def test_a_host_knows_that_a_schedule_has_no_end_and_an_index_moves_no_rate(made
 
 
 def test_the_config_of_a_run_finds_its_profile_from_anywhere(levels, tmp_path, monkeypatch):
-    from treetune.from_config import describe
+    from treetune.core.from_config import describe
 
     levels()
     monkeypatch.chdir(tmp_path)

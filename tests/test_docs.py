@@ -228,11 +228,11 @@ def test_the_messages_of_troubleshooting_are_those_of_the_code():
 
 
 def test_the_example_taskset_is_as_small_as_the_docs_say():
-    assert len((ROOT / "src/treetune/builtin/reverse_text.py").read_text().splitlines()) <= 25
+    assert len((ROOT / "src/treetune/tasksets/reverse_text.py").read_text().splitlines()) <= 25
 
 
 def test_every_key_of_a_dataset_task_is_explained():
-    from treetune.datasets.config import DatasetConfig
+    from treetune.data.datasets.config import DatasetConfig
 
     text = (ROOT / "docs/dataset-tasks.md").read_text()
     for key in DatasetConfig.__struct_fields__:
@@ -273,7 +273,7 @@ def table_of(contracts) -> str:
 
 def test_the_table_of_environments_is_the_codes_own():
     from treetune.catalog import ENVIRONMENTS
-    from treetune.environment import contract_of
+    from treetune.core.environment import contract_of
 
     contracts = {id: contract for id in ENVIRONMENTS if (contract := contract_of(id)) is not None}
     assert len(contracts) >= 5

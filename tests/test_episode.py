@@ -12,19 +12,20 @@ import aiohttp
 import pytest
 from serving import serving
 
-from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout, streams
-from treetune.episode import DeadlinePassed, Episode, Result, play_answer
+from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout
+from treetune.core.policy import Completion
+from treetune.core.trace import decode_trace, encode_trace
 from treetune.errors import EnvironmentFault, TasksetError, UsageError
-from treetune.host import LocalHost, always
-from treetune.policies.scripted import Replay
-from treetune.policy import Completion
+from treetune.models.scripted import Replay
+from treetune.play import streams
+from treetune.play.episode import DeadlinePassed, Episode, Result, play_answer
+from treetune.play.host import LocalHost, always
 from treetune.serve.errors import Misused, ServeError
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.door import HttpDoor
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
-from treetune.trace import decode_trace, encode_trace
 
 
 def run(coroutine):
@@ -43,7 +44,7 @@ def caller() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name.startswith("treetune.") and name != "treetune.threads":
+        if name.startswith("treetune.") and name != "treetune.system.threads":
             return name
         frame = frame.f_back
     return "?"
@@ -123,14 +124,16 @@ ROUTES = {
 @pytest.mark.parametrize("route", ROUTES)
 def test_only_the_episode_touches_an_environment(route):
     Watching.closed_by.clear()
-    assert set(run(ROUTES[route]())) == {"treetune.episode"}
-    assert set(_closed()) <= {"treetune.episode"}
+    assert set(run(ROUTES[route]())) == {"treetune.play.episode"}
+    assert set(_closed()) <= {"treetune.play.episode"}
 
 
 def _closed() -> list[str]:
     # A file is loaded as a module of its own, so its class is another than the one here.
     loaded = [
-        vars(module).get("Watching") for name, module in sys.modules.items() if name.startswith("treetune.files.")
+        vars(module).get("Watching")
+        for name, module in sys.modules.items()
+        if name.startswith("treetune.config.code_files.")
     ]
     return [name for cls in [Watching, *filter(None, loaded)] for name in cls.closed_by]
 
@@ -149,7 +152,7 @@ def test_only_the_episode_touches_an_environment_in_skyrl(monkeypatch):
     env.close()
     assert output["done"]
     told = [messages[0]["content"], output["observations"][0]["content"], *Watching.closed_by]
-    assert told == ["treetune.episode"] * 3
+    assert told == ["treetune.play.episode"] * 3
     sys.modules.pop("treetune.trainers.skyrl.environment", None)
 
 
@@ -163,7 +166,7 @@ def test_only_the_episode_touches_an_environment_in_verl(monkeypatch):
     played += _closed()
     assert scored["score"] == 1.0
     assert played
-    assert set(played) == {"treetune.episode"}
+    assert set(played) == {"treetune.play.episode"}
 
 
 def test_verl_refuses_an_episode_that_goes_on_instead_of_paying_for_its_first_step(monkeypatch):

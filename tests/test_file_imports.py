@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from named_code import load_file, load_object
 
-from treetune import files
+from treetune.config import code_files
+from treetune.data.rows import read_rows
 from treetune.errors import PluginError
-from treetune.rows import read_rows
 
 LATE = """
 from treetune import Task, Taskset
@@ -119,9 +119,9 @@ def test_a_class_of_a_package_beside_is_known_by_its_file(tmp_path):
         parts_other="WORD = 'w'",
     )
     cls = load_file(file).Part
-    assert files.source_of(cls) == tmp_path / "parts/deep.py"
+    assert code_files.source_of(cls) == tmp_path / "parts/deep.py"
     code = "import sys\nfrom named_code import load_object\nprint(load_object(sys.argv[1]).word)"
-    command = [sys.executable, "-c", code, f"{files.source_of(cls)}:Part"]
+    command = [sys.executable, "-c", code, f"{code_files.source_of(cls)}:Part"]
     assert run_beside_support(command).stdout == "w\n"
 
 
@@ -204,9 +204,9 @@ def test_errors_stand_on_the_line_of_the_source(tmp_path):
 def test_a_change_of_a_neighbour_of_a_neighbour_changes_the_hash(tmp_path):
     file = write(tmp_path, task="import one", one="from parts.deep import x", parts_init="",
                  parts_deep="from . import side\nx = 1", parts_side="y = 1")  # fmt: skip
-    before = files.hash_files([file])
+    before = code_files.hash_files([file])
     (tmp_path / "parts/side.py").write_text("y = 2")
-    assert files.hash_files([file]) != before
+    assert code_files.hash_files([file]) != before
 
 
 @pytest.mark.parametrize("num_proc", [1, 2])

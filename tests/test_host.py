@@ -9,14 +9,14 @@ import pytest
 from command_line import ROOT
 
 from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, Taskset, TasksetConfig
-from treetune.builtin.arithmetic import Arithmetic
-from treetune.episode import Limits
-from treetune.episode_book import Terms
 from treetune.errors import EmptyTasksetError, ResumeError, TasksetError, UsageError
-from treetune.host import LocalHost, always
-from treetune.policies import load_policy
-from treetune.reader import KEPT
-from treetune.streams import State
+from treetune.models import load_policy
+from treetune.play.episode import Limits
+from treetune.play.episode_table import Terms
+from treetune.play.host import LocalHost, always
+from treetune.play.reader import KEPT
+from treetune.play.streams import State
+from treetune.tasksets.arithmetic import Arithmetic
 
 
 class Letters(Taskset):

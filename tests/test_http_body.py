@@ -15,21 +15,21 @@ from endless_server import endless_server
 from model_endpoint import Ask, ask
 
 from treetune import Sampling, run_rollout
-from treetune.builtin.mcp.config import McpServer
-from treetune.builtin.mcp.session import McpSession
-from treetune.builtin.search import RetrieverError, ask_retriever
+from treetune.core.trace import Outcome
 from treetune.errors import NetworkError, TreetuneError
-from treetune.http_body import MOST_BYTES, MOST_TOGETHER, BodyTooLarge, read_blocking
-from treetune.judges.model import JudgeModel
-from treetune.judges.model import ask as ask_judge
-from treetune.judges.question import Question
-from treetune.policies import EndpointConfig
-from treetune.policies.openai import OpenAIPolicy
-from treetune.policies.preflight import check_endpoint
-from treetune.policies.vllm import find_server
+from treetune.models import EndpointConfig
+from treetune.models.openai import OpenAIPolicy
+from treetune.models.preflight import check_endpoint
+from treetune.models.vllm import find_server
+from treetune.scorers.judges.model import JudgeModel
+from treetune.scorers.judges.model import ask as ask_judge
+from treetune.scorers.judges.question import Question
 from treetune.serve import ServeError
 from treetune.serve.http.transport import HttpTransport
-from treetune.trace import Outcome
+from treetune.system.http_body import MOST_BYTES, MOST_TOGETHER, BodyTooLarge, read_blocking
+from treetune.tasksets.mcp.config import McpServer
+from treetune.tasksets.mcp.session import McpSession
+from treetune.tasksets.search import RetrieverError, ask_retriever
 
 TOO_MUCH = r"sent more than \d+ MB in one reply"
 
@@ -55,8 +55,8 @@ def test_many_endless_replies_together_stay_within_one_bound():
     program = """
         import asyncio, resource, sys
         from treetune import Task, Taskset, run_rollout
-        from treetune.policies import EndpointConfig
-        from treetune.policies.openai import OpenAIPolicy
+        from treetune.models import EndpointConfig
+        from treetune.models.openai import OpenAIPolicy
 
         class Ask(Taskset):
             def load_tasks(self): return [Task(prompt="?")]

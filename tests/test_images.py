@@ -10,8 +10,7 @@ import pytest
 from pictures import RED, png
 
 from treetune import Task, Taskset
-from treetune.errors import TasksetError, UsageError
-from treetune.images import (
+from treetune.chat.images import (
     MOST_BYTES,
     Header,
     check_image,
@@ -23,7 +22,8 @@ from treetune.images import (
     to_url,
     urls_in,
 )
-from treetune.tokens import NO_IMAGES, ChatTokens
+from treetune.chat.tokens import NO_IMAGES, ChatTokens
+from treetune.errors import TasksetError, UsageError
 
 
 def test_a_header_says_format_and_size_without_any_library():

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
+from treetune.core.from_config import describe
+from treetune.core.order import Interleave, Spread
+from treetune.core.taskset_config import ShuffleConfig
 from treetune.errors import ConfigError, TasksetError, UsageError
-from treetune.from_config import describe
-from treetune.order import Interleave, Spread
-from treetune.streams import Draw, Streams
-from treetune.taskset_config import ShuffleConfig
+from treetune.play.streams import Draw, Streams
 
 weights = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.order import locate
+from treetune.core.order import locate
 
 counts = st.integers(1, 3000)
 seeds = st.integers(-(2**70), 2**70)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treetune.errors import UsageError
-from treetune.pending import Draw, Pending, PendingDraws, check_lease
+from treetune.play.leases import Draw, Pending, PendingDraws, check_lease
 
 
 class Clock:

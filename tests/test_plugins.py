@@ -14,10 +14,10 @@ import pytest
 from named_code import load_object
 
 from treetune import ShuffleConfig, Task, Taskset, TasksetConfig, build_taskset, load_taskset
-from treetune.config import field_docs
+from treetune.config.code_files import with_imports
+from treetune.config.structs import field_docs
+from treetune.core.fingerprint import taskset_fingerprint
 from treetune.errors import ConfigError, PluginError, UsageError
-from treetune.files import with_imports
-from treetune.fingerprint import taskset_fingerprint
 
 TASKSET = """
 from treetune import Task, Taskset
@@ -107,7 +107,7 @@ def test_custom_cls_with_a_config_type_checks_its_keys(tmp_path):
 
 def test_open_keys_end_where_a_typed_config_is_inherited(tmp_path):
     (tmp_path / "sub.py").write_text(
-        "from treetune.builtin.arithmetic import Arithmetic\nclass Mine(Arithmetic): pass\n"
+        "from treetune.tasksets.arithmetic import Arithmetic\nclass Mine(Arithmetic): pass\n"
     )
     custom = {"path": str(tmp_path / "sub.py"), "name": "Mine"}
     assert build_taskset({"custom_cls": custom, "level": 3}).config.level == 3
@@ -202,7 +202,7 @@ def test_a_parser_that_another_thread_confuses_is_asked_again(tmp_path, monkeypa
 def test_keys_that_a_config_declares_as_files_or_code_are_found_beside_the_yaml(tmp_path, monkeypatch):
     (tmp_path / "words.py").write_text(
         "from treetune import Task, Taskset, TasksetConfig\n"
-        "from treetune.config import CodeName, FileName\n"
+        "from treetune.config.structs import CodeName, FileName\n"
         "class Config(TasksetConfig, frozen=True, kw_only=True):\n"
         "    lists: list[FileName] = []\n    keep: CodeName | None = None\n    plain: str = ''\n"
         "class Words(Taskset[Task, Config]):\n    def load_tasks(self): return [Task(prompt='a')]\n"

@@ -9,24 +9,13 @@ import warnings
 
 import pytest
 
-from treetune import (
-    Completion,
-    Environment,
-    InvalidAction,
-    Limits,
-    Outcome,
-    Score,
-    Step,
-    Task,
-    Taskset,
-    rollout,
-    run_rollout,
-)
+from treetune import Completion, Environment, InvalidAction, Limits, Outcome, Score, Step, Task, Taskset, run_rollout
+from treetune.core.policy import Usage
+from treetune.core.trace import Trace, decode_trace, encode_trace
 from treetune.errors import ContextFullError
-from treetune.policies import load_policy
-from treetune.policy import Usage
-from treetune.rollout import Rollout, score_together
-from treetune.trace import Trace, decode_trace, encode_trace
+from treetune.models import load_policy
+from treetune.play import rollout
+from treetune.play.rollout import Rollout, score_together
 
 
 class Script:

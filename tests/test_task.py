@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Outcome, Task, Trace, Turn
-from treetune.digest import canonical
-from treetune.trace import Failure
+from treetune.core.trace import Failure
+from treetune.system.digest import canonical
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(),

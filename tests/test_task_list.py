@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from treetune import ShuffleConfig, Task, Taskset, TasksetConfig, task_list
+from treetune import ShuffleConfig, Task, Taskset, TasksetConfig
+from treetune.core import task_list
 from treetune.errors import TasksetError
 
 

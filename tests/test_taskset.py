@@ -12,9 +12,9 @@ import warnings
 import pytest
 
 from treetune import Mixture, Score, ShuffleConfig, Task, Taskset, TasksetConfig, load_taskset, run_rollout
+from treetune.core.fingerprint import taskset_fingerprint
 from treetune.errors import EmptyTasksetError, EnvironmentFault, TasksetError, UsageError
-from treetune.fingerprint import taskset_fingerprint
-from treetune.policies import load_policy
+from treetune.models import load_policy
 
 SHUFFLED = TasksetConfig(shuffle=ShuffleConfig(seed=7))
 
@@ -221,8 +221,8 @@ def test_a_reward_is_a_number_not_text():
 
 
 def test_importing_a_taskset_is_light():
-    code = "import treetune.taskset, sys; print([m for m in ('asyncio', 'importlib.metadata') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+    code = "import treetune.core.taskset, sys; print({'asyncio', 'importlib.metadata'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_the_fingerprint_says_what_changed():

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout, threads
-from treetune.policies import load_policy
-from treetune.policies.local import LocalPolicy
-from treetune.policy import Completion, Request, Sampling
-from treetune.rollout import score_together
-from treetune.threads import call
+from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout
+from treetune.core.policy import Completion, Request, Sampling
+from treetune.models import load_policy
+from treetune.models.local import LocalPolicy
+from treetune.play.rollout import score_together
+from treetune.system import threads
+from treetune.system.threads import call
 
 
 class Stuck(Taskset):

@@ -15,8 +15,8 @@ import venvs
 from chat_templates import TEMPLATES, Letters, forgets_thoughts, plain, thinks_first, trims
 from hypothesis import given
 
+from treetune.chat.tokens import ChatTokens, Tokens
 from treetune.errors import PolicyError, UsageError
-from treetune.tokens import ChatTokens, Tokens
 
 
 @pytest.mark.parametrize("rewrites", ["split", "keep"])

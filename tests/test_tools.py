@@ -11,17 +11,17 @@ import msgspec
 import pytest
 
 from treetune import Environment, InvalidAction, Limits, Outcome, Score, Step, Task, Taskset, run_rollout, tool
-from treetune.environment import Observation
-from treetune.episode import Episode
+from treetune.config.plugins import tools as registry
+from treetune.core.environment import Observation
+from treetune.core.mixture import Mixture
+from treetune.core.policy import Completion, Request
+from treetune.core.taskset_config import TasksetConfig
+from treetune.core.tool import Tool, ToolSource, find_tools, message_of_action
+from treetune.core.tool_messages import MOST_CHARACTERS, read_calls, render
+from treetune.core.trace import Trace, decode_trace, encode_trace
 from treetune.errors import ToolError, UnknownNameError, UsageError
-from treetune.mixture import Mixture
-from treetune.plugins import tools as registry
-from treetune.policy import Completion, Request
-from treetune.taskset_config import TasksetConfig
-from treetune.tool_calls import MOST_AT_ONCE
-from treetune.tool_messages import MOST_CHARACTERS, read_calls, render
-from treetune.tools import Tool, ToolSource, find_tools, message_of_action
-from treetune.trace import Trace, decode_trace, encode_trace
+from treetune.play.episode import Episode
+from treetune.play.toolbox import MOST_AT_ONCE
 
 
 class Colour(enum.Enum):

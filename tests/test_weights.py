@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Environment, Step, Task, Taskset
+from treetune.core.policy import Completion
+from treetune.core.trace import Outcome
 from treetune.errors import PolicyError, UsageError
-from treetune.host import LocalHost, always
-from treetune.policy import Completion
-from treetune.rollout import run_rollout
-from treetune.sampled_groups import sample_groups
-from treetune.trace import Outcome
-from treetune.weights import Weights, WeightsBook
+from treetune.play.host import LocalHost, always
+from treetune.play.rollout import run_rollout
+from treetune.play.sampled_groups import sample_groups
+from treetune.play.weights import Weights, WeightsBook
 
 WORDS = ["one", "three", "eleven"]
 ANSWERS = [[*map(ord, word), 2] for word in WORDS]
@@ -142,7 +142,7 @@ def test_whatever_a_trainer_does_sequences_stay_whole(goes_on, seed):
 
 
 def test_a_server_that_aborts_every_call_is_told_of_and_not_asked_for_ever(monkeypatch):
-    monkeypatch.setattr("treetune.rollout._LONGEST_WAIT", 0.001)
+    monkeypatch.setattr("treetune.play.rollout._LONGEST_WAIT", 0.001)
 
     class Aborts(Model):
         async def complete(self, request):
@@ -177,7 +177,7 @@ def test_a_cancellation_in_an_abort_is_a_cancellation():
 
 
 def test_a_trainer_may_name_its_model_anew_at_every_step(monkeypatch):
-    monkeypatch.setattr("treetune.weights.MOST_MODELS", 3)
+    monkeypatch.setattr("treetune.play.weights.MOST_MODELS", 3)
 
     async def name():
         book = WeightsBook(Counter())

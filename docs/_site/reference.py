@@ -1,6 +1,7 @@
 """Reference pages, made from the code: what a command takes, what a config may hold, what is in a record.
 
-`<!-- made: fields treetune.trace:Trace -->` in a page is replaced by what `fields("treetune.trace:Trace")` gives.
+`<!-- made: fields treetune.core.trace:Trace -->` in a page is replaced by what
+`fields("treetune.core.trace:Trace")` gives.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 import typer.main
 
 from treetune.cli.app import OVERRIDABLE, VERBS, make_app
-from treetune.config import field_docs
+from treetune.config.structs import field_docs
 
 
 def commands() -> str:

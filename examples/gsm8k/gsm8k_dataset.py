@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from treetune import Task
-from treetune.rows import read_rows
-from treetune.validate import validate_dataset, write_tasks
+from treetune.data.rows import read_rows
+from treetune.data.validate import validate_dataset, write_tasks
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 

@@ -3,7 +3,7 @@ r"""Multiplication in several attempts: the number in \boxed{...}."""
 import re
 
 from treetune import Action, Environment, Step, Task
-from treetune.environment import Contract, Kind, Stored
+from treetune.core.environment import Contract, Kind, Stored
 
 BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from env import Multiply
 
 from treetune import Task, Taskset, TasksetConfig, register
-from treetune.validate import validate_dataset, write_tasks
+from treetune.data.validate import validate_dataset, write_tasks
 
 register(id="multiply", entry_point=f"{Path(__file__).resolve().parent}/env.py:Multiply")
 

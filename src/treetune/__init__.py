@@ -11,49 +11,49 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from treetune import catalog
-from treetune.builtin_tables import tables
+from treetune.config.builtin import tables
 
 if TYPE_CHECKING:
-    from treetune.environment import Action as Action
-    from treetune.environment import Environment as Environment
-    from treetune.environment import Observation as Observation
-    from treetune.environment import Rendered as Rendered
-    from treetune.environment import Step as Step
-    from treetune.environment import make as make
-    from treetune.environment import register as register
-    from treetune.episode import Limits as Limits
+    from treetune.chat.message import Message as Message
+    from treetune.core.environment import Action as Action
+    from treetune.core.environment import Environment as Environment
+    from treetune.core.environment import Observation as Observation
+    from treetune.core.environment import Rendered as Rendered
+    from treetune.core.environment import Step as Step
+    from treetune.core.environment import make as make
+    from treetune.core.environment import register as register
+    from treetune.core.from_config import build_taskset as build_taskset
+    from treetune.core.mixture import Mixture as Mixture
+    from treetune.core.mixture import Union as Union
+    from treetune.core.policy import Completion as Completion
+    from treetune.core.policy import Policy as Policy
+    from treetune.core.policy import Request as Request
+    from treetune.core.policy import Sampling as Sampling
+    from treetune.core.score import UNCHECKED as UNCHECKED
+    from treetune.core.score import VALID as VALID
+    from treetune.core.score import Score as Score
+    from treetune.core.score import Verdict as Verdict
+    from treetune.core.score import invalid as invalid
+    from treetune.core.task import Task as Task
+    from treetune.core.taskset import Taskset as Taskset
+    from treetune.core.taskset_config import ShuffleConfig as ShuffleConfig
+    from treetune.core.taskset_config import TasksetConfig as TasksetConfig
+    from treetune.core.tool import Tool as Tool
+    from treetune.core.tool import tool as tool
+    from treetune.core.trace import Outcome as Outcome
+    from treetune.core.trace import Trace as Trace
+    from treetune.core.trace import Turn as Turn
     from treetune.errors import InvalidAction as InvalidAction
     from treetune.errors import ToolError as ToolError
     from treetune.errors import TreetuneError as TreetuneError
-    from treetune.evaluation.call import evaluate as evaluate
-    from treetune.evaluation.call import evaluate_async as evaluate_async
+    from treetune.evaluation.api import evaluate as evaluate
+    from treetune.evaluation.api import evaluate_async as evaluate_async
     from treetune.evaluation.compare import compare as compare
-    from treetune.from_config import build_taskset as build_taskset
-    from treetune.message import Message as Message
-    from treetune.mixture import Mixture as Mixture
-    from treetune.mixture import Union as Union
-    from treetune.policy import Completion as Completion
-    from treetune.policy import Policy as Policy
-    from treetune.policy import Request as Request
-    from treetune.policy import Sampling as Sampling
-    from treetune.rollout import run_rollout as run_rollout
-    from treetune.runs.places import open_run as open_run
+    from treetune.play.episode import Limits as Limits
+    from treetune.play.rollout import run_rollout as run_rollout
+    from treetune.runs.discovery import open_run as open_run
     from treetune.runs.run import Run as Run
-    from treetune.score import UNCHECKED as UNCHECKED
-    from treetune.score import VALID as VALID
-    from treetune.score import Score as Score
-    from treetune.score import Verdict as Verdict
-    from treetune.score import invalid as invalid
-    from treetune.target import load_taskset as load_taskset
-    from treetune.task import Task as Task
-    from treetune.taskset import Taskset as Taskset
-    from treetune.taskset_config import ShuffleConfig as ShuffleConfig
-    from treetune.taskset_config import TasksetConfig as TasksetConfig
-    from treetune.tools import Tool as Tool
-    from treetune.tools import tool as tool
-    from treetune.trace import Outcome as Outcome
-    from treetune.trace import Trace as Trace
-    from treetune.trace import Turn as Turn
+    from treetune.tasksets.target import load_taskset as load_taskset
 
     __version__: str
 
@@ -62,25 +62,25 @@ tables.update({name: table for name, table in vars(catalog).items() if name.isup
 _HOMES = {
     name: module
     for module, names in {
-        "environment": "Action Environment Observation Rendered Step make register",
-        "episode": "Limits",
+        "core.environment": "Action Environment Observation Rendered Step make register",
+        "play.episode": "Limits",
         "errors": "InvalidAction ToolError TreetuneError",
-        "evaluation.call": "evaluate evaluate_async",
+        "evaluation.api": "evaluate evaluate_async",
         "evaluation.compare": "compare",
-        "mixture": "Mixture Union",
-        "policy": "Completion Policy Request Sampling",
-        "rollout": "run_rollout",
-        "runs.places": "open_run",
+        "core.mixture": "Mixture Union",
+        "core.policy": "Completion Policy Request Sampling",
+        "play.rollout": "run_rollout",
+        "runs.discovery": "open_run",
         "runs.run": "Run",
-        "score": "UNCHECKED VALID Score Verdict invalid",
-        "from_config": "build_taskset",
-        "target": "load_taskset",
-        "message": "Message",
-        "task": "Task",
-        "taskset": "Taskset",
-        "taskset_config": "ShuffleConfig TasksetConfig",
-        "tools": "Tool tool",
-        "trace": "Outcome Trace Turn",
+        "core.score": "UNCHECKED VALID Score Verdict invalid",
+        "core.from_config": "build_taskset",
+        "tasksets.target": "load_taskset",
+        "chat.message": "Message",
+        "core.task": "Task",
+        "core.taskset": "Taskset",
+        "core.taskset_config": "ShuffleConfig TasksetConfig",
+        "core.tool": "Tool tool",
+        "core.trace": "Outcome Trace Turn",
     }.items()
     for name in names.split()
 }
@@ -89,7 +89,7 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from treetune.version import read_version
+        from treetune.system.package import read_version
 
         return read_version()
     if name not in _HOMES:

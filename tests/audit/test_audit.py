@@ -15,13 +15,13 @@ from treetune.audit.answers import AnswerFormat
 from treetune.audit.chance import least_share
 from treetune.audit.near_duplicates import find_pairs
 from treetune.audit.repeat import AGAIN_RULES
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.data.validate.rules import Severity
 from treetune.errors import UnknownNameError
-from treetune.host import LocalHost, always
-from treetune.policies.scripted import Echo
+from treetune.models.scripted import Echo
+from treetune.play.host import LocalHost, always
 from treetune.scorers import exact, number
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.validate.rules import Severity
 
 ERROR, WARNING, NOTE = Severity
 

@@ -19,7 +19,7 @@ from treetune.serve.http import HttpConfig
 from treetune.serve.http.door import HttpDoor
 from treetune.serve.server import EnvServer
 from treetune.serve.zmq.door import ZmqDoor
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 
 PLANTED = """
 from planted_tasks import *

@@ -6,8 +6,8 @@ import pytest
 from test_audit import audit
 
 from treetune import build_taskset
+from treetune.data.validate.rules import Severity
 from treetune.sandbox import probe
-from treetune.validate.rules import Severity
 
 pytestmark = [
     pytest.mark.skipif(not probe().available, reason=str(probe())),

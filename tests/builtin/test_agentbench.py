@@ -7,9 +7,9 @@ import json
 import pytest
 
 from treetune import load_taskset
-from treetune.builtin.shell.taskset import OSInteraction
+from treetune.data.rows.scorer import describe_taskset, taskset_of
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
-from treetune.rows.scorer import describe_taskset, taskset_of
+from treetune.tasksets.shell.taskset import OSInteraction
 
 
 @pytest.fixture

@@ -12,14 +12,15 @@ from episodes import rewards, task_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune import Task, answers
-from treetune.builtin.alphabet_sort import AlphabetSortTask
-from treetune.builtin.arithmetic import Arithmetic
-from treetune.builtin.reverse_text import ReverseText
-from treetune.builtin.wikispeedia import LinkGraph, WikispeediaTask
+from treetune import Task
+from treetune.core.score import judge
 from treetune.sandbox import probe
-from treetune.score import judge
 from treetune.scorers import rule
+from treetune.scorers.reading import answers
+from treetune.tasksets.alphabet_sort import AlphabetSortTask
+from treetune.tasksets.arithmetic import Arithmetic
+from treetune.tasksets.reverse_text import ReverseText
+from treetune.tasksets.wikispeedia import LinkGraph, WikispeediaTask
 
 Row = tuple[str, Any, str | list[str], str]
 """The environment or taskset, the ground truth, the reply or one a turn, and why it earns nothing or 1."""
@@ -311,7 +312,7 @@ def earn(name: str, truth: Any, reply: str | list[str], pets: Path) -> float:
         taskset: Any = Arithmetic() if name == "arithmetic" else ReverseText()
         return asyncio.run(judge(taskset, task, replies[0])).reward
     if name == "reasoning-gym":
-        reasoning_gym = pytest.importorskip("treetune.builtin.reasoning_gym")
+        reasoning_gym = pytest.importorskip("treetune.tasksets.reasoning_gym")
         pytest.importorskip("reasoning_gym")
         taskset = reasoning_gym.ReasoningGym()
         task = taskset[0]

@@ -16,18 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Action, Outcome, Task, Taskset, make, run_rollout
-from treetune.builtin.code import lcb
-from treetune.builtin.code.lcb import CodingProblem, find_stub, read_reports, same_lines, same_value
-from treetune.builtin.search import find_tool
-from treetune.datasets.declared import load_task
-from treetune.environment import contract_of
+from treetune.core.environment import contract_of
+from treetune.core.policy import Completion
+from treetune.data.datasets.task_lists import load_task
+from treetune.data.rows import read_tasks
+from treetune.data.validate import write_tasks
 from treetune.errors import EnvironmentFault, TasksetError
 from treetune.evaluation import refuse_unservable
-from treetune.policies.scripted import Replay
-from treetune.policy import Completion
-from treetune.rows import read_tasks
+from treetune.models.scripted import Replay
 from treetune.sandbox import Capability, SandboxUnavailable, probe
-from treetune.validate import write_tasks
+from treetune.tasksets.code import lcb
+from treetune.tasksets.code.lcb import CodingProblem, find_stub, read_reports, same_lines, same_value
+from treetune.tasksets.search import find_tool
 
 SQUARES = [{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}, {"input": "0", "output": "0"}]
 STUB = "Write a function that returns the square of a number.\n\n```python\ndef square(n):\n    # YOUR CODE HERE\n```"
@@ -549,7 +549,7 @@ class TestSearchCode:
             assert step.observation.messages() == []
 
     def test_a_program_without_end_is_stopped(self, ask, monkeypatch):
-        monkeypatch.setattr("treetune.builtin.search.SECONDS", 0.5)
+        monkeypatch.setattr("treetune.tasksets.search.SECONDS", 0.5)
         (step,) = play(ask(), "<tool><python>while True: pass</python></tool>")
         assert shown(step) == "Error executing Python code: Execution timed out after 0.5 seconds."
 

@@ -25,19 +25,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
-from treetune.answers import tagged
-from treetune.builtin import math_verifier, sql_worker, text2sql
-from treetune.builtin.alphabet_sort import AlphabetSort, AlphabetSortConfig, AlphabetSortEnvironment
-from treetune.builtin.search import Index, load_index
-from treetune.environment import Contract, contract_of
-from treetune.episode import Episode
+from treetune.config.plugins import environments
+from treetune.config.trust import USER
+from treetune.core.environment import Contract, contract_of
+from treetune.core.policy import Request
 from treetune.errors import EnvironmentFault, MissingExtraError
-from treetune.plugins import environments
-from treetune.policy import Request
+from treetune.play.episode import Episode
 from treetune.sandbox import probe
-from treetune.threads import call
-from treetune.trust import USER
-from treetune.worker_process import Workers
+from treetune.scorers.reading.answers import tagged
+from treetune.system.threads import call
+from treetune.system.worker_process import Workers
+from treetune.tasksets import math_verifier, sql_worker, text2sql
+from treetune.tasksets.alphabet_sort import AlphabetSort, AlphabetSortConfig, AlphabetSortEnvironment
+from treetune.tasksets.search import Index, load_index
 
 TRUTHS = {"gsm8k": "5", "gsm8k_multi_turn": "5", "aime": "204", "search": ["Paris"], "text2sql": "SELECT 1"}
 
@@ -297,8 +297,8 @@ class TestText2Sql:
         assert "Error" not in shown(play(ask(), f"<sql>{sql}</sql>")[0])
 
     def test_a_query_without_end_is_stopped(self, ask, monkeypatch):
-        monkeypatch.setattr("treetune.builtin.text2sql.TRY_SECONDS", 0.3)
-        monkeypatch.setattr("treetune.builtin.text2sql.JUDGE_SECONDS", 0.3)
+        monkeypatch.setattr("treetune.tasksets.text2sql.TRY_SECONDS", 0.3)
+        monkeypatch.setattr("treetune.tasksets.text2sql.JUDGE_SECONDS", 0.3)
         endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
         began = time.monotonic()
         first, second = play(ask(), f"<sql>{endless}</sql>", f"<think>t</think><solution>{endless}</solution>")
@@ -313,8 +313,8 @@ class TestText2Sql:
     )
 
     def test_a_query_that_cannot_be_interrupted_is_killed_and_others_go_on(self, ask, monkeypatch):
-        monkeypatch.setattr("treetune.builtin.text2sql.TRY_SECONDS", 0.2)
-        monkeypatch.setattr("treetune.builtin.text2sql.JUDGE_SECONDS", 0.2)
+        monkeypatch.setattr("treetune.tasksets.text2sql.TRY_SECONDS", 0.2)
+        monkeypatch.setattr("treetune.tasksets.text2sql.JUDGE_SECONDS", 0.2)
         first, second, third = play(
             ask(),
             f"<sql>{self.UNINTERRUPTIBLE}</sql>",
@@ -326,7 +326,7 @@ class TestText2Sql:
         assert (third.reward, third.info["metrics"]["sql_errors"]) == (0.0, 1)
 
     def test_a_ground_truth_that_cannot_be_interrupted_is_a_fault(self, ask, monkeypatch):
-        monkeypatch.setattr("treetune.builtin.text2sql.JUDGE_SECONDS", 0.2)
+        monkeypatch.setattr("treetune.tasksets.text2sql.JUDGE_SECONDS", 0.2)
         with pytest.raises(EnvironmentFault, match="the ground truth does not run"):
             play(ask(self.UNINTERRUPTIBLE), "<think>t</think><solution>SELECT 1</solution>")
 
@@ -346,7 +346,7 @@ class TestText2Sql:
             "task = Task(prompt='?', env_class='text2sql', reward_spec={'ground_truth': 'SELECT 1'},"
             " extra_info={'db_path': sys.argv[1]})\n"
             "environment = make('text2sql', task)\n"
-            "from treetune.builtin.text2sql import _workers\n"
+            "from treetune.tasksets.text2sql import _workers\n"
             f"print(*(one.pid for many in _workers.idle.values() for one in many), flush=True)\n{end}\n"
         )
         ran = subprocess.run([sys.executable, "-c", code, database], capture_output=True, text=True)
@@ -580,7 +580,7 @@ class TestRetriever:
         assert (last.reward, last.info["metrics"]["search_failures"]) == (1.0, 1)
 
     def test_a_server_that_is_not_there_or_never_answers_costs_little_time(self, monkeypatch):
-        monkeypatch.setattr("treetune.builtin.search.TIMEOUT", 0.2)
+        monkeypatch.setattr("treetune.tasksets.search.TIMEOUT", 0.2)
 
         async def handler(request: web.Request) -> web.Response:
             await asyncio.sleep(3)
@@ -802,7 +802,7 @@ class TestMathVerify:
 
     def test_an_expression_without_end_is_given_up_and_others_go_on(self, monkeypatch):
         pytest.importorskip("math_verify")
-        monkeypatch.setattr("treetune.builtin.math_verifier.SECONDS", 1.0)
+        monkeypatch.setattr("treetune.tasksets.math_verifier.SECONDS", 1.0)
         endless = "9^{9^{9^9}}"
 
         async def together() -> list[float]:

@@ -13,16 +13,16 @@ import pytest
 from fake_docker import FakeDocker
 
 from treetune import Action, Completion, build_taskset, make
-from treetune.builtin.harbor.dockerfile import Recipe, Refused, pack
-from treetune.builtin.harbor.folder import HarborFolder
-from treetune.builtin.shell import list_blocks
+from treetune.core.score import Validity
+from treetune.core.trace import Outcome
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError, UnknownNameError
 from treetune.evaluation import refuse_unservable
-from treetune.rollout import run_rollout
+from treetune.play.rollout import run_rollout
 from treetune.sandbox import Capability, probe
-from treetune.score import Validity
-from treetune.target import load_taskset
-from treetune.trace import Outcome
+from treetune.tasksets.harbor.dockerfile import Recipe, Refused, pack
+from treetune.tasksets.harbor.folder import HarborFolder
+from treetune.tasksets.shell import list_blocks
+from treetune.tasksets.target import load_taskset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*stands in for the tasks' images")
 sandboxed = pytest.mark.skipif(not probe().available, reason=str(probe()))

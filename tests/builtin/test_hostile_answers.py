@@ -18,11 +18,11 @@ import pytest
 from test_harbor import write_task
 
 from treetune import Completion, Limits, Outcome, Task, build_taskset, run_rollout
-from treetune.by_environment import ByEnvironment
+from treetune.core.env_taskset import ByEnvironment
+from treetune.core.taskset import Taskset
 from treetune.errors import MissingExtraError
-from treetune.policies.scripted import Replay
+from treetune.models.scripted import Replay
 from treetune.sandbox import probe
-from treetune.taskset import Taskset
 
 DEEP = 100_000
 LONG = 10_000_000 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 1_000_000

@@ -9,10 +9,10 @@ from ifeval_cases import ANSWERS, INSTRUCTIONS, cases
 from venvs import IFEVAL, run, venv
 
 from treetune import Task
-from treetune.builtin.ifeval import instructions
-from treetune.builtin.ifeval.instructions import count_capital_words, count_sentences, find_problem, follows
 from treetune.errors import TasksetError
 from treetune.scorers import ifeval
+from treetune.tasksets.ifeval import instructions
+from treetune.tasksets.ifeval.instructions import count_capital_words, count_sentences, find_problem, follows
 
 LANGUAGE = ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
 

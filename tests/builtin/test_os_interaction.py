@@ -8,12 +8,12 @@ import json
 import pytest
 
 from treetune import Action
-from treetune.builtin.shell.environment import Move, OSInteractionEnvironment, parse
-from treetune.builtin.shell.sample import matches
-from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import ConfigError, EnvironmentFault
 from treetune.sandbox import probe
 from treetune.sandbox.machines import _pools
+from treetune.tasksets.shell.environment import Move, OSInteractionEnvironment, parse
+from treetune.tasksets.shell.sample import matches
+from treetune.tasksets.shell.taskset import OSInteraction, OSInteractionConfig
 
 COUNT = {"check": [None, {"language": "python", "file": "check/integer-match.py"}], "example": "ls /data | wc -l"}
 

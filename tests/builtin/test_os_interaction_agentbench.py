@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from treetune import Action
-from treetune.builtin.shell.environment import OSInteractionEnvironment
-from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import TreetuneError
 from treetune.sandbox import probe
 from treetune.sandbox.machines import _pools
+from treetune.tasksets.shell.environment import OSInteractionEnvironment
+from treetune.tasksets.shell.taskset import OSInteraction, OSInteractionConfig
 
 pytestmark = pytest.mark.slow
 SHARED = Path(os.environ.get("TREETUNE_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from treetune import build_taskset
-from treetune.builtin.reasoning_gym import is_plain_expression
 from treetune.errors import ConfigError, UnknownNameError
+from treetune.tasksets.reasoning_gym import is_plain_expression
 
 pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treetune import Action, build_taskset, make
-from treetune.builtin.textarena.taskset import BRACKETS
 from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, TasksetError, UnknownNameError, UsageError
+from treetune.tasksets.textarena.taskset import BRACKETS
 
 pytest.importorskip("textarena", reason="the extra textarena is not installed")
 
@@ -70,7 +70,7 @@ def test_an_episode_depends_on_seed_and_index_alone(indices, seed):
 
 
 def test_random_access_equals_iteration_and_nothing_else_is_built(monkeypatch):
-    from treetune.builtin.textarena import taskset as module
+    from treetune.tasksets.textarena import taskset as module
 
     built = []
     environment = module.TextArenaEnvironment
@@ -177,7 +177,7 @@ def test_episodes_side_by_side_do_not_see_each_other():
 
 
 def test_a_game_that_hangs_is_told_to_the_others(monkeypatch):
-    from treetune.builtin import textarena as textarena_game
+    from treetune.tasksets import textarena as textarena_game
 
     task = taskset()[0]
     monkeypatch.setattr(textarena_game, "WAIT_SECONDS", 0.05)

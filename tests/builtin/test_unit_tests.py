@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from treetune import Task
-from treetune.builtin.code import unit_tests
-from treetune.builtin.code.unit_tests import complete_code, run_tests
 from treetune.sandbox import probe
 from treetune.scorers import tests as by_tests
+from treetune.tasksets.code import unit_tests
+from treetune.tasksets.code.unit_tests import complete_code, run_tests
 
 TESTS = ["assert add(2, 3) == 5", "assert add(1, 1) == 2"]
 

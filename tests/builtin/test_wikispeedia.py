@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Action, build_taskset, make
-from treetune.builtin.wikispeedia import LinkGraph
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError
+from treetune.tasksets.wikispeedia import LinkGraph
 
 GRAPH = ROOT / "examples" / "wikispeedia" / "links.tsv"
 

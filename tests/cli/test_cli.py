@@ -15,7 +15,7 @@ from pathlib import Path
 import command_line
 import pytest
 
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 
 HEAVY = ("torch", "transformers", "datasets", "ray", "pyarrow", "pandas")
 

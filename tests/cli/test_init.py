@@ -22,7 +22,7 @@ from named_code import load_object
 import treetune as treetune_package
 from treetune import Action, Task, load_taskset
 from treetune.cli.init import ABOUT
-from treetune.rows import read_rows, read_tasks
+from treetune.data.rows import read_rows, read_tasks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -322,7 +322,7 @@ def test_the_gsm8k_example_rewards_the_answers_of_the_source(script, gsm8k, tmp_
     assert script(EXAMPLES / "gsm8k/gsm8k_dataset.py", "--output_dir", "out", *arguments).code == 0
     for task in read_tasks(tmp_path / "out/validation.parquet"):
         answer = task.extra_info["answer"].replace(",", "")
-        assert played("treetune.builtin.gsm8k:Gsm8kEnvironment", task, answer) == [1.0]
+        assert played("treetune.tasksets.gsm8k:Gsm8kEnvironment", task, answer) == [1.0]
 
 
 def test_the_gsm8k_example_reads_the_hub_by_default(tmp_path):

@@ -16,7 +16,7 @@ from kinds import KINDS, TARGETS, write_targets
 from serve_process import serve
 
 from treetune.cli.listing import TRAINERS, TargetKind, TaskKind, as_text, cells
-from treetune.rows.reading import read_rows
+from treetune.data.rows.reading import read_rows
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
@@ -24,7 +24,7 @@ from treetune.serve.http.door import HttpDoor
 from treetune.serve.server import EnvServer
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 
 VERBS = {
     "show",

@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from treetune import Task
+from treetune.data.rows import read_tasks, scorer
+from treetune.data.rows.reading import read_rows
+from treetune.data.validate import write_tasks
 from treetune.errors import TasksetError, UsageError
-from treetune.rows import read_tasks, scorer
-from treetune.rows.reading import read_rows
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.verl import compute_score
-from treetune.validate import write_tasks
 
 DOUBLES = """
 from treetune import Task, Taskset
@@ -233,7 +233,7 @@ def test_a_file_that_rows_name_as_their_environment_is_not_kept_on_the_way(folde
 def test_an_importable_class_is_named_by_its_module(treetune, folder):
     (row, *_) = built(treetune, "reverse-text", "-n", "2")
     assert json.loads(row["extra_info"]["scorer"])["custom_cls"] == {
-        "path": "pkg://treetune.builtin.reverse_text",
+        "path": "pkg://treetune.tasksets.reverse_text",
         "name": "ReverseText",
     }
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from named_code import load_object
 
+from treetune.data.rows import cache as cache_module
+from treetune.data.rows.cache import Cache, EntryState, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
+from treetune.data.rows.sources import LoadingParams
 from treetune.errors import TreetuneError
-from treetune.rows import cache as cache_module
-from treetune.rows.cache import Cache, EntryState, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
-from treetune.rows.sources import LoadingParams
 
 KEY = "0123456789abcdef0123_" + "a" * 20
 OTHER = "0123456789abcdef0123_" + "b" * 20
@@ -27,7 +27,7 @@ ROWS = b"PAR1" + b"rows" * 100 + b"PAR1"
 PREAMBLE = f"""
 import json, os, sys, time
 from pathlib import Path
-from treetune.rows.cache import Cache, Sidecar
+from treetune.data.rows.cache import Cache, Sidecar
 cache, key = Cache(Path(sys.argv[1])), {KEY!r}
 def sidecar(): return Sidecar(config={{}}, source="s", rows=3, fingerprint="f")
 """
@@ -253,9 +253,9 @@ def test_a_hit_imports_nothing_heavy(built, tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from treetune.rows.cache import Cache, config_hash, impl_hash
-from treetune.rows.cache import content_hash
-from treetune.rows.sources import LoadingParams
+from treetune.data.rows.cache import Cache, config_hash, impl_hash
+from treetune.data.rows.cache import content_hash
+from treetune.data.rows.sources import LoadingParams
 impl_hash(Cache, object, [], 1)
 sources = LoadingParams(args=["json"], kwargs={{"data_files": sys.argv[2]}}).local_sources()
 config_hash({{"a": 1}}, {{"0": content_hash(sources[0], None)}})
@@ -353,8 +353,8 @@ def test_a_base_after_the_taskset_in_the_order_of_bases_counts_too(tmp_path):
 
 
 def test_treetunes_own_files_count_by_the_builders_version_alone():
-    from treetune.builtin.arithmetic import Arithmetic
-    from treetune.taskset import Taskset
+    from treetune.core.taskset import Taskset
+    from treetune.tasksets.arithmetic import Arithmetic
 
     assert impl_hash(Arithmetic, Taskset, [], 1) == impl_hash(Stop, Stop, [], 1)
 
@@ -393,8 +393,8 @@ def test_two_processes_agree_on_every_hash(tmp_path):
 import sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[2], str(Path(sys.argv[2]).parent / 'support')]
-from treetune.rows.cache import config_hash, impl_hash
-from treetune.rows.cache import content_hash
+from treetune.data.rows.cache import config_hash, impl_hash
+from treetune.data.rows.cache import content_hash
 from named_code import load_object
 from test_cache import Stop
 here = Path(sys.argv[1])

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.datasets.choices import Choices
-from treetune.datasets.config import ChoicesConfig
+from treetune.core.from_config import build_taskset
+from treetune.data.datasets.choices import Choices
+from treetune.data.datasets.config import ChoicesConfig
 from treetune.errors import ConfigError
-from treetune.from_config import build_taskset
 
 PAIR = ["yes", "no"]
 

@@ -10,13 +10,13 @@ import yaml
 from omegaconf import OmegaConf
 
 import datasets
-from treetune.datasets.declared import load_tasks, read_declared
+from treetune.config.overrides import with_overrides
+from treetune.core.from_config import build_taskset
+from treetune.data.datasets.task_lists import load_tasks, read_declared
+from treetune.data.rows import read_tasks
+from treetune.data.rows.arrow_values import drop_nulls, find_clashes
 from treetune.errors import ConfigError, TasksetError, UsageError
-from treetune.from_config import build_taskset
-from treetune.overrides import with_overrides
-from treetune.rows import read_tasks
-from treetune.rows.arrow_values import drop_nulls, find_clashes
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.verl import (
     OURS,
     compute_score,

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from treetune import hub
-from treetune.datasets.declared import load_task, load_tasks
+from treetune.data.datasets.task_lists import load_task, load_tasks
+from treetune.data.rows import read_tasks
 from treetune.errors import (
     ConfigError,
     EmptyTasksetError,
@@ -26,7 +26,7 @@ from treetune.errors import (
     TreetuneError,
     UsageError,
 )
-from treetune.rows import read_tasks
+from treetune.system import hub
 
 ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": n} for n in range(4)]
 
@@ -428,7 +428,7 @@ def test_prompts_that_do_not_show_the_options_are_told(rows, keys, hidden):
 
 
 def test_rows_that_no_answer_solves_are_told_when_they_are_built(rows, monkeypatch):
-    monkeypatch.setattr("treetune.datasets.build.LOOKED_AT", 3)
+    monkeypatch.setattr("treetune.data.datasets.build.LOOKED_AT", 3)
     cases = [[{"in": "5", "output": "25"}], [{"input": "5", "output": "25"}]]
     given = [{"question": "Square it.", "cases": cases[number % 2]} for number in range(6)]
     said = "2 rows among the first 3 that no answer solves; row 0: the ground truth has no input and output in case 1"

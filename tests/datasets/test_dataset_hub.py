@@ -11,7 +11,7 @@ import sys
 import pyarrow.parquet as pq
 from hub import Hub, make_gsm8k
 
-from treetune.datasets.taskset import DatasetTaskset
+from treetune.data.datasets.taskset import DatasetTaskset
 
 BUILD = """
 import json, sys

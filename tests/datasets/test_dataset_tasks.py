@@ -20,10 +20,10 @@ from omegaconf import OmegaConf
 from pass_rates import write_rates
 
 from treetune import Task, load_taskset
-from treetune.datasets.build import build
-from treetune.datasets.declared import load_task
+from treetune.data.datasets.build import build
+from treetune.data.datasets.task_lists import load_task
+from treetune.data.rows.formats import FORMATS
 from treetune.errors import ConfigError, EmptyTasksetError, TasksetError, TreetuneError, UsageError
-from treetune.rows.formats import FORMATS
 from treetune_verl.tasks import Task as DatasetTask
 from treetune_verl.tasks import get_dataset_paths, resolve_tasks_into_config
 
@@ -34,7 +34,10 @@ ROWS = [
 ]
 
 
-LOAD = "import json, sys; from treetune.datasets.declared import load_task; task = load_task(json.loads(sys.argv[1]))"
+LOAD = (
+    "import json, sys; from treetune.data.datasets.task_lists import load_task; "
+    "task = load_task(json.loads(sys.argv[1]))"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -418,7 +421,7 @@ def test_what_is_built_is_a_taskset_with_the_same_uids(source):
 )
 def test_columns_and_rows_give_the_same_table(pairs, system_prompt, env_class):
     """The fast way, the row-by-row way, and `Task` itself agree, byte for byte."""
-    from treetune.datasets.row_builder import RowBuilder
+    from treetune.data.datasets.row_builder import RowBuilder
 
     class ByRow(DatasetTask):
         def _make_map_fn(self):
@@ -522,7 +525,7 @@ def test_text_beside_lists_as_ground_truth_is_refused(source):
             prompt = [{"role": "user", "content": "x"}]
             return lambda row, index: {"prompt": prompt, "reward_model": {"ground_truth": row["t"]}}
 
-    from treetune.datasets.row_builder import RowBuilder
+    from treetune.data.datasets.row_builder import RowBuilder
 
     builder = RowBuilder(Mixed(node), {"q": pa.string(), "t": pa.string()}, made=False)
     with pytest.raises(TasksetError, match=r"several types.*\('x' in row 5, \['y'\] in row 7\)"):
@@ -544,7 +547,7 @@ def test_ground_truths_of_another_type_in_a_later_batch_name_the_row(source, tmp
     (tmp_path / "odd.py").write_text(
         SAME.format("{**make(row, index), 'reward_model': {'ground_truth': 'x' if index < 4 else ['y']}}")
     )
-    monkeypatch.setattr("treetune.datasets.build.ROWS", 2)
+    monkeypatch.setattr("treetune.data.datasets.build.ROWS", 2)
     node = source([{"q": str(number)} for number in range(6)], custom_cls={"path": str(tmp_path / "odd.py")})
     with pytest.raises(TasksetError, match=r"several types.*\(\['y'\] in row 4\)"):
         rows_of(node, prompt_template="{q}")
@@ -636,7 +639,7 @@ def test_skyrl_rows_hold_the_ground_truth_as_the_environment_reads_it(source, tm
     (path,) = treetune("build", "t.yaml", "--format", "skyrl", "--json").json["train_files"]
     row = pq.read_table(path).to_pylist()[0]
     assert (row["env_class"], row["reward_spec"]["ground_truth"]) == ("search", {"target": ["Paris", "paris"]})
-    from treetune.rows import read_tasks
+    from treetune.data.rows import read_tasks
 
     (task, _) = read_tasks([path])
     assert task.ground_truth == ["Paris", "paris"]
@@ -742,7 +745,7 @@ def test_a_hit_loads_neither_datasets_nor_pyarrow(source):
         "import json, sys; from treetune_verl.tasks import Task; "
         "print(Task(json.loads(sys.argv[1])).get_parquet_path()); "
         "heavy = {'datasets', 'pyarrow', 'omegaconf', 'asyncio', 'rich'}; "
-        "heavy |= {'treetune.target', 'treetune.rows.reading'}; "
+        "heavy |= {'treetune.tasksets.target', 'treetune.data.rows.reading'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, json.dumps(node)], capture_output=True, text=True, check=True)
@@ -947,7 +950,7 @@ def test_text_and_parts_in_prompts_become_one_type(source):
     node = source([{"messages": parts}], prompt_format="chat_messages", system_prompt="be kind")
     (row,) = rows_of(node)
     assert row["prompt"][0] == {"role": "system", "content": [{"type": "text", "text": "be kind"}]}
-    from treetune.rows.parquet import messages_column
+    from treetune.data.rows.parquet import messages_column
 
     assert messages_column([parts, text]).to_pylist()[1][0]["content"] == [{"type": "text", "text": "hello"}]
 

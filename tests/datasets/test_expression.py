@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.datasets.selection import Filter
+from treetune.data.datasets.selection import Filter
 from treetune.errors import ConfigError
 
 ROW = {

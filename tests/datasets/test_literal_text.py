@@ -10,7 +10,7 @@ import pytest
 
 from treetune import load_taskset
 from treetune.errors import ConfigError
-from treetune.target import read_target
+from treetune.tasksets.target import read_target
 from treetune.trainers.skyrl.gym import _make_config as make_config
 from treetune.trainers.skyrl.tasks import resolve_tasks_into_config as resolve_for_skyrl
 from treetune.trainers.verifiers import export_package, packing
@@ -113,7 +113,9 @@ def test_rows_that_a_class_scores_know_its_text_in_another_process(treetune, tre
 
 def test_a_ready_set_in_a_taskset_is_resolved_once(folder, monkeypatch):
     Path("mix.yaml").write_text("taskset: {id: mixture, sources: [{id: prices, split: train, weight: 2}]}\n")
-    monkeypatch.setattr("treetune.plugins.ready.find", lambda name: Path("tasks.yaml") if name == "prices" else None)
+    monkeypatch.setattr(
+        "treetune.config.plugins.ready_sets.find", lambda name: Path("tasks.yaml") if name == "prices" else None
+    )
     assert said(load_taskset("mix.yaml").at(0).prompt) == FIRST
     Path("lone.yaml").write_text("taskset: prices\n")
     assert load_taskset("lone.yaml", {"taskset.max_rows": "2"}).count() == 2

@@ -13,12 +13,12 @@ import yaml
 from generated_tables import Table, is_same, write_tables
 
 from treetune import Task
-from treetune.datasets.declared import load_task
-from treetune.rows import read_tasks
-from treetune.rows.arrow_values import drop_nulls
-from treetune.rows.formats import FORMATS
-from treetune.rows.sources import find
-from treetune.validate.files import read_batches
+from treetune.data.datasets.task_lists import load_task
+from treetune.data.rows import read_tasks
+from treetune.data.rows.arrow_values import drop_nulls
+from treetune.data.rows.formats import FORMATS
+from treetune.data.rows.sources import find
+from treetune.data.validate.files import read_batches
 
 SEEDS = range(40 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 4)
 SUPPORT = Path(__file__).parents[1] / "support"

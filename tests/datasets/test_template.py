@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.datasets.template import Template
+from treetune.data.datasets.template import Template
 from treetune.errors import ConfigError
 
 pa = pytest.importorskip("pyarrow")
@@ -239,7 +239,7 @@ def test_a_template_travels_to_another_process():
 
 
 def test_importing_the_module_does_not_import_pyarrow():
-    code = "import sys, treetune.datasets.template; sys.exit('pyarrow' in sys.modules)"
+    code = "import sys, treetune.data.datasets.template; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

@@ -7,13 +7,13 @@ import warnings
 
 import pytest
 
-from treetune.datasets.declared import load_task
+from treetune.data.datasets.task_lists import load_task
 
 READS = """
 import json, os
 from pathlib import Path
-from treetune.config import FileName
-from treetune.datasets.config import DatasetConfig
+from treetune.config.structs import FileName
+from treetune.data.datasets.config import DatasetConfig
 from treetune_verl.tasks import Task as Base
 
 class Config(DatasetConfig, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ def test_a_hit_whose_code_reads_by_itself_is_warned_of(build_twice, reading, nam
     assert words == ["old", "old"]
     (message,) = warned
     assert f"reads.py, line 17, reads {named}" in message
-    assert "treetune.config.FileName" in message
+    assert "treetune.config.structs.FileName" in message
 
 
 @pytest.mark.parametrize(

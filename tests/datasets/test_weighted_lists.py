@@ -12,9 +12,9 @@ import yaml
 from pass_rates import write_rates
 
 from treetune import load_taskset
+from treetune.data.rows import read_tasks
 from treetune.errors import ConfigError
-from treetune.rows import read_tasks
-from treetune.target import read_target
+from treetune.tasksets.target import read_target
 from treetune.trainers.skyrl.tasks import resolve_tasks_into_config as resolve_for_skyrl
 from treetune.trainers.verifiers import export_package, packing
 from treetune_verl.tasks import get_dataset_paths, resolve_tasks_into_config

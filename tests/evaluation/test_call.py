@@ -12,8 +12,8 @@ import time
 import pytest
 
 import treetune as tt
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import ConfigError, UsageError
-from treetune.taskset_config import TasksetConfig
 
 pytestmark = pytest.mark.usefixtures("verdict_cache")
 

@@ -9,11 +9,11 @@ from aiohttp import web
 from model_endpoint import GOOD, Ask, ask
 
 from treetune import Outcome, run_rollout
+from treetune.core.policy import Sampling
+from treetune.core.trace import decode_trace, encode_trace
 from treetune.errors import UsageError
-from treetune.policies import EndpointConfig
-from treetune.policies.openai import OpenAIPolicy
-from treetune.policy import Sampling
-from treetune.trace import decode_trace, encode_trace
+from treetune.models import EndpointConfig
+from treetune.models.openai import OpenAIPolicy
 
 
 def test_an_answer_is_scored_with_its_usage():

@@ -6,10 +6,10 @@ import pytest
 from call_chats import TOOLS
 from model_endpoint import calls, complete, said
 
+from treetune.core.policy import Sampling
 from treetune.errors import PolicyError, UnknownNameError
-from treetune.policies import EndpointConfig
-from treetune.policies.openai import OpenAIPolicy
-from treetune.policy import Sampling
+from treetune.models import EndpointConfig
+from treetune.models.openai import OpenAIPolicy
 
 
 def call(name: str = "find", arguments: str = '{"what": "tea"}', id: str = "c00000000"):

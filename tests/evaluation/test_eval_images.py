@@ -12,12 +12,12 @@ from kinds import write_targets
 from pictures import COLOURS, RED, png
 
 from treetune import Environment, Observation, Run, Step, Task, Taskset, run_rollout
-from treetune.images import image_part, to_url, urls_in
-from treetune.policy import Completion
+from treetune.chat.images import image_part, to_url, urls_in
+from treetune.core.policy import Completion
 from treetune.runs.folder import TRACES
 from treetune.runs.images import bring_back, move_out
 from treetune.serve import EnvServer, HttpConfig, HttpDoor, TaskServerClient
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 
 SUPPORT = Path(__file__).parents[1] / "support"
 

@@ -13,7 +13,7 @@ import pytest
 import venvs
 from hub import Hub
 
-FETCH = "import sys; from treetune.hub import fetch_model; print(fetch_model(sys.argv[1]))"
+FETCH = "import sys; from treetune.system.hub import fetch_model; print(fetch_model(sys.argv[1]))"
 
 
 def fetch(name: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 RESCORE = """
 import json, sys, torch
-from treetune.policies.local import LocalPolicy
+from treetune.models.local import LocalPolicy
 
 policy = LocalPolicy(sys.argv[1])
 differences = []

@@ -14,11 +14,11 @@ from model_endpoint import GOOD, ask
 from trl_speaker import Speaker, rollout
 
 from treetune import Completion, Environment, Outcome, Step, Task, Taskset, run_rollout
+from treetune.chat.tokens import ChatTokens, Tokens
+from treetune.core.policy import Completion as Said
 from treetune.errors import UsageError
-from treetune.policies import load_policy
-from treetune.policies.scripted import Replay
-from treetune.policy import Completion as Said
-from treetune.tokens import ChatTokens, Tokens
+from treetune.models import load_policy
+from treetune.models.scripted import Replay
 from treetune.trainers.trl import TrlTasks, score_rows
 
 BEGUN = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "The answer: "}]

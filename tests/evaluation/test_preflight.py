@@ -7,9 +7,9 @@ import socket
 import pytest
 from vendor_endpoint import vendor
 
-from treetune.policies import EndpointConfig, endpoint_of
-from treetune.policies.preflight import check_endpoint
-from treetune.policies.providers import PROVIDERS, Provider
+from treetune.models import EndpointConfig, endpoint_of
+from treetune.models.preflight import check_endpoint
+from treetune.models.providers import PROVIDERS, Provider
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 from made_runs import make_run, make_trace
 
 from treetune import Rendered
-from treetune.builtin.shell.environment import OSInteractionEnvironment
+from treetune.core.trace import Turn
 from treetune.evaluation import Run, render, rendering
-from treetune.trace import Turn
+from treetune.tasksets.shell.environment import OSInteractionEnvironment
 
 BOARDS = """
 from treetune import Environment, Rendered, Step, Task, Taskset

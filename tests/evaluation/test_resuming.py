@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from treetune import Task
-from treetune.policies.resuming import can_go_on, continued, join
-from treetune.policy import Completion, Request, Sampling
+from treetune.core.policy import Completion, Request, Sampling
+from treetune.models.resuming import can_go_on, continued, join
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 

@@ -18,7 +18,7 @@ import vllm_server
 from task_servers import free_port
 from vendor_endpoint import vendor, vllm_program
 
-from treetune.policies import vllm
+from treetune.models import vllm
 
 
 @pytest.fixture

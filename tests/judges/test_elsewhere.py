@@ -15,10 +15,10 @@ from scripted_judges import named
 from test_runs import RUBRIC, TOWNS, write_tasks
 
 from treetune import Task, Taskset
-from treetune.episode import Episode
+from treetune.data.rows.scorer import ScoredEnvironment, describe_scorer, taskset_of
 from treetune.errors import TasksetError, UsageError
 from treetune.evaluation import EvalConfig, Evaluation
-from treetune.rows.scorer import ScoredEnvironment, describe_scorer, taskset_of
+from treetune.play.episode import Episode
 from treetune.runs.folder import TRACES
 from treetune.runs.rolling import RollingRun
 from treetune.scorers import judge
@@ -178,7 +178,7 @@ def test_trls_reward_function_has_all_answers_of_a_batch_judged_at_once(tmp_path
 
 
 def test_an_unreadable_verdict_is_an_error_of_the_row_that_trl_gave():
-    from treetune.trainers.one_answer import play_row
+    from treetune.trainers.single_turn import play_row
 
     task = Task(prompt="A town?", reward_spec={"ground_truth": "Paris"}, data_source="towns")
     with pytest.raises(TasksetError, match=r"could not be scored: the judge .* gave no verdict"):

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from treetune.judges.verdicts import VerdictCache
-from treetune.policy import Usage
+from treetune.core.policy import Usage
+from treetune.scorers.judges.verdicts import VerdictCache
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pytest
 from judge_endpoint import serving
 from scripted_judges import named
 
-from treetune.judges import Judge, JudgeModel
-from treetune.judges.model import ask, client_of
-from treetune.judges.question import Question
-from treetune.policies import EndpointConfig
-from treetune.policy import Sampling
+from treetune.core.policy import Sampling
+from treetune.models import EndpointConfig
+from treetune.scorers.judges import Judge, JudgeModel
+from treetune.scorers.judges.model import ask, client_of
+from treetune.scorers.judges.question import Question
 
 pytestmark = pytest.mark.usefixtures("verdict_cache")
 
@@ -49,8 +49,8 @@ def test_a_verdict_is_paid_for_once_also_by_another_process(tmp_path):
         again = asyncio.run(ask(judge, question()))
         code = (
             "import asyncio\n"
-            "from treetune.judges import JudgeModel\nfrom treetune.judges.model import ask\n"
-            "from treetune.judges.question import Question\nfrom treetune.policies import EndpointConfig\n"
+            "from treetune.scorers.judges import JudgeModel\nfrom treetune.scorers.judges.model import ask\n"
+            "from treetune.scorers.judges.question import Question\nfrom treetune.models import EndpointConfig\n"
             "question = Question.of('grade', 'Right?', {'answer': 'Paris'}, {'grade': ('I', 'C')})\n"
             f"judge = JudgeModel(model='judge', endpoint=EndpointConfig(base_url={served.url!r}))\n"
             "print(asyncio.run(ask(judge, question)).judgements[0].cached)\n"

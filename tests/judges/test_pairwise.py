@@ -9,11 +9,11 @@ import pytest
 from scripted_judges import TRICK, named
 
 from treetune import Limits, Task, Taskset, run_rollout, tool
-from treetune.answers import Place
-from treetune.judges import Judge, JudgeError, JudgeModel
-from treetune.judges.methods import compare
-from treetune.policy import Completion, Policy
-from treetune.trace import Trace, Turn
+from treetune.core.policy import Completion, Policy
+from treetune.core.trace import Trace, Turn
+from treetune.scorers.judges import Judge, JudgeError, JudgeModel
+from treetune.scorers.judges.methods import compare
+from treetune.scorers.reading.answers import Place
 
 pytestmark = pytest.mark.usefixtures("verdict_cache")
 

@@ -8,11 +8,11 @@ import pytest
 from scripted_judges import named
 
 from treetune import Task
+from treetune.chat.images import image_part
+from treetune.core.judge_call import recording
 from treetune.errors import ConfigError
-from treetune.images import image_part
-from treetune.judgement import recording
-from treetune.judges import Judge
-from treetune.judges.rubric import read_rubric
+from treetune.scorers.judges import Judge
+from treetune.scorers.judges.rubric import read_rubric
 
 pytestmark = pytest.mark.usefixtures("verdict_cache")
 
@@ -144,7 +144,7 @@ def test_a_judge_without_files_scores_the_same(tmp_path):
     ],
 )
 def test_a_config_that_contradicts_itself_is_refused(keys, says):
-    from treetune.config import convert
+    from treetune.config.structs import convert
 
     with pytest.raises(ConfigError, match=says):
         convert({"model": "m", **keys}, Judge)

@@ -13,11 +13,11 @@ from named_code import load_object
 from scripted_judges import TRICK, Prompt, named
 
 from treetune import Task, Taskset, run_rollout
+from treetune.core.judge_call import Judgement, recording
+from treetune.core.policy import Completion, Policy
 from treetune.errors import InvalidAction
-from treetune.judgement import Judgement, recording
-from treetune.judges import Judge, JudgeError, JudgeModel
-from treetune.judges.question import Question, Unreadable
-from treetune.policy import Completion, Policy
+from treetune.scorers.judges import Judge, JudgeError, JudgeModel
+from treetune.scorers.judges.question import Question, Unreadable
 
 pytestmark = pytest.mark.usefixtures("verdict_cache")
 
@@ -32,7 +32,7 @@ def score(judge: str, answer: str, method: str = "grade", **keys):
     calls: list[Judgement] = []
     if method == "rubric":
         keys["criteria"] = CRITERIA
-    from treetune.config import convert
+    from treetune.config.structs import convert
 
     scorer = convert({"model": named(judge), "method": method, **keys}, Judge)
 

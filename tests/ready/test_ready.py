@@ -14,16 +14,16 @@ from filelock import FileLock
 from hub import Hub
 from ready_hub import GSM8K, HUMANEVAL, MBPP, SETS, pinned_revisions, write_sets
 
-from treetune.policies.scripted import Replay
-from treetune.policy import Completion
-from treetune.rollout import run_rollout
+from treetune.core.policy import Completion
+from treetune.models.scripted import Replay
+from treetune.play.rollout import run_rollout
 from treetune.sandbox import probe
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.verl import compute_score
 
 BUILD = """
 import json, sys
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.verl import compute_score
 built = {}
 for name in sys.argv[1:]:

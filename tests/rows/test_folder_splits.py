@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treetune import load_taskset
+from treetune.data.rows import read_rows, read_tasks
+from treetune.data.rows.folder_splits import split_files
+from treetune.data.rows.sources import find, names_rows, names_taskset
+from treetune.data.validate import validate
 from treetune.errors import UsageError
-from treetune.rows import read_rows, read_tasks
-from treetune.rows.folder_splits import split_files
-from treetune.rows.sources import find, names_rows, names_taskset
 from treetune.trainers.skyrl.tasks import resolve_tasks_into_config
-from treetune.validate import validate
 
 
 def rows(split: str, count: int) -> list[dict]:

@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from treetune import Environment, Task
-from treetune.environment import Contract, Kind, Stored
+from treetune.config.plugins import environments
+from treetune.core.environment import Contract, Kind, Stored
+from treetune.data.rows import read_rows, read_tables, read_tasks
+from treetune.data.rows.arrow_values import JSON_FIELDS, drop_nulls
+from treetune.data.rows.formats import FORMATS, IN_PARQUET, detect
+from treetune.data.validate import write_tasks as write_sound_tasks
 from treetune.errors import EmptyTasksetError, StorageError, TreetuneError, UsageError
-from treetune.plugins import environments
-from treetune.rows import read_rows, read_tables, read_tasks
-from treetune.rows.arrow_values import JSON_FIELDS, drop_nulls
-from treetune.rows.formats import FORMATS, IN_PARQUET, detect
-from treetune.validate import write_tasks as write_sound_tasks
 
 
 def write_tasks(*given: Any, **options: Any) -> int:
@@ -153,7 +153,7 @@ def test_a_row_in_memory_gives_its_task_in_every_format(task):
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(tasks, min_size=2, max_size=8))
 def test_a_parquet_file_grows_over_batches_without_changing_a_value(tmp_path_factory, given):
-    import treetune.rows.writing as writing
+    import treetune.data.rows.writing as writing
 
     path = tmp_path_factory.mktemp("grow") / "rows.parquet"
     before, writing.BATCH = writing.BATCH, 2
@@ -437,7 +437,7 @@ def test_a_dataset_is_read_by_its_hub_name(tmp_path):
     train = [{"question": f"{n}?", "answer": "007"} for n in range(5)]
     make_gsm8k(tmp_path / "hub", train, train[:2])
     code = (
-        "import json; from treetune.rows import read_rows, read_tables\n"
+        "import json; from treetune.data.rows import read_rows, read_tables\n"
         "rows = [list(read_rows(name)) for name in ('openai/gsm8k@main', 'openai/gsm8k@main:test')]\n"
         "tables = [table.num_rows for table in read_tables('openai/gsm8k@main')]\n"
         "try: list(read_rows('openai/gsm9k'))\n"
@@ -529,7 +529,7 @@ def test_convert_writes_another_format_and_asks_before_it_overwrites(tmp_path, m
 
 @pytest.mark.parametrize("format", IN_PARQUET)
 def test_a_built_file_gives_tasks_with_the_uids_it_was_built_with(tmp_path, format):
-    from treetune.datasets.taskset import DatasetTaskset
+    from treetune.data.datasets.taskset import DatasetTaskset
 
     (tmp_path / "in.jsonl").write_text('{"q": "1 + 1?", "a": "2"}\n{"q": "007?", "a": "7"}\n')
     source = {"args": ["json"], "kwargs": {"data_files": str(tmp_path / "in.jsonl"), "split": "train"}}

@@ -13,12 +13,12 @@ from pictures import BLUE, GREEN, RED, png
 
 import datasets
 from treetune import Task
+from treetune.chat.images import image_part, to_url, urls_in
+from treetune.data.rows.formats import FORMATS, IN_PARQUET, task_to_score
+from treetune.data.rows.reading import read_rows, read_tasks
+from treetune.data.rows.writing import write_file
+from treetune.data.validate.files import validate
 from treetune.errors import TreetuneError
-from treetune.images import image_part, to_url, urls_in
-from treetune.rows.formats import FORMATS, IN_PARQUET, task_to_score
-from treetune.rows.reading import read_rows, read_tasks
-from treetune.rows.writing import write_file
-from treetune.validate.files import validate
 
 FILES = ("parquet", "jsonl", "json")
 

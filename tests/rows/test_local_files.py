@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 import datasets
-from treetune.datasets.declared import load_task
+from treetune.data.datasets.task_lists import load_task
+from treetune.data.rows.load_options import find_local_files
+from treetune.data.rows.loading import Source, open_source
+from treetune.data.rows.local_files import LocalFiles
+from treetune.data.rows.sources import LoadingParams, ReadError
 from treetune.errors import TreetuneError, UsageError
-from treetune.rows.load_options import find_local_files
-from treetune.rows.loading import Source, open_source
-from treetune.rows.local_files import LocalFiles
-from treetune.rows.sources import LoadingParams, ReadError
 
 
 @pytest.fixture(autouse=True)
@@ -333,8 +333,8 @@ def test_a_build_of_local_files_does_not_load_the_library(files, treetune_proces
 
 
 def test_parquet_keeps_its_types_and_marked_json_is_decoded(tmp_path):
-    from treetune.rows.growing_parquet import GrowingParquet
-    from treetune.rows.parquet import table_of
+    from treetune.data.rows.growing_parquet import GrowingParquet
+    from treetune.data.rows.parquet import table_of
 
     with GrowingParquet(tmp_path / "a.parquet", exact=True) as writer:
         writer.write(table_of([{"q": "a", "v": 1}, {"q": "b", "v": "two"}, {"q": "c", "v": 2**70}]))

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from treetune import Task
+from treetune.data.rows.formats import FORMATS
+from treetune.data.rows.reading import read_tasks
+from treetune.data.validate import validate_dataset, write_tasks
 from treetune.errors import UsageError
-from treetune.rows.formats import FORMATS
-from treetune.rows.reading import read_tasks
-from treetune.validate import validate_dataset, write_tasks
 
 FORMAT = FORMATS["nemo-gym"]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}

@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from treetune import Task
-from treetune.datasets.declared import load_task
-from treetune.rows import read_rows, read_tasks
-from treetune.rows.formats import task_to_play
-from treetune.rows.growing_parquet import GrowingParquet
-from treetune.rows.parquet import MOST_KEYS, table_of
-from treetune.rows.writing import write_file
+from treetune.data.datasets.task_lists import load_task
+from treetune.data.rows import read_rows, read_tasks
+from treetune.data.rows.formats import task_to_play
+from treetune.data.rows.growing_parquet import GrowingParquet
+from treetune.data.rows.parquet import MOST_KEYS, table_of
+from treetune.data.rows.writing import write_file
 from treetune.trainers.trl.built_rows import score_rows
 from treetune.trainers.verl.scoring import compute_score
 

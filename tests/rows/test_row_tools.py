@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from treetune import Task, Taskset, run_rollout, tool
-from treetune.datasets.taskset import DatasetTaskset
+from treetune.core.taskset_config import TasksetConfig
+from treetune.data.datasets.taskset import DatasetTaskset
+from treetune.data.rows.formats import FORMATS
+from treetune.data.rows.reading import read_rows
+from treetune.data.rows.scorer import describe_taskset, taskset_of
+from treetune.data.rows.taskset import RowsConfig, RowsTaskset
+from treetune.data.validate import write_tasks
 from treetune.errors import ConfigError, UsageError
-from treetune.policies.scripted import Gold, Replay, completion_of
-from treetune.rows.formats import FORMATS
-from treetune.rows.reading import read_rows
-from treetune.rows.scorer import describe_taskset, taskset_of
-from treetune.rows.taskset import RowsConfig, RowsTaskset
-from treetune.target import load_taskset
-from treetune.taskset_config import TasksetConfig
-from treetune.validate import write_tasks
+from treetune.models.scripted import Gold, Replay, completion_of
+from treetune.tasksets.target import load_taskset
 
 TASK = Task(prompt="6 * 7?", reward_spec={"ground_truth": "42"}, tools=["calculator"], data_source="sums")
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from treetune.core.task import Task
+from treetune.data.rows import read_rows, row_store
+from treetune.data.rows.row_store import ParquetRows
+from treetune.data.validate import write_tasks
 from treetune.errors import StorageError
-from treetune.rows import read_rows, row_store
-from treetune.rows.row_store import ParquetRows
-from treetune.target import load_taskset
-from treetune.task import Task
-from treetune.validate import write_tasks
+from treetune.tasksets.target import load_taskset
 
 # Not ru_maxrss, which begins with what the parent had.
 MEASURED = """

@@ -9,9 +9,9 @@ import pytest
 from kinds import ENVIRONMENTS, TRUTHS, write_targets
 
 from treetune import Task
+from treetune.data.validate import write_tasks
 from treetune.errors import UsageError
-from treetune.target import load_taskset, read_target
-from treetune.validate import write_tasks
+from treetune.tasksets.target import load_taskset, read_target
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_what_names_rows_is_told_from_what_names_a_taskset(folder):
     (folder / "data" / "a.jsonl").write_bytes((folder / "truths.jsonl").read_bytes())
     for target in ("truths.jsonl", "data", "data/*.jsonl", "gone.parquet", "someone/data@main:test", "~/x.jsonl.gz"):
         assert read_target(target)["taskset"] == {"id": "rows", "files": [target]}
-    for target in ("arithmetic", "kinds_of.py:Doubles", "sub/kinds_of.py:Doubles", "treetune.mixture:Union"):
+    for target in ("arithmetic", "kinds_of.py:Doubles", "sub/kinds_of.py:Doubles", "treetune.core.mixture:Union"):
         assert read_target(target)["taskset"] == {"id": target}
 
 

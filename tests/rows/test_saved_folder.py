@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treetune.datasets.declared import load_task
+from treetune.data.datasets.task_lists import load_task
 from treetune.errors import UsageError
 
 datasets = pytest.importorskip("datasets")

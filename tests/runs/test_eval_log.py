@@ -18,13 +18,13 @@ from pictures import png
 from task_servers import free_port
 
 from treetune import Task
+from treetune.chat.images import image_part, to_url
+from treetune.core.tool import ToolCall
+from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn
 from treetune.evaluation import TRACES, RunFolder
-from treetune.images import image_part, to_url
+from treetune.runs.discovery import open_run
 from treetune.runs.eval_log import write_eval_log
-from treetune.runs.places import open_run
 from treetune.runs.run import Run
-from treetune.tools import ToolCall
-from treetune.trace import Failure, Outcome, Timing, Trace, Turn
 
 
 def rich_trace():

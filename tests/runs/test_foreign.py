@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from treetune.core.trace import Outcome
 from treetune.errors import UsageError
 from treetune.evaluation import compare
-from treetune.runs import places
-from treetune.runs.places import find_run, open_run, runs_below
-from treetune.trace import Outcome
+from treetune.runs import discovery
+from treetune.runs.discovery import find_run, open_run, runs_below
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -469,7 +469,7 @@ def test_a_folder_with_several_runs_names_them_and_one_without_says_so(tmp_path)
 
 
 def test_a_folder_without_end_is_not_searched_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "_MOST_FOLDERS", 50)
+    monkeypatch.setattr(discovery, "_MOST_FOLDERS", 50)
     shutil.copytree(RECORDED / "verl" / "rollouts", tmp_path / "z" / "near")
     for number in range(100):
         (tmp_path / "a" / str(number) / "deep").mkdir(parents=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import venvs
 
-from treetune.runs.places import open_run, runs_below
+from treetune.runs.discovery import open_run, runs_below
 
 pytestmark = pytest.mark.slow
 RECORDED = Path(__file__).parent / "recorded"

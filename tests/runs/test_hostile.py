@@ -11,9 +11,9 @@ from made_runs import make_run
 
 from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.evaluation import TRACES, EvalConfig, Run, RunFolder, read_config
-from treetune.runs import places
+from treetune.runs import discovery
+from treetune.runs.discovery import open_run, runs_below
 from treetune.runs.images import bring_back
-from treetune.runs.places import open_run, runs_below
 
 LINE = '{"input": "?", "output": "3", "score": 1.0, "step": 1}\n'
 
@@ -69,7 +69,7 @@ def test_a_link_out_of_the_run_is_not_followed(tmp_path):
 
 
 def test_a_folder_within_folders_without_end_is_not_walked_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "_DEEPEST", 4)
+    monkeypatch.setattr(discovery, "_DEEPEST", 4)
     make_run(tmp_path / "a" / "b" / "near", [[1.0]])
     make_run(tmp_path / "a" / "b" / "c" / "d" / "e" / "far", [[1.0]])
     assert [place.path.name for place in runs_below(tmp_path)] == ["near"]

@@ -6,14 +6,14 @@ import pytest
 from made_runs import make_run, make_trace
 from test_rolling import described
 
+from treetune.chat.tokens import Tokens, TokenSequence
+from treetune.core.judge_call import Judgement
+from treetune.core.trace import Timing, encode_trace
 from treetune.errors import UsageError
 from treetune.evaluation import TRACES, Run, RunFolder
-from treetune.judgement import Judgement
 from treetune.runs import index
 from treetune.runs.index import INDEX, encode, read_entries
 from treetune.runs.rolling import RollingRun
-from treetune.tokens import Tokens, TokenSequence
-from treetune.trace import Timing, encode_trace
 
 
 def entries(folder):

@@ -8,7 +8,7 @@ import pytest
 from made_runs import make_run
 
 from treetune.errors import StorageError, UsageError
-from treetune.runs.marks import MARKS, TAGS, key_of, read_marks, read_tags, write_mark, write_tags
+from treetune.runs.annotations import MARKS, TAGS, key_of, read_marks, read_tags, write_mark, write_tags
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from made_runs import make_run, make_trace
 from treetune.errors import UsageError
 from treetune.evaluation import TRACES, Run, RunFolder
 from treetune.runs import search
-from treetune.runs.marks import write_mark
+from treetune.runs.annotations import write_mark
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import resource
 import pytest
 
 from treetune import Task
+from treetune.core.trace import Trace, encode_trace
 from treetune.errors import ResumeError, UsageError
 from treetune.evaluation import EvalConfig, read_config
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.rolling import RollingRun
-from treetune.trace import Trace, encode_trace
 
 
 def described(**taskset):

@@ -18,14 +18,14 @@ import pytest
 from fake_docker import FakeDocker
 
 from treetune import Action
-from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
-from treetune.environment import show_to
+from treetune.core.environment import show_to
 from treetune.errors import ConfigError, EnvironmentFault, StorageError, UsageError
 from treetune.sandbox import SandboxUnavailable, probe
 from treetune.sandbox.limits import SandboxLimits
 from treetune.sandbox.machines import Machine
 from treetune.sandbox.rootfs import Recipe, build
 from treetune.sandbox.shell import Shell
+from treetune.tasksets.shell.taskset import OSInteraction, OSInteractionConfig
 
 ROWS = [
     {

@@ -10,14 +10,14 @@ import pytest
 from busy_machine import busy_machine
 
 from treetune import Task
-from treetune.builtin.code import lcb, unit_tests
-from treetune.builtin.code.scorer import Code
-from treetune.builtin.text2sql import Text2SqlEnvironment
-from treetune.environment import Action
+from treetune.core.environment import Action
 from treetune.sandbox import Bubblewrap, Ended, SandboxLimits
 from treetune.sandbox.probe import probe
 from treetune.sandbox.shell import Shell
 from treetune.sandbox.time_limit import CLOCK_FACTOR, TimeLimit
+from treetune.tasksets.code import lcb, unit_tests
+from treetune.tasksets.code.scorer import Code
+from treetune.tasksets.text2sql import Text2SqlEnvironment
 
 in_sandbox = pytest.mark.skipif(not probe().available, reason=str(probe()))
 in_shell = pytest.mark.skipif(not probe(shell=True).available, reason=str(probe(shell=True)))
@@ -93,7 +93,7 @@ def test_a_query_on_a_busy_machine_has_its_seconds(tmp_path, monkeypatch):
         if time.process_time() - began > 0.7:
             break
         count *= 2
-    monkeypatch.setattr("treetune.builtin.text2sql.TRY_SECONDS", 3.0)
+    monkeypatch.setattr("treetune.tasksets.text2sql.TRY_SECONDS", 3.0)
     task = Task(
         prompt="?",
         env_class="text2sql",

@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from treetune import Task, Taskset
-from treetune.answers import Place
-from treetune.config import to_plain
+from treetune.config.structs import to_plain
+from treetune.core.fingerprint import taskset_fingerprint
+from treetune.core.from_config import build_taskset
+from treetune.core.score import judge
+from treetune.data.rows.scorer import scorer_for, taskset_of
 from treetune.errors import ConfigError, TasksetError, UsageError
-from treetune.fingerprint import taskset_fingerprint
-from treetune.from_config import build_taskset
-from treetune.rows.scorer import scorer_for, taskset_of
-from treetune.score import judge
 from treetune.scorers import KINDS, choice, includes, number, pattern, read_scorer, weighted
 from treetune.scorers.backtracking import bound_of
 from treetune.scorers.combined import Part
+from treetune.scorers.reading.answers import Place
 from treetune.scorers.said import find_unpaid
 from treetune.trainers.verl import compute_score
 

@@ -13,10 +13,11 @@ import pytest
 from http_playing import playing
 from serving import Numbers, Raw, run, serving, until
 
-from treetune import Mixture, Task, Taskset, reader
+from treetune import Mixture, Task, Taskset
 from treetune.errors import TasksetError, TreetuneError
-from treetune.host import LocalHost, always
-from treetune.policies import load_policy
+from treetune.models import load_policy
+from treetune.play import reader
+from treetune.play.host import LocalHost, always
 from treetune.serve.errors import ServeError
 from treetune.serve.zmq.client import EnvClient
 

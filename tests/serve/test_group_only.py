@@ -6,10 +6,11 @@ import pytest
 from http_playing import BOTH, playing
 from serving import Numbers, run
 
-from treetune import Mixture, Taskset, streams
+from treetune import Mixture, Taskset
 from treetune.errors import UsageError
-from treetune.host import LocalHost, always
-from treetune.policies import load_policy
+from treetune.models import load_policy
+from treetune.play import streams
+from treetune.play.host import LocalHost, always
 from treetune.serve.errors import Misused
 from treetune.serve.zmq.client import EnvClient
 from treetune.trainers.local_episodes import LocalEpisodes

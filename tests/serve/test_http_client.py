@@ -10,7 +10,7 @@ import task_servers
 from aiohttp import web
 from task_servers import scripted
 
-from treetune.environment import Action
+from treetune.core.environment import Action
 from treetune.errors import UsageError
 from treetune.serve.errors import Busy, Denied, Misused, ServeError, Unreachable
 from treetune.serve.http.client import TaskServerClient, read_observation
@@ -270,7 +270,7 @@ def test_a_reward_that_is_no_number_is_an_error_of_the_server(reward):
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr("treetune.http_body.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("treetune.system.http_body.MOST_BYTES", 1 << 20)
 
     async def endless(request):
         response = web.StreamResponse()

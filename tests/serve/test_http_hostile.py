@@ -14,7 +14,7 @@ from http_playing import BOTH, playing
 from serving import Numbers, Talks, run, until
 
 from treetune import Observation, Step
-from treetune.episode_book import EndedEpisodes, EpisodeEnded, ending
+from treetune.play.episode_table import EndedEpisodes, EpisodeEnded, ending
 from treetune.serve import bodies
 from treetune.serve.http import listener
 

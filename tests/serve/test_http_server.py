@@ -11,10 +11,10 @@ from http_playing import BOTH, playing
 from serving import Colours, Dear, Numbers, Stream, Talking, Talks, run, until
 
 from treetune import Observation, Step
-from treetune.builtin.arithmetic import Arithmetic
-from treetune.environment import show
+from treetune.core.environment import show
 from treetune.errors import UsageError
 from treetune.serve.access import Access, parse_http_address
+from treetune.tasksets.arithmetic import Arithmetic
 
 
 class Records(Talks):
@@ -316,7 +316,7 @@ def test_an_environment_that_fails_ends_its_episode_and_nothing_else():
 
 
 def test_a_step_that_takes_too_long_is_told_as_such():
-    from treetune.episode import Limits
+    from treetune.play.episode import Limits
 
     async def ask():
         async with playing(Recording(), limits=Limits(timeout=0.2)) as client:

@@ -9,10 +9,10 @@ import pytest
 from http_playing import playing
 from serving import Hangs, Numbers, Raw, Talking, run, serving, until
 
-from treetune.episode import Limits
 from treetune.errors import UsageError
-from treetune.host import LocalHost, always
-from treetune.policies import load_policy
+from treetune.models import load_policy
+from treetune.play.episode import Limits
+from treetune.play.host import LocalHost, always
 from treetune.serve.errors import Misused
 from treetune.serve.zmq.client import EnvClient
 

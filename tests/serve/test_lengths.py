@@ -9,11 +9,11 @@ from http_playing import playing
 from serving import Numbers, served
 
 from treetune import Mixture, Task, Taskset, Union
+from treetune.core.taskset_config import ShuffleConfig, TasksetConfig
 from treetune.errors import TasksetError, UsageError
-from treetune.host import LocalHost, always
-from treetune.policies import load_policy
+from treetune.models import load_policy
+from treetune.play.host import LocalHost, always
 from treetune.serve.errors import Misused, ServeError
-from treetune.taskset_config import ShuffleConfig, TasksetConfig
 
 
 class Base(Taskset):

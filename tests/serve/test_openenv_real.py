@@ -21,8 +21,8 @@ from serve_process import serve
 from venvs import OPENENV, run, venv
 
 from treetune import load_taskset, run_rollout
-from treetune.episode import Episode
-from treetune.tools import message_of_action
+from treetune.core.tool import message_of_action
+from treetune.play.episode import Episode
 
 pytestmark = pytest.mark.slow
 TOKEN = "a-token-of-the-test"
@@ -80,8 +80,8 @@ class Ends:
 
 class Calls:
     async def complete(self, request):
-        from treetune.policy import Completion
-        from treetune.tools import message_of_action
+        from treetune.core.policy import Completion
+        from treetune.core.tool import message_of_action
         call = [
             [{"tool": "look", "arguments": {"word": "a", "times": 3}}, {"tool": "lok", "arguments": {}}],
             [{"tool": "look", "arguments": {"word": "fail" if "fail" in self.words else "b"}}],

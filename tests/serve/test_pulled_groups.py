@@ -8,12 +8,12 @@ import pytest
 from serving import Numbers, run
 from trained_serving import all_closed, names
 
-from treetune.host import LocalHost, always
-from treetune.policies import load_policy
-from treetune.sampled_groups import GroupsWithoutVariance, sample_groups
+from treetune.core.trace import Outcome
+from treetune.models import load_policy
+from treetune.play.host import LocalHost, always
+from treetune.play.sampled_groups import GroupsWithoutVariance, sample_groups
 from treetune.serve import BlockingEnvClient
 from treetune.serve.errors import ServeError
-from treetune.trace import Outcome
 
 
 def test_the_first_that_are_scored_are_the_group_and_the_others_leave_nothing(play, pulled):

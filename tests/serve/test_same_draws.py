@@ -10,11 +10,11 @@ from http_playing import playing
 from serving import Dear, Numbers, Stream, run, serving, shuffled
 
 from treetune import Mixture, Task, Taskset
-from treetune.config import convert
+from treetune.config.structs import convert
+from treetune.core.mixture import Union
 from treetune.errors import UsageError
-from treetune.host import LocalHost, always
-from treetune.mixture import Union
-from treetune.policies import load_policy
+from treetune.models import load_policy
+from treetune.play.host import LocalHost, always
 from treetune.serve.zmq.client import EnvClient
 
 DRAWS = 2_000

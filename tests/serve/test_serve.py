@@ -30,9 +30,10 @@ from serving import (
 )
 
 from treetune import Mixture, Outcome, Sampling
-from treetune.episode import Limits
+from treetune.core.trace import Trace
 from treetune.errors import ResumeError, UsageError
-from treetune.host import PROTOCOL
+from treetune.play.episode import Limits
+from treetune.play.host import PROTOCOL
 from treetune.serve.access import Access
 from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, ServeError, TaskRefused, Unreachable
 from treetune.serve.host import ModelsConfig
@@ -40,7 +41,6 @@ from treetune.serve.messages import pack, unpack, unpack_plain
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.blocking import BlockingEnvClient
 from treetune.serve.zmq.client import EnvClient
-from treetune.trace import Trace
 
 TASKSETS = {
     "finite": Colours,
@@ -256,7 +256,7 @@ def test_without_the_token_only_health_answers():
 
 
 def test_models_and_endpoints_come_from_the_servers_own_lists(monkeypatch):
-    from treetune.policies import EndpointConfig
+    from treetune.models import EndpointConfig
 
     monkeypatch.setenv("SECRET", "a key that must never leave")
     allowed = EndpointConfig(base_url="http://127.0.0.1:9/v1", max_retries=0)
@@ -621,7 +621,7 @@ def test_what_is_no_msgpack_is_a_bad_request(data):
 
 
 def test_streams_are_bounded_and_one_too_many_leaves_no_trace(tmp_path):
-    from treetune.streams import MOST_STREAMS
+    from treetune.play.streams import MOST_STREAMS
 
     async def many():
         async with served(Numbers(), state=tmp_path) as client:

@@ -15,10 +15,10 @@ from command_line import ROOT
 from serve_process import resident, serve
 
 from treetune import Sampling
-from treetune.builtin.arithmetic import Arithmetic
 from treetune.serve.errors import Denied, ServeError
 from treetune.serve.messages import pack, pack_head, unpack_plain
 from treetune.serve.zmq.client import EnvClient
+from treetune.tasksets.arithmetic import Arithmetic
 
 HEAD = pack_head(b"0123456789abcdef")
 SLOW = """

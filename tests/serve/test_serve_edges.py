@@ -9,15 +9,15 @@ import pytest
 from serving import Flaw, Numbers, Raw, Stream, Talking, run, served, serving, until
 
 from treetune import Environment, Step, Task, build_taskset
-from treetune.episode import Limits
 from treetune.errors import UsageError
+from treetune.play.episode import Limits
+from treetune.play.streams import MOST_STREAMS, State, Streams, StreamState
 from treetune.serve import BlockingEnvClient
 from treetune.serve.errors import Misused, ServeError, Unreachable
-from treetune.serve.served import Served, ServedConfig
+from treetune.serve.remote_taskset import Served, ServedConfig
 from treetune.serve.store import KEPT_DRAWS, Store
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.replies import ReplyCache
-from treetune.streams import MOST_STREAMS, State, Streams, StreamState
 
 
 class Laborious(Numbers):

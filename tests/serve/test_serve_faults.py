@@ -16,9 +16,9 @@ import zmq.asyncio
 from serving import GOLD, Dear, Hangs, Numbers, Slow, shuffled, until
 
 from treetune import ShuffleConfig, TasksetConfig
-from treetune.order import locate
-from treetune.policies import EndpointConfig
-from treetune.policies.openai import OpenAIPolicy
+from treetune.core.order import locate
+from treetune.models import EndpointConfig
+from treetune.models.openai import OpenAIPolicy
 from treetune.serve.errors import Denied, TaskRefused
 from treetune.serve.host import Models, ModelsConfig
 from treetune.serve.messages import pack, pack_head, unpack_plain

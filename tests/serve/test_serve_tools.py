@@ -13,20 +13,20 @@ import msgspec
 import pytest
 
 from treetune import run_rollout
-from treetune.from_config import build_taskset
-from treetune.policies.scripted import Gold
+from treetune.core.from_config import build_taskset
+from treetune.core.tool import message_of_action
+from treetune.core.trace import Trace
+from treetune.models.scripted import Gold
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.door import HttpDoor
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.workers import PoolConfig
-from treetune.serve.served import read_server_node
+from treetune.serve.remote_taskset import read_server_node
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
-from treetune.target import load_taskset
-from treetune.tools import message_of_action
-from treetune.trace import Trace
+from treetune.tasksets.target import load_taskset
 
 CODE = '''
 from treetune import Environment, Step, Task, Taskset, tool
@@ -175,8 +175,8 @@ def test_http_start_answers_the_tools_and_a_step_takes_calls_in_each_form(target
 
 
 def test_the_trace_of_an_episode_that_others_step_has_its_calls(target: str, tmp_path: Path) -> None:
-    from treetune.episode_record import EpisodeRecord
-    from treetune.host import LocalHost, always
+    from treetune.play.episode_record import EpisodeRecord
+    from treetune.play.host import LocalHost, always
 
     ended: list[Any] = []
 

@@ -11,8 +11,8 @@ from serve_process import post, serve
 from serving import Colours, Numbers, Talking, run, until
 
 from treetune import Environment, Observation, Step
-from treetune.episode import Limits
 from treetune.evaluation import EvalConfig, Evaluation
+from treetune.play.episode import Limits
 from treetune.runs.folder import TRACES
 from treetune.runs.rolling import RollingRun
 from treetune.serve.zmq.client import EnvClient
@@ -182,7 +182,7 @@ class Oddities(Numbers):
 
 @BOTH
 def test_what_cannot_be_written_never_harms_the_episode(workers, tmp_path, monkeypatch):
-    monkeypatch.setattr("treetune.episode_record.MOST_BYTES", 5_000_000)
+    monkeypatch.setattr("treetune.play.episode_record.MOST_BYTES", 5_000_000)
     taskset = Oddities()
 
     async def play():

@@ -6,9 +6,9 @@ from http_playing import BOTH, playing
 from serving import Numbers, run
 
 from treetune import Environment, Limits, Outcome, Step, run_rollout, tool
-from treetune.episode import Episode
-from treetune.policies.scripted import Replay
-from treetune.policy import Completion
+from treetune.core.policy import Completion
+from treetune.models.scripted import Replay
+from treetune.play.episode import Episode
 from treetune.serve.zmq.client import EnvClient
 
 

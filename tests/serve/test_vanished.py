@@ -22,8 +22,8 @@ from treetune.sandbox.memory import CgroupParent
 pytestmark = pytest.mark.slow
 TASKSET = """
 from treetune import Environment, Step, Taskset
-from treetune.builtin.shell.environment import OSInteractionEnvironment, OSTask
-from treetune.builtin.shell.sample import SampleEvaluation, Sample
+from treetune.tasksets.shell.environment import OSInteractionEnvironment, OSTask
+from treetune.tasksets.shell.sample import SampleEvaluation, Sample
 
 class Talks(Environment):
     def step(self, action):

@@ -470,8 +470,8 @@ def test_what_gets_no_reply():
 
 def test_two_requests_of_one_name_cannot_be_under_way_in_process():
     from treetune.errors import UsageError
-    from treetune.host import LocalHost, always
-    from treetune.policies import load_policy
+    from treetune.models import load_policy
+    from treetune.play.host import LocalHost, always
 
     class Brief(Numbers):
         async def reward(self, task, answer):

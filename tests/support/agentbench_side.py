@@ -13,11 +13,11 @@ from agentrl.worker.task import Session, Task
 from agentrl.worker.typings import RewardHistoryItem, SampleStatus, TaskSampleExecutionResult
 
 from treetune import Action, load_taskset
-from treetune.builtin.shell.agentbench import AgentBenchTask, EpisodeState, TaskServerAdapter
+from treetune.data.rows.scorer import scorer_for, taskset_of
 from treetune.errors import TreetuneError
-from treetune.host import LocalHost
-from treetune.rows.scorer import scorer_for, taskset_of
-from treetune.streams import Streams
+from treetune.play.host import LocalHost
+from treetune.play.streams import Streams
+from treetune.tasksets.shell.agentbench import AgentBenchTask, EpisodeState, TaskServerAdapter
 
 TOOL = {
     "type": "function",

@@ -371,7 +371,7 @@ def test_the_executor_of_areal_runs_it_and_checks_the_format(tokenizer, minimal)
 
 
 def test_sequences_of_different_lengths_are_padded_as_areal_pads():
-    from treetune.tokens import Tokens
+    from treetune.chat.tokens import Tokens
 
     tokens = Tokens()
     tokens.add_turn([1, 2], [3], [-1.0], [5])

@@ -19,8 +19,8 @@ from chats import encoded, sampled_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from treetune.call_formats import FORMATS
-from treetune.tokens import ChatTokens, Tokens
+from treetune.chat.call_formats import FORMATS
+from treetune.chat.tokens import ChatTokens, Tokens
 
 TOOLS = [
     {

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from treetune.tokens import ChatTokens, Tokens, TokenSequence
+from treetune.chat.tokens import ChatTokens, Tokens, TokenSequence
 
 PIECES = [
     "yes",

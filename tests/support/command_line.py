@@ -29,8 +29,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from treetune import files, plugins
 from treetune.cli import output
+from treetune.config import code_files, plugins
 
 ROOT = Path(__file__).parents[2]
 OWN = (str(ROOT / "src"), str(ROOT / "tests"), *(place for place in sys.path if place not in ("", os.getcwd())))
@@ -125,12 +125,12 @@ def _place(folder: Path, environment: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _modules(folder: Path) -> Iterator[None]:
     """No module of a user is known at first, and none stays."""
-    path, executed = list(sys.path), dict(files.executed)
+    path, executed = list(sys.path), dict(code_files.executed)
     before = {name: module for name, module in sys.modules.items() if _is_users(name, module)}
     for name in before:
         del sys.modules[name]
     sys.path[:] = [str(folder), *(place for place in path if place != str(ROOT / "tests"))]
-    files.executed.clear()
+    code_files.executed.clear()
     importlib.invalidate_caches()
     try:
         yield
@@ -139,12 +139,12 @@ def _modules(folder: Path) -> Iterator[None]:
             del sys.modules[name]
         sys.modules.update(before)
         sys.path[:] = path
-        files.executed.clear()
-        files.executed.update(executed)
+        code_files.executed.clear()
+        code_files.executed.update(executed)
 
 
 def _is_users(name: str, module: ModuleType) -> bool:
-    if name.startswith("treetune.files."):
+    if name.startswith("treetune.config.code_files."):
         return True
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and file.endswith(".py") and not file.startswith(OWN)

@@ -21,7 +21,7 @@ from serving import served, serving
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.door import HttpDoor
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 
 Result = tuple[float, bool]
 """The reward of a step, and whether it was the last."""

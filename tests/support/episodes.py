@@ -11,7 +11,7 @@ import asyncio
 from typing import Any
 
 from treetune import Action, Step, Task, make
-from treetune.threads import call
+from treetune.system.threads import call
 
 
 def task_of(env_class: str, truth: Any, **extra: Any) -> Task:

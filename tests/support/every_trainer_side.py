@@ -128,8 +128,8 @@ def skyrl() -> dict[str, dict[str, Played]]:
     from tiny_model import make_model
     from transformers import AutoTokenizer
 
-    from treetune.rows.formats import FORMATS
-    from treetune.target import load_taskset
+    from treetune.data.rows.formats import FORMATS
+    from treetune.tasksets.target import load_taskset
 
     make_model(HERE / "model")
     tokenizer = AutoTokenizer.from_pretrained(HERE / "model")

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from treetune.rows.arrow_values import drop_nulls
-from treetune.rows.growing_parquet import GrowingParquet
-from treetune.rows.parquet import table_of
+from treetune.data.rows.arrow_values import drop_nulls
+from treetune.data.rows.growing_parquet import GrowingParquet
+from treetune.data.rows.parquet import table_of
 
 TEXTS = ["a", "Zoë 🦊", "\u200bx", "line\nbreak", 'say "hi", ok', "a\tb", "{}", "it's", "–5", "x" * 300, "\u0663"]
 LOOK_ALIKES = [

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from urllib.parse import quote
 
-from treetune.files import module_name
+from treetune.config.code_files import module_name
 
 CODE = """
 open({mark!r}, "a").write(__name__ + "\\n")
@@ -54,7 +54,7 @@ def spellings(folder: Path) -> list[tuple[str, str]]:
     """Places and attributes, of which no combination may run."""
     here, file = folder.name, str(folder / "evil.py")
     as_module = module_name(Path(file))
-    hexed = as_module.removeprefix("treetune.files.")
+    hexed = as_module.removeprefix("treetune.config.code_files.")
     files = [
         "evil.py", "./evil.py", ".//evil.py", "././evil.py", f"../{here}/evil.py", "sub/../evil.py", "sub/evil.py",
         file, file.replace("/", "//"), os.path.relpath(file, "/"), "evil.py.py", "evil.py/../evil.py",
@@ -79,9 +79,10 @@ def spellings(folder: Path) -> list[tuple[str, str]]:
         "evilmod ", "evilmod\n", "pkg://evilmod", "pkg://evilmod.py", "pkg://evilpkg/inner", "pkg://evilpkg/inner.py",
         "pkg://./evilmod", "pkg:///evilmod", "pkg://../evilmod", "pkg://evil.py", "pkg://pkg://evilmod",
         "pkg:evilmod",
-        as_module, f"treetune.files/{hexed}", f"treetune/files.{hexed}", f"pkg://{as_module}",
-        f"pkg://treetune.files/{hexed}",
-        f"pkg://treetune/files/{hexed}", f"pkg://treetune.files.{hexed}.py", f"treetune.files .{hexed}",
+        as_module, f"treetune.config.code_files/{hexed}", f"treetune/config/code_files.{hexed}", f"pkg://{as_module}",
+        f"pkg://treetune.config.code_files/{hexed}",
+        f"pkg://treetune/config/code_files/{hexed}", f"pkg://treetune.config.code_files.{hexed}.py",
+        f"treetune.config.code_files .{hexed}",
         "treetune.evil",
         "__main__", "runpy", "importlib", "os", "subprocess", "builtins", "sys.modules", "evilmod:evilmod",
         "numpy.evilmod",
@@ -137,7 +138,7 @@ def nest(place: str, attribute: str, number: int) -> str:
         {"id": "rows", "files": ["inner.jsonl"], "scorer": judge},
         {"id": "mixture", "sources": [{"id": "rows", "files": ["inner.jsonl"], "trust": True, "weight": 1}]},
         {"id": "agentbench:tasks.yaml", "root": ".", "spec": name},
-        {"custom_cls": {"path": "pkg://treetune.builtin.shell.agentbench", "name": "AgentBenchTaskset"}, "spec": name},
+        {"custom_cls": {"path": "pkg://treetune.tasksets.shell.agentbench", "name": "AgentBenchTaskset"}, "spec": name},
         {"id": "reverse-text", "untrusted": "", "tools": [name]},
     ]
     chosen = number % (len(nodes) + 1)

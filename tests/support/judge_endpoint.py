@@ -57,7 +57,7 @@ async def serve(name: str, folder: Path) -> None:
     from aiohttp import web
 
     from treetune import Task
-    from treetune.policy import Request, Sampling
+    from treetune.core.policy import Request, Sampling
 
     judge = getattr(scripted_judges, name)()
     turns = asyncio.Lock()

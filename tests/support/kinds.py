@@ -9,10 +9,10 @@ from typing import Any
 from pictures import COLOURS, png
 from scripted_judges import named
 
+from treetune.chat.images import to_url
+from treetune.chat.text_tools import call_as_text
 from treetune.cli.listing import TargetKind, TaskKind
-from treetune.images import to_url
-from treetune.tools import message_of_action
-from treetune.tools_in_text import call_as_text
+from treetune.core.tool import message_of_action
 
 CODE = '''
 from treetune import Environment, Step, Task, Taskset, tool

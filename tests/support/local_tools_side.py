@@ -17,9 +17,9 @@ from pathlib import Path
 import tool_shop
 
 from treetune import run_rollout
-from treetune.policies import local
-from treetune.policy import Sampling
-from treetune.target import load_taskset
+from treetune.core.policy import Sampling
+from treetune.models import local
+from treetune.tasksets.target import load_taskset
 
 
 def main(model: str, folder: str) -> None:

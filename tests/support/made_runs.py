@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treetune import Task
+from treetune.core.trace import Failure, Outcome, Trace, Turn
 from treetune.evaluation import TRACES, EvalConfig, Run, RunFolder, read_config
 from treetune.runs.columns import Columns
 from treetune.runs.entry import Entry
-from treetune.trace import Failure, Outcome, Trace, Turn
 
 
 def make_trace(task: int, rollout: int, reward: float | None, *, source: str = "made", said: str = "", **more) -> Trace:

@@ -11,9 +11,9 @@ from typing import Any
 from aiohttp import web
 
 from treetune import Task, Taskset, run_rollout
-from treetune.policies import EndpointConfig
-from treetune.policies.openai import OpenAIPolicy
-from treetune.policy import Completion, Request, Sampling
+from treetune.core.policy import Completion, Request, Sampling
+from treetune.models import EndpointConfig
+from treetune.models.openai import OpenAIPolicy
 
 GOOD = {
     "choices": [{"message": {"role": "assistant", "content": "42", "refusal": None}, "finish_reason": "stop"}],

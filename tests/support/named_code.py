@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from treetune import plugins
-from treetune.code_reference import CodeReference, Kind, parse_reference
-from treetune.trust import USER
+from treetune.config import plugins
+from treetune.config.code_reference import CodeReference, Kind, parse_reference
+from treetune.config.trust import USER
 
 
 def load_object(spec: str) -> Any:

@@ -11,13 +11,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from treetune import Task
-from treetune.datasets.build import build_rows
-from treetune.datasets.taskset import DatasetTaskset
-from treetune.from_config import build_taskset
-from treetune.policies.scripted import Replay
-from treetune.policy import Completion
-from treetune.rollout import run_rollout
-from treetune.taskset import Taskset
+from treetune.core.from_config import build_taskset
+from treetune.core.policy import Completion
+from treetune.core.taskset import Taskset
+from treetune.data.datasets.build import build_rows
+from treetune.data.datasets.taskset import DatasetTaskset
+from treetune.models.scripted import Replay
+from treetune.play.rollout import run_rollout
 
 # A reward that tells 1 from 1.0, True and "1", and sees every field.
 SEEN = """

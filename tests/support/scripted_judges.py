@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from treetune.core.policy import Completion, Request, Usage
 from treetune.errors import ContextFullError, EndpointRefusal
-from treetune.policy import Completion, Request, Usage
 
 FILE = Path(__file__)
 RIGHT = "Paris"

@@ -18,9 +18,9 @@ import tool_shop
 from tool_shop import Said
 
 from treetune import run_rollout
-from treetune.policy import Completion, Policy, Request
-from treetune.target import load_taskset
-from treetune.tools import message_of_action
+from treetune.core.policy import Completion, Policy, Request
+from treetune.core.tool import message_of_action
+from treetune.tasksets.target import load_taskset
 
 COUNTING = '''
 from treetune import Environment, Step, Task, Taskset

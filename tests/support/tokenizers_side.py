@@ -295,7 +295,7 @@ def applied(tokenizer: Any, prompt: Any, tokenize: bool, **arguments: Any) -> An
 
 
 def check(name: str, seed: int, count: int) -> dict[str, Any]:
-    from treetune.rows.prompt_lengths import PromptTokens, _describe
+    from treetune.data.rows.prompt_lengths import PromptTokens, _describe
 
     tokenizer = TOKENIZERS[name]()
     growth, cutting = _describe(tokenizer) if name != "mistral" else (None, [])

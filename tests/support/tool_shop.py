@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from treetune import run_rollout
-from treetune.call_formats import FORMATS
-from treetune.policy import Completion, Policy, Request
+from treetune.chat.call_formats import FORMATS
+from treetune.core.policy import Completion, Policy, Request
+from treetune.core.tool import message_of_action
+from treetune.core.trace import Trace
 from treetune.runs.folder import TRACES
-from treetune.target import load_taskset
-from treetune.tools import message_of_action
-from treetune.trace import Trace
+from treetune.tasksets.target import load_taskset
 
 CODE = '''
 from treetune import Environment, Step, Task, Taskset, tool

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from serve_process import serve
 
-from treetune.policy import Sampling
+from treetune.core.policy import Sampling
 from treetune.serve import EnvClient
 
 TASKS = """

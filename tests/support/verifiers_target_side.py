@@ -15,10 +15,11 @@ from pathlib import Path
 
 from treetune import run_rollout
 from treetune.cli.app import run as run_command
-from treetune.datasets.build import build_rows
+from treetune.core.policy import Completion
+from treetune.core.tool import message_of_action
+from treetune.data.datasets.build import build_rows
+from treetune.data.rows.reading import read_rows
 from treetune.errors import PolicyError, TreetuneError
-from treetune.policy import Completion
-from treetune.rows.reading import read_rows
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
@@ -26,8 +27,7 @@ from treetune.serve.http.door import HttpDoor
 from treetune.serve.server import EnvServer
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
-from treetune.target import load_taskset
-from treetune.tools import message_of_action
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.verl import compute_score
 
 VERSION, FOLDER = sys.argv[1], Path(sys.argv[2])

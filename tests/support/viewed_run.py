@@ -14,15 +14,15 @@ from random import Random
 
 from viewed_tasks import MARK, MOVES, SOURCES, Viewed, ViewedConfig, board, make_task, route
 
-from treetune.episode import Limits
+from treetune.chat.message import text_of
+from treetune.chat.tokens import Tokens, TokenSequence
+from treetune.core.judge_call import Judgement
+from treetune.core.policy import Usage
+from treetune.core.task import Task
+from treetune.core.tool import ToolCall
+from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn
 from treetune.evaluation import TRACES, EvalConfig, Evaluation, Run, RunFolder, Tally, remember
-from treetune.judgement import Judgement
-from treetune.message import text_of
-from treetune.policy import Usage
-from treetune.task import Task
-from treetune.tokens import Tokens, TokenSequence
-from treetune.tools import ToolCall
-from treetune.trace import Failure, Outcome, Timing, Trace, Turn
+from treetune.play.episode import Limits
 
 MOST_TURNS = 7
 LIMITS = Limits(max_turns=MOST_TURNS)

@@ -9,8 +9,8 @@ from random import Random
 from pictures import COLOURS, png
 
 from treetune import Environment, Step, Task, Taskset
-from treetune.environment import Rendered
-from treetune.taskset import TasksetConfig
+from treetune.core.environment import Rendered
+from treetune.core.taskset import TasksetConfig
 
 SOURCES = ("sums", "tools", "pictures", "walk", "essays")
 MARK = "Answer:"

@@ -13,13 +13,14 @@ from types import ModuleType
 import pytest
 from chat_templates import Letters, plain
 
-from treetune import Environment, Step, Task, Taskset, streams
+from treetune import Environment, Step, Task, Taskset
+from treetune.chat.tokens import ChatTokens
 from treetune.cli.app import make_app
 from treetune.cli.options import split_overrides
-from treetune.tokens import ChatTokens
+from treetune.config.trust import USER
+from treetune.play import streams
 from treetune.trainers.game import Game, Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
-from treetune.trust import USER
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/areal.md").read_text()
@@ -43,7 +44,7 @@ def test_each_command_is_understood(command):
 
 
 def test_each_task_of_agentbench_has_its_name():
-    from treetune.builtin.shell.agentbench import taskset_class
+    from treetune.tasksets.shell.agentbench import taskset_class
 
     named = {name for command in COMMANDS for name in re.findall(r"agentbench:(\S+)", command)}
     assert named == {"os-dev", "dbbench-dev", "kg-dev"}

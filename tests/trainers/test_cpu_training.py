@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from cpu_training import GROUP, PROMPTS, CpuTraining
 
-from treetune.runs.places import open_run
+from treetune.runs.discovery import open_run
 
 pytestmark = pytest.mark.slow
 

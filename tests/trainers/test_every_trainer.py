@@ -25,10 +25,10 @@ from stories import STORIES, Played, Story, pieces_of
 from trl_speaker import Speaker, rollout
 
 from treetune import run_rollout
-from treetune.policy import Completion, Policy, Request
+from treetune.chat.tokens import ChatTokens, Tokens
+from treetune.core.policy import Completion, Policy, Request
 from treetune.serve.host import ModelsConfig
-from treetune.target import load_taskset
-from treetune.tokens import ChatTokens, Tokens
+from treetune.tasksets.target import load_taskset
 
 SIDE = Path(venvs.__file__).with_name("every_trainer_side.py")
 Place = Callable[[Story], Played]

@@ -11,8 +11,8 @@ from kinds import write_targets
 from pictures import BLUE, GREEN, RED, png
 from vision_processor import TOKENS
 
-from treetune.images import to_url, urls_in
-from treetune.rows.reading import read_tasks
+from treetune.chat.images import to_url, urls_in
+from treetune.data.rows.reading import read_tasks
 
 pytestmark = pytest.mark.slow
 

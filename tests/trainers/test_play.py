@@ -8,9 +8,9 @@ import pytest
 from chat_templates import Letters, plain
 
 from treetune import Task, Taskset
+from treetune.chat.tokens import ChatTokens
 from treetune.errors import PolicyError
-from treetune.streams import Streams
-from treetune.tokens import ChatTokens
+from treetune.play.streams import Streams
 from treetune.trainers.game import Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
 from treetune.trainers.play import Sampled, play_episode

@@ -26,12 +26,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from word_tokenizer import WordTokenizer, length
 
+from treetune.core.task import Task
+from treetune.data.rows import read_rows, read_tasks
+from treetune.data.rows.row_store import pack, unpack
+from treetune.data.validate import write_tasks
 from treetune.errors import EmptyTasksetError, MissingExtraError, StorageError, TasksetError, TreetuneError, UsageError
-from treetune.rows import read_rows, read_tasks
-from treetune.rows.row_store import pack, unpack
-from treetune.task import Task
 from treetune.trainers.skyrl import PromptDataset
-from treetune.validate import write_tasks
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 KINDS = ("parquet", "jsonl", "json")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from word_tokenizer import WordTokenizer
 
+from treetune.data.rows import read_rows
+from treetune.data.rows.prompt_lengths import PromptTokens
 from treetune.errors import TreetuneError, UsageError
-from treetune.rows import read_rows
-from treetune.rows.prompt_lengths import PromptTokens
 from treetune.trainers.skyrl import PromptDataset
 
 ROWS = [

@@ -10,13 +10,13 @@ import tool_shop
 from http_playing import playing
 from task_servers import scripted
 
+from treetune.core.tool import message_of_action
+from treetune.data.rows.formats import FORMATS
+from treetune.data.rows.reading import read_rows
+from treetune.data.rows.writing import write_file
 from treetune.errors import UsageError
-from treetune.rows.formats import FORMATS
-from treetune.rows.reading import read_rows
-from treetune.rows.writing import write_file
 from treetune.serve import Misused, ServeError
-from treetune.target import load_taskset
-from treetune.tools import message_of_action
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.row_episodes import RowEpisodes, share_episodes
 
 COUNTING = """

@@ -23,18 +23,18 @@ from serving import served, serving
 
 import datasets
 from treetune import Task
-from treetune.environment import Action, make
-from treetune.from_config import build_taskset
-from treetune.rows.arrow_values import drop_nulls
-from treetune.rows.arrow_values import to_rows as columns_as_rows
-from treetune.rows.formats import FORMATS, task_to_play, task_to_score
-from treetune.rows.writing import write_parquet
+from treetune.core.environment import Action, make
+from treetune.core.from_config import build_taskset
+from treetune.core.taskset import Taskset
+from treetune.data.rows.arrow_values import drop_nulls
+from treetune.data.rows.arrow_values import to_rows as columns_as_rows
+from treetune.data.rows.formats import FORMATS, task_to_play, task_to_score
+from treetune.data.rows.writing import write_parquet
 from treetune.sandbox import probe
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.door import HttpDoor
-from treetune.taskset import Taskset
-from treetune.threads import call
+from treetune.system.threads import call
 from treetune.trainers.trl import score_rows
 from treetune.trainers.verl import compute_score
 

@@ -16,17 +16,17 @@ from tool_shop import STORY, check_messages, story_of
 from trl_speaker import Speaker, rollout
 
 from treetune import run_rollout
+from treetune.chat.tokens import ChatTokens, Tokens
+from treetune.core.policy import Completion, Policy, Request
+from treetune.data.rows.formats import FORMATS
 from treetune.evaluation import EvalConfig, Evaluation
-from treetune.policy import Completion, Policy, Request
-from treetune.rows.formats import FORMATS
 from treetune.runs.folder import TRACES
 from treetune.runs.rolling import RollingRun
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.door import HttpDoor
-from treetune.target import load_taskset
-from treetune.tokens import ChatTokens, Tokens
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.trl import TrlTasks
 
 

@@ -23,9 +23,9 @@ from verl_task import DOUBLES, ended
 
 from treetune import Task
 from treetune.cli.listing import TaskKind, cells
-from treetune.rows import read_tasks
-from treetune.rows.formats import FORMATS
-from treetune.validate import write_tasks
+from treetune.data.rows import read_tasks
+from treetune.data.rows.formats import FORMATS
+from treetune.data.validate import write_tasks
 
 pytestmark = pytest.mark.slow
 

@@ -28,6 +28,10 @@ from omegaconf import OmegaConf
 from serve_process import serve
 
 from treetune import Action, Environment, Step, Task, make, register
+from treetune.config.plugins import environments
+from treetune.data.rows import read_rows
+from treetune.data.rows.formats import FORMATS
+from treetune.data.validate import validate_dataset, write_tasks
 from treetune.errors import (
     ConfigError,
     EnvironmentFault,
@@ -37,13 +41,9 @@ from treetune.errors import (
     UnknownNameError,
     UsageError,
 )
-from treetune.plugins import environments
-from treetune.rows import read_rows
-from treetune.rows.formats import FORMATS
-from treetune.threads import call
+from treetune.system.threads import call
 from treetune.trainers import skyrl
 from treetune.trainers.skyrl.tasks import _entries_for, _resolve, cli_overrides, shell_words
-from treetune.validate import validate_dataset, write_tasks
 
 STAND_INS = Path(__file__).parents[1] / "support" / "stand_ins"
 SRC = Path(__file__).parents[2] / "src"

@@ -20,10 +20,10 @@ import venvs
 from retriever import Retriever
 
 from treetune import Action, Task, make
-from treetune.builtin.code.lcb import LcbEnvironment
-from treetune.environment import contract_of
+from treetune.core.environment import contract_of
 from treetune.sandbox import probe
-from treetune.threads import call
+from treetune.system.threads import call
+from treetune.tasksets.code.lcb import LcbEnvironment
 
 pytestmark = pytest.mark.slow
 

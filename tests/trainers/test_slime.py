@@ -16,12 +16,12 @@ from chat_templates import CALL_TEMPLATES, CallLetters, Letters, forgets_thought
 from kinds import KINDS, TARGETS, write_targets, written
 
 from treetune.cli.listing import TaskKind, cells
+from treetune.core.policy import Completion
 from treetune.errors import ConfigError, ResumeError, UsageError
-from treetune.policies.scripted import Replay
-from treetune.policy import Completion
-from treetune.rollout import run_rollout
+from treetune.models.scripted import Replay
+from treetune.play.rollout import run_rollout
 from treetune.serve import ServeError
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 
 SUMS = [
     {"prompt": [{"role": "user", "content": f"{n} + {n}?"}], "data_source": "sums", "env_class": "gsm8k_multi_turn",

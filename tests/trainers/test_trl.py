@@ -23,10 +23,11 @@ from serving import until
 from trl_speaker import Speaker, rollout
 from verl_task import DOUBLES
 
-from treetune import Environment, Step, Task, Taskset, threads
+from treetune import Environment, Step, Task, Taskset
 from treetune.errors import UsageError
 from treetune.serve.errors import ServeError
-from treetune.target import load_taskset
+from treetune.system import threads
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.trl import TrlTasks
 
 

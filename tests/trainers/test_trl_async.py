@@ -17,9 +17,10 @@ from chat_templates import Letters, forgets_thoughts, plain
 from kinds import KINDS, write_targets, written
 from trl_speaker import RolloutSample
 
-from treetune import Environment, Step, Task, Taskset, threads
+from treetune import Environment, Step, Task, Taskset
 from treetune.cli.listing import cells
 from treetune.errors import UsageError
+from treetune.system import threads
 from treetune.trainers.trl import TrlTasks
 
 

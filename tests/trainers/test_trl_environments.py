@@ -14,10 +14,11 @@ import venvs
 from pictures import png
 from serving import until
 
-from treetune import Environment, Step, Task, Taskset, threads, tool
+from treetune import Environment, Step, Task, Taskset, tool
+from treetune.chat.images import image_part, to_url
 from treetune.errors import UsageError
-from treetune.images import image_part, to_url
-from treetune.target import load_taskset
+from treetune.system import threads
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.trl import TrlTasks
 
 

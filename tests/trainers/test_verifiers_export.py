@@ -16,7 +16,7 @@ from scripted_chat import scripted_chat
 from treetune import Task, Taskset
 from treetune.cli.listing import cells
 from treetune.errors import UsageError
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.verifiers import export_package, packing
 from treetune.trainers.verifiers.intercepted import _with_system
 from treetune.trainers.verifiers.packing import open_taskset

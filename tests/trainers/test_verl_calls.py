@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from treetune.chat.tokens import Prompt, TokenSequence
 from treetune.serve import ServeError
-from treetune.tokens import Prompt, TokenSequence
 from treetune.trainers.verl.groups import Ended, Groups
 from treetune.trainers.verl.model_calls import ModelCalls
 

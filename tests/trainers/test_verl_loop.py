@@ -21,11 +21,11 @@ from serve_process import serve
 from tool_shop import STORY
 
 from treetune.cli.listing import TaskKind, cells
-from treetune.policies.scripted import Replay
-from treetune.policy import Completion
-from treetune.rollout import run_rollout
+from treetune.core.policy import Completion
+from treetune.models.scripted import Replay
+from treetune.play.rollout import run_rollout
 from treetune.sandbox import probe
-from treetune.target import load_taskset
+from treetune.tasksets.target import load_taskset
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("verl")]
 

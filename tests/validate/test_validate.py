@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 
 from treetune import Environment, Step
 from treetune.cli.app import run as main
+from treetune.config.plugins import environments
+from treetune.data.rows import read_tasks
+from treetune.data.rows.parquet import table_of
+from treetune.data.validate import RULES, Report, column_types, validate, validate_dataset
+from treetune.data.validate.files import RowCheck
+from treetune.data.validate.gold import empty_answer
+from treetune.data.validate.prefilter import columns_of, prefilter
+from treetune.data.validate.prompts import Lengths, is_validation, key_of, keys_of
 from treetune.errors import UsageError
-from treetune.plugins import environments
-from treetune.rows import read_tasks
-from treetune.rows.parquet import table_of
-from treetune.validate import RULES, Report, column_types, validate, validate_dataset
-from treetune.validate.files import RowCheck
-from treetune.validate.gold import empty_answer
-from treetune.validate.prefilter import columns_of, prefilter
-from treetune.validate.prompts import Lengths, is_validation, key_of, keys_of
 
 OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}
 OTHERS |= {"gold-said-otherwise", "image-count", "image-unreadable", "image-size", "image-elsewhere"}
@@ -967,7 +967,8 @@ def test_a_sound_file_is_checked_without_pandas(tmp_path):
     row = {"prompt": messages, "env_class": "gsm8k", "reward_spec": {"method": "rule", "ground_truth": "2"}}
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
     look = (
-        "import sys; from treetune.validate import validate; print(validate(sys.argv[1]).ok, 'pandas' in sys.modules)"
+        "import sys; from treetune.data.validate import validate; "
+        "print(validate(sys.argv[1]).ok, 'pandas' in sys.modules)"
     )
     command = [sys.executable, "-c", look, str(tmp_path / "rows.parquet")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True False\n"

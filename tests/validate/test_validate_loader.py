@@ -16,13 +16,13 @@ import pytest
 import venvs
 
 from treetune import Task
-from treetune.validate import write_tasks
+from treetune.data.validate import write_tasks
 
 pytestmark = pytest.mark.slow
 
 VALIDATE = """
 import json, sys
-from treetune.validate import validate
+from treetune.data.validate import validate
 for paths in json.load(open(sys.argv[1])):
     report = validate(paths)
     print(json.dumps([paths, report.ok, [finding.rule for finding in report.findings]]), flush=True)
@@ -34,8 +34,8 @@ import datasets
 from loguru import logger
 from skyrl.train.dataset import PromptDataset
 from tiny_model import make_tokenizer
-from treetune.validate import validate
-from treetune.validate.prompts import Lengths
+from treetune.data.validate import validate
+from treetune.data.validate.prompts import Lengths
 
 logger.remove()
 datasets.disable_progress_bars()

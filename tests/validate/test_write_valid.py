@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from treetune import Task
 from treetune.cli.app import run as main
+from treetune.data.rows import read_rows, read_tasks
+from treetune.data.validate import validate, write_tasks
 from treetune.errors import TreetuneError
-from treetune.rows import read_rows, read_tasks
-from treetune.validate import validate, write_tasks
 
 CONTENTS = st.sampled_from(["1 + 1?", "7", "2024-01-01", "", "<|im_end|>", [{"type": "text", "text": "?"}], [], None])
 MESSAGES = st.fixed_dictionaries(
@@ -132,7 +132,7 @@ def test_contents_of_two_types_are_for_json_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch", [2, 10_000])
 def test_search_and_gsm8k_go_into_one_file(batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treetune.rows.writing.BATCH", batch)
+    monkeypatch.setattr("treetune.data.rows.writing.BATCH", batch)
     numbers = [Task(prompt=f"{n} + 0?", env_class="gsm8k", reward_spec={"ground_truth": n}) for n in range(5)]
     names = [Task(prompt=f"{n}?", env_class="search", reward_spec={"ground_truth": ["Paris"]}) for n in range(3)]
     path = tmp_path / "mixed.parquet"

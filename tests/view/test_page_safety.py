@@ -10,7 +10,7 @@ import pytest
 from view_page import Page, view
 from viewed_run import HOSTILE, make_viewed_run, viewed_traces
 
-from treetune.trace import encode_trace
+from treetune.core.trace import encode_trace
 
 pytestmark = pytest.mark.slow
 VIEWS = ("/", "/run/0", "/run/0/groups", "/run/0/rollouts", "/run/0/suspicious", "/run/0/rescore", "/run/0/at/8",

@@ -11,9 +11,9 @@ import pytest
 from made_runs import make_run
 from viewing import viewing
 
+from treetune.core.trace import decode_trace
 from treetune.evaluation import Run
-from treetune.runs.places import open_run
-from treetune.trace import decode_trace
+from treetune.runs.discovery import open_run
 
 TASKS = """
 from treetune import Score, Task, Taskset
@@ -248,8 +248,8 @@ def test_what_is_suspicious_is_told_with_its_reason(server, viewed):
 
 def test_one_answer_that_pays_everywhere_is_suspicious(tmp_path):
     from treetune import Task
+    from treetune.core.trace import Trace, Turn
     from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
-    from treetune.trace import Trace, Turn
 
     what = read_config({"taskset": {"id": "arithmetic"}, "model": "m"}, EvalConfig)
     with RunFolder.create(tmp_path / "run", TRACES, what) as run:

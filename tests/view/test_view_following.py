@@ -13,8 +13,8 @@ from made_runs import make_run, make_trace
 from viewed_run import viewed_traces
 from viewing import viewing
 
+from treetune.core.trace import encode_trace
 from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
-from treetune.trace import encode_trace
 
 WHAT = {"taskset": {"id": "arithmetic"}, "model": "made"}
 

@@ -11,9 +11,9 @@ import pytest
 from view_page import Page, view
 from viewed_run import make_viewed_run, viewed_traces
 
-from treetune.message import text_of
-from treetune.tokens import Tokens
-from treetune.trace import encode_trace
+from treetune.chat.message import text_of
+from treetune.chat.tokens import Tokens
+from treetune.core.trace import encode_trace
 
 pytestmark = pytest.mark.slow
 

@@ -151,9 +151,9 @@ def test_a_rollout_is_found_by_its_name(server, run):
 
 
 def test_fields_of_a_tasks_own_class_are_shown(tmp_path):
-    from treetune.builtin.alphabet_sort import AlphabetSortTask
+    from treetune.core.trace import Trace
     from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
-    from treetune.trace import Trace
+    from treetune.tasksets.alphabet_sort import AlphabetSortTask
 
     task = AlphabetSortTask(idx=0, rounds=[["Zoe", "Ada"]])
     with RunFolder.create(

@@ -16,15 +16,15 @@ from treetune.audit.floor_answers import text_policies
 from treetune.audit.player import Player
 from treetune.audit.rules import RULES, Family, Report, choose
 from treetune.audit.sample import Sample, draw_sample
-from treetune.episode import Limits
+from treetune.core.policy import Sampling
+from treetune.core.taskset import Taskset
+from treetune.core.trace import Failure, Outcome, Trace
 from treetune.errors import TreetuneError, described
 from treetune.evaluation import run_bounded
-from treetune.host import Host
-from treetune.play_options import PlayOptions
-from treetune.policy import Sampling
-from treetune.taskset import Taskset
-from treetune.threads import call_apart
-from treetune.trace import Failure, Outcome, Trace
+from treetune.play.episode import Limits
+from treetune.play.host import Host
+from treetune.play.options import PlayOptions
+from treetune.system.threads import call_apart
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 OF_PROGRAMS = ("pays-exit", "pays-overwritten-checker", "pays-read-expected")

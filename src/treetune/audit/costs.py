@@ -12,7 +12,7 @@ from treetune.audit.player import Player
 from treetune.audit.rules import NOTE, WARNING, Family, Quantiles, Report, Rule
 from treetune.audit.sample import Sample, Subject
 from treetune.audit.solvable import gather
-from treetune.trace import Trace
+from treetune.core.trace import Trace
 
 ALONE = 3
 """Tasks that are played alone, one after the other, to see what one needs."""

@@ -17,8 +17,8 @@ import msgspec
 from treetune.audit.answers import AnswerFormat, is_number, numbers_in, options_in
 from treetune.audit.player import ECHO
 from treetune.audit.sample import Answer, Sample, Subject
-from treetune.policies.scripted import WRONG
-from treetune.validate.gold import change
+from treetune.data.validate.gold import change
+from treetune.models.scripted import WRONG
 
 COMMON = ("0", "1", "2", "3", "4", "5", "10", "yes", "no", "true", "false", "A", "B", "C", "D")
 """Constants that are tried where the right answers are not known here."""

@@ -14,9 +14,9 @@ from treetune.audit.player import ECHO, Player
 from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Floor, Report, Rule, clip
 from treetune.audit.sample import Answer, Sample, Subject, describe
 from treetune.audit.solvable import gather
+from treetune.core.trace import Trace
+from treetune.data.validate.rules import Severity
 from treetune.errors import plural
-from treetune.trace import Trace
-from treetune.validate.rules import Severity
 
 GRAVE, SERIOUS, KNOWN = 0.5, 0.1, 0.03
 """From which share of what chance does not pay a floor is an error, a warning, a note. A share is an error or a warning

@@ -16,9 +16,9 @@ from treetune.audit.near_duplicates import find_pairs, normalise
 from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, clip
 from treetune.audit.sample import Sample, Subject, as_text
 from treetune.audit.solvable import gather
-from treetune.digest import digest
-from treetune.task import Task, own_values
-from treetune.taskset import Taskset
+from treetune.core.task import Task, own_values
+from treetune.core.taskset import Taskset
+from treetune.system.digest import digest
 
 LONG = 12
 """From so many characters on, an answer that stands in a prompt word for word is hardly there by chance."""

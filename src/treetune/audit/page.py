@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 
 from treetune.audit.rules import RULES, Family, Finding, Report
+from treetune.chat.message import without_surrogates
+from treetune.data.validate.rules import Severity
 from treetune.errors import plural
-from treetune.message import without_surrogates
-from treetune.validate.rules import Severity
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2329; --paper: #ffffff; --soft: #5b6670; --line: #d8dee4; --card: #f6f8fa;

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from treetune.audit.sample import Answer, Subject
-from treetune.episode import Limits, in_time
-from treetune.policies.scripted import Echo, completion_of
-from treetune.policy import Completion, Policy, Request
-from treetune.rollout import run_rollout, score_together
-from treetune.taskset import Taskset
-from treetune.trace import Trace
+from treetune.core.policy import Completion, Policy, Request
+from treetune.core.taskset import Taskset
+from treetune.core.trace import Trace
+from treetune.models.scripted import Echo, completion_of
+from treetune.play.episode import Limits, in_time
+from treetune.play.rollout import run_rollout, score_together
 
 ECHO = "\0echo"
 """In the place of an action: the last message, repeated."""

@@ -14,13 +14,13 @@ from treetune.audit.player import Player
 from treetune.audit.rules import ERROR, WARNING, Family, Report, Rule, clip
 from treetune.audit.sample import Answer, Sample, Subject, as_text
 from treetune.audit.solvable import gather
-from treetune.digest import digest
-from treetune.episode import Limits
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.trace import Trace
 from treetune.errors import described
-from treetune.spawned_process import spawn_context
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.trace import Trace
+from treetune.play.episode import Limits
+from treetune.system.digest import digest
+from treetune.system.spawned_process import spawn_context
 
 AGAIN = 8
 """Tasks that are played in another process too."""

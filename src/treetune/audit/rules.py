@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from treetune.data.validate.rules import SHOWN, Severity, name_rows
 from treetune.errors import UnknownNameError, plural
-from treetune.validate.rules import SHOWN, Severity, name_rows
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 EVIDENCE = 5

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from treetune.audit.answers import AnswerFormat, texts_of
-from treetune.host import Host
-from treetune.message import Message, text_of
-from treetune.task import Task
-from treetune.trace import Trace
+from treetune.chat.message import Message, text_of
+from treetune.core.task import Task
+from treetune.core.trace import Trace
+from treetune.play.host import Host
 
 Answer = str | list[Any]
 """One text, given each turn until the episode ends, or one action a turn: text, or calls of tools."""

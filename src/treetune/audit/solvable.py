@@ -7,12 +7,12 @@ from collections import defaultdict
 from treetune.audit.player import Player
 from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, clip
 from treetune.audit.sample import Sample, Subject
+from treetune.core.score import Validity
+from treetune.data.rows.scorer import kind_of
 from treetune.errors import described
-from treetune.rows.scorer import kind_of
-from treetune.score import Validity
+from treetune.play.toolbox import find_fault
 from treetune.scorers.said import find_unpaid
-from treetune.threads import call
-from treetune.tool_calls import find_fault
+from treetune.system.threads import call
 
 Rule(
     "invalid-task",

@@ -19,9 +19,9 @@ from treetune.audit.answers import texts_of
 from treetune.audit.chance import rank_correlation
 from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Quantiles, Report, Rule
 from treetune.audit.solvable import gather
-from treetune.message import text_of
-from treetune.policies.scripted import WRONG
-from treetune.trace import Outcome, Trace
+from treetune.chat.message import text_of
+from treetune.core.trace import Outcome, Trace
+from treetune.models.scripted import WRONG
 
 MOSTLY = 0.9
 CORRELATED, SURE = 0.4, 3.0

@@ -17,7 +17,7 @@ from treetune.cli import completion, output
 from treetune.cli.options import OVERRIDABLE, option, split_overrides
 from treetune.cli.output import report_error
 from treetune.errors import TasksetError, TreetuneError, described, is_of_network, place_of
-from treetune.version import read_version
+from treetune.system.package import FOLDER, read_version
 
 VERBS = {
     "list": ("listing:list_command", "What is installed: tasksets, environments, models."),
@@ -155,9 +155,9 @@ def _name_place(error: BaseException) -> str:
 
 def _culprit(error: Exception) -> str:
     """Whose code failed: the innermost frame that is neither Python's own nor a library's."""
-    from treetune.plugins import installed_by
+    from treetune.config.plugins import installed_by
 
-    ours = Path(__file__).parent.parent
+    ours = FOLDER
     libraries = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)

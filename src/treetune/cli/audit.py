@@ -19,15 +19,15 @@ from treetune.cli import options
 from treetune.cli.options import Json, Target, option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
-from treetune.config import convert, load_yaml, to_plain
+from treetune.config.overrides import with_overrides
+from treetune.config.structs import convert, load_yaml, to_plain
+from treetune.core.taskset import Taskset
 from treetune.errors import UsageError, plural
-from treetune.host import Host, LocalHost, always
-from treetune.overrides import with_overrides
-from treetune.policies import EndpointConfig, check_reachable, load_policy
-from treetune.policies.scripted import Echo
-from treetune.screen import Screen
-from treetune.target import is_server
-from treetune.taskset import Taskset
+from treetune.models import EndpointConfig, check_reachable, load_policy
+from treetune.models.scripted import Echo
+from treetune.play.host import Host, LocalHost, always
+from treetune.system.screen import Screen
+from treetune.tasksets.target import is_server
 
 _PLAIN_SECONDS = 5.0
 """How often a log is told how far it is."""

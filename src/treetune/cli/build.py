@@ -16,19 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, Tex
 from treetune.cli import options
 from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import print_json
-from treetune.config import load_yaml
-from treetune.datasets.notes import dropped_for
+from treetune.config.structs import load_yaml
+from treetune.data.datasets.notes import dropped_for
+from treetune.data.rows.agent_column import COLUMN, LOOP, says_nothing
+from treetune.data.rows.code_store import pop_kept_files
+from treetune.data.rows.formats import format_named
+from treetune.data.rows.sources import names_taskset
 from treetune.errors import UsageError, plural
-from treetune.rows.agent_column import COLUMN, LOOP, says_nothing
-from treetune.rows.formats import format_named
-from treetune.rows.kept_code import pop_kept_files
-from treetune.rows.sources import names_taskset
-from treetune.screen import Screen
-from treetune.target import load_taskset, locate, refuse_server
+from treetune.system.screen import Screen
+from treetune.tasksets.target import load_taskset, locate, refuse_server
 
 if TYPE_CHECKING:
-    from treetune.datasets.list_files import Share
-    from treetune.datasets.taskset import DatasetTaskset
+    from treetune.data.datasets.list_files import Share
+    from treetune.data.datasets.taskset import DatasetTaskset
 
 
 def build_command(
@@ -91,8 +91,8 @@ def build_target(
         raise UsageError(f"{format} reads no parquet, which is what is built", remedy=remedy)
     build_lists = partial(_build_lists, screen=screen, source=target, format=format, force=force, engine=engine)
     if _declares_lists(target):
-        from treetune.datasets.declared import read_declared
-        from treetune.datasets.list_files import draws_by_weight
+        from treetune.data.datasets.list_files import draws_by_weight
+        from treetune.data.datasets.task_lists import read_declared
 
         overrides = read_overrides(context, ("train_tasks", "val_tasks"))
         lists = read_declared(target, overrides, cache_dir=cache_dir, further=further)
@@ -104,8 +104,8 @@ def build_target(
         problem = "--max-prompt-length, --tokenizer and --engine are for dataset tasks"
         raise UsageError(problem, remedy="declare train_tasks in YAML")
     else:
-        from treetune.datasets.build import build_rows
-        from treetune.datasets.taskset import DatasetTaskset
+        from treetune.data.datasets.build import build_rows
+        from treetune.data.datasets.taskset import DatasetTaskset
         from treetune.evaluation import read_taskset
 
         taskset = read_taskset(target, read_overrides(context, ["taskset"], trust=trust))
@@ -127,7 +127,7 @@ def build_target(
 def _declares_lists(target: str) -> bool:
     if Path(target).suffix not in (".yaml", ".yml"):
         return False
-    from treetune.datasets.declared import declares_tasks
+    from treetune.data.datasets.task_lists import declares_tasks
 
     # What else may be wrong with the file is reported by whoever reads it for its tasks.
     data = load_yaml(target)
@@ -146,8 +146,8 @@ def _build_lists(
 ) -> list[dict[str, Any]]:
     """Builds lists of dataset tasks for one trainer; each file is an entry of the report. `config` is the trainer's, as
     far as there is one: it may say who scores the rows."""
-    from treetune.datasets.declared import check_columns, check_environments
-    from treetune.datasets.list_files import build_files
+    from treetune.data.datasets.list_files import build_files
+    from treetune.data.datasets.task_lists import check_columns, check_environments
     from treetune.trainers.verl import name_agents, warn_of_unscored
 
     rows_format = format_named(format)
@@ -249,8 +249,8 @@ def convert_command(
 ) -> None:
     """Write the tasks of IN to OUT as a trainer's rows. Nothing is lost: converted back, they are equal. Or write a run
     as a log of Inspect."""
-    from treetune.rows.reading import RowTasks, read_tasks
-    from treetune.validate import write_tasks
+    from treetune.data.rows.reading import RowTasks, read_tasks
+    from treetune.data.validate import write_tasks
 
     if len(paths) < 2:
         raise UsageError(

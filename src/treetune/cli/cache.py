@@ -13,12 +13,12 @@ from rich.filesize import decimal
 from treetune.cli.options import CacheDir, Json, option
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
-from treetune.config import dump_yaml, to_plain
+from treetune.config.structs import dump_yaml, to_plain
+from treetune.data.rows.cache import Cache, Entry, default_cache_dir
 from treetune.errors import UnknownNameError, UsageError
-from treetune.judges.verdicts import KeptVerdicts
-from treetune.rows.cache import Cache, Entry, default_cache_dir
 from treetune.runs.foreign.kept import measure_kept, prune_kept
-from treetune.screen import Screen
+from treetune.scorers.judges.verdicts import KeptVerdicts
+from treetune.system.screen import Screen
 
 cache_app = typer.Typer()
 _BESIDE = {"verdicts": "verdicts of judges", "runs": "traces of other programs' runs"}

@@ -11,11 +11,11 @@ from treetune import evaluation as evaluating
 from treetune.cli.options import Json, option
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
-from treetune.config import to_plain
+from treetune.config.structs import to_plain
 from treetune.errors import UsageError
 from treetune.evaluation import Comparison, Difference, TaskChange
-from treetune.runs.places import open_run
-from treetune.screen import Screen
+from treetune.runs.discovery import open_run
+from treetune.system.screen import Screen
 
 _MOST_TASKS = 10
 

@@ -58,16 +58,16 @@ def _is_dotted(word: str) -> bool:
 
 def complete_target(incomplete: str) -> Iterator[str]:
     """Ids of tasksets, ready sets, and files that a TARGET may be."""
-    from treetune import ready_sets as ready
-    from treetune.plugins import tasksets
+    from treetune.config import ready_sets
+    from treetune.config.plugins import tasksets
 
-    yield from sorted(name for name in {*tasksets.names(), *ready.names()} if name.startswith(incomplete))
+    yield from sorted(name for name in {*tasksets.names(), *ready_sets.names()} if name.startswith(incomplete))
     for found in sorted(iglob(f"{escape(incomplete)}*")):
         if Path(found).is_dir() or found.endswith(_FILES):
             yield f"{found}/" if Path(found).is_dir() else found
 
 
 def complete_model(incomplete: str) -> Iterator[str]:
-    from treetune.policies import SPELLINGS
+    from treetune.models import SPELLINGS
 
     yield from (name for name in SPELLINGS if name.startswith(incomplete) and name != "NAME")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from treetune.cache_folder import aside
 from treetune.cli.output import print_json
+from treetune.core.trace import encode_trace
 from treetune.errors import UsageError
+from treetune.runs.discovery import find_run, open_run
 from treetune.runs.eval_log import ENDING, write_eval_log
-from treetune.runs.places import find_run, open_run
 from treetune.runs.run import Run
-from treetune.screen import Screen
-from treetune.trace import encode_trace
+from treetune.system.cache_folder import aside
+from treetune.system.screen import Screen
 
 _LINES = ".jsonl"
 

@@ -15,14 +15,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-import treetune
 from treetune.cli.app import run
 from treetune.cli.init import read_template
 from treetune.cli.options import Json, option
 from treetune.cli.output import print_json
-from treetune.datasets.declared import read_declared
+from treetune.data.datasets.task_lists import read_declared
 from treetune.errors import MissingExtraError, TreetuneError
-from treetune.screen import Screen
+from treetune.system.package import FOLDER
+from treetune.system.screen import Screen
+from treetune.tasksets.target import load_taskset
 
 FILE = Path("count_letters.py")
 TARGET = f"{FILE}:CountLetters"
@@ -101,7 +102,7 @@ def _run(screen: Screen, *arguments: str) -> None:
 
 
 def _write_dataset() -> None:
-    tasks = treetune.load_taskset(TARGET).select_tasks(200)
+    tasks = load_taskset(TARGET).select_tasks(200)
     questions = [{"question": task.prompt, "answer": task.ground_truth} for task in tasks]
     rows = Path("questions.jsonl").absolute()  # so that the dataset is found from any folder
     rows.write_bytes(msgspec.json.Encoder().encode_lines(questions))
@@ -112,7 +113,7 @@ def _find_training() -> Path:
     """The folder of examples/train_tiny: in the package where it was installed, else in the checkout."""
     if missing := [name for name in ("torch", "trl") if find_spec(name) is None]:
         raise MissingExtraError.of(f"--train: {' or '.join(missing)}", "trl")
-    package = Path(treetune.__file__).parent
+    package = FOLDER
     for place in (package, package.parent.parent):
         if (place / "examples" / "train_tiny" / "train.py").exists():
             return place / "examples" / "train_tiny"

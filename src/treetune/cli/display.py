@@ -15,7 +15,7 @@ from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.errors import plural
 from treetune.evaluation import Summary, is_run
-from treetune.screen import Screen
+from treetune.system.screen import Screen
 
 
 def summary_table(summary: Summary) -> RenderableType:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from treetune import evaluation as evaluating
+from treetune.chat.images import name_all
 from treetune.cli import options
 from treetune.cli.compare import plain_comparison, show_comparison
 from treetune.cli.completion import complete_model, complete_target
@@ -16,14 +17,13 @@ from treetune.cli.display import finish, run_to_end, runs_table, show_warnings, 
 from treetune.cli.options import TARGET, Json, option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
-from treetune.config import dump_yaml, to_plain
+from treetune.config.structs import dump_yaml, to_plain
 from treetune.errors import UsageError, plural
 from treetune.evaluation.live import Display
-from treetune.images import name_all
 from treetune.loggers import open_loggers
 from treetune.runs.run import no_run
-from treetune.screen import Screen
-from treetune.target import is_server, read_target
+from treetune.system.screen import Screen
+from treetune.tasksets.target import is_server, read_target
 
 _MOST_SHOWN = 40
 """Rollouts of a preview, in the terminal."""

@@ -11,7 +11,7 @@ from treetune.cli import options
 from treetune.cli.options import TASKS, Json, option, read_overrides
 from treetune.cli.output import print_json
 from treetune.errors import plural
-from treetune.screen import Screen
+from treetune.system.screen import Screen
 
 export_app = typer.Typer(help="Write a TARGET as a package that another ecosystem loads.")
 

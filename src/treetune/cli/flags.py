@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from treetune.cli.options import OVERRIDABLE
+from treetune.config.aliases import keys_meant
 from treetune.errors import TreetuneError, did_you_mean
-from treetune.other_names import keys_meant
 
 VERBS = {
     "eval": "evaluate run test bench benchmark play vf-eval",
@@ -174,7 +174,7 @@ class _Flag:
         if self.target is None or "taskset" not in self.groups:
             return []
         from treetune.evaluation import keys_of
-        from treetune.target import read_target
+        from treetune.tasksets.target import read_target
 
         with suppress(TreetuneError, OSError):
             return keys_of(read_target(self.target)["taskset"])

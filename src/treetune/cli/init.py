@@ -18,8 +18,8 @@ import typer
 
 import treetune
 from treetune.cli.options import option
+from treetune.config.plugins import tasksets
 from treetune.errors import StorageError, UnknownNameError, UsageError
-from treetune.plugins import tasksets
 
 _TEMPLATES = resources.files("treetune.cli").joinpath("templates")
 ABOUT = {

@@ -11,22 +11,22 @@ from typing import Annotated, Any
 
 from rich.text import Text
 
-from treetune import ready_sets as ready
+from treetune.chat.tokens import NO_IMAGES
 from treetune.cli import options
 from treetune.cli.options import Json, option
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
-from treetune.config import defaults_of, field_docs, load_yaml
+from treetune.config import ready_sets
+from treetune.config.plugins import Registry, environments, find_ready, tasksets, tools
+from treetune.config.structs import defaults_of, field_docs, load_yaml
+from treetune.config.trust import USER
+from treetune.core.from_config import taskset_class
+from treetune.data.rows.formats import IN_PARQUET
 from treetune.errors import TreetuneError, described
-from treetune.from_config import taskset_class
-from treetune.plugins import Registry, environments, find_ready, tasksets, tools
-from treetune.policies import SPELLINGS
-from treetune.rows.formats import IN_PARQUET
-from treetune.screen import Screen
-from treetune.target import NEEDS_TASKS
-from treetune.tokens import NO_IMAGES
+from treetune.models import SPELLINGS
+from treetune.system.screen import Screen
+from treetune.tasksets.target import NEEDS_TASKS
 from treetune.trainers.verifiers import ALREADY_THERE
-from treetune.trust import USER
 
 
 def list_command(
@@ -54,7 +54,7 @@ def list_command(
         return (_describe_ready if find_ready(name) else _describe)(name, json)
     found = {
         "tasksets": _installed(tasksets),
-        "ready": {name: _told(name) for name in ready.names() if not tasksets.has(name)},
+        "ready": {name: _told(name) for name in ready_sets.names() if not tasksets.has(name)},
         "environments": _installed(environments),
         "tools": _installed(tools),
         "models": {spelling: {"about": about} for spelling, about in SPELLINGS.items()},
@@ -78,7 +78,7 @@ def _origin(entry: Mapping[str, str]) -> tuple[str, ...]:
 
 def _told(name: str) -> dict[str, str]:
     """What the file of a ready set says of it; one that cannot be read must not break the list."""
-    file = str(ready.find(name))
+    file = str(ready_sets.find(name))
     try:
         data = load_yaml(file)
     except TreetuneError as error:

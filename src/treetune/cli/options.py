@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from treetune.cli.completion import complete_target
+from treetune.config.aliases import OTHER_NAMES, suggest_key
 from treetune.errors import UsageError, did_you_mean
-from treetune.other_names import OTHER_NAMES, suggest_key
 
 
 def option(help: str, *names: str, **settings: Any) -> Any:

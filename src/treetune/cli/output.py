@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import msgspec
 import typer
 
-from treetune.screen import PICTURES
+from treetune.system.screen import PICTURES
 
 # Newer releases of typer carry their own click, older ones use the installed one: this is the base in either.
 CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

@@ -17,10 +17,10 @@ from treetune.cli.evaluate import play
 from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
-from treetune.digest import digest
 from treetune.errors import UsageError
-from treetune.screen import Screen
-from treetune.target import read_target
+from treetune.system.digest import digest
+from treetune.system.screen import Screen
+from treetune.tasksets.target import read_target
 
 USUAL = Path("rates.jsonl")
 _BAR = 40
@@ -107,7 +107,7 @@ def _run_folder(path: Path, model: str) -> Path:
 
 
 def _read_values(by: str) -> dict[str, Any]:
-    from treetune.overrides import with_overrides
+    from treetune.config.overrides import with_overrides
 
     key, equals, values = by.partition("=")
     if not key or not equals or not values:

@@ -12,12 +12,12 @@ from treetune.cli import options
 from treetune.cli.build import build_target
 from treetune.cli.options import TARGET, Json, option
 from treetune.cli.output import print_json
+from treetune.data.rows.push import push_rows
 from treetune.errors import plural
-from treetune.hub import check_repo
-from treetune.rows.push import push_rows
-from treetune.runs.places import find_run, open_run
-from treetune.screen import Screen
-from treetune.target import refuse_server
+from treetune.runs.discovery import find_run, open_run
+from treetune.system.hub import check_repo
+from treetune.system.screen import Screen
+from treetune.tasksets.target import refuse_server
 
 
 def push_command(

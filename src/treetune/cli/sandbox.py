@@ -14,7 +14,7 @@ from rich.markup import escape
 from treetune.cli.options import Json, option
 from treetune.cli.output import print_json
 from treetune.errors import UsageError
-from treetune.screen import Screen
+from treetune.system.screen import Screen
 
 sandbox_app = typer.Typer()
 

@@ -24,17 +24,17 @@ from treetune.cli.output import print_json
 from treetune.cli.register import open_registration
 from treetune.cli.supervise import Report
 from treetune.cli.supervise import supervise as run_supervised
-from treetune.config import convert
-from treetune.episode import Limits
+from treetune.config.structs import convert
+from treetune.core.from_config import build_taskset
+from treetune.core.policy import Sampling
+from treetune.core.taskset import Taskset
 from treetune.errors import ConfigError, MissingExtraError, TreetuneError, UsageError, plural
-from treetune.from_config import build_taskset
 from treetune.loggers import About, open_loggers
 from treetune.loggers.curve import RewardCurve
-from treetune.policies import EndpointConfig, check_reachable
-from treetune.policy import Sampling
+from treetune.models import EndpointConfig, check_reachable
+from treetune.play.episode import Limits
 from treetune.runs.rolling import RollingRun
-from treetune.target import read_target, refuse_server
-from treetune.taskset import Taskset
+from treetune.tasksets.target import read_target, refuse_server
 
 log = logging.getLogger("treetune.serve")
 T = TypeVar("T")
@@ -159,7 +159,7 @@ def serve_command(
             kept_traces.listener = RewardCurve(loggers, About(traces.name, served.resolved(), traces))
     opened = contextlib.ExitStack()
     if any(name.startswith("vllm:") for name in names):
-        from treetune.policies.vllm import running
+        from treetune.models.vllm import running
 
         places = {name: opened.enter_context(running(name, endpoint)) for name in names}
         others = {name: places[name] for name in names[1:]}

@@ -10,22 +10,22 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from treetune.chat.images import has_images, name_all, name_images
 from treetune.cli import options
 from treetune.cli.options import TARGET, Json, Split, Tokenizer, Trust, option, read_overrides
 from treetune.cli.output import print_json
 from treetune.cli.show_run import show_rollout, show_rollouts
-from treetune.config import to_plain
+from treetune.config.structs import to_plain
+from treetune.core.mixture import owner_of
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.data.rows.prompt_lengths import load_tokenizer
 from treetune.errors import TreetuneError, UsageError, user_code
 from treetune.evaluation import ask_server, find_served, means_run, no_run, read_taskset, render
-from treetune.images import has_images, name_all, name_images
-from treetune.mixture import owner_of
-from treetune.rows.prompt_lengths import load_tokenizer
-from treetune.runs.places import find_run, open_run
+from treetune.play.toolbox import list_tools
+from treetune.runs.discovery import find_run, open_run
 from treetune.runs.query import Query
-from treetune.screen import Screen
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.tool_calls import list_tools
+from treetune.system.screen import Screen
 
 
 def show_command(

@@ -9,16 +9,16 @@ from typing import Any
 from rich.padding import Padding
 from rich.text import Text
 
+from treetune.chat.images import name_images
+from treetune.chat.message import Message
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
-from treetune.config import to_plain
-from treetune.environment import Rendered
+from treetune.config.structs import to_plain
+from treetune.core.environment import Rendered
+from treetune.core.trace import Trace, Turn
 from treetune.errors import TreetuneError
 from treetune.evaluation import Entry, Run
-from treetune.images import name_images
-from treetune.message import Message
-from treetune.screen import Screen
-from treetune.trace import Trace, Turn
+from treetune.system.screen import Screen
 
 _WIDEST = 60
 _COLOURS = {"completed": "green", "truncated": "yellow", "timeout": "magenta", "cancelled": "dim"}

@@ -18,8 +18,8 @@ from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.errors import UsageError, plural
 from treetune.evaluation import find_served
-from treetune.screen import Screen
-from treetune.target import is_server, load_taskset
+from treetune.system.screen import Screen
+from treetune.tasksets.target import is_server, load_taskset
 
 
 def top_command(

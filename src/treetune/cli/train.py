@@ -18,10 +18,10 @@ from treetune.cli import options
 from treetune.cli.build import build_target
 from treetune.cli.options import TASKS, Json, TasksTarget, option
 from treetune.cli.output import print_json
+from treetune.core.from_config import build_taskset
 from treetune.errors import MissingExtraError, UsageError
-from treetune.from_config import build_taskset
-from treetune.screen import Screen
-from treetune.target import is_server, read_target, refuse_server
+from treetune.system.screen import Screen
+from treetune.tasksets.target import is_server, read_target, refuse_server
 from treetune.trainers.launch import DEFAULT_MODEL, TRAINERS, BuiltFile, Files, Launch, TrainRequest, plan
 
 

@@ -18,16 +18,16 @@ from treetune.cli.display import finish, run_to_end
 from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
-from treetune.config import to_plain
+from treetune.config.structs import to_plain
+from treetune.data.rows.sources import find, kind_of, names_rows, refuse_unwritable
+from treetune.data.validate.files import read_batches, validate
+from treetune.data.validate.files import split as split_files
+from treetune.data.validate.prompts import Lengths
+from treetune.data.validate.rules import name_rows, print_report
+from treetune.data.validate.write import write_fixed
 from treetune.errors import UsageError, plural
-from treetune.rows.sources import find, kind_of, names_rows, refuse_unwritable
-from treetune.screen import Screen
-from treetune.target import read_target, refuse_server
-from treetune.validate.files import read_batches, validate
-from treetune.validate.files import split as split_files
-from treetune.validate.prompts import Lengths
-from treetune.validate.rules import name_rows, print_report
-from treetune.validate.write import write_fixed
+from treetune.system.screen import Screen
+from treetune.tasksets.target import read_target, refuse_server
 
 MAX_PROMPT_LENGTH = 512
 """With `--tokenizer`, unless said otherwise."""
@@ -121,7 +121,7 @@ def _validate_files(
         report = validate(targets, on_rows=lambda done: progress.update(bar, completed=done), **checks, **rules)
     training, held_out = split_files(targets, checks["validation"])
     if gold:
-        from treetune.validate.gold import check_gold
+        from treetune.data.validate.gold import check_gold
 
         with screen.progress() as progress:
             bar = progress.add_task("trying gold answers", total=report.rows)

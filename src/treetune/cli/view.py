@@ -17,10 +17,10 @@ import uvloop
 
 from treetune.cli.options import option
 from treetune.cli.output import print_json
-from treetune.config import to_plain
+from treetune.config.structs import to_plain
 from treetune.errors import UsageError
-from treetune.screen import Screen
 from treetune.serve import Access, is_loopback, name_public_address
+from treetune.system.screen import Screen
 from treetune.view import Calls, RunList, ViewServer, write_report
 
 _HERE = Path("runs")

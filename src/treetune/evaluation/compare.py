@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from treetune.core.fingerprint import config_differences
 from treetune.errors import UsageError
 from treetune.evaluation.paired import FEWEST_TASKS, SURE, Paired, shuffled_p_value
-from treetune.fingerprint import config_differences
 from treetune.runs.run import Run
 
 Key = tuple[str, int]

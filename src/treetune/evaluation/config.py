@@ -9,18 +9,18 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
-from treetune.config import convert, defaults_of, to_plain
-from treetune.episode import Limits
+from treetune.config.aliases import suggest_key
+from treetune.config.structs import convert, defaults_of, to_plain
+from treetune.config.variables import conceal
+from treetune.core.fingerprint import find_differences
+from treetune.core.from_config import build_taskset, describe, expand_ready, taskset_class
+from treetune.core.policy import Sampling
+from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import ConfigError, Faults, TreetuneError, gather_faults
-from treetune.fingerprint import find_differences
-from treetune.from_config import build_taskset, describe, expand_ready, taskset_class
-from treetune.other_names import suggest_key
-from treetune.policies import EndpointConfig
-from treetune.policy import Sampling
-from treetune.target import read_target
-from treetune.taskset import Taskset
-from treetune.taskset_config import TasksetConfig
-from treetune.variables import conceal
+from treetune.models import EndpointConfig
+from treetune.play.episode import Limits
+from treetune.tasksets.target import read_target
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -7,17 +7,17 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 from treetune import serve
-from treetune.environment import contract_of
+from treetune.core.environment import contract_of
+from treetune.core.mixture import parts_of
+from treetune.core.policy import Policy
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.tool import ToolSource
 from treetune.errors import TasksetError
 from treetune.evaluation.config import Evaluation
-from treetune.host import Host, LocalHost, always
-from treetune.mixture import parts_of
-from treetune.policy import Policy
-from treetune.streams import Streams
-from treetune.target import is_server
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.tools import ToolSource
+from treetune.play.host import Host, LocalHost, always
+from treetune.play.streams import Streams
+from treetune.tasksets.target import is_server
 
 
 def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
@@ -46,7 +46,7 @@ async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int 
             host: Host = LocalHost(Streams(taskset), always(policy), config.limits, config.max_concurrent)
             opened.push_async_callback(host.close)
         elif workers is not None:
-            from treetune.policies.vllm import running
+            from treetune.models.vllm import running
 
             # A server of our own without a door: its host is asked right here.
             settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)

@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from treetune.core.trace import Outcome, Trace
 from treetune.evaluation.config import Evaluation
 from treetune.runs.summary import Tally
-from treetune.screen import Screen
-from treetune.trace import Outcome, Trace
+from treetune.system.screen import Screen
 
 _PLAIN_SECONDS = 5.0
 _LATEST = 8

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 from filelock import FileLock
 
+from treetune.core.curriculum.profile import Profile, column_of
+from treetune.core.mixture import ByParameter, Mixture
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.data.rows.cache import write_atomically
 from treetune.errors import StorageError
 from treetune.evaluation.config import Evaluation
-from treetune.mixture import ByParameter, Mixture
-from treetune.profile import Profile, column_of
-from treetune.rows.cache import write_atomically
 from treetune.runs.folder import read_traces
-from treetune.task import Task
-from treetune.taskset import Taskset
 
 EDGES = (0.25, 0.5, 0.75)
 

@@ -19,6 +19,9 @@ from typing import Protocol
 
 import msgspec
 
+from treetune.core.policy import Policy
+from treetune.core.task import Task
+from treetune.core.trace import Trace
 from treetune.errors import UsageError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.hosts import ask_server, check_judges, find_served, open_host, refuse_unservable
@@ -27,15 +30,12 @@ from treetune.evaluation.run_trust import remember
 from treetune.evaluation.runner import Runner
 from treetune.loggers import About, Loggers
 from treetune.loggers.figures import figures_of, samples_of
-from treetune.policies import check_policy, check_reachable, load_policy
-from treetune.policies.scripted import refuse_without_gold
-from treetune.policy import Policy
+from treetune.models import check_policy, check_reachable, load_policy
+from treetune.models.scripted import refuse_without_gold
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.run import Run
 from treetune.runs.summary import Tally
-from treetune.task import Task
-from treetune.threads import call_apart
-from treetune.trace import Trace
+from treetune.system.threads import call_apart
 
 _RESCORE = "pass --rescore to score what there is again, "
 

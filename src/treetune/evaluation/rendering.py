@@ -17,18 +17,18 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from treetune.environment import Environment, Rendered
+from treetune.chat.message import without_surrogates
+from treetune.config.plugins import absolute_spec, environments, folders_of
+from treetune.config.run_config import nodes_of
+from treetune.config.trust import Origin
+from treetune.core.environment import Environment, Rendered
+from treetune.core.from_config import taskset_class
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
 from treetune.errors import TreetuneError, UsageError, described, place_of
 from treetune.evaluation.run_trust import TaskCode
-from treetune.from_config import taskset_class
-from treetune.message import without_surrogates
-from treetune.plugins import absolute_spec, environments, folders_of
-from treetune.run_config import nodes_of
 from treetune.runs.entry import Entry
 from treetune.runs.run import Run
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.trust import Origin
 
 _SECONDS = 5.0
 """For the code of a task, which may never end."""

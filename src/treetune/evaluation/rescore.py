@@ -10,23 +10,23 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from treetune.chat.message import text_of
+from treetune.config.trust import names_from
+from treetune.core.mixture import owner_of
+from treetune.core.policy import Completion
+from treetune.core.task import Task
+from treetune.core.trace import POLICY_FIELDS, Trace
 from treetune.errors import ResumeError, TasksetError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_trust import TaskCode
 from treetune.evaluation.runner import Runner
-from treetune.judges import JudgeError
-from treetune.message import text_of
-from treetune.mixture import owner_of
-from treetune.policies.scripted import Replay
-from treetune.policy import Completion
-from treetune.rollout import run_rollout, score_together
+from treetune.models.scripted import Replay
+from treetune.play.rollout import run_rollout, score_together
 from treetune.runs.damage import Damage
+from treetune.runs.discovery import open_run
 from treetune.runs.folder import TRACES, RunFolder, read_traces
-from treetune.runs.places import open_run
 from treetune.runs.summary import Summary, Tally
-from treetune.task import Task
-from treetune.trace import POLICY_FIELDS, Trace
-from treetune.trust import names_from
+from treetune.scorers.judges import JudgeError
 
 MORE = "raise that ceiling; verdicts that were paid for are kept"
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from treetune.cache_folder import write_atomically
-from treetune.digest import canonical
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.evaluation.compare import Comparison, compare
 from treetune.evaluation.plan import Plan
 from treetune.runs.folder import FINGERPRINT, name_run, slug
 from treetune.runs.run import Run, is_run
+from treetune.system.cache_folder import write_atomically
+from treetune.system.digest import canonical
 
 SET = "runs.json"
 

@@ -3,7 +3,7 @@
     remember(Path("runs/x"))                  # `eval`: the config in there is this user's
     take_up(Path("runs/x"), trust=False)      # `eval --resume`: raises where it is not, and would call a model
 
-What the config names is checked where it is read and loaded (`run_config.py`, `trust.py`).
+What the config names is checked where it is read and loaded (`config/run_config.py`, `config/trust.py`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from treetune.code_reference import find_file, find_reference
-from treetune.config import convert, load_yaml
-from treetune.mixture import owner_of
-from treetune.policies import EndpointConfig, check_script, endpoint_of, is_behind_endpoint
-from treetune.run_config import CONFIG, is_run_config, origin_of, refusal
+from treetune.config.code_reference import find_file, find_reference
+from treetune.config.run_config import CONFIG, is_run_config, origin_of, refusal
+from treetune.config.structs import convert, load_yaml
+from treetune.config.trust import Origin, is_own_config, own_names, remember_config, remember_names
+from treetune.core.mixture import owner_of
+from treetune.core.task import Task, own_values
+from treetune.core.taskset import Taskset
+from treetune.models import EndpointConfig, check_script, endpoint_of, is_behind_endpoint
 from treetune.runs.run import load_config, no_run
-from treetune.task import Task, own_values
-from treetune.taskset import Taskset
-from treetune.trust import Origin, is_own_config, own_names, remember_config, remember_names
 
 
 def remember(run: Path) -> None:

@@ -15,16 +15,16 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from treetune.core.task import Task
+from treetune.core.trace import Failure, Outcome, Trace
 from treetune.errors import TasksetError, TreetuneError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_trust import TaskCode
-from treetune.host import Host
-from treetune.play_options import PlayOptions
+from treetune.play.host import Host
+from treetune.play.options import PlayOptions
 from treetune.runs.folder import RunFolder
 from treetune.runs.summary import Tally
-from treetune.task import Task
-from treetune.threads import call
-from treetune.trace import Failure, Outcome, Trace
+from treetune.system.threads import call
 
 T = TypeVar("T")
 

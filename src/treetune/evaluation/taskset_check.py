@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.episode import DeadlinePassed, in_time
+from treetune.core.flaw import Flaw
+from treetune.core.mixture import owner_of, parts_of
+from treetune.core.score import NoScoreError, Validity, score_answer
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.tool import Gold as Answer
+from treetune.core.tool_schema import lost_for_verl
+from treetune.data.rows.scorer import kind_of
 from treetune.errors import InvalidAction, located
 from treetune.evaluation.config import Validation
 from treetune.evaluation.runner import run_bounded
-from treetune.flaw import Flaw
-from treetune.mixture import owner_of, parts_of
-from treetune.policies.scripted import WRONG, Gold
-from treetune.rollout import run_rollout
-from treetune.rows.scorer import kind_of
+from treetune.models.scripted import WRONG, Gold
+from treetune.play.episode import DeadlinePassed, in_time
+from treetune.play.rollout import run_rollout
+from treetune.play.streams import draw_tasks
+from treetune.play.toolbox import find_fault
 from treetune.runs.folder import Records, RunFolder
-from treetune.score import NoScoreError, Validity, score_answer
 from treetune.scorers.said import find_unpaid
-from treetune.streams import draw_tasks
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.threads import call
-from treetune.tool_calls import find_fault
-from treetune.tool_schema import lost_for_verl
-from treetune.tools import Gold as Answer
+from treetune.system.threads import call
 
 if TYPE_CHECKING:
-    from treetune.validate.rules import Finding
+    from treetune.data.validate.rules import Finding
 
 RETRIED = ("gold-failed", "validate-failed")
 """Rules that say of the check, not of the task, that it failed: a resumed run tries these again."""
@@ -174,7 +174,7 @@ class TasksetChecker:
             check.warnings["reward-raises"] = f"for the answer {WRONG!r}: {located(error)}"
 
     def summary(self) -> CheckSummary:
-        from treetune.validate.rules import SHOWN, Finding, Severity  # checks of files take long to load
+        from treetune.data.validate.rules import SHOWN, Finding, Severity  # checks of files take long to load
 
         checks = sorted(self._checks.values(), key=lambda check: check.idx)
         counts, name = Counter(check.validity for check in checks), self._taskset.name

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from treetune.chat.images import name_images
+from treetune.chat.message import Message
+from treetune.core.trace import Trace
 from treetune.errors import TreetuneError
-from treetune.images import name_images
 from treetune.loggers import Sample
-from treetune.message import Message
 from treetune.runs.run import Run
 from treetune.runs.summary import Summary
-from treetune.trace import Trace
 
 _MOST_SAMPLES = 60
 _FAILURES = 10

@@ -12,7 +12,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from treetune.config import dump_yaml
+from treetune.config.structs import dump_yaml
 from treetune.loggers import About, Sample
 
 FOLDER = "tensorboard"

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from operator import attrgetter
 
+from treetune.core.trace import Trace
 from treetune.errors import plural
 from treetune.runs.entry import Entry
-from treetune.trace import Trace
 
 LONGEST_LINE = 256 << 20
 """Bytes of a line. What is longer is no record."""

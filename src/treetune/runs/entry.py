@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from treetune.message import text_of
-from treetune.trace import Failure, Trace
+from treetune.chat.message import text_of
+from treetune.core.trace import Failure, Trace
 
 _ANSWER = 120
 """How much of an answer an entry has."""

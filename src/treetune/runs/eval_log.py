@@ -17,16 +17,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from treetune.cache_folder import aside
-from treetune.digest import digest
+from treetune.chat.message import without_surrogates
+from treetune.core.trace import Trace
 from treetune.errors import StorageError
-from treetune.message import without_surrogates
 from treetune.runs.eval_sample import Plain, iso_time, sample_of, summary_of
 from treetune.runs.folder import TRACES
 from treetune.runs.foreign.inspect_sample import REWARD
 from treetune.runs.run import Run
-from treetune.trace import Trace
-from treetune.version import read_version
+from treetune.system.cache_folder import aside
+from treetune.system.digest import digest
+from treetune.system.package import read_version
 
 ENDING = ".eval"
 _VERSION = 2

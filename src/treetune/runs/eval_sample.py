@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from treetune.images import url_of
-from treetune.message import Message, text_of
-from treetune.message_forms import reasoning_of
+from treetune.chat.images import url_of
+from treetune.chat.message import Message, text_of
+from treetune.chat.normalize import reasoning_of
+from treetune.core.tool import ToolCall
+from treetune.core.trace import Outcome, Trace, Turn
 from treetune.runs.foreign.chat import calls_of
 from treetune.runs.foreign.inspect_sample import REWARD, SUCCESS
-from treetune.tools import ToolCall
-from treetune.trace import Outcome, Trace, Turn
 
 _ROLES = {"system": "system", "developer": "system", "assistant": "assistant", "tool": "tool"}
 _STOPS = {"length": "max_tokens", "stop": "stop", "tool_calls": "tool_calls", "content_filter": "content_filter"}

@@ -24,18 +24,18 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import msgspec
 from filelock import FileLock, Timeout
 
-from treetune.config import dump_yaml
+from treetune.config.run_config import CONFIG
+from treetune.config.structs import dump_yaml
+from treetune.core.fingerprint import Fingerprint, config_differences, taskset_fingerprint
+from treetune.core.taskset import Taskset
+from treetune.core.trace import Trace, decode_trace, encode_trace
+from treetune.data.rows.cache import write_atomically
 from treetune.errors import ResumeError, StorageError, UsageError
-from treetune.fingerprint import Fingerprint, config_differences, taskset_fingerprint
-from treetune.rows.cache import write_atomically
-from treetune.run_config import CONFIG
 from treetune.runs.damage import LONGEST_LINE, Damage, key_of_trace
 from treetune.runs.entry import Entry
 from treetune.runs.images import bring_back, move_images, move_out
 from treetune.runs.index import INDEX, IndexWriter, mend_index
 from treetune.runs.plain_files import UNREADABLE, open_to_append, read_regular
-from treetune.taskset import Taskset
-from treetune.trace import Trace, decode_trace, encode_trace
 
 SUMMARY, FINGERPRINT = "summary.json", "fingerprint.json"
 SUPERSEDED = "superseded.jsonl"

@@ -15,7 +15,7 @@ from base64 import b64decode, b64encode
 from contextlib import suppress
 from pathlib import Path
 
-from treetune.rows.cache import write_atomically
+from treetune.data.rows.cache import write_atomically
 from treetune.runs.plain_files import read_regular, refuse_link
 
 FOLDER = "images"

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from treetune.message import without_surrogates
+from treetune.chat.message import without_surrogates
+from treetune.core.trace import Trace
 from treetune.runs.damage import LONGEST_LINE, Damage, key_of_entry
 from treetune.runs.entry import Entry, entry_of, glance
 from treetune.runs.plain_files import UNREADABLE, open_regular, open_to_append
-from treetune.trace import Trace
 
 INDEX = "index.jsonl"
 _PART, _BLOCK = 1 << 19, 1 << 20

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.hub import Card, check_repo, upload
-from treetune.images import name_images
-from treetune.message import Message
-from treetune.run_config import CONFIG
+from treetune.chat.images import name_images
+from treetune.chat.message import Message
+from treetune.config.run_config import CONFIG
+from treetune.core.trace import Trace
 from treetune.runs.folder import FINGERPRINT, SUMMARY, TRACES
 from treetune.runs.images import FOLDER as IMAGES
 from treetune.runs.index import INDEX
 from treetune.runs.plain_files import find_fault
 from treetune.runs.summary import Summary
-from treetune.trace import Trace
+from treetune.system.hub import Card, check_repo, upload
 
 if TYPE_CHECKING:
     from treetune.runs.run import Run
@@ -109,7 +109,7 @@ def _json(value: Any) -> str:
 
 
 def _card(run: Run, repo: str) -> Card:
-    from treetune.version import read_version
+    from treetune.system.package import read_version
 
     of_ours = run.kind == "treetune"
     origin = (

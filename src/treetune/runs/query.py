@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from treetune.core.trace import Outcome
 from treetune.errors import UsageError, did_you_mean
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Columns, Mask
 from treetune.runs.search import Search
-from treetune.trace import Outcome
 
 _TOKENS = re.compile(
     r"""\s*(?:

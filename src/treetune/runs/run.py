@@ -22,22 +22,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from treetune.config import load_yaml
+from treetune.config.run_config import CONFIG
+from treetune.config.structs import load_yaml
+from treetune.core.task import Task
+from treetune.core.trace import Trace, decode_trace
 from treetune.errors import TasksetError, UsageError, did_you_mean
-from treetune.run_config import CONFIG
+from treetune.runs.annotations import Key, Mark, key_of, marks_stamp, read_marks
 from treetune.runs.columns import NUMBERS, TEXTS, Columns, Entries, Groups, Mask
 from treetune.runs.entry import Entry
 from treetune.runs.folder import SUMMARY, TRACES
 from treetune.runs.html import page_of
 from treetune.runs.images import bring_back
 from treetune.runs.index import IndexReader
-from treetune.runs.marks import Key, Mark, key_of, marks_stamp, read_marks
 from treetune.runs.plain_files import UNREADABLE, find_fault, read_regular
 from treetune.runs.plot import Plot, draw
 from treetune.runs.query import Query, solved
 from treetune.runs.summary import Summary, Tally
-from treetune.task import Task
-from treetune.trace import Trace, decode_trace
 
 TypeOf = Callable[[Task], type[Task]]
 _NAMED = 5

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from treetune.trace import Trace
+from treetune.core.trace import Trace
 
 MOST_WARNINGS = 5
 """How many kinds of failures, and of warnings, are told."""

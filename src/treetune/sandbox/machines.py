@@ -20,14 +20,14 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from treetune.config import FileName
+from treetune.config.structs import FileName
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import ConfigError
 from treetune.sandbox import docker
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.probe import find_tools, probe
 from treetune.sandbox.rootfs import Root
 from treetune.sandbox.shell import Shell
-from treetune.taskset_config import TasksetConfig
 
 KindName = Literal["bubblewrap", "docker"]
 WITH_IMAGES = ("docker",)

@@ -27,7 +27,7 @@ from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, Sandb
 from treetune.sandbox.probe import FIRST_UID, Launcher, find_tools, require
 from treetune.sandbox.rootfs import SYSTEM_FOLDERS
 from treetune.sandbox.time_limit import TimeLimit
-from treetune.threads import call_apart
+from treetune.system.threads import call_apart
 
 WORK = "/tmp/work"
 """The working folder. Within /tmp, so that one tmpfs limits both."""

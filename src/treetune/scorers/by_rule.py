@@ -1,7 +1,7 @@
 """The rule: does the answer say what the ground truth says? What scores a task that names no scorer.
 
 The answer is the line after `####`, else what `\\boxed{...}` holds, else, for a number, the last number of the text,
-else the whole text; `treetune.answers` has the details. A reply with several different answers earns nothing. Numbers
+else the whole text; `reading/answers.py` has the details. A reply with several different answers earns nothing. Numbers
 are compared as numbers (1,000 equals 1000.0); of several ground truths any will do.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from treetune.answers import final_number, final_text, placed, read_truth, same, spoken
-from treetune.score import Score
+from treetune.core.score import Score
+from treetune.core.task import Task
+from treetune.scorers.reading.answers import final_number, final_text, placed, read_truth, same, spoken
 from treetune.scorers.scorer import Scorer
-from treetune.task import Task
 
 
 class Rule(Scorer, frozen=True, tag="rule"):

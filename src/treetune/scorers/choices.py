@@ -7,12 +7,12 @@ from functools import lru_cache
 from string import ascii_uppercase
 from typing import Any, Literal
 
-from treetune.answers import Options, boxed, choose, placed, plain, read_label, spoken
-from treetune.answers import after as pieces_after
+from treetune.core.score import Score
+from treetune.core.task import Task
 from treetune.errors import ConfigError, TasksetError
-from treetune.score import Score
+from treetune.scorers.reading.answers import Options, boxed, choose, placed, plain, read_label, spoken
+from treetune.scorers.reading.answers import after as pieces_after
 from treetune.scorers.scorer import Scorer, require_truths
-from treetune.task import Task
 
 LETTERS = tuple(ascii_uppercase[:10])
 """The labels where the options are not known."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from treetune.config import convert
+from treetune.config.structs import convert
+from treetune.core.score import Score
+from treetune.core.task import Task
 from treetune.errors import ConfigError
-from treetune.score import Score
 from treetune.scorers.scorer import Scorer
-from treetune.task import Task
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -7,13 +7,13 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from treetune.answers import Found, Place, final_number, number_after, placed, read_number, spoken
+from treetune.core.score import Score
+from treetune.core.task import Task
 from treetune.errors import ConfigError
-from treetune.numerals import Number as Value
-from treetune.numerals import find_numbers
-from treetune.score import Score
+from treetune.scorers.reading.answers import Found, Place, final_number, number_after, placed, read_number, spoken
+from treetune.scorers.reading.numerals import Number as Value
+from treetune.scorers.reading.numerals import find_numbers
 from treetune.scorers.scorer import Scorer, expected, require_truths
-from treetune.task import Task
 
 
 class Number(Scorer, frozen=True, tag="number"):

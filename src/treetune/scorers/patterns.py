@@ -13,14 +13,14 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from treetune.answers import Found, one_of, placed, plain, same, spoken
+from treetune.core.score import Score
+from treetune.core.task import Task
 from treetune.errors import ConfigError
-from treetune.score import Score
 from treetune.scorers import pattern_worker
 from treetune.scorers.backtracking import bound_of
+from treetune.scorers.reading.answers import Found, one_of, placed, plain, same, spoken
 from treetune.scorers.scorer import Scorer, expected, require_truths
-from treetune.task import Task
-from treetune.worker_process import Workers
+from treetune.system.worker_process import Workers
 
 STEPS = 10_000_000
 """The most steps of a search in this process: about a tenth of a second."""

@@ -13,11 +13,11 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from treetune.answers import Place, plain, read_truth
-from treetune.message import text_of
-from treetune.score import Score
+from treetune.chat.message import text_of
+from treetune.core.score import Score
+from treetune.core.task import Task
+from treetune.scorers.reading.answers import Place, plain, read_truth
 from treetune.scorers.scorer import Scorer, truths_of
-from treetune.task import Task
 
 TRIED = ("rule", "exact", "includes", "number", "choice", "math")
 """Kinds of which any usual form is expected to be paid; others say themselves what the form is."""

@@ -15,12 +15,12 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from treetune.answers import Found, Place, final_text, placed, spoken
-from treetune.builtin_tables import tables
-from treetune.config import convert
+from treetune.config.builtin import tables
+from treetune.config.structs import convert
+from treetune.config.variables import mark_variables
+from treetune.core.task import Task
 from treetune.errors import ConfigError, TasksetError, did_you_mean
-from treetune.task import Task
-from treetune.variables import mark_variables
+from treetune.scorers.reading.answers import Found, Place, final_text, placed, spoken
 
 KINDS: dict[str, str] = tables["SCORERS"]
 """Where each kind is defined."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from treetune.answers import placed, plain, read_number, spoken
+from treetune.core.score import Score
+from treetune.core.task import Task
 from treetune.errors import ConfigError
-from treetune.score import Score
+from treetune.scorers.reading.answers import placed, plain, read_number, spoken
 from treetune.scorers.schema import find_schema_faults, find_value_fault
 from treetune.scorers.scorer import Scorer, truths_of
-from treetune.task import Task
 
 _NONE = object()
 

@@ -8,11 +8,11 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any
 
-from treetune.answers import Found, names_one, placed, plain, spoken, statement, why_unnamed
+from treetune.core.score import Score
+from treetune.core.task import Task
 from treetune.errors import ConfigError
-from treetune.score import Score
+from treetune.scorers.reading.answers import Found, names_one, placed, plain, spoken, statement, why_unnamed
 from treetune.scorers.scorer import Scorer, expected, require_truths
-from treetune.task import Task
 
 SHORT = 5
 """The most words of a ground truth that is a name rather than prose."""

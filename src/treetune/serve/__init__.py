@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         open_register,
         stay_registered,
     )
-    from treetune.serve.served import Served
+    from treetune.serve.remote_taskset import Served
     from treetune.serve.server import Door, EnvServer, ServerConfig
     from treetune.serve.zmq.blocking import BlockingEnvClient
     from treetune.serve.zmq.client import EnvClient
@@ -62,7 +62,7 @@ _HOMES = {
     "pool.workers": "PoolConfig",
     "register": "Register RegisterServer RegisteredServer ServerEntry ServerHealth check_health make_id "
     "name_public_address open_register stay_registered",
-    "served": "Served",
+    "remote_taskset": "Served",
     "server": "Door EnvServer ServerConfig",
     "zmq.blocking": "BlockingEnvClient",
     "zmq.client": "EnvClient",

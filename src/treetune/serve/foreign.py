@@ -13,14 +13,14 @@ from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
-from treetune.environment import Environment
+from treetune.chat.message import Message
+from treetune.core.environment import Environment
+from treetune.core.task import Task
+from treetune.core.tool import ToolCall
+from treetune.core.tool_messages import render
 from treetune.errors import UsageError, did_you_mean
-from treetune.message import Message
-from treetune.serve.served import Served, ServedConfig
-from treetune.task import Task
-from treetune.threads import run_in_background
-from treetune.tool_messages import render
-from treetune.tools import ToolCall
+from treetune.serve.remote_taskset import Served, ServedConfig
+from treetune.system.threads import run_in_background
 
 
 class ForeignConfig(ServedConfig, frozen=True, kw_only=True):

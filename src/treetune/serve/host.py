@@ -17,13 +17,18 @@ from typing import Any
 
 import msgspec
 
-from treetune.episode import Limits
-from treetune.episode_record import EpisodeRecord
+from treetune.core.policy import Policy, Sampling
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.trace import Outcome, Trace, encode_trace
 from treetune.errors import UsageError
-from treetune.group import was_cut_off
-from treetune.host import LocalHost
-from treetune.policies import EndpointConfig, is_behind_endpoint, load_policy
-from treetune.policy import Policy, Sampling
+from treetune.models import EndpointConfig, is_behind_endpoint, load_policy
+from treetune.play.episode import Limits
+from treetune.play.episode_record import EpisodeRecord
+from treetune.play.group import was_cut_off
+from treetune.play.host import LocalHost
+from treetune.play.streams import Streams
+from treetune.play.weights import Weights
 from treetune.serve.errors import BadRequest, Denied
 from treetune.serve.messages import (
     RunGroupRequest,
@@ -34,11 +39,6 @@ from treetune.serve.messages import (
     unpack,
 )
 from treetune.serve.task_signer import TaskSigner
-from treetune.streams import Streams
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.trace import Outcome, Trace, encode_trace
-from treetune.weights import Weights
 
 log = logging.getLogger("treetune.serve")
 
@@ -105,7 +105,7 @@ class Models:
         if address is not None:
             if not is_behind_endpoint(name):
                 raise Denied(f"{name} is no model behind an endpoint")
-            from treetune.policies.openai import OpenAIPolicy  # a fifth of a second that scripted models do without
+            from treetune.models.openai import OpenAIPolicy  # a fifth of a second that scripted models do without
 
             return OpenAIPolicy(name, self._allowed[address])
         return load_policy(name, self._taskset, self._endpoints[name])

@@ -14,17 +14,17 @@ from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
-from treetune.environment import Observation, Step
-from treetune.episode import DeadlinePassed, Limits
+from treetune.chat.message import without_surrogates
+from treetune.core.environment import Observation, Step
+from treetune.core.policy import Sampling
+from treetune.core.tool import ToolCall
 from treetune.errors import TreetuneError, UsageError
-from treetune.host import PROTOCOL
-from treetune.message import without_surrogates
-from treetune.play_options import NoVariance
-from treetune.policy import Sampling
+from treetune.play.episode import DeadlinePassed, Limits
+from treetune.play.host import PROTOCOL
+from treetune.play.options import NoVariance
+from treetune.play.streams import State
+from treetune.play.weights import HIGHEST_VERSION, LONGEST_PAUSE, PAUSE_SECONDS, Calls, Stale
 from treetune.serve.errors import KINDS, BadRequest, ServeError
-from treetune.streams import State
-from treetune.tools import ToolCall
-from treetune.weights import HIGHEST_VERSION, LONGEST_PAUSE, PAUSE_SECONDS, Calls, Stale
 
 T = TypeVar("T")
 Version = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_VERSION)]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from treetune.errors import DrawFailed, StreamEnded
-from treetune.pending import HERE, Draw
+from treetune.play.leases import HERE, Draw
+from treetune.play.streams import Streams, StreamState
 from treetune.serve.errors import Misused
 from treetune.serve.store import Answer, Store
-from treetune.streams import Streams, StreamState
 
 FAILED = -1
 """The index that stands for a draw which failed."""

@@ -19,11 +19,14 @@ from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from treetune.episode import Limits, Started
-from treetune.episode_book import Terms
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
 from treetune.errors import DrawFailed, StreamEnded, TreetuneError, UsageError
-from treetune.host import Info, info_of
-from treetune.pending import DRAW_TRIES, LONGEST_LEASE, Draw
+from treetune.play.episode import Limits, Started
+from treetune.play.episode_table import Terms
+from treetune.play.host import Info, info_of
+from treetune.play.leases import DRAW_TRIES, LONGEST_LEASE, Draw
+from treetune.play.streams import Streams, load
 from treetune.runs.rolling import RollingRun
 from treetune.serve import descriptors
 from treetune.serve.access import Access, load_signing_key
@@ -33,9 +36,6 @@ from treetune.serve.metrics import Metrics
 from treetune.serve.order import StoredStreams
 from treetune.serve.store import Store
 from treetune.serve.task_signer import TaskSigner, new_key
-from treetune.streams import Streams, load
-from treetune.task import Task
-from treetune.taskset import Taskset
 
 log = logging.getLogger("treetune.serve")
 CAPACITY = 512

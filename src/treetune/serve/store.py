@@ -25,15 +25,15 @@ from typing import Any, TypeVar
 import msgspec
 from filelock import FileLock, Timeout
 
+from treetune.core.order import LAST
 from treetune.errors import ResumeError, StorageError, UsageError
-from treetune.order import LAST
-from treetune.pending import Draw, Pending
-from treetune.retries import Key
+from treetune.play.leases import Draw, Pending
+from treetune.play.retries import Key
+from treetune.play.streams import Identity, StreamState
 from treetune.serve.access import check_key_length
 from treetune.serve.errors import BadRequest
 from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.task_signer import new_key
-from treetune.streams import Identity, StreamState
 
 KEPT_DRAWS = 20_000
 """How many of the latest answers can be given again after a crash."""

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
+from treetune.core.task import ForeignTask, Task
+from treetune.core.taskset import Taskset
+from treetune.core.trace import Trace
 from treetune.serve.errors import BadRequest, TaskRefused
 from treetune.serve.messages import pack, pack_sorted, unpack, unpack_plain
-from treetune.task import ForeignTask, Task
-from treetune.taskset import Taskset
-from treetune.trace import Trace
 
 KIND, SEAL = "$kind", "$seal"
 _SEAL_BYTES = 16

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from treetune.errors import UsageError
-from treetune.threads import call_apart
+from treetune.system.threads import call_apart
 
 if TYPE_CHECKING:
     from treetune.serve.server import EnvServer

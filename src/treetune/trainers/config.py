@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treetune.config import missing_values
-from treetune.datasets.declared import LISTS, load_tasks
-from treetune.datasets.taskset import DatasetTaskset
+from treetune.config.structs import missing_values
+from treetune.config.variables import escape_texts
+from treetune.data.datasets.task_lists import LISTS, load_tasks
+from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.errors import Faults, gather_faults
-from treetune.variables import escape_texts
 
 
 def get_value(config: Any, path: str) -> Any:

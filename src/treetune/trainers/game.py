@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from treetune.environment import Action, Observation, Step
+from treetune.chat.message import Message, begins_answer
+from treetune.chat.sampled_tokens import check_ids
+from treetune.chat.tokens import ChatTokens, Prompt, Tokens
+from treetune.core.environment import Action, Observation, Step
+from treetune.core.score import finite, total
 from treetune.errors import PolicyError, TreetuneError, UsageError
-from treetune.message import Message, begins_answer
-from treetune.sampled_tokens import check_ids
-from treetune.score import finite, total
 from treetune.serve import ServeError
-from treetune.tokens import ChatTokens, Prompt, Tokens
 
 log = logging.getLogger("treetune.trainers")
 

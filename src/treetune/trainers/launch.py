@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
+from treetune.config.variables import escape_text
 from treetune.errors import UnknownNameError, UsageError
-from treetune.variables import escape_text
 
 TRAINERS = {
     "areal": "treetune.trainers.areal.launch:plan",

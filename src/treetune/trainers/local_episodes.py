@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, Self, TypeVar
 
-from treetune.environment import Environment, Observation, SingleTurn, Step
-from treetune.episode import DeadlinePassed, Episode, Limits
+from treetune.core.environment import Environment, Observation, SingleTurn, Step
 from treetune.errors import described
+from treetune.play.episode import DeadlinePassed, Episode, Limits
+from treetune.play.streams import Streams
 from treetune.serve import ServeError
-from treetune.streams import Streams
 
 T = TypeVar("T")
 

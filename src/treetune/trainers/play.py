@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from treetune.chat.tokens import ChatTokens, Prompt
 from treetune.errors import PolicyError
 from treetune.serve import ServeError
-from treetune.tokens import ChatTokens, Prompt
 from treetune.trainers.game import Game, Hooks
 from treetune.trainers.local_episodes import or_error
 

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Self
 
-from treetune.episode import Limits
+from treetune.core.mixture import ask_owner
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
+from treetune.core.tool import Tool, ToolSource
+from treetune.data.rows.scorer import row_tools, taskset_of, with_type
 from treetune.errors import TreetuneError, UsageError
-from treetune.mixture import ask_owner
-from treetune.rows.scorer import row_tools, taskset_of, with_type
+from treetune.play.episode import Limits
 from treetune.serve import Denied, Misused, RemoteEpisode, ServeError, TaskServerClient
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.taskset_config import TasksetConfig
-from treetune.tools import Tool, ToolSource
 from treetune.trainers.local_episodes import LocalEpisode, or_error
 
 

@@ -14,8 +14,8 @@ import msgspec
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.evaluation import Run, render
+from treetune.runs.annotations import Word, write_mark, write_tags
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS
-from treetune.runs.marks import Word, write_mark, write_tags
 from treetune.runs.query import WORDS
 from treetune.runs.rolling import EARLIER
 from treetune.serve import encode, read_body

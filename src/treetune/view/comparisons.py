@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from treetune.chat.message import text_of
 from treetune.evaluation import Run, TaskChange, compare_tasks
-from treetune.message import text_of
 from treetune.view.lines import read_trace
 
 _MOST_TASKS = 5000

@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from treetune.config import defaults_of, dump_yaml
-from treetune.digest import digest
+from treetune.config.run_config import CONFIG
+from treetune.config.structs import defaults_of, dump_yaml
+from treetune.core.fingerprint import find_differences
 from treetune.evaluation import FINGERPRINT, EvalConfig, Run, pass_at_k, standard_error
-from treetune.fingerprint import find_differences
-from treetune.run_config import CONFIG
 from treetune.runs.columns import Codes, Columns, Mask, Numbers
 from treetune.runs.plain_files import UNREADABLE, read_regular
+from treetune.system.digest import digest
 
 _SLICES = 24
 _BINS = 20

@@ -9,11 +9,11 @@ import os
 
 import msgspec
 
+from treetune.core.trace import Trace, decode_trace
 from treetune.errors import TasksetError
 from treetune.evaluation import TRACES, Run
 from treetune.runs.entry import ends_with_tokens
 from treetune.runs.images import bring_back
-from treetune.trace import Trace, decode_trace
 
 
 def read_line(run: Run, at: int) -> bytes:

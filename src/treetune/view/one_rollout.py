@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from treetune.audit import suspicions
+from treetune.config.run_config import CONFIG
+from treetune.core.trace import Trace, decode_trace
 from treetune.evaluation import Run
-from treetune.run_config import CONFIG
-from treetune.runs.marks import key_of
+from treetune.runs.annotations import key_of
 from treetune.runs.plain_files import UNREADABLE
-from treetune.trace import Trace, decode_trace
 from treetune.view.lines import damaged, read_line, read_text, show_images
 from treetune.view.tables import describe, group_of
 

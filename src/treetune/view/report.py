@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from treetune.cache_folder import write_atomically
 from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.evaluation import Run
 from treetune.serve import encode
+from treetune.system.cache_folder import write_atomically
 from treetune.view.bundle import bundle
 from treetune.view.calls import Body, Calls, OfRollout, OfRun, OfRuns, OfTask
 from treetune.view.pages import page_files

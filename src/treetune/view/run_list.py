@@ -21,8 +21,8 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from treetune.errors import TreetuneError, UsageError
+from treetune.runs.discovery import Place, find_run, walk_runs
 from treetune.runs.folder import SUMMARY
-from treetune.runs.places import Place, find_run, walk_runs
 from treetune.runs.run import Run, is_run
 
 _MOST_ROLLOUTS = 300_000

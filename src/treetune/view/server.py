@@ -17,7 +17,7 @@ from typing import Any
 
 from treetune.errors import TreetuneError
 from treetune.serve import Access, HttpError, HttpRequest, JsonApp, Listener, Parts, Route
-from treetune.threads import call
+from treetune.system.threads import call
 from treetune.view.calls import Calls
 from treetune.view.pages import TYPES, read_page
 from treetune.view.run_list import GONE, RunList

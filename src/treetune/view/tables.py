@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from treetune.chat.message import text_of
 from treetune.errors import UsageError, did_you_mean
 from treetune.evaluation import Run
-from treetune.message import text_of
+from treetune.runs.annotations import key_of
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
-from treetune.runs.marks import key_of
 from treetune.runs.plain_files import UNREADABLE
 from treetune.view.figures import FLAGS, flags_of, plain
 from treetune.view.lines import read_text

@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from treetune.data.rows.prompt_lengths import load_tokenizer
 from treetune.errors import MissingExtraError, UsageError
-from treetune.rows.prompt_lengths import load_tokenizer
 
 Texts = Callable[[list[int]], list[str]]
 

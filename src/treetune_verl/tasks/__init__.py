@@ -8,7 +8,7 @@ used: a cached path needs none of them.
 
 from typing import TYPE_CHECKING, Any
 
-from treetune.datasets.taskset import DatasetTaskset as Task
+from treetune.data.datasets.taskset import DatasetTaskset as Task
 
 if TYPE_CHECKING:
     from treetune.trainers.verl import (

@@ -1,5 +1,5 @@
 """The task class."""
 
-from treetune.datasets.taskset import DatasetTaskset as Task
+from treetune.data.datasets.taskset import DatasetTaskset as Task
 
 __all__ = ["Task"]

@@ -1,6 +1,6 @@
-"""Runs that other programs wrote, opened as runs of ours. `runs/places.py` finds and opens them.
+"""Runs that other programs wrote, opened as runs of ours. `runs/discovery.py` finds and opens them.
 
-    from treetune.runs.places import open_run
+    from treetune.runs.discovery import open_run
     open_run("outputs/rollout_data").groups()
 
 A module for each program says which files are its own, and makes a trace of each rollout in them: see `kind.py`.

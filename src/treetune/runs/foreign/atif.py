@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treetune.digest import digest
-from treetune.message import Message
-from treetune.policy import Usage
+from treetune.chat.message import Message
+from treetune.chat.tokens import Tokens
+from treetune.core.policy import Usage
+from treetune.core.task import Task
+from treetune.core.trace import Timing, Trace
 from treetune.runs.foreign.chat import call_of, turns_of
 from treetune.runs.foreign.harbor_result import note_result, result_of, seconds
 from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, decode, files_in, number_of, time_of
 from treetune.runs.plain_files import open_regular, read_regular
-from treetune.task import Task
-from treetune.tokens import Tokens
-from treetune.trace import Timing, Trace
+from treetune.system.digest import digest
 
 _RESULT, _TRAJECTORY = "result.json", "trajectory.json"
 _TRIAL = Keys("trial_name")

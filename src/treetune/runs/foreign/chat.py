@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from treetune.message import Message
-from treetune.tools import ToolCall
-from treetune.trace import Turn
+from treetune.chat.message import Message
+from treetune.core.tool import ToolCall
+from treetune.core.trace import Turn
 
 
 def turns_of(prompt: Sequence[Message], messages: Sequence[Message]) -> tuple[list[Turn], list[Message]]:

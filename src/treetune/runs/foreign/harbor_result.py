@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from treetune.core.trace import Failure, Outcome, Trace
 from treetune.runs.foreign.kind import number_of, numbers_in, time_of
 from treetune.runs.plain_files import read_regular
-from treetune.trace import Failure, Outcome, Trace
 
 _MEASURED = {
     "AgentTimeoutError": Outcome.TIMEOUT,

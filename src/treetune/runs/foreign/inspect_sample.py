@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from treetune.images import image_part
-from treetune.message import Message
-from treetune.policy import Usage
+from treetune.chat.images import image_part
+from treetune.chat.message import Message
+from treetune.core.policy import Usage
+from treetune.core.task import Task
+from treetune.core.trace import Failure, Outcome, Timing, Trace
 from treetune.runs.foreign.chat import call_of, turns_of
 from treetune.runs.foreign.kind import number_of, time_of
-from treetune.task import Task
-from treetune.trace import Failure, Outcome, Timing, Trace
 
 REWARD, SUCCESS = "reward", "success"
 """The names of scores in a log that we write."""

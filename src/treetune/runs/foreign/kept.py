@@ -23,8 +23,7 @@ from typing import Any
 import msgspec
 from filelock import FileLock
 
-from treetune.cache_folder import default_cache_dir, write_atomically
-from treetune.digest import digest
+from treetune.core.trace import Trace, decode_trace, encode_trace
 from treetune.runs.entry import Entry
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.foreign.kind import Found, Kind, Stamp
@@ -32,7 +31,8 @@ from treetune.runs.foreign.limits import explain, limited
 from treetune.runs.foreign.reader import Asked, ask_reader
 from treetune.runs.index import read_entries
 from treetune.runs.plain_files import below
-from treetune.trace import Trace, decode_trace, encode_trace
+from treetune.system.cache_folder import default_cache_dir, write_atomically
+from treetune.system.digest import digest
 
 _VERSION = 2
 """Of what traces are made of records; raised when a kind reads more of them."""

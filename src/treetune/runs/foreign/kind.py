@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from treetune.core.trace import Trace
 from treetune.runs.plain_files import UNREADABLE, open_regular, read_regular
-from treetune.trace import Trace
 
 _LONGEST_FIRST = 16 << 20
 """Bytes of a first line, and of a file that is known by its keys."""

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from treetune.chat.message import Message
+from treetune.chat.normalize import flatten
+from treetune.chat.tokens import Tokens
+from treetune.core.policy import Usage
+from treetune.core.task import Task
+from treetune.core.trace import Failure, Outcome, Trace
+from treetune.data.rows.nemo_gym import PARAMS, TRUTH, from_items
 from treetune.errors import PolicyError
-from treetune.message import Message
-from treetune.message_forms import flatten
-from treetune.policy import Usage
-from treetune.rows.nemo_gym import PARAMS, TRUTH, from_items
 from treetune.runs.foreign.chat import turns_of
 from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, number_of, numbers_in, read_rows
 from treetune.runs.plain_files import open_regular
-from treetune.task import Task
-from treetune.tokens import Tokens
-from treetune.trace import Failure, Outcome, Trace
 
 _FAILED = "_failures"
 _ROLLOUTS = Keys(PARAMS, "response", "reward")

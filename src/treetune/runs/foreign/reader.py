@@ -22,7 +22,7 @@ import msgspec
 from treetune.errors import UsageError
 
 if TYPE_CHECKING:
-    from treetune.worker_process import Workers
+    from treetune.system.worker_process import Workers
 
 _DEEPEST = 400
 """Calls within each other: less than where the traces are read again, so that these are never too deep there."""
@@ -55,7 +55,7 @@ def ask_reader(asked: Asked) -> None:
 
 @cache
 def _workers() -> Workers:
-    from treetune.worker_process import Workers
+    from treetune.system.worker_process import Workers
 
     return Workers(__name__, "the reader of runs", "reinstall Treetune", flags=("-P", "-m"))
 

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treetune.message import Message
+from treetune.chat.message import Message
+from treetune.core.task import Task
+from treetune.core.trace import Outcome, Trace, Turn
 from treetune.runs.foreign.chat import split_chat, turns_of
 from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, read_rows
 from treetune.runs.foreign.skyrl_batch import read_batch
-from treetune.task import Task
-from treetune.trace import Outcome, Trace, Turn
 
 _STEP = re.compile(r"global_step_(\d+)_(?:evals|training_input\.pkl)|eval_only")
 _ROLLOUTS = Keys("input_prompt", "output_response", "score")

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from treetune.digest import digest
+from treetune.chat.tokens import Tokens, TokenSequence
+from treetune.core.task import Task
+from treetune.core.trace import Trace
 from treetune.runs.foreign.kind import Found
 from treetune.runs.plain_files import open_regular
-from treetune.task import Task
-from treetune.tokens import Tokens, TokenSequence
-from treetune.trace import Trace
+from treetune.system.digest import digest
 
 _NOTE = "SkyRL dumps the tokens and advantages of a batch, and neither texts nor rewards"
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from treetune.message import Message
+from treetune.chat.message import Message
+from treetune.core.task import Task
+from treetune.core.trace import Trace
 from treetune.runs.foreign.chat import turns_of
 from treetune.runs.foreign.kind import Found, Kind, files_in, number_of, numbers_in, prune
 from treetune.runs.plain_files import open_regular
-from treetune.task import Task
-from treetune.trace import Trace
 
 _FILE = re.compile(r"completions_(\d+)\.parquet")
 _OWN = ("step", "prompt", "completion", "advantage")

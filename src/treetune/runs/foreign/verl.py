@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treetune.message import Message
+from treetune.chat.message import Message
+from treetune.core.task import Task
+from treetune.core.trace import Trace, Turn
 from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, numbers_in, read_rows
-from treetune.task import Task
-from treetune.trace import Trace, Turn
 
 _FILE = re.compile(r"(\d+)\.jsonl")
 _UID = re.compile(r"(.+)_(\d+)_(\d+)", re.DOTALL)

@@ -20,14 +20,14 @@ from typing import Any, Self, TypeVar, get_args
 
 import msgspec
 
-from treetune.environment import Action, ContentType, Observation, Step
+from treetune.core.environment import Action, ContentType, Observation, Step
+from treetune.core.score import finite
+from treetune.core.tool import ToolCall
+from treetune.core.tool_messages import message_of
 from treetune.errors import TreetuneError, UsageError
-from treetune.score import finite
 from treetune.serve.errors import Busy, Denied, Misused, ServeError, Unreachable
 from treetune.serve.http.transport import HttpTransport, Refusal
 from treetune.serve.http.wire import API_VERSION, UNKNOWN_TASK
-from treetune.tool_messages import message_of
-from treetune.tools import ToolCall
 
 START, STEP, CANCEL = "/api/episode/start", "/api/episode/step", "/api/episode/cancel"
 INFO, HEALTH = "/api/task/info", "/api/health"

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from treetune.environment import Step
-from treetune.episode_book import EpisodeEnded, LiveEpisode, Terms
+from treetune.core.environment import Step
 from treetune.errors import UsageError
-from treetune.host import info_of
+from treetune.play.episode_table import EpisodeEnded, LiveEpisode, Terms
+from treetune.play.host import info_of
 from treetune.serve.errors import Busy
 from treetune.serve.http import HttpConfig, wire
 from treetune.serve.http.asgi import JSON, Asgi, Events, HttpRequest, JsonApp, Route

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from treetune.environment import Action
+from treetune.core.environment import Action
 from treetune.errors import plural
 from treetune.serve.errors import ServeError, Unreachable
 from treetune.serve.http.client import CANCEL, HEALTH, INFO, START, STEP, StartReply, StepReply, read_observation

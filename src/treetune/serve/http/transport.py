@@ -4,7 +4,7 @@
         reply = await transport.ask("POST", "/api/episode/start", {}, timeout=10)
         reply.read(dict)                  # its body, or the error that it is
 
-It follows no redirect (a token belongs to the address it was given for). `http_body.py` bounds the body.
+It follows no redirect (a token belongs to the address it was given for). `system/http_body.py` bounds the body.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from treetune.errors import UsageError, described
-from treetune.http_body import BodyTooLarge, read_body
 from treetune.serve.errors import Denied, ServeError, Unreachable
 from treetune.serve.http.wire import decode, encode
+from treetune.system.http_body import BodyTooLarge, read_body
 
 if TYPE_CHECKING:
     import aiohttp

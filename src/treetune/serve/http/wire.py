@@ -19,13 +19,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from treetune.environment import Observation, Step
-from treetune.episode import DeadlinePassed
-from treetune.episode_book import EpisodeEnded, NameTaken, WrongTurn
+from treetune.core.environment import Observation, Step
+from treetune.core.tool import ToolCall
 from treetune.errors import EnvironmentFault, TreetuneError
-from treetune.http_body import strip_strings
+from treetune.play.episode import DeadlinePassed
+from treetune.play.episode_table import EpisodeEnded, NameTaken, WrongTurn
 from treetune.serve.messages import failure
-from treetune.tools import ToolCall
+from treetune.system.http_body import strip_strings
 
 log = logging.getLogger("treetune.serve")
 MOST_IN_BATCH = 1024

@@ -23,11 +23,11 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INVALID_PARAMS, CallToolResult, ListToolsResult
 
-from treetune.episode_book import Terms
 from treetune.errors import TreetuneError, described
+from treetune.play.episode_table import Terms
 from treetune.serve.mcp import wire
 from treetune.serve.server import Door, EnvServer
-from treetune.version import read_version
+from treetune.system.package import read_version
 
 SESSION_HEADER = "mcp-session-id"
 _STDIO = "stdio"

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import msgspec
 from mcp_types import CallToolResult, ImageContent, TextContent, Tool
 
-from treetune.environment import Step
-from treetune.episode import Started
+from treetune.core.environment import Step
+from treetune.core.task import Task
+from treetune.core.tool_messages import parts_of
 from treetune.errors import TreetuneError, UsageError
+from treetune.play.episode import Started
 from treetune.serve.http.wire import encode
-from treetune.task import Task
-from treetune.tool_messages import parts_of
 
 INSTRUCTIONS = (
     "Tasks to solve. `start` begins one and gives its prompt; then call the tools that it offers, or `answer`. "

@@ -19,9 +19,9 @@ from typing import Any, Self
 import aiohttp
 
 from treetune.errors import described
-from treetune.http_body import MOST_BYTES, BodyTooLarge, check_values
 from treetune.serve.errors import Busy, Denied, ServeError, Unreachable
 from treetune.serve.http.transport import CONNECT_SECONDS, HttpTransport
+from treetune.system.http_body import MOST_BYTES, BodyTooLarge, check_values
 
 _REMEDY = "is an OpenEnv server running there?"
 FIRST_PAUSE, LAST_PAUSE = 0.1, 3.0

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from treetune.episode_book import Terms
+from treetune.play.episode_table import Terms
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.asgi import HttpRequest, JsonApp, Route
 from treetune.serve.http.listener import Listener
@@ -24,7 +24,7 @@ from treetune.serve.openenv.tasks import TaskRoutes
 from treetune.serve.openenv.wire import Fault, Reset
 from treetune.serve.ors.routes import OrsRoutes
 from treetune.serve.server import Door, EnvServer
-from treetune.version import read_version
+from treetune.system.package import read_version
 
 API_VERSION = "1.0.0"
 """Of OpenEnv's HTTP interface."""

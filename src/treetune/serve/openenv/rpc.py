@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.environment import Step
+from treetune.core.environment import Step
 from treetune.serve.http.wire import HttpError, read_body
 from treetune.serve.openenv.session import Session
 from treetune.serve.openenv.wire import Fault, call_of, describe_tool, fault_of, show

@@ -15,10 +15,10 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from treetune.environment import Observation, Step
+from treetune.core.environment import Observation, Step
+from treetune.core.task import Task
 from treetune.errors import UsageError
 from treetune.serve.openenv.wire import ListTools, Reset, ToolAction, describe_tool, observed, show, stepped
-from treetune.task import Task
 
 if TYPE_CHECKING:
     from treetune.serve.openenv.door import OpenEnvDoor

@@ -16,15 +16,15 @@ from urllib.parse import quote
 
 import msgspec
 
-from treetune.environment import Action, Environment, Observation, Step
+from treetune.chat.message import Message
+from treetune.config.trust import Origin
+from treetune.core.environment import Action, Environment, Observation, Step
+from treetune.core.task import Task
+from treetune.core.tool import ToolCall
+from treetune.core.tool_messages import message_of, read_calls, render
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError
-from treetune.message import Message
 from treetune.serve.foreign import ForeignConfig, ForeignTasks, as_schema, tool_message
 from treetune.serve.openenv.client import OpenEnvClient, OpenEnvSession, Refused
-from treetune.task import Task
-from treetune.tool_messages import message_of, read_calls, render
-from treetune.tools import ToolCall
-from treetune.trust import Origin
 
 _ENVELOPE = ("metadata", "reward", "done")
 """What an observation has beside what it shows."""

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from treetune.environment import Observation, Step
+from treetune.chat.message import text_of
+from treetune.core.environment import Observation, Step
 from treetune.errors import TreetuneError
-from treetune.message import text_of
 from treetune.serve.http.wire import HttpError, check_shape, decode, encode, to_http_error, write_message
 
 MOST_INDEX = 2**62

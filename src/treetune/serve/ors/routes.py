@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
-from treetune.episode_book import FINISHED, EpisodeEnded
+from treetune.play.episode_table import FINISHED, EpisodeEnded
 from treetune.serve.errors import Busy
 from treetune.serve.http.asgi import Events, HttpRequest, Route
 from treetune.serve.http.streaming import format_event

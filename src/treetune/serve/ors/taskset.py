@@ -11,16 +11,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from treetune.environment import Action, Environment, Observation, Step
+from treetune.chat.message import Message
+from treetune.config.trust import Origin
+from treetune.core.environment import Action, Environment, Observation, Step
+from treetune.core.task import Task
+from treetune.core.tool import ToolCall
+from treetune.core.tool_messages import message_of, read_calls, render
 from treetune.errors import EnvironmentFault, UsageError
-from treetune.message import Message
 from treetune.serve.foreign import ForeignConfig, ForeignTasks, as_schema, tool_message
 from treetune.serve.openenv.rpc import ANSWER
 from treetune.serve.ors.client import CallRefused, OrsClient, OrsSession
-from treetune.task import Task
-from treetune.tool_messages import message_of, read_calls, render
-from treetune.tools import ToolCall
-from treetune.trust import Origin
 
 _OWN_ANSWER = (ANSWER, "text")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from treetune.environment import Observation, Step
+from treetune.core.environment import Observation, Step
+from treetune.core.tool_messages import parts_of
 from treetune.serve.http.streaming import format_event
 from treetune.serve.http.wire import encode
-from treetune.tool_messages import parts_of
 
 _CHUNK = 4096
 """Characters of an event: the client reads lines, and long ones are none to it."""

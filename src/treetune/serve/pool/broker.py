@@ -16,10 +16,14 @@ from typing import Any
 
 import msgspec
 
-from treetune.environment import Action, Observation, Sink, Step
-from treetune.episode_book import Home
+from treetune.core.environment import Action, Observation, Sink, Step
+from treetune.core.mixture import is_made_alone, parts_of
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.trace import Trace
 from treetune.errors import EnvironmentFault, described
-from treetune.mixture import is_made_alone, parts_of
+from treetune.play.episode_table import Home
+from treetune.play.streams import Streams
 from treetune.runs.rolling import RollingRun
 from treetune.serve import messages
 from treetune.serve.errors import BadRequest, ServeError
@@ -31,11 +35,7 @@ from treetune.serve.pool.worker import WorkerSpec
 from treetune.serve.pool.workers import PoolConfig, Workers
 from treetune.serve.server import Door, EnvServer, ServerConfig
 from treetune.serve.task_signer import concrete_task, pack_task, unpack_trace
-from treetune.streams import Streams
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.threads import call_apart
-from treetune.trace import Trace
+from treetune.system.threads import call_apart
 
 
 class PoolHost(ServerHost):

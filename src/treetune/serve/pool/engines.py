@@ -26,13 +26,13 @@ from typing import Any
 
 import uvloop
 
+from treetune.core.taskset import Taskset
 from treetune.errors import TreetuneError, UsageError, described
-from treetune.ray_cluster import join_cluster, why_waiting
 from treetune.serve.pool.scratch import ScratchFolder
 from treetune.serve.pool.worker import Worker, WorkerSpec
-from treetune.spawned_process import spawn_context
-from treetune.taskset import Taskset
-from treetune.threads import call_apart
+from treetune.system.ray_cluster import join_cluster, why_waiting
+from treetune.system.spawned_process import spawn_context
+from treetune.system.threads import call_apart
 
 log = logging.getLogger("treetune.serve")
 

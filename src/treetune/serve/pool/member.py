@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.environment import Sink
+from treetune.core.environment import Sink
 from treetune.serve.errors import WorkerLost
 from treetune.serve.pool.worker import MessageBatch
 

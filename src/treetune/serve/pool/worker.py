@@ -19,18 +19,18 @@ from typing import Annotated, Any
 import msgspec
 import zmq
 
-from treetune.environment import Action, show_to
-from treetune.episode import DeadlinePassed, Episode
-from treetune.episode_book import MANY_ENDED, EpisodeEnded, trim_memory
+from treetune.core.environment import Action, show_to
+from treetune.core.taskset import Taskset
 from treetune.errors import TreetuneError
+from treetune.play.episode import DeadlinePassed, Episode
+from treetune.play.episode_table import MANY_ENDED, EpisodeEnded, trim_memory
+from treetune.play.streams import Streams
 from treetune.serve.errors import Cancelled
 from treetune.serve.host import HostSpec, Scored, ServerHost
 from treetune.serve.messages import WeightsRequest, failure, pack, pack_step, unpack
 from treetune.serve.task_signer import concrete_task
 from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
-from treetune.streams import Streams
-from treetune.taskset import Taskset
-from treetune.threads import call_apart
+from treetune.system.threads import call_apart
 
 BEAT_SECONDS = 1.0
 ORPHANED_SECONDS = 60.0

@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import msgspec
 import zmq
 
-from treetune.environment import Sink
-from treetune.episode import DeadlinePassed
-from treetune.ray_cluster import SILENT_SECONDS
+from treetune.core.environment import Sink
+from treetune.core.taskset import Taskset
+from treetune.play.episode import DeadlinePassed
 from treetune.serve.errors import Busy, ServeError, Stopping, WorkerLost
 from treetune.serve.host import Scored
 from treetune.serve.messages import Response, error_of, unpack
@@ -30,8 +30,8 @@ from treetune.serve.pool.engines import Engine, ask_why
 from treetune.serve.pool.member import Member, PendingCall, Suspicion, WorkerEnded
 from treetune.serve.pool.worker import MessageBatch, WorkerSpec, read_batch
 from treetune.serve.zmq.sockets import Frames, LoopSocket, bind_address, encrypt_server, new_socket
-from treetune.taskset import Taskset
-from treetune.threads import call_apart
+from treetune.system.ray_cluster import SILENT_SECONDS
+from treetune.system.threads import call_apart
 
 log = logging.getLogger("treetune.serve")
 

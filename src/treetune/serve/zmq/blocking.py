@@ -10,12 +10,12 @@ import functools
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from treetune.play_options import GroupOptions
-from treetune.sampled_groups import LEASE, MOST_DROPPED, Group
+from treetune.core.task import Task
+from treetune.play.options import GroupOptions
+from treetune.play.sampled_groups import LEASE, MOST_DROPPED, Group
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import EnvClient
-from treetune.task import Task
-from treetune.threads import run_in_background
+from treetune.system.threads import run_in_background
 
 P = ParamSpec("P")
 R = TypeVar("R")

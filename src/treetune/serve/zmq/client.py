@@ -24,24 +24,24 @@ from typing import Any, NamedTuple, Self, TypeVar, Unpack
 import msgspec
 import zmq
 
-from treetune.environment import Step
-from treetune.episode import Started
+from treetune.core.environment import Step
+from treetune.core.mixture import parts_of
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.trace import Trace
 from treetune.errors import UsageError
-from treetune.host import PROTOCOL, Health, Info
-from treetune.mixture import parts_of
-from treetune.play_options import GroupOptions, PlayOptions
-from treetune.sampled_groups import LEASE, MOST_DROPPED, Group, sample_groups
+from treetune.play.episode import Started
+from treetune.play.host import PROTOCOL, Health, Info
+from treetune.play.options import GroupOptions, PlayOptions
+from treetune.play.sampled_groups import LEASE, MOST_DROPPED, Group, sample_groups
+from treetune.play.streams import State
+from treetune.play.weights import PAUSE_SECONDS, Calls, check_pause, check_version
 from treetune.serve import messages
 from treetune.serve.errors import Busy, Misused, Stopping, TaskRefused, Unreachable
 from treetune.serve.messages import pack, unpack, without_none
 from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_trace
 from treetune.serve.zmq.drawing import draw_by_index
 from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
-from treetune.streams import State
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.trace import Trace
-from treetune.weights import PAUSE_SECONDS, Calls, check_pause, check_version
 
 _FIRST_RESEND, _LAST_RESEND = 1.0, 10.0
 _REMEMBERED = 200_000

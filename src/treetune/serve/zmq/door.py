@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from treetune.episode_book import EpisodeEnded, Terms
 from treetune.errors import TreetuneError, UsageError
-from treetune.group import MOST_IN_GROUP
+from treetune.play.episode_table import EpisodeEnded, Terms
+from treetune.play.group import MOST_IN_GROUP
 from treetune.serve import messages
 from treetune.serve.access import check_address, load_curve_key
 from treetune.serve.errors import BadRequest, Cancelled, Stopping, WorkerLost
 from treetune.serve.messages import Request, check_values, failure, pack, unpack
 from treetune.serve.server import Door, EnvServer
-from treetune.serve.zmq.gate import LONGEST_ID, Call, Gate
+from treetune.serve.zmq.auth import LONGEST_ID, Call, Gate
 from treetune.serve.zmq.listener import ZmtpListener, bind_listening
 from treetune.serve.zmq.order_requests import OrderRequests
 from treetune.serve.zmq.replies import ReplyCache, check_same

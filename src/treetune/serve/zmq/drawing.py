@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from treetune.core.task import Task
 from treetune.errors import TreetuneError, UsageError
-from treetune.host import Host
-from treetune.streams import StreamState
-from treetune.task import Task
+from treetune.play.host import Host
+from treetune.play.streams import StreamState
 
 _AHEAD = 32
 """Tasks that are asked for before they are needed."""

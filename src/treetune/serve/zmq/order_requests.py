@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from treetune.pending import Draw, check_lease
+from treetune.core.task import Task
+from treetune.play.leases import Draw, check_lease
 from treetune.serve import messages
 from treetune.serve.errors import Busy
 from treetune.serve.messages import failure, pack, unpack
 from treetune.serve.server import Given
 from treetune.serve.task_signer import pack_task
-from treetune.serve.zmq.gate import Call
-from treetune.task import Task
+from treetune.serve.zmq.auth import Call
 
 if TYPE_CHECKING:
     from treetune.serve.zmq.door import ZmqDoor

@@ -16,8 +16,8 @@ from typing import Any
 
 from treetune.errors import MissingExtraError, TreetuneError, UsageError
 from treetune.serve import TaskServerClient
-from treetune.target import is_server
-from treetune.threads import run_in_background
+from treetune.system.threads import run_in_background
+from treetune.tasksets.target import is_server
 
 WORKFLOW = "treetune.trainers.areal.TaskServerWorkflow"
 

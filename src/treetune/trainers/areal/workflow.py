@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from treetune.chat.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
+from treetune.core.score import total
 from treetune.errors import MissingExtraError, PolicyError
-from treetune.score import total
 from treetune.serve import ServeError, TaskServerClient
-from treetune.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
 from treetune.trainers.game import FailureLog, Game, Hooks
 from treetune.trainers.play import Sampled, play
 

@@ -22,19 +22,19 @@ from typing import Any
 import msgspec
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
-from treetune.builtin.turns import max_turns_of
-from treetune.by_environment import ByEnvironment
-from treetune.call_formats import check_name, parse
-from treetune.environment import Environment
-from treetune.episode import CLOSE_SECONDS, Episode, Limits
+from treetune.chat.call_formats import check_name, parse
+from treetune.chat.message import Message
+from treetune.chat.text_tools import as_text, with_tools
+from treetune.core.env_taskset import ByEnvironment
+from treetune.core.environment import Environment
+from treetune.core.task import Task
+from treetune.data.rows.formats import task_to_play
+from treetune.data.rows.row_codec import looks_like_uid
 from treetune.errors import EnvironmentFault, described
-from treetune.message import Message
-from treetune.rows.formats import task_to_play
-from treetune.rows.round_trip import looks_like_uid
-from treetune.task import Task
-from treetune.threads import run_in_background, submit_in_background
-from treetune.tools_in_text import as_text, with_tools
-from treetune.trainers.one_answer import refuse_begun_answer
+from treetune.play.episode import CLOSE_SECONDS, Episode, Limits
+from treetune.system.threads import run_in_background, submit_in_background
+from treetune.tasksets.turns import max_turns_of
+from treetune.trainers.single_turn import refuse_begun_answer
 
 
 class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]

@@ -19,18 +19,18 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from treetune.builtin.search import URL_VARIABLE
-from treetune.builtin.text2sql import FOLDER_VARIABLE
-from treetune.code_reference import parse_reference
-from treetune.environment import Action, Environment, Step
+from treetune.chat.message import Message
+from treetune.config.code_reference import parse_reference
+from treetune.config.plugins import environments, load_object
+from treetune.config.trust import USER, Origin
+from treetune.config.variables import escape_texts
+from treetune.core.environment import Action, Environment, Step
+from treetune.core.score import finite
+from treetune.core.task import Task
+from treetune.data.rows.formats import FORMATS
 from treetune.errors import MissingExtraError, PluginError, UnknownNameError
-from treetune.message import Message
-from treetune.plugins import environments, load_object
-from treetune.rows.formats import FORMATS
-from treetune.score import finite
-from treetune.task import Task
-from treetune.trust import USER, Origin
-from treetune.variables import escape_texts
+from treetune.tasksets.search import URL_VARIABLE
+from treetune.tasksets.text2sql import FOLDER_VARIABLE
 
 _VARIABLES = {"search_url": URL_VARIABLE, "db_path": FOLDER_VARIABLE}
 """Keys of skyrl-gym's configs that our environments of the same name take from the process's environment."""

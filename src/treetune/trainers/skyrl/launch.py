@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from treetune.rows.sources import File, FileKind
+from treetune.data.rows.sources import File, FileKind
 from treetune.trainers import launch
 from treetune.trainers.launch import Launch, TrainRequest
 from treetune.trainers.skyrl.tasks import list_environments

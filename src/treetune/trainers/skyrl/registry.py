@@ -15,11 +15,11 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
-from treetune.environment import Environment
+from treetune.config.plugins import absolute_spec, environments
+from treetune.config.trust import USER
+from treetune.core.environment import Environment
+from treetune.data.rows.cache import write_atomically
 from treetune.errors import MissingExtraError, PluginError, StorageError, UsageError
-from treetune.plugins import absolute_spec, environments
-from treetune.rows.cache import write_atomically
-from treetune.trust import USER
 
 _ADAPTER = "treetune.trainers.skyrl.environment:TreetuneEnv"
 

@@ -18,18 +18,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from treetune.datasets.config import plain_values
-from treetune.datasets.declared import LISTS, check_columns, read_declared
-from treetune.datasets.list_files import build_files
-from treetune.environment import contract_of
+from treetune.config.plugins import absolute_spec, folders_of
+from treetune.config.variables import escape_text, escape_texts
+from treetune.core.environment import contract_of
+from treetune.data.datasets.config import plain_values
+from treetune.data.datasets.list_files import build_files
+from treetune.data.datasets.task_lists import LISTS, check_columns, read_declared
+from treetune.data.rows.formats import FORMATS, detect
+from treetune.data.rows.reading import batches_of
+from treetune.data.rows.sources import File, FileKind, HubName, Row, find
 from treetune.errors import ConfigError, Faults, MissingExtraError, TreetuneError, UnknownNameError, UsageError
-from treetune.plugins import absolute_spec, folders_of
-from treetune.rows.formats import FORMATS, detect
-from treetune.rows.reading import batches_of
-from treetune.rows.sources import File, FileKind, HubName, Row, find
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.skyrl.registry import register, registry
-from treetune.variables import escape_text, escape_texts
 
 Names = str | Path | Sequence[str | Path]
 Tasks = Names | Mapping[str, Any] | None

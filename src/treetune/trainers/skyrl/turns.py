@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from treetune.data.rows.agent_column import is_silent, row_needs_loop
+from treetune.data.rows.formats import FORMATS
+from treetune.data.rows.scorer import ENVIRONMENT, environment_of
 from treetune.errors import TreetuneError
-from treetune.rows.agent_column import is_silent, row_needs_loop
-from treetune.rows.formats import FORMATS
-from treetune.rows.scorer import ENVIRONMENT, environment_of
 
 UNTOLD = 50
 """Where episodes have several turns, or may have, and nothing says how many. Most environments end them earlier."""

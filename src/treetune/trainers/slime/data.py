@@ -17,15 +17,16 @@ from typing import Any
 
 import msgspec
 
-from treetune import streams, threads
-from treetune.cache_folder import default_cache_dir, write_atomically
-from treetune.digest import digest
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.data.rows.scorer import refuse_groups, scorer_for
 from treetune.errors import DrawFailed, ResumeError, UsageError
-from treetune.pending import DRAW_TRIES, Draw, Pending
-from treetune.rows.scorer import refuse_groups, scorer_for
-from treetune.target import NEEDS_TASKS, is_server, load_taskset
-from treetune.task import Task
-from treetune.taskset import Taskset
+from treetune.play import streams
+from treetune.play.leases import DRAW_TRIES, Draw, Pending
+from treetune.system import threads
+from treetune.system.cache_folder import default_cache_dir, write_atomically
+from treetune.system.digest import digest
+from treetune.tasksets.target import NEEDS_TASKS, is_server, load_taskset
 from treetune.trainers.slime.groups import set_up
 from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of
 from treetune.trainers.slime.settings import settings_of

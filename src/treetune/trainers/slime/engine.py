@@ -13,9 +13,9 @@ import time
 import uuid
 from typing import Any
 
+from treetune.chat.sampled_tokens import check_ids, check_logprobs
+from treetune.chat.tokens import Prompt
 from treetune.errors import PolicyError, described
-from treetune.sampled_tokens import check_ids, check_logprobs
-from treetune.tokens import Prompt
 from treetune.trainers.play import Sampled
 
 

@@ -17,15 +17,15 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from treetune import threads
+from treetune.chat.tokens import ChatTokens
+from treetune.core.task import Task
 from treetune.errors import MissingExtraError, PolicyError, TreetuneError
 from treetune.serve import ServeError
-from treetune.task import Task
-from treetune.tokens import ChatTokens
+from treetune.system import threads
 from treetune.trainers.game import FailureLog, Game, Hooks
-from treetune.trainers.one_answer import play_rows
 from treetune.trainers.play import play
 from treetune.trainers.row_episodes import RowEpisodes, is_misuse
+from treetune.trainers.single_turn import play_rows
 from treetune.trainers.slime.engine import Aborted, Engine, NoRoom
 from treetune.trainers.slime.samples import DRAW, UNANSWERED, begin_anew, is_lost, lose, task_of
 from treetune.trainers.slime.settings import settings_of

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from treetune.core.task import Task
+from treetune.data.rows import row_codec
+from treetune.data.rows.formats import FORMATS
+from treetune.data.rows.rule import RULE
 from treetune.errors import UsageError
-from treetune.rows import round_trip
-from treetune.rows.formats import FORMATS
-from treetune.rows.rule import RULE
-from treetune.task import Task
 
 ROW = "treetune_row"
 """The key of the metadata with the row of the task, as JSON."""
@@ -32,7 +32,7 @@ def fields_of(task: Task, scorer: str | None) -> dict[str, Any]:
     """What a `Sample` of a task is made with; also a line of a file that slime reads."""
     row = FORMATS["trl"].row_of(task, scorer=scorer or "")
     metadata = {"source_name": task.data_source, ROW: msgspec.json.encode(row).decode()}
-    return {"prompt": task.messages, "label": round_trip.truth_text(task.ground_truth), "metadata": metadata}
+    return {"prompt": task.messages, "label": row_codec.truth_text(task.ground_truth), "metadata": metadata}
 
 
 def task_of(sample: Any) -> tuple[str, Task]:

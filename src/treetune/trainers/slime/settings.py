@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from treetune.config import convert
+from treetune.chat.tokens import Rewrites
+from treetune.config.structs import convert
 from treetune.errors import UsageError
-from treetune.tokens import Rewrites
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from treetune.rows.formats import FORMATS
-from treetune.trainers.one_answer import play_rows, scorer_in
+from treetune.data.rows.formats import FORMATS
+from treetune.trainers.single_turn import play_rows, scorer_in
 from treetune.trainers.trl.completions import text_of_completion
 
 _OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")

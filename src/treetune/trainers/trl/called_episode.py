@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from treetune import threads
-from treetune.call_formats import call_id
-from treetune.environment import Action
+from treetune.chat.call_formats import call_id
+from treetune.chat.images import decode_url, url_of
+from treetune.chat.message import Message, text_of
+from treetune.core.environment import Action
+from treetune.core.score import total
+from treetune.core.tool import message_of_action
 from treetune.errors import TreetuneError, UsageError
-from treetune.images import decode_url, url_of
-from treetune.message import Message, text_of
-from treetune.score import total
 from treetune.serve import ServeError
-from treetune.tools import message_of_action
+from treetune.system import threads
 from treetune.trainers.game import FailureLog, Hooks
 from treetune.trainers.local_episodes import or_error
 from treetune.trainers.trl.completions import count_answers, last_answer

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from treetune.images import has_images
-from treetune.message import begins_answer
+from treetune.chat.images import has_images
+from treetune.chat.message import begins_answer
 from treetune.trainers.trl.dataset import Opening
 
 Way = Literal["reward_funcs", "rollout_func", "environment_factory"]

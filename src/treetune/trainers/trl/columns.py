@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treetune.tokens import TokenSequence
+from treetune.chat.tokens import TokenSequence
 from treetune.trainers.game import Game
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from treetune.message import text_of
+from treetune.chat.message import text_of
 
 
 def text_of_completion(completion: Any) -> str:

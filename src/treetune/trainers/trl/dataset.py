@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from treetune.chat.images import decode_url, has_images
+from treetune.chat.message import Message
+from treetune.data.rows.formats import FORMATS
+from treetune.data.rows.image_columns import COLUMN as IMAGES
+from treetune.data.rows.image_columns import to_parts
 from treetune.errors import UsageError
-from treetune.images import decode_url, has_images
-from treetune.message import Message
-from treetune.rows.formats import FORMATS
-from treetune.rows.image_columns import COLUMN as IMAGES
-from treetune.rows.image_columns import to_parts
 
 
 class Opening(NamedTuple):

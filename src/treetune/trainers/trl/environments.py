@@ -17,9 +17,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from treetune.chat.images import has_images
+from treetune.chat.message import Message
 from treetune.errors import UsageError
-from treetune.images import has_images
-from treetune.message import Message
 from treetune.trainers.trl.called_episode import Backend, CalledEpisode
 from treetune.trainers.trl.dataset import task_index_of
 

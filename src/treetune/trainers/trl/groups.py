@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import fmean, pstdev
 from typing import Any
 
-from treetune.message import Message
-from treetune.tokens import TokenSequence
+from treetune.chat.message import Message
+from treetune.chat.tokens import TokenSequence
 from treetune.trainers.game import Game
 
 _SMALL = 1e-8

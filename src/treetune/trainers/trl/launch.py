@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.errors import UsageError
-from treetune.target import is_server
+from treetune.tasksets.target import is_server
 from treetune.trainers import launch
 from treetune.trainers.launch import Launch, TrainRequest
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from treetune.core.from_config import build_taskset
 from treetune.errors import MissingExtraError, TreetuneError, UsageError, did_you_mean
-from treetune.from_config import build_taskset
-from treetune.target import is_server, read_target
+from treetune.tasksets.target import is_server, read_target
 from treetune.trainers.launch import split_override
 from treetune.trainers.trl.launch import OURS
 from treetune.trainers.trl.tasks import TrlTasks

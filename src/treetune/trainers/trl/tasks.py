@@ -12,17 +12,19 @@ import weakref
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from treetune import call_formats, streams, threads
-from treetune.episode import CLOSE_SECONDS
+from treetune.chat import call_formats
+from treetune.chat.images import has_images
+from treetune.chat.tokens import NO_IMAGES, ChatTokens
+from treetune.core.taskset import Taskset
 from treetune.errors import PolicyError, UsageError
-from treetune.images import has_images
+from treetune.play import streams
+from treetune.play.episode import CLOSE_SECONDS
 from treetune.serve import ServeError, TaskServerClient
-from treetune.target import load_taskset
-from treetune.taskset import Taskset
-from treetune.tokens import NO_IMAGES, ChatTokens
+from treetune.system import threads
+from treetune.tasksets.target import load_taskset
 from treetune.trainers.game import FailureLog, Game, Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
-from treetune.trainers.one_answer import refuse_begun_answer
+from treetune.trainers.single_turn import refuse_begun_answer
 from treetune.trainers.trl.called_episode import GOES_ON, Backend, CalledEpisode
 from treetune.trainers.trl.choice import WAYS, Way, choose
 from treetune.trainers.trl.columns import columns_of

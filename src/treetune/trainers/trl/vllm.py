@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 from treetune.errors import EndpointRefusal, PolicyError, UsageError
-from treetune.policies import EndpointConfig
-from treetune.policies.endpoint import Endpoint
+from treetune.models import EndpointConfig
+from treetune.models.endpoint import Endpoint
 
 ADAPTER = "trl-policy"
 """How TRL names the adapter that it publishes: with `-v` and the version of the weights behind it."""

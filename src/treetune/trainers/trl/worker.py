@@ -18,9 +18,9 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Self
 
-from treetune import threads
+from treetune.chat.tokens import ChatTokens, Prompt
 from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, described
-from treetune.tokens import ChatTokens, Prompt
+from treetune.system import threads
 from treetune.trainers.game import FailureLog, Game, Hooks
 from treetune.trainers.play import Sampled, play_episode
 from treetune.trainers.trl.groups import Group

@@ -17,7 +17,7 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 
-from treetune.http_body import read_body
+from treetune.system.http_body import read_body
 
 __all__ = ["ChatHarness"]
 

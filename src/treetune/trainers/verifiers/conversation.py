@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Self
 
 from aiohttp import web
 
-from treetune.call_formats import function_of
+from treetune.chat.call_formats import function_of
+from treetune.chat.message import Message, text_of
 from treetune.errors import EnvironmentFault
-from treetune.message import Message, text_of
 
 _open: dict[str, Conversation] = {}
 _endpoints: dict[asyncio.AbstractEventLoop, asyncio.Future[str]] = {}

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from treetune.environment import Action, Environment, Step
+from treetune.chat.message import Message
+from treetune.core.environment import Action, Environment, Step
+from treetune.core.score import finite
+from treetune.core.task import Task
+from treetune.core.tool_messages import message_of
 from treetune.errors import EnvironmentFault, TreetuneError, described
-from treetune.message import Message
-from treetune.score import finite
-from treetune.task import Task
-from treetune.threads import submit_in_background
-from treetune.tool_messages import message_of
+from treetune.system.threads import submit_in_background
 from treetune.trainers.verifiers.conversation import Conversation
 
 T = TypeVar("T")

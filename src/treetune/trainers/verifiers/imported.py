@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from treetune.code_reference import CodeReference, Kind
-from treetune.config import convert
+from treetune.config.code_reference import CodeReference, Kind
+from treetune.config.plugins import load_module, see_current_folder
+from treetune.config.structs import convert
+from treetune.config.trust import USER, Origin
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import MissingExtraError, PluginError, UsageError, described
-from treetune.plugins import load_module, see_current_folder
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.taskset_config import TasksetConfig
-from treetune.trust import USER, Origin
 
 
 class VerifiersTask(Task, frozen=True, kw_only=True):

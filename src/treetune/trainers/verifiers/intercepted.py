@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from treetune.chat.message import Message
+from treetune.core.policy import Completion, Request
 from treetune.errors import ContextFullError, PolicyError
-from treetune.message import Message
-from treetune.policies import EndpointConfig
-from treetune.policies.openai import OpenAIPolicy
-from treetune.policy import Completion, Request
+from treetune.models import EndpointConfig
+from treetune.models.openai import OpenAIPolicy
 
 
 class InterceptedModel(OpenAIPolicy):

@@ -26,10 +26,10 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-from treetune.config import dump_yaml
+from treetune.config.structs import dump_yaml
+from treetune.core.from_config import build_taskset, describe
 from treetune.errors import StorageError, UsageError, plural
-from treetune.from_config import build_taskset, describe
-from treetune.target import read_target, refuse_server
+from treetune.tasksets.target import read_target, refuse_server
 from treetune.trainers.verifiers.packing import Packing
 from treetune.trainers.verifiers.playable import check_playable
 

@@ -16,16 +16,16 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from treetune import plugins
-from treetune.code_reference import find_file
-from treetune.config import FileName, load_yaml, map_declared
+from treetune.config import plugins
+from treetune.config.code_files import source_of, with_imports
+from treetune.config.code_reference import find_file
+from treetune.config.overrides import with_overrides
+from treetune.config.structs import FileName, load_yaml, map_declared
+from treetune.config.trust import is_installed
+from treetune.core.from_config import build_taskset
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
 from treetune.errors import UsageError
-from treetune.files import source_of, with_imports
-from treetune.from_config import build_taskset
-from treetune.overrides import with_overrides
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.trust import is_installed
 
 SCHEME, SCRIPTED = "package:", "scripted:"
 _LOADERS = {"json", "csv", "parquet", "arrow", "text", "imagefolder", "webdataset", "xml", "sql", "pandas"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from treetune.chat.message import begins_answer
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
 from treetune.errors import UsageError
-from treetune.message import begins_answer
-from treetune.task import Task
-from treetune.taskset import Taskset
 
 
 def check_playable(taskset: Taskset[Any, Any], tasks: Iterable[Task] = ()) -> None:

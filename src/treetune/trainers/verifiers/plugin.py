@@ -22,17 +22,17 @@ import verifiers.v1 as vf
 from verifiers.v1.errors import HarnessError, TaskError
 from verifiers.v1.runtimes import ProgramResult, SubprocessConfig
 
-from treetune import streams
-from treetune.digest import digest
-from treetune.episode import Limits
+from treetune.chat.message import Message
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.trace import Outcome, Trace
 from treetune.errors import TreetuneError, UsageError, described
-from treetune.message import Message
-from treetune.pending import Draw
-from treetune.rollout import Rollout
-from treetune.streams import Streams
-from treetune.task import Task
-from treetune.taskset import Taskset
-from treetune.trace import Outcome, Trace
+from treetune.play import streams
+from treetune.play.episode import Limits
+from treetune.play.leases import Draw
+from treetune.play.rollout import Rollout
+from treetune.play.streams import Streams
+from treetune.system.digest import digest
 from treetune.trainers.verifiers.intercepted import InterceptedModel
 from treetune.trainers.verifiers.packing import open_taskset
 from treetune.trainers.verifiers.playable import check_playable, check_task

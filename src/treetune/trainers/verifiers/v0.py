@@ -21,9 +21,9 @@ import verifiers as vf
 from verifiers.envs import environment
 from verifiers.types import ClientConfig
 
-from treetune.environment import Environment
+from treetune.chat.message import Message
+from treetune.core.environment import Environment
 from treetune.errors import EnvironmentFault, UsageError, described
-from treetune.message import Message
 from treetune.trainers.verifiers.foreign_episode import ForeignEpisode, Outcome, ScoringFailed
 from treetune.trainers.verifiers.imported import (
     VerifiersConfig,

@@ -18,10 +18,10 @@ from verifiers.v1.trace import AgentInfo, Trace, TraceTask
 from verifiers.v1.utils import loaders
 from verifiers.v1.utils.decorators import discover_decorated
 
-from treetune.environment import Environment
+from treetune.chat.message import Message
+from treetune.core.environment import Environment
+from treetune.core.score import Score
 from treetune.errors import EnvironmentFault, PluginError, TasksetError, UsageError, described
-from treetune.message import Message
-from treetune.score import Score
 from treetune.trainers.verifiers import chat_harness
 from treetune.trainers.verifiers.foreign_episode import ForeignEpisode, Held, Outcome, ScoringFailed
 from treetune.trainers.verifiers.imported import (

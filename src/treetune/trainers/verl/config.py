@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.datasets.declared import check_columns, check_environments, has_turns, load_tasks
-from treetune.datasets.list_files import build_files
-from treetune.datasets.taskset import DatasetTaskset
+from treetune.chat.tokens import NO_IMAGES
+from treetune.data.datasets.list_files import build_files
+from treetune.data.datasets.task_lists import check_columns, check_environments, has_turns, load_tasks
+from treetune.data.datasets.taskset import DatasetTaskset
+from treetune.data.rows.agent_column import LOOP
 from treetune.errors import ConfigError, Faults, UsageError
-from treetune.rows.agent_column import LOOP
-from treetune.tokens import NO_IMAGES
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.verl.reward import Lists, leaves_scoring, warn_of_unscored
 

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
-from treetune.datasets.config import plain_values
-from treetune.rows.agent_column import COLUMN, LOOP, says_nothing
+from treetune.data.datasets.config import plain_values
+from treetune.data.rows.agent_column import COLUMN, LOOP, says_nothing
 from treetune.trainers import launch
 from treetune.trainers.launch import Files, Launch, TrainRequest
 from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS

@@ -5,7 +5,7 @@
       _target_: treetune.trainers.verl.loop.TreetuneLoop
       max_turns: 20
 
-A row is played and scored by the task that it carries. Tokens are made by `treetune.tokens` and not by verl's own merge
+A row is played and scored by the task that it carries. Tokens are made by `chat/tokens.py` and not by verl's own merge
 functions: these know families of models by their names, and go on from the sampled tokens also where the template shows
 the model something else. Ours find out from any chat template whether the sampled tokens go on, and say where not.
 """
@@ -21,16 +21,16 @@ from uuid import uuid4
 
 import msgspec
 
-from treetune.config import convert
+from treetune.chat.tokens import ChatTokens, Rewrites, TokenSequence
+from treetune.config.structs import convert
+from treetune.core.score import total
+from treetune.data.rows.formats import task_to_score
 from treetune.errors import MissingExtraError, UsageError
-from treetune.rows.formats import task_to_score
-from treetune.score import total
 from treetune.serve import ServeError
-from treetune.tokens import ChatTokens, Rewrites, TokenSequence
 from treetune.trainers.game import FailureLog, Game, Hooks
-from treetune.trainers.one_answer import scorer_in
 from treetune.trainers.play import play_episode
 from treetune.trainers.row_episodes import is_misuse, share_episodes
+from treetune.trainers.single_turn import scorer_in
 from treetune.trainers.verl.groups import Ended, Groups
 from treetune.trainers.verl.loop_config import LoopConfig
 from treetune.trainers.verl.model_calls import ModelCalls

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from treetune.tokens import Rewrites
+from treetune.chat.tokens import Rewrites
 
 
 class LoopConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+from treetune.chat.tokens import Prompt, TokenSequence
 from treetune.serve import ServeError
-from treetune.tokens import Prompt, TokenSequence
 from treetune.trainers.game import Game
 from treetune.trainers.play import Sampled
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from treetune.datasets.taskset import DatasetTaskset
+from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.errors import TasksetError
 from treetune.trainers.config import get_value, set_value
 

@@ -9,14 +9,14 @@ import inspect
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from treetune.message import without_surrogates
-from treetune.rows.formats import task_to_score
-from treetune.rows.rule import RULE
-from treetune.rows.scorer import taskset_of
-from treetune.score import Score
+from treetune.chat.message import without_surrogates
+from treetune.core.score import Score
+from treetune.data.rows.formats import task_to_score
+from treetune.data.rows.rule import RULE
+from treetune.data.rows.scorer import taskset_of
 from treetune.scorers import SCORER
-from treetune.threads import run_in_background
-from treetune.trainers.one_answer import play_row, scorer_in
+from treetune.system.threads import run_in_background
+from treetune.trainers.single_turn import play_row, scorer_in
 
 
 def compute_score(

@@ -13,17 +13,17 @@ from typing import Any
 
 import msgspec
 
-from treetune.cache_folder import default_cache_dir, write_atomically
-from treetune.config import convert
-from treetune.datasets.config import plain_values
-from treetune.digest import digest
+from treetune.config.structs import convert
+from treetune.config.variables import escape_texts
+from treetune.data.datasets.config import plain_values
+from treetune.data.rows.agent_column import LOOP
 from treetune.errors import ConfigError, MissingExtraError, StorageError, UsageError
-from treetune.rows.agent_column import LOOP
+from treetune.system.cache_folder import default_cache_dir, write_atomically
+from treetune.system.digest import digest
 from treetune.trainers.config import get_value, set_value
 from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, build_into_config, load_tasksets, name_agents
 from treetune.trainers.verl.loop_config import LoopConfig
 from treetune.trainers.verl.reward import find_unscored, score_by_tasks
-from treetune.variables import escape_texts
 
 SETTINGS = "treetune_loop"
 """The key of a verl config with the settings of our agent loop, where they are not to be the usual ones."""

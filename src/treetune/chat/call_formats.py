@@ -1,0 +1,284 @@
+"""How models write tool calls into their text: one convention for each family, known by the marks in its chat template.
+
+    detect(template)                                      # "hermes", "mistral", ...: a name in FORMATS, or None
+    parse("<tool_call>{...}</tool_call>", "hermes")      # -> (the text beside them, the calls in the form of OpenAI)
+
+What cannot be read is text: then there are no calls. `chat/text_tools.py` goes the other way round.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from treetune.chat.message import Message
+from treetune.errors import UnknownNameError
+
+Schema = dict[str, Any]
+Found = tuple[str, str]
+"""The name of a called tool, and its arguments as JSON text."""
+
+
+class Unreadable(ValueError):
+    """A call that has been begun and is none."""
+
+
+class CallFormat(NamedTuple):
+    marks: tuple[str, ...]
+    """What a chat template of this convention has in it, all of them."""
+    read: Callable[[str, Mapping[str, Schema]], tuple[str, list[Found]]]
+    """The text beside the calls, and the calls; the schemas of the parameters are given by the names of the tools."""
+    write: Callable[[Sequence[Found]], str]
+
+
+def detect(template: str, special_tokens: Collection[str] = ()) -> str | None:
+    """The convention of a chat template; of the special tokens where there is no template (mistral-common)."""
+    for name, format in FORMATS.items():
+        if all(mark in template for mark in format.marks):
+            return name
+    return "mistral" if not template and "[TOOL_CALLS]" in special_tokens else None
+
+
+def check_name(format: str | None) -> str | None:
+    if format is not None and format not in FORMATS:
+        raise UnknownNameError.of("call format", format, FORMATS)
+    return format
+
+
+def parse(text: str, format: str, tools: Sequence[Schema] = (), turn: int = 0) -> tuple[str, list[Message]]:
+    """The text beside the calls, and the calls; the text as it is, and none, where there are none that can be read."""
+    schemas = {str(function.get("name")): function.get("parameters") or {} for function in map(function_of, tools)}
+    thought = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
+    said = text[thought:]
+    if "<think>" in said:  # still thinking: what stands there is no call yet
+        return text, []
+    try:
+        beside, found = FORMATS[format].read(said, schemas)
+    except (ValueError, RecursionError):
+        return text, []
+    if not found:
+        return text, []
+    calls = [
+        {"id": call_id(turn, number), "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(found)
+    ]
+    return (text[:thought] + beside).rstrip(), calls
+
+
+def call_id(turn: int, number: int) -> str:
+    """What names a call that came without a name: nine letters, as Mistral's templates want it."""
+    return f"c{turn % 10_000:04}{number % 10_000:04}"
+
+
+def function_of(call: Schema) -> Schema:
+    """The inner part of a tool or a call as OpenAI has them; the whole where it stands alone."""
+    inner = call.get("function")
+    return inner if isinstance(inner, dict) else call
+
+
+# JSON, strictly: what a model writes must be what a tool gets
+
+
+def _refuse(constant: str) -> Any:
+    raise Unreadable(constant)
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse)
+_BLANK = re.compile(r"\s*")
+
+
+def _skip(text: str, at: int) -> int:
+    return _BLANK.match(text, at).end()  # type: ignore[union-attr]
+
+
+def _value(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value that stands there, and where it ends."""
+    return _JSON.raw_decode(text, _skip(text, at))
+
+
+def _arguments(value: Any) -> str:
+    if not isinstance(value, dict):
+        raise Unreadable("arguments are no object")
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _named(value: Any, *keys: str) -> Found:
+    """A call written as one JSON object."""
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name:
+        raise Unreadable("no name")
+    return name, _arguments(next((value[key] for key in keys if key in value), None))
+
+
+def _as_json(call: Found, key: str = "arguments") -> str:
+    return f'{{"name": {json.dumps(call[0], ensure_ascii=False)}, "{key}": {call[1]}}}'
+
+
+# Hermes, Qwen 2.5 and 3: JSON in tags
+
+
+def _tagged(text: str, inside: Callable[[str, int], tuple[Found, int]]) -> tuple[str, list[Found]]:
+    """Calls between <tool_call> and </tool_call>; the last may be left open, where a stop string ended it."""
+    beside, found, at = "", [], 0
+    while (begin := text.find("<tool_call>", at)) >= 0:
+        beside += text[at:begin]
+        call, at = inside(text, begin + len("<tool_call>"))
+        found.append(call)
+        at = _skip(text, at)
+        if text.startswith("</tool_call>", at):
+            at += len("</tool_call>")
+        elif at < len(text):
+            raise Unreadable("no closing tag")
+    return beside + text[at:], found
+
+
+def _hermes(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
+    def inside(text: str, at: int) -> tuple[Found, int]:
+        value, at = _value(text, at)
+        return _named(value, "arguments", "parameters"), at
+
+    return _tagged(text, inside)
+
+
+def _write_hermes(calls: Sequence[Found]) -> str:
+    return "\n".join(f"<tool_call>\n{_as_json(call)}\n</tool_call>" for call in calls)
+
+
+# Qwen 3 Coder, Qwen 3.5: parameters in tags of their own, as text
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\s*?\n?")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.S)
+_FUNCTION_END = re.compile(r"\s*</function>")
+
+
+def _qwen_xml(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
+    def inside(text: str, at: int) -> tuple[Found, int]:
+        if (function := _FUNCTION.match(text, at)) is None:
+            raise Unreadable("no function")
+        name, at = function[1], function.end()
+        properties = schemas.get(name, {}).get("properties") or {}
+        values: dict[str, Any] = {}
+        while (parameter := _PARAMETER.match(text, at)) is not None:
+            values[parameter[1]] = _typed(parameter[2], properties.get(parameter[1]))
+            at = parameter.end()
+        if (end := _FUNCTION_END.match(text, at)) is None:
+            raise Unreadable("no end of the function")
+        return (name, _arguments(values)), end.end()
+
+    return _tagged(text, inside)
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """A parameter written as text: what is no text by its schema is read as JSON."""
+    if not isinstance(schema, dict) or schema.get("type") == "string" or "enum" in schema:
+        return text
+    try:
+        value, end = _value(text, 0)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)  # as Jinja writes them
+    return value if _skip(text, end) == len(text) else text
+
+
+def _write_qwen_xml(calls: Sequence[Found]) -> str:
+    def parameter(name: str, value: Any) -> str:
+        written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return f"<parameter={name}>\n{written}\n</parameter>\n"
+
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(parameter(*each) for each in json.loads(arguments).items())
+        + "</function>\n</tool_call>"
+        for name, arguments in calls
+    )
+
+
+# Mistral: a list of JSON objects after a mark; newer ones have a mark for each call, its name, and its arguments
+
+
+def _mistral(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
+    beside, *parts = text.split("[TOOL_CALLS]")
+    found: list[Found] = []
+    for part in parts:
+        name, marked, arguments = part.partition("[ARGS]")
+        value, end = _value(arguments if marked else part, 0)
+        rest = (arguments if marked else part)[end:]
+        if marked:
+            found.append((re.sub(r"\[CALL_ID\].*", "", name, flags=re.S).strip(), _arguments(value)))
+        else:
+            found += [_named(each, "arguments") for each in (value if isinstance(value, list) else [value])]
+        if rest.strip() or not all(name for name, _ in found):
+            raise Unreadable("text after the calls")
+    return beside, found
+
+
+def _write_mistral(calls: Sequence[Found]) -> str:
+    return f"[TOOL_CALLS] [{', '.join(map(_as_json, calls))}]"
+
+
+# Llama 3: the whole answer is JSON, or what follows its mark
+
+
+def _llama(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
+    beside, marked, calls = text.partition("<|python_tag|>")
+    if not marked:
+        beside, calls = "", text
+    found, at = [], _skip(calls, 0)
+    if not calls.startswith("{", at):
+        raise Unreadable("no JSON")
+    while at < len(calls):
+        value, at = _value(calls, at)
+        if not isinstance(value, dict) or not {"parameters", "arguments"} & value.keys():
+            raise Unreadable("no call")
+        found.append(_named(value, "parameters", "arguments"))
+        at = _skip(calls, at)
+        if at < len(calls) and calls[at] == ";":
+            at = _skip(calls, at + 1)
+    return beside, found
+
+
+def _write_llama(calls: Sequence[Found]) -> str:
+    return "; ".join(_as_json(call, "parameters") for call in calls)
+
+
+# DeepSeek: special tokens; the arguments in a fence (V3, R1) or bare (V3.1)
+
+_CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL_BEGIN, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCED = re.compile(r"function" + _SEPARATOR + r"([^\n]+)\n```json\n(.*)\n```\s*", re.S)
+_BARE = re.compile(r"(.+?)" + _SEPARATOR + r"(.*)", re.S)
+
+
+def _deepseek(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
+    # A template may go on with a call where the calls were begun before: then the first mark is missing.
+    beside, *parts = text.split(_CALL_BEGIN)
+    found = []
+    for part in parts:
+        call, _, rest = part.partition(_CALL_END)
+        read = _FENCED.fullmatch(call) or _BARE.fullmatch(call)
+        if read is None or rest.replace(_CALLS_END, "").strip():
+            raise Unreadable("no call")
+        value, end = _value(read[2], 0)
+        if _skip(read[2], end) != len(read[2]):
+            raise Unreadable("text after the arguments")
+        _arguments(value)
+        found.append((read[1].strip(), read[2]))  # as it was written: templates write it so
+    return beside.rstrip().removesuffix(_CALLS_BEGIN), found
+
+
+def _write_deepseek(calls: Sequence[Found]) -> str:
+    written = "\n".join(
+        f"{_CALL_BEGIN}function{_SEPARATOR}{name}\n```json\n{arguments}\n```{_CALL_END}" for name, arguments in calls
+    )
+    return _CALLS_BEGIN + written + _CALLS_END
+
+
+FORMATS = {
+    "qwen-xml": CallFormat(("<tool_call>", "<function=", "<parameter="), _qwen_xml, _write_qwen_xml),
+    "hermes": CallFormat(("<tool_call>", '"arguments"'), _hermes, _write_hermes),
+    "mistral": CallFormat(("[TOOL_CALLS]",), _mistral, _write_mistral),
+    "deepseek": CallFormat((_CALLS_BEGIN,), _deepseek, _write_deepseek),
+    "llama": CallFormat(('"parameters": ', "<|start_header_id|>"), _llama, _write_llama),
+}
+"""By name, in the order in which a template is asked for their marks."""

@@ -1,0 +1,81 @@
+"""The name of code, read in one place: `file.py:Name` or `module:Name`, as a value.
+
+    parse_reference("tasks/colours.py:Colours")     # CodeReference(Kind.FILE, "tasks/colours.py", "Colours")
+    find_reference("gsm8k")                         # None: an id, not the name of code
+
+What does not parse is no name of code. `config/plugins.py` loads only these values.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from keyword import iskeyword
+
+import msgspec
+
+from treetune.errors import PluginError
+
+FILE_SCHEME, MODULE_SCHEME = "file://", "pkg://"
+WRITE = "write file.py:Name or module:Name"
+
+
+class Kind(Enum):
+    FILE = "file"
+    MODULE = "module"
+
+
+class CodeReference(msgspec.Struct, frozen=True):
+    kind: Kind
+    place: str
+    """The path of the file, or the dotted name of the module."""
+    attribute: str | None = None
+    """The class or function there; None for the file or the module itself."""
+
+    def __str__(self) -> str:
+        return self.place if self.attribute is None else f"{self.place}:{self.attribute}"
+
+
+def find_reference(text: str) -> CodeReference | None:
+    """The code that `file.py:Name` or `module:Name` names; None where the text is no such name."""
+    place, _, attribute = text.rpartition(":")
+    kind = _kind_of(place)
+    return CodeReference(kind, place, attribute) if kind is not None and _is_identifier(attribute) else None
+
+
+def parse_reference(text: str) -> CodeReference:
+    found = find_reference(text)
+    if found is None:
+        raise PluginError(f"{text!r:.200} names no class", remedy=WRITE)
+    return found
+
+
+def parse_place(place: str, attribute: str) -> CodeReference:
+    """A file, which may be written `file://…`, or a module, `pkg://module`, with a class in it."""
+    if place.startswith(MODULE_SCHEME):
+        module = place.removeprefix(MODULE_SCHEME).removesuffix(".py").replace("/", ".")
+        kind, place = (Kind.MODULE if _kind_of(module) is Kind.MODULE else None), module
+    else:
+        place = place.removeprefix(FILE_SCHEME)
+        kind = Kind.FILE if _kind_of(place) is Kind.FILE else None
+    if kind is None:
+        raise PluginError(f"{place!r:.200} is no Python file", remedy="write folder/file.py, or pkg://module")
+    if not _is_identifier(attribute):
+        raise PluginError(f"{attribute!r:.200} is no name of a class", remedy="write the name alone, such as Colours")
+    return CodeReference(kind, place, attribute)
+
+
+def find_file(text: str) -> CodeReference | None:
+    """The file that `file.py` or `file.py:Name` names; None for any other text."""
+    found = CodeReference(Kind.FILE, text) if _kind_of(text) is Kind.FILE else find_reference(text)
+    return found if found is not None and found.kind is Kind.FILE else None
+
+
+def _kind_of(place: str) -> Kind | None:
+    if place.endswith(".py"):
+        plain = place.strip() == place and place.rpartition("/")[2] != ".py"
+        return Kind.FILE if plain and not any(sign in ":\\\x7f" or sign < " " for sign in place) else None
+    return Kind.MODULE if all(map(_is_identifier, place.split("."))) else None
+
+
+def _is_identifier(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name)

@@ -1,0 +1,101 @@
+"""Dotted overrides and interpolations: what is written in YAML becomes plain values, once.
+
+data = with_overrides(load_yaml("eval.yaml"), {"sampling.temperature": "0.7"})     # resolved: `${` is text in it
+data = override_values(data, {"taskset.level": "2"})                               # resolved values, overridden
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from treetune.config.variables import explain_interpolation, resolve
+from treetune.errors import ConfigError
+
+
+def with_overrides(
+    data: Mapping[str, Any], overrides: Mapping[str, str], *, source: str = "config", only: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """`data` as a YAML file has it, with `{"a.b": "value"}` laid over it (values spelled as in YAML) and interpolations
+    resolved; `only` gives just these keys, and leaves the rest unresolved. The result is plain text and values: it is
+    never given to this function again, which would resolve an escaped `${` in it."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    config = _lay_overrides(dict(data), overrides)
+    try:
+        if only is not None:
+            parts = {key: config[key] for key in only}
+            return {key: resolve(part) if OmegaConf.is_config(part) else part for key, part in parts.items()}
+        return cast(dict[str, Any], resolve(config))
+    except OmegaConfBaseException as error:
+        key, problem = explain_interpolation(error)
+        raise ConfigError([(f"--{key}" if key in overrides else key, problem)], source=source) from None
+
+
+def _lay_overrides(data: dict[str, Any], overrides: Mapping[str, str]) -> Any:
+    """A config of OmegaConf's, not resolved yet."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    config = OmegaConf.create(data)
+    try:
+        for key, raw in overrides.items():
+            try:
+                parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={raw}"]), resolve=False)
+                value = parsed["value"]
+            except YAMLError:
+                value = raw  # text that looks like YAML, such as "{question}!"
+            OmegaConf.update(config, key, value, merge=True, force_add=True)
+    except OmegaConfBaseException as error:
+        problem = explain_interpolation(error)[1] if "${" in raw else f"cannot be set to {raw!r}: {error}"
+        raise ConfigError([(key, problem)], source="the overrides") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError([(key, f"cannot be set to {raw!r}: {error}")], source="the overrides") from None
+    return config
+
+
+# Keys laid over values that are resolved already
+
+
+def override_values(data: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Resolved values with overrides in them. Only the overrides are resolved: `data` may hold `${` as text."""
+    return cast(dict[str, Any], lay_over(data, with_overrides({}, overrides, source="the overrides")))
+
+
+def select_overridden(data: Any, overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Of resolved values only those that the overrides set, nested as `lay_over` takes them."""
+    from omegaconf import OmegaConf
+
+    given = OmegaConf.to_container(_lay_overrides({}, overrides), resolve=False)
+    return cast(dict[str, Any], _select(data, given))
+
+
+def _select(value: Any, given: Any) -> Any:
+    if isinstance(given, Mapping) and isinstance(value, Mapping):
+        return {key: _select(value[key], item) for key, item in given.items() if key in value}
+    if isinstance(value, list) and _names_entries(given):
+        return {key: _select(value[int(key)], item) for key, item in given.items()}
+    return value
+
+
+def lay_over(base: Any, given: Any, path: str = "") -> Any:
+    """The keys and values of one mapping over those of another, as deep as both have them. `{"0": ...}` over a list
+    changes its first entry."""
+    if isinstance(base, list) and _names_entries(given):
+        laid = list(base)
+        for key, value in given.items():
+            if int(key) >= len(laid):
+                problem = f"there is no entry {key}: there are {len(laid)}, counted from 0"
+                raise ConfigError([(f"{path}[{key}]", problem)], source="the overrides")
+            laid[int(key)] = lay_over(laid[int(key)], value, f"{path}[{key}]")
+        return laid
+    if not (isinstance(base, Mapping) and isinstance(given, Mapping)):
+        return given
+    inside = f"{path}." if path else ""
+    return {**base, **{key: lay_over(base.get(key), value, f"{inside}{key}") for key, value in given.items()}}
+
+
+def _names_entries(given: Any) -> bool:
+    return isinstance(given, Mapping) and bool(given) and all(str(key).isdecimal() for key in given)

@@ -1,0 +1,72 @@
+"""The config of a run folder as a TARGET: it says what runs, and anyone may have written it.
+
+    origin_of("runs/x/config.yaml", data)       # USER where an `eval` of this user wrote it
+
+A config is known by a mark in the cache folder, made of what could do harm, not by where it lies. One without a mark
+runs as far as it names only what is built in or installed, reads no variable and calls no server of its choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from treetune.config.code_reference import FILE_SCHEME, MODULE_SCHEME
+from treetune.config.trust import USER, Origin, is_own_config, trusts
+from treetune.errors import UsageError
+
+CONFIG = "config.yaml"
+_BESIDE = ("traces.jsonl", "fingerprint.json", "summary.json", "results.jsonl")
+"""Files of a run folder. They distinguish its config from a YAML file that the user wrote."""
+_LOOK = "look at its config.yaml and at what that names, then pass --trust"
+
+
+def is_run_config(path: str | Path) -> bool:
+    file = Path(path).expanduser()
+    return file.name == CONFIG and file.is_file() and any((file.parent / name).exists() for name in _BESIDE)
+
+
+def origin_of(path: str | Path, data: dict[str, Any], trust: bool = False) -> Origin:
+    """Where the names in a YAML file come from: the user, or a run folder of someone else."""
+    if not is_run_config(path) or is_own_config(data) or trusts(trust):
+        return USER
+    return Origin(f"{Path(path).parent} was not made by your `eval`: its config")
+
+
+def refuse_foreign(run: Path, data: Mapping[str, Any]) -> None:
+    """Raises where the config of someone else's run would do more than play tasks. The code that it names is checked
+    when that is loaded."""
+    if any("${" in text for text in _texts_of(data)):
+        raise refusal(run, "reads variables of your environment")
+    for text in _texts_of(data.get("taskset")):
+        if "://" in text and not text.startswith((FILE_SCHEME, MODULE_SCHEME)):  # which would be sent your token
+            raise refusal(run, f"would call a server: {text}")
+    for node in nodes_of(data.get("taskset")):
+        if node.get("trust"):
+            raise refusal(run, "would run the code that its rows name")
+        for entry in [node["tools"]] if isinstance(node.get("tools"), Mapping) else node.get("tools") or []:
+            if not isinstance(entry, str):  # its settings may be a command
+                raise refusal(run, f"has tools of its own: {entry!r:.80}")
+
+
+def refusal(run: Path, what: str) -> UsageError:
+    return UsageError(f"{run} was not made by your `eval`, and {what}", remedy=_LOOK)
+
+
+def nodes_of(node: Any) -> Iterator[Mapping[str, Any]]:
+    """A taskset's node, and those of the sources that it mixes."""
+    if isinstance(node, str):
+        node = {"id": node}
+    if isinstance(node, Mapping):
+        yield node
+        for source in node.get("sources") or []:
+            yield from nodes_of(source)
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_of(item)

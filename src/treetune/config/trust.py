@@ -1,0 +1,249 @@
+"""Which code may run: what the user names, and of what data names that which is installed or a build of the user kept.
+
+    with names_from(Origin("a row")):
+        build_taskset(node)              # every name in the node, however deep, is the row's
+
+The loader (`config/plugins.py`) asks the origin of a name right before it runs anything. `--trust`, or
+TREETUNE_TRUST=1, runs what data names too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import site
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treetune.config.code_files import is_of_file
+from treetune.config.code_reference import CodeReference, Kind
+from treetune.errors import UsageError
+from treetune.system.cache_folder import default_cache_dir
+from treetune.system.digest import digest
+
+TRUST = "TREETUNE_TRUST"
+"""The variable that sets `trust` in processes that take no argument, such as a trainer's workers."""
+
+LOOK = f"look at that code, then pass --trust (in a trainer's processes: {TRUST}=1)"
+
+_OURS = ("treetune", "treetune_verl")
+
+_kept_files: set[Path] = set()
+"""Files that a build of this user kept, and whose content was compared in this process."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a name of code was read."""
+
+    what: str
+    """Such as `a row`, for errors."""
+    trusted: bool = False
+
+    @classmethod
+    def of_data(cls, what: str, trust: bool = False) -> Origin:
+        """Rows, run folders and recorded tasks, unless the user trusts them."""
+        return cls(what, trusts(trust))
+
+    def check(self, reference: CodeReference) -> None:
+        """Refuses code that this origin may not run."""
+        if self.trusted:
+            return
+        if reference.kind is Kind.FILE:
+            if Path(reference.place).expanduser().resolve() not in _kept_files:
+                raise self.refusal(f"names code that none of your builds kept: {reference}")
+        elif not (is_installed(reference.place) or _is_own_module(reference.place)):
+            raise self.refusal(f"names code that is not installed: {reference.place}")
+
+    def check_found(self, reference: CodeReference, count: int) -> None:
+        """The same for the first `count` parts of the name of an installed module, where Python finds them now."""
+        parts = reference.place.split(".")
+        if not self.trusted and parts[0] not in _OURS and is_installed(reference.place):
+            found = _places_of(".".join(parts[:count]))
+            if not all(_is_below_installed(Path(place), count) for place in found):
+                raise self.refusal(f"names code that is not installed: {reference.place}")
+
+    def refuse(self, what: str) -> None:
+        """Refuses something else that only the user may choose."""
+        if not self.trusted:
+            raise self.refusal(what)
+
+    def refusal(self, what: str) -> UsageError:
+        return UsageError(f"{self.what} {what}", remedy=LOOK)
+
+
+USER = Origin("you", trusted=True)
+"""The command line, Python, and YAML files that the user names."""
+
+_current: ContextVar[Origin] = ContextVar("origin of names", default=USER)
+
+
+def current_origin() -> Origin:
+    return _current.get()
+
+
+class names_from:
+    """`with names_from(origin):` names that are read in here have this origin. Within data nothing is trusted more than
+    that data. A class, since every episode enters it: a generator takes four times as long."""
+
+    __slots__ = ("_origin", "_token")
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+
+    def __enter__(self) -> None:
+        before = _current.get()
+        self._token = _current.set(self._origin if before.trusted else before)
+
+    def __exit__(self, *error: object) -> None:
+        _current.reset(self._token)
+
+
+@contextlib.contextmanager
+def running_code() -> Iterator[None]:
+    """Code that is being imported was allowed to: what it names itself does not come from the data that named it."""
+    token = _current.set(USER)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def trusts(trust: bool = False) -> bool:
+    return trust or os.environ.get(TRUST) == "1"
+
+
+def code_folders(cache_dir: str | Path | None = None) -> list[Path]:
+    """Where code is kept: always in the default folder, where processes without another cache folder look."""
+    return [folder / "code" for folder in dict.fromkeys((default_cache_dir(), default_cache_dir(cache_dir)))]
+
+
+# What builds and evaluations of this user recorded
+
+
+def trust_file(file: Path) -> None:
+    """Data may name this file: its content is that of one which a build of this user kept."""
+    _kept_files.add(file.resolve())
+
+
+def remember_module(module: str, file: Path, cache_dir: str | Path | None = None) -> None:
+    """Rows may name this module, which is not installed, as long as it is this file."""
+    for folder in code_folders(cache_dir):
+        with contextlib.suppress(OSError):  # `--trust` is needed then
+            (folder / "modules").mkdir(parents=True, exist_ok=True)
+            (folder / "modules" / module).write_bytes(os.fsencode(file))
+
+
+def _is_own_module(module: str) -> bool:
+    with contextlib.suppress(OSError):
+        file = _find_module(module)
+        return file is not None and (code_folders()[0] / "modules" / module).read_bytes() == os.fsencode(file)
+    return False
+
+
+def remember_scorer(scorer: str) -> None:
+    """Marks a scorer that calls a model or runs code as one that a build of this user has named."""
+    for folder in code_folders():
+        _touch(folder / "scorers" / digest(scorer))
+
+
+def is_own_scorer(scorer: str) -> bool:
+    return (code_folders()[0] / "scorers" / digest(scorer)).is_file()
+
+
+def remember_config(config: dict[str, Any]) -> None:
+    """Marks the config of a run folder as one that an `eval` of this user wrote."""
+    _touch(_mark_of_config(config))
+
+
+def is_own_config(config: dict[str, Any]) -> bool:
+    return _mark_of_config(config).is_file()
+
+
+def remember_names(config: dict[str, Any], names: set[str]) -> None:
+    """Marks names of code as ones that tasks of this user have, in a run of this config."""
+    with contextlib.suppress(OSError), _mark_of_config(config).open("a", encoding="utf-8") as mark:
+        mark.writelines(f"{name}\n" for name in names if name.isprintable())
+
+
+def own_names(config: dict[str, Any]) -> set[str]:
+    with contextlib.suppress(OSError):
+        return set(_mark_of_config(config).read_text(encoding="utf-8").splitlines())
+    return set()
+
+
+def _mark_of_config(config: dict[str, Any]) -> Path:
+    """Made of what could do harm: it is the same wherever the folder lies."""
+    return code_folders()[0] / "runs" / digest([config.get(key) for key in ("taskset", "model", "endpoint")])
+
+
+def _touch(mark: Path) -> None:
+    with contextlib.suppress(OSError):  # `--trust` is needed then
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+
+# What is installed
+
+
+def is_installed(module: str) -> bool:
+    """Whether processes of this Python import the module wherever they were started. Runs nothing of it."""
+    top, *parts = module.split(".")
+    if "__main__" in parts:  # a program, which runs when it is imported
+        return False
+    if top in _OURS:
+        return not is_of_file(module)
+    # All of them: a folder beside the user may add modules to a package without an __init__.py.
+    places = _places_of(top)
+    return bool(places) and all(_is_below_installed(Path(place), 1) for place in places)
+
+
+def is_installed_folder(folder: Path) -> bool:
+    return folder.resolve() in _installed_folders()
+
+
+def _is_below_installed(place: Path, count: int) -> bool:
+    """Whether the file or folder of a module, whose name has `count` parts, lies where modules are installed."""
+    parents = place.resolve().parents
+    return len(parents) >= count and parents[count - 1] in _installed_folders()
+
+
+def _places_of(module: str) -> list[str]:
+    """Where Python finds a module, also in the current folder: its file, or the folders of a package."""
+    from importlib.machinery import PathFinder
+    from importlib.util import find_spec
+
+    try:
+        found = find_spec(module)
+        if "." not in module and (found is None or found.origin is None):  # none, or a package of several folders
+            found = PathFinder.find_spec(module, [*sys.path, str(Path.cwd())]) or found
+    except (ImportError, ValueError):
+        return []
+    if found is None or module == "__main__":
+        return []
+    return list(found.submodule_search_locations or []) or ([str(found.origin)] if found.has_location else [])
+
+
+def _find_module(module: str) -> Path | None:
+    """The file of a module of a package, found without running the package."""
+    top, *parts = module.split(".")
+    for place in _places_of(top):
+        stem = Path(place, *parts) if parts else Path(place).with_suffix("")
+        for file in (stem.with_suffix(".py"), stem / "__init__.py"):
+            if file.is_file():
+                return file.resolve()
+    return None
+
+
+def _installed_folders() -> set[Path]:
+    named = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(place)]
+    found = [Path(place) for place in (*site.getsitepackages(), site.getusersitepackages(), *named)]
+    for folder in list(found):
+        for listed in folder.glob("*.pth"):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                found += [Path(line) for line in listed.read_text().splitlines() if os.path.isabs(line)]
+    return {path.resolve() for path in found}

@@ -1,0 +1,296 @@
+"""The order of a taskset that has a profile: which tasks are drawn, how often, and what observed rewards change.
+
+    curriculum = TaskCurriculum(config.profile, taskset.list_uids(), seed=0, name="sums")
+    curriculum.position_at(17)              # a pure function of the profile and the index
+    learning = curriculum.learn()           # the same with pass rates that move: draw, observe, state, restore
+
+Tasks of one pass rate (and source) are an arm. Each arm is passed through completely before it begins again: with a
+schedule that is what "once an epoch" means.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import msgspec
+
+from treetune.core import order
+from treetune.core.curriculum.profile import OUTSIDE, SOLVED, UNRATED, ProfileConfig, Rates
+from treetune.core.curriculum.schedule import Credits, Schedule, Staged, normalise
+from treetune.core.task import Task
+from treetune.errors import ConfigError, EmptyTasksetError, UsageError, did_you_mean
+
+SCALE = 65_520
+"""Pass rates that move are kept in parts of 1/65520: two bytes each, exact for rates of 8, 10 and 16 rollouts."""
+
+
+class Learning(Protocol):
+    """What a stream draws by where pass rates move: one for each stream, its state a part of the stream's."""
+
+    def draw(self, index: int) -> int:
+        """The position of the task that draw number `index` gives."""
+        ...
+
+    def observe(self, task: Task, reward: float) -> None:
+        """What a rollout of a task earned."""
+        ...
+
+    def state(self) -> Any:
+        """A small plain value that `restore` goes on from."""
+        ...
+
+    def restore(self, state: Any) -> None: ...
+
+
+class Curriculum(Protocol):
+    size: int | None
+    """How many draws an epoch has; None: there is no end."""
+
+    def position_at(self, index: int) -> int: ...
+    def learn(self) -> Learning: ...
+
+
+class TaskCurriculum:
+    """Of a finite taskset: a pass rate for each task."""
+
+    def __init__(self, config: ProfileConfig, tasks: Iterable[tuple[str, str]], seed: int | None, name: str) -> None:
+        """`tasks` are the uid and the source of each, by position."""
+        rates = Rates(config)
+        self.dropped: Counter[str] = Counter()
+        self.config, self.seed = config, seed
+        self.positions = array("q")
+        self.rates = array("d")
+        self.sources: list[str] = []
+        """The position, the pass rate and the source of each task that is kept."""
+        for position, (uid, source) in enumerate(tasks):
+            rate = rates.of(uid)
+            if rate is None or not config.keeps(rate):
+                self.dropped[UNRATED if rate is None else OUTSIDE] += 1
+                continue
+            self.positions.append(position)
+            self.rates.append(rate)
+            self.sources.append(source)
+        if not self.positions:
+            raise _explain_empty(config, self.dropped, name)
+        if unrated := self.dropped[UNRATED]:
+            told = f"{unrated} of {len(self.positions) + self.dropped.total()} tasks of {name} have no pass rate"
+            warnings.warn(f"{told} in {config.path} and are left out; unrated: 0.5 keeps them", stacklevel=2)
+        self.size = len(self.positions) if config.schedule is None else None
+        if config.schedule is not None:
+            self.arms = _Arms(config.schedule, config.shares, sorted(set(self.sources)))
+            self._members: list[list[int]] = [[] for _ in range(self.arms.count)]
+            for number, (rate, source) in enumerate(zip(self.rates, self.sources, strict=True)):
+                self._members[self.arms.of(source, rate)].append(number)
+            self._seeds = [
+                None if seed is None else order.derive_seed(seed, f"arm {arm}") for arm in range(self.arms.count)
+            ]
+            full = [bool(members) for members in self._members]
+            if not any(self.arms.weights(0, full)):
+                problem = f"no task of {name} has a pass rate that the schedule draws"
+                raise UsageError(problem, remedy="give another pool a weight, or profile more tasks")
+            self._staged = Staged(config.schedule.starts(), lambda stage: self.arms.shares(stage, full), seed)
+
+    def position_at(self, index: int) -> int:
+        if self.size is not None:
+            return self.positions[order.locate(index, self.size, self.seed)[1]]
+        arm, within = self._staged.at(index)
+        members, seed = self._members[arm], self._seeds[arm]
+        return self.positions[members[order.locate(within, len(members), seed)[1]]]
+
+    @cached_property
+    def _untaught(self) -> _LearnTasks:
+        return _LearnTasks(self)
+
+    def learn(self) -> Learning:
+        return self._untaught.copy()
+
+
+def _explain_empty(config: ProfileConfig, dropped: Counter[str], name: str) -> EmptyTasksetError:
+    if dropped[UNRATED] == dropped.total():
+        return EmptyTasksetError(
+            f"{config.path} has no pass rate of any task of {name}",
+            remedy="profile this taskset (a changed prompt is another task), or keep them with unrated: 0.5",
+        )
+    reasons = ", ".join(f"{count} ({reason})" for reason, count in dropped.items())
+    return EmptyTasksetError(f"the profile leaves no task of {name}: dropped are {reasons}", remedy="widen its bounds")
+
+
+class _Arms:
+    """The arms of a finite taskset: pass rates as the schedule tells them apart, of each source that has a share."""
+
+    def __init__(self, schedule: Schedule, shares: dict[str, float], sources: Sequence[str]) -> None:
+        self.schedule = schedule
+        if shares:
+            problems = [f"{name!r} has no tasks{did_you_mean(name, sources)}" for name in shares if name not in sources]
+            problems += [f"{name!r} has no share" for name in sources if name not in shares]
+            if problems:
+                raise ConfigError([("profile.shares", problem) for problem in problems])
+        self._shares = [shares[source] for source in sources] if shares else [1.0]
+        self._groups = {source: number for number, source in enumerate(sources)} if shares else {}
+        self._bins = schedule.bin_of(1.0) + 1
+        self.count = len(self._shares) * self._bins
+
+    def of(self, source: str, rate: float) -> int:
+        return self._groups.get(source, 0) * self._bins + self.schedule.bin_of(rate)
+
+    def weights(self, stage: int, full: Sequence[bool]) -> list[float]:
+        """Of each arm as the schedule has it; 0 where it has no tasks."""
+        return [self.schedule.weight(arm % self._bins, stage) if full[arm] else 0.0 for arm in range(self.count)]
+
+    def shares(self, stage: int, full: Sequence[bool]) -> list[float]:
+        """Of each arm, so that each source has its own share."""
+        weights = self.weights(stage, full)
+        groups = []
+        for group, share in enumerate(self._shares):
+            part = slice(group * self._bins, (group + 1) * self._bins)
+            if not any(weights[part]) and any(full[part]):
+                weights[part] = [float(one) for one in full[part]]  # too far from everything: all alike
+            total = sum(weights[part])
+            groups += [share * weight / total if total else 0.0 for weight in weights[part]]
+        return normalise(groups)
+
+
+class _LearnTasks:
+    """Pass rates that move, by task. An arm gives its tasks by rank; one that comes into it takes its place there."""
+
+    def __init__(self, curriculum: TaskCurriculum) -> None:
+        self._curriculum, self._arms = curriculum, curriculum.arms
+        schedule = curriculum.config.schedule
+        assert schedule is not None
+        self._step = curriculum.config.online or 0.0
+        self._starts = schedule.starts()
+        self._clear()
+        self._rates = array("H", (round(rate * SCALE) for rate in curriculum.rates))
+        self._members = self._sort_tasks()
+
+    def _clear(self) -> None:
+        self._credits = Credits(self._arms.count)
+        self._passes = [0] * self._arms.count
+        """How often each arm was passed through."""
+        self._last = [-1] * self._arms.count
+        """The rank of the task that each arm gave last."""
+        self._shares: dict[int, list[float]] = {}
+        """Of the arms, in the present stage."""
+
+    def _sort_tasks(self) -> list[list[tuple[int, int]]]:
+        """The rank and the number of each task, by arm."""
+        found: list[list[tuple[int, int]]] = [[] for _ in range(self._arms.count)]
+        for number in range(len(self._rates)):
+            if (arm := self._arm(number)) is not None:
+                found[arm].append((self._rank(arm, number), number))
+        for members in found:
+            members.sort()
+        return found
+
+    def copy(self) -> _LearnTasks:
+        """Another one, for another stream: sorting many tasks takes long."""
+        other = copy.copy(self)
+        other._clear()
+        other._rates, other._members = self._rates[:], [members[:] for members in self._members]
+        return other
+
+    def _arm(self, number: int) -> int | None:
+        """Of a task; None where it is solved, and such ones are dropped."""
+        rate = self._rates[number] / SCALE
+        if self._curriculum.config.drop_solved and rate >= SOLVED:
+            return None
+        return self._arms.of(self._curriculum.sources[number], rate)
+
+    def _rank(self, arm: int, number: int) -> int:
+        """Where a task stands in the present pass through an arm: in load order without a seed."""
+        seed = self._curriculum.seed
+        return number if seed is None else order.scramble(number, seed, self._passes[arm])
+
+    def draw(self, index: int) -> int:
+        if not any(self._members):  # all are solved: they are drawn as if nothing were known
+            return self._curriculum.position_at(index)
+        stage = bisect_right(self._starts, index) - 1
+        if stage not in self._shares:
+            self._shares = {stage: self._arms.shares(stage, [bool(members) for members in self._members])}
+        arm = self._credits.draw(self._shares[stage])
+        members = self._members[arm]
+        place = bisect_right(members, (self._last[arm], len(self._rates)))
+        if place == len(members):
+            self._passes[arm] += 1
+            members[:] = sorted((self._rank(arm, number), number) for _, number in members)
+            place = 0
+        self._last[arm], number = members[place]
+        return self._curriculum.positions[number]
+
+    def observe(self, task: Task, reward: float) -> None:
+        number = bisect_left(self._curriculum.positions, task.idx)
+        if number == len(self._rates) or self._curriculum.positions[number] != task.idx:
+            return  # a task that is left out, drawn by its index
+        before = self._arm(number)
+        self._rates[number] = move(self._rates[number], reward, self._step)
+        after = self._arm(number)
+        if before == after:
+            return
+        if before is not None:
+            members = self._members[before]
+            del members[bisect_left(members, (self._rank(before, number), number))]
+            self._shares = self._shares if members else {}  # shares change where an arm comes or goes
+        if after is not None:
+            members = self._members[after]
+            insort(members, (self._rank(after, number), number))
+            self._shares = self._shares if len(members) > 1 else {}
+
+    def state(self) -> Any:
+        used = [arm for arm in range(self._arms.count) if self._last[arm] >= 0 or self._credits.values[arm]]
+        drawn = [[arm, self._credits.values[arm], self._passes[arm], self._last[arm]] for arm in used]
+        return {"rates": _to_bytes(self._rates), "drawn": drawn}
+
+    def restore(self, state: Any) -> None:
+        kept = read_state(state, _TasksState)
+        rates = _from_bytes(kept.rates)
+        fits = len(rates) == len(self._rates) and max(rates) <= SCALE
+        if not fits or any(not 0 <= entry[0] < self._arms.count for entry in kept.drawn):
+            raise UsageError("the state of a curriculum does not fit this taskset")
+        self._clear()
+        for arm, credit, passes, last in kept.drawn:
+            self._credits.values[arm], self._passes[arm], self._last[arm] = credit, passes, last
+        self._rates = rates
+        self._members = self._sort_tasks()
+
+
+class _TasksState(msgspec.Struct):
+    rates: bytes
+    drawn: list[tuple[int, float, int, int]]
+
+
+def read_state(state: Any, kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(state, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the state of a curriculum cannot be read: {error}") from None
+
+
+def move(rate: int, reward: float, step: float) -> int:
+    """A rate of `SCALE` parts moved towards a reward, which counts as 0 below 0 and as 1 above 1."""
+    return round(rate + step * (min(1.0, max(0.0, reward)) * SCALE - rate))
+
+
+def _to_bytes(rates: array[int]) -> bytes:
+    """Little-endian on every machine."""
+    if _BIG_ENDIAN:
+        rates = array("H", rates)
+        rates.byteswap()
+    return rates.tobytes()
+
+
+def _from_bytes(data: bytes) -> array[int]:
+    rates = array("H")
+    rates.frombytes(data[: len(data) // 2 * 2])
+    if _BIG_ENDIAN:
+        rates.byteswap()
+    return rates
+
+
+_BIG_ENDIAN = array("H", [1]).tobytes()[0] == 0

@@ -1,0 +1,357 @@
+"""An Environment is the rules of one episode: `start`, `step`, `close`.
+
+    class Guess(Environment):
+        def step(self, action):
+            return Step("try again", reward=float(action.text == self.task.ground_truth), done=True)
+
+Methods may be `async` or not; those that are not run in a thread. The `info` of a step may carry `answer`,
+`explanation`, `metrics` (named numbers) and `success`: they end up in the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import msgspec
+
+from treetune.chat.message import Message
+from treetune.config.plugins import environments
+from treetune.config.trust import Origin, current_origin
+from treetune.core.score import finite, judge
+from treetune.core.task import Task
+from treetune.core.tool import Gold, ToolCall, read_tools
+from treetune.errors import EnvironmentFault, TreetuneError, UsageError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from treetune.core.taskset import Taskset
+    from treetune.core.trace import Trace
+
+ContentType = Literal["text", "json", "messages", "image"]
+_CONTENT_TYPES: tuple[Any, ...] = get_args(ContentType)
+
+
+class _Content(msgspec.Struct, frozen=True):
+    type: ContentType = "text"
+    content: Any = ""
+
+    def __post_init__(self) -> None:
+        if self.type not in _CONTENT_TYPES:  # it comes first, and is easily forgotten
+            name = type(self).__name__
+            raise UsageError(
+                f"{name}({self.type!r:.60}): the first argument is the type, one of {', '.join(_CONTENT_TYPES)}",
+                remedy=f"write {name}.of(...), or {name}(content=...)",
+            )
+
+
+class Observation(_Content, frozen=True):
+    """What the environment shows: text, JSON, chat messages or an image (a URL or data URL)."""
+
+    @classmethod
+    def of(cls, value: Any) -> Observation:
+        """A string is text, a list of messages is messages, any other mapping or list is JSON, None is nothing."""
+        if isinstance(value, Observation):
+            return value
+        if value is None or isinstance(value, str):
+            return cls("text", value or "")
+        if isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value):
+            return cls("messages", value)
+        if isinstance(value, dict | list | int | float):
+            return cls("json", value)
+        remedy = "return text, chat messages, JSON or an Observation"
+        raise EnvironmentFault(f"an observation cannot be a {type(value).__name__}", remedy=remedy)
+
+    def messages(self) -> list[Message]:
+        """How a chat model is shown it."""
+        if self.type == "messages":
+            return list(self.content)
+        if self.type == "image":
+            return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": self.content}}]}]
+        text = self.content if self.type == "text" else msgspec.json.encode(self.content).decode()
+        return [{"role": "user", "content": text}] if text else []
+
+
+class Action(_Content, frozen=True):
+    """What the policy does: its text, or something structured for environments that take it."""
+
+    @classmethod
+    def of(cls, value: Any) -> Action:
+        """A string is text; `{"type", "content"}` is what it says; any other value is JSON."""
+        if isinstance(value, Action):
+            return value
+        if isinstance(value, dict) and value.keys() == {"type", "content"} and value["type"] in _CONTENT_TYPES:
+            return cls(value["type"], value["content"])
+        return cls("text", value) if isinstance(value, str) else cls("json", value)
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else msgspec.json.encode(self.content).decode()
+
+
+class Step(msgspec.Struct):
+    """The answer to an action."""
+
+    observation: Any = ""
+    reward: float = 0.0
+    done: bool = False
+    info: dict[str, Any] = {}
+    truncated: bool = False
+    """Ended by a limit (too many turns) rather than by the rules: the episode is over then, as in Gymnasium."""
+    calls: list[ToolCall] = []
+    """The calls of tools that the action made, and what came of them: the episode tells, or whoever runs them."""
+
+    def __post_init__(self) -> None:
+        self.observation = Observation.of(self.observation)
+        if self.truncated:
+            self.done = True
+
+
+def check_step(owner: Any, step: Any) -> Step:
+    """A step as it should be, of an environment or of a tool by its name. Either may return anything, also the same
+    object each time."""
+    if not isinstance(step, Step):
+        where = owner if isinstance(owner, str) else f"{type(owner).__name__}.step()"
+        raise EnvironmentFault(f"{where} returned a {type(step).__name__}", remedy="return a Step")
+    if step.done not in (True, False) or step.truncated not in (True, False) or not isinstance(step.info, dict):
+        where = owner if isinstance(owner, str) else f"{type(owner).__name__}.step()"
+        raise EnvironmentFault(
+            f"{where} returned done={step.done!r:.60}, truncated={step.truncated!r:.60}, info={step.info!r:.60}",
+            remedy="`done` and `truncated` are True or False, and `info` a dict",
+        )
+    reward = finite(step.reward, "reward")
+    return Step(step.observation, reward, bool(step.done), step.info, bool(step.truncated), step.calls)
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """A trace as its environment has a person read it."""
+
+    text: str
+    kind: Literal["text", "shell", "markdown"] = "text"
+    """`text` keeps its lines and spaces, as a board needs it; `shell` is a session of one, its commands behind `$`."""
+
+
+class Environment:
+    """Made for one task, used for one episode. Its methods that are marked with `@tool` are what a model may call; the
+    answers that call none go to `step`."""
+
+    CONTRACT: ClassVar[Contract | None] = None
+    """What it asks of a task; None where it says nothing, and so nothing is checked."""
+
+    MULTI_TURN: ClassVar[bool] = False
+    """Its episodes have several turns: refused where a trainer plays only one. A contract's `max_turns` says it too."""
+
+    WRONG: ClassVar[dict[str, str]] = {}
+    """Answers that must never be worth a gold one, each by what it is: `validate --gold` tries them."""
+
+    RAW_CALLS: ClassVar[bool] = False
+    """Answers that call tools go to `step` as they are: the environment runs the calls itself. Its `@tool` methods are
+    still told to the model, and those in `raw_tools`."""
+
+    raw_tools: Sequence[dict[str, Any]] = ()
+    """Further schemas in OpenAI's form, where `RAW_CALLS`; known once it has started."""
+
+    tool_methods: ClassVar[tuple[str, ...]] = ()
+    """The methods that `@tool` marks."""
+
+    task: Task
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "TOOLS" in vars(cls):
+            remedy = "mark the methods that a model may call with @treetune.tool"
+            raise UsageError(f"{cls.__name__}.TOOLS means nothing: tools are methods", remedy=remedy)
+        cls.tool_methods = read_tools(cls, Environment)
+
+    @classmethod
+    def gold(cls, task: Task) -> Gold:
+        """What earns the full reward, made from the task alone: one answer or one action a turn, an action being text
+        or calls of tools; None if unknown."""
+        return None
+
+    @classmethod
+    def render(cls, trace: Trace) -> Rendered | str | None:
+        """What a person reads beside the messages of a trace: a board, a way, a session in a shell. Made from the trace
+        alone, which may have ended anywhere, badly too; None where there is nothing to say."""
+        return None
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def start(self) -> Any:
+        """What the policy sees first; the task's prompt unless overridden, or where None is returned."""
+        return self.task.messages
+
+    def step(self, action: Action) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no step()")
+
+    def close(self) -> Any:
+        """Runs whatever happened."""
+
+
+class SingleTurn(Environment):
+    """One answer, scored by the taskset's `reward`: what a task without an `env_class` gets."""
+
+    def __init__(self, task: Task, taskset: Taskset[Any, Any]) -> None:
+        super().__init__(task)
+        self._taskset = taskset
+
+    async def step(self, action: Action) -> Step:
+        score = await judge(self._taskset, self.task, action.text)
+        info = {"answer": score.answer, "explanation": score.explanation, "metrics": score.metrics}
+        known = {key: value for key, value in info.items() if value not in (None, {})}
+        return Step(reward=score.reward, done=True, info=known)
+
+
+def register(*, id: str, entry_point: str | type) -> None:
+    """Make an environment known by an id in this process. One of skyrl-gym's own (`skyrl_gym.Env`) will do too."""
+    environments.register(id, entry_point)
+
+
+def make(env_class: str, task: Task, **settings: Any) -> Environment:
+    """The environment of a task, by registered id, installed package, `module:Class` or `file.py:Class`."""
+    cls = environments.resolve(env_class, current_origin())
+    try:
+        environment = cls(task, **settings)
+    except TypeError as error:
+        if _takes(cls, task, settings):
+            raise  # of its own code
+        remedy = "write def __init__(self, task), and in it super().__init__(task); or begin an episode in start()"
+        raise EnvironmentFault(f"{env_class} cannot be made of a task: {error}", remedy=remedy) from None
+    if not isinstance(environment, Environment):
+        raise EnvironmentFault(f"{env_class} is no Environment", remedy="subclass treetune.Environment")
+    return environment
+
+
+def _takes(cls: type, task: Task, settings: dict[str, Any]) -> bool:
+    import inspect  # only where something is wrong already
+
+    try:
+        inspect.signature(cls).bind(task, **settings)
+    except TypeError:
+        return False
+    return True
+
+
+Sink = Callable[[str], object]
+
+_shown: ContextVar[tuple[asyncio.AbstractEventLoop, Sink] | None] = ContextVar("partial observations", default=None)
+
+
+def show(text: str) -> None:
+    """Shows a part of the observation to whoever watches this step."""
+    if (watched := _shown.get()) is None:
+        return
+    import asyncio
+
+    loop, sink = watched
+    if asyncio._get_running_loop() is loop:
+        sink(text)
+    else:
+        loop.call_soon_threadsafe(sink, text)
+
+
+def show_to(sink: Sink) -> None:
+    """From now on what is shown in this context goes to `sink`, on the event loop of now."""
+    import asyncio  # not above: reading and checking rows does without it
+
+    _shown.set((asyncio.get_running_loop(), sink))
+
+
+class Kind(StrEnum):
+    """Kinds of ground truth that a person writes."""
+
+    TEXT = "text"
+    NUMBER = "number"
+    LIST = "list"
+    """Several acceptable answers."""
+    CASES = "cases"
+    """Test cases: a list of mappings with `input` and `output`."""
+    MAPPING = "mapping"
+
+
+class Stored(StrEnum):
+    """How trainers' own environments read it from a row."""
+
+    TEXT = "text"
+    """As text: a number there scores 0 for ever."""
+    TARGET = "target"
+    """As `{"target": [...]}`."""
+    JSON = "json"
+    """As JSON in a string."""
+    AS_IS = "as is"
+
+
+class Contract(msgspec.Struct, frozen=True, kw_only=True):
+    about: str
+    """What the environment is, in one line."""
+    takes: tuple[Kind, ...]
+    """The kinds of ground truth it accepts."""
+    stored: Stored = Stored.AS_IS
+    column: Literal["reward_spec", "reward_model"] = "reward_spec"
+    """The column that SkyRL's environment of this name reads."""
+    needs: dict[str, str] = {}
+    """Further keys that a row must have, and what they mean."""
+    choices: dict[str, tuple[str, ...]] = {}
+    """The only values that some of those keys may have."""
+    pattern: str | None = None
+    """What a stored text must match as a whole, for any answer to match it."""
+    rewards: str = "0 or 1"
+    """What rewards it gives."""
+    max_turns: int = 1
+    """The most turns unless a row's `extra_info.max_turns` says otherwise."""
+    sandbox: bool = False
+    """Its episodes run code of the policy: they need a sandbox (`treetune.sandbox.probe` says whether there is one)."""
+
+    def problem(self, truth: Any) -> str | None:
+        """What is wrong with a ground truth, or None."""
+        kind = kind_of(truth)
+        if kind is None:
+            return "is missing" if truth is None else f"is a {type(truth).__name__}"
+        if kind in self.takes or (kind is Kind.CASES and Kind.LIST in self.takes):
+            return None
+        return f"is {kind.value}, expected {' or '.join(self.takes)}"
+
+    def is_free(self, truth: Any) -> bool:
+        """Whether an answer that says nothing matches a ground truth, in the form in which it is stored."""
+        return False
+
+    def encode(self, truth: Any, task: Task | None = None) -> Any:
+        """A natural ground truth in the form that trainers' environments read; what the task says may matter too."""
+        if self.stored is Stored.TEXT and kind_of(truth) is Kind.NUMBER:
+            # 42.0 as "42": environments compare text, and an answer says 42.
+            return str(int(truth)) if isinstance(truth, float) and truth.is_integer() else str(truth)
+        if self.stored is Stored.TARGET and not (isinstance(truth, dict) and "target" in truth):
+            return {"target": truth if isinstance(truth, list) else [truth]}
+        if self.stored is Stored.JSON and not isinstance(truth, str):
+            return msgspec.json.encode(truth).decode()
+        return truth
+
+
+def kind_of(truth: Any) -> Kind | None:
+    if isinstance(truth, str):
+        return Kind.TEXT
+    if isinstance(truth, int | float) and not isinstance(truth, bool):
+        return Kind.NUMBER
+    if isinstance(truth, list) and truth:
+        cases = all(isinstance(case, dict) and {"input", "output"} <= case.keys() for case in truth)
+        return Kind.CASES if cases else Kind.LIST
+    return Kind.MAPPING if isinstance(truth, dict) and truth else None
+
+
+_DATA = Origin("data")
+
+
+def contract_of(env_class: str | None) -> Contract | None:
+    """The contract of an environment that is known by an id; None where there is none. A file or module is never loaded
+    for it: reading and writing data must not run code that the data names."""
+    if env_class is None or ":" in env_class:
+        return None
+    try:
+        contract: Contract | None = getattr(environments.resolve(env_class, _DATA), "CONTRACT", None)
+    except TreetuneError:
+        return None
+    return contract

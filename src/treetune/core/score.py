@@ -1,0 +1,170 @@
+"""What a scorer says of an answer, and what a taskset says of a task.
+
+def reward(self, task, answer):
+    number = last_number(answer)
+    return Score(float(number == task.ground_truth), answer=number, explanation="last number in the text")
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from treetune.errors import EnvironmentFault, InvalidAction, TasksetError, place_of
+
+if TYPE_CHECKING:
+    from treetune.core.task import Task
+    from treetune.core.taskset import Taskset
+
+
+class Score(msgspec.Struct, frozen=True):
+    """A reward with its reasons. A plain number is enough where there is nothing more to say."""
+
+    reward: float
+    answer: str | None = None
+    """What was extracted from the text and compared."""
+    explanation: str | None = None
+    """Why it got this reward, for a person who looks at the trace."""
+    metrics: dict[str, float] = {}
+    """Named figures, averaged over a run."""
+
+    @classmethod
+    def of(cls, value: Any) -> Score:
+        score = value if isinstance(value, Score) else cls(finite(value, "reward"))
+        finite(score.reward, "reward")
+        return score
+
+
+class NotANumberError(EnvironmentFault, ValueError):
+    """A reward that is none. An answer may be the cause: `float("nan")`."""
+
+    got = ""
+    """What there was in its place: `str '0.0'`, `None`, `nan`."""
+
+    @classmethod
+    def of(cls, what: str, expected: str, got: str) -> NotANumberError:
+        error = cls(f"{what} must be {expected}, got {got}")
+        error.got = got
+        return error
+
+
+class NoScoreError(NotANumberError):
+    """What `reward` returned is no score."""
+
+
+def finite(value: Any, what: str) -> float:
+    """`value` as a float; a NaN or a wrong type is a fault of the scorer, never a silent 0."""
+    try:
+        if isinstance(value, str | bytes):  # which float() would read
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError):
+        got = "None" if value is None else f"{type(value).__name__} {value!r:.200}"
+        raise NotANumberError.of(what, "a number", got) from None
+    except OverflowError:
+        raise NotANumberError.of(what, "finite", "more than a float holds") from None
+    if not math.isfinite(number):
+        raise NotANumberError.of(what, "finite", str(number))
+    return number
+
+
+def total(rewards: Iterable[float]) -> float:
+    """The reward of an episode, of those of its steps: summed exactly and rounded once, so that ten times 0.1 is 1."""
+    return math.fsum(rewards)
+
+
+_BY_DATA = (
+    *(ValueError, ArithmeticError, LookupError, TypeError, AttributeError, AssertionError, SyntaxError),
+    *(RecursionError, MemoryError, re.error),
+)
+"""What code raises that was given something it did not expect. What fails outside, a file or an address, is no such."""
+
+
+async def judge(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
+    """The `reward` of an answer. Where that raises, an experiment says whose doing it is: a scorer that takes another
+    answer to the same task failed by this one, which is invalid and earns 0."""
+    try:
+        return await score_answer(taskset, task, answer)
+    except _BY_DATA as error:
+        if isinstance(error, OSError):
+            raise
+        raised = error
+    with suppress(*_BY_DATA):  # what passes now was not the answer's doing
+        return await score_answer(taskset, task, answer)
+    if not await _takes_another(taskset, task, answer):
+        raise raised
+    if isinstance(raised, NoScoreError):
+        what = problem = raised.message
+    else:
+        where = f" at {place}" if (place := place_of(raised)) else ""
+        what = f"{taskset.name}.reward() raised {type(raised).__name__}{where}"
+        problem = f"{what}: {str(raised)[:200]}"
+    raise InvalidAction(problem, warning=f"{what} for an answer, which counts as 0") from raised
+
+
+async def score_answer(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
+    """What `reward` says of an answer; raises what it raises, and `NoScoreError` where it returned something else."""
+    from treetune.system.threads import call  # here, for reading and checking rows does without asyncio
+
+    value = await call(taskset.reward, task, answer)
+    try:
+        return Score.of(value)
+    except NotANumberError as error:
+        remedy = "return a finite number, or a Score of one"
+        raise NoScoreError(f"{taskset.name}.reward() returned {error.got}", remedy=remedy) from None
+
+
+async def _takes_another(taskset: Taskset[Any, Any], task: Task, answer: str) -> bool:
+    """Whether it takes the gold answer, or else a plain one."""
+    gold: Any = None
+    with suppress(Exception):
+        gold = await taskset.gold_of(task)
+    known = [gold] if isinstance(gold, str) else (gold or [])[:1]
+    for other in [*known, "", "0"]:
+        with suppress(Exception):
+            if isinstance(other, str) and other != answer:
+                await score_answer(taskset, task, other)
+                return True
+    return False
+
+
+class Validity(StrEnum):
+    VALID = "valid"
+    """At least one check ran, and all passed."""
+    INVALID = "invalid"
+    """A check failed."""
+    UNCHECKED = "unchecked"
+    """Nothing checked it: it may be fine, nobody knows."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What `Taskset.validate` answers: use `VALID`, `UNCHECKED` or `invalid("why")`."""
+
+    validity: Validity
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Verdict:
+        """Also understands True (valid), False (invalid) and None (unchecked)."""
+        if isinstance(value, Verdict):
+            return value
+        if value is None:
+            return UNCHECKED
+        if isinstance(value, bool):
+            return VALID if value else invalid("validate() returned False")
+        remedy = "return VALID, UNCHECKED, invalid('why'), True, False or None"
+        raise TasksetError(f"validate() returned {value!r}", remedy=remedy)
+
+
+VALID = Verdict(Validity.VALID)
+UNCHECKED = Verdict(Validity.UNCHECKED)
+
+
+def invalid(reason: str) -> Verdict:
+    return Verdict(Validity.INVALID, reason)

@@ -1,0 +1,148 @@
+"""A Task is one problem: frozen, serialisable, no behaviour.
+
+    Task(prompt="What is 2 + 3?", reward_spec={"ground_truth": "5"})
+
+Subclass it to add typed fields; they travel with the task and come back as the concrete type.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from treetune.chat.message import Message
+from treetune.system.digest import canonical
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    idx: int = -1
+    """Its position in the taskset, set by the taskset when the task is drawn: `taskset[task.idx] == task`."""
+
+    prompt: str | list[Message] | None = None
+    """A string (one user message), chat messages, or None where the environment opens the conversation."""
+
+    data_source: str = ""
+    """Where it comes from; the taskset's name unless set. Results are reported per data source."""
+
+    env_class: str | None = None
+    """The environment that runs it: a registered id, `module:Class` or `file.py:Class`. None: one answer."""
+
+    reward_spec: dict[str, Any] = {}
+    """What the scorer needs, above all `ground_truth`."""
+
+    ability: str | None = None
+    """A category such as `math` or `code`."""
+
+    tools: list[str] = []
+    """Names of tools that a model may call beside the environment's: ready ones, installed ones, `module:name` or
+    `file.py:name`. What they need to know (a command, a file) is in a config, never here."""
+
+    extra_info: dict[str, Any] = {}
+    """Anything else; it never changes the uid."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The prompt as chat messages."""
+        if self.prompt is None:
+            return []
+        if isinstance(self.prompt, str):
+            return [{"role": "user", "content": self.prompt}]
+        return self.prompt
+
+    @property
+    def ground_truth(self) -> Any:
+        return self.reward_spec.get("ground_truth")
+
+    def __repr__(self) -> str:
+        """What is set, each value cut short, and images by name."""
+        from treetune.chat.images import name_images, shorten  # only for people
+
+        asked = name_images(self.prompt[-1].get("content")) if isinstance(self.prompt, list) and self.prompt else None
+        shown: dict[str, Any] = {"idx": self.idx, "prompt": asked or self.prompt, "ground_truth": self.ground_truth}
+        shown |= {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("idx", "prompt")}
+        shown["reward_spec"] = {key: value for key, value in self.reward_spec.items() if key != "ground_truth"}
+        told = [f"{name}={shorten(value)}" for name, value in shown.items() if value not in (None, "", [], {}, -1)]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+    @property
+    def uid(self) -> str:
+        """It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by uid also
+        counts occurrences."""
+        own = own_values(self)
+        return uid_of(
+            self.messages, self.reward_spec, self.env_class, {**own, "tools": self.tools} if self.tools else own
+        )
+
+
+class ForeignTask(Task, frozen=True, kw_only=True):
+    """A task whose class is not known here: what its subclass adds is in `own`, and read as an attribute."""
+
+    own: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.own[name]
+        except KeyError:
+            raise AttributeError(f"the task has no {name!r}") from None
+
+
+@lru_cache(maxsize=1024)
+def own_fields(task_type: type[Task]) -> tuple[str, ...]:
+    """The fields that a subclass adds."""
+    return tuple(name for name in task_type.__struct_fields__ if name not in Task.__struct_fields__)
+
+
+def own_values(task: Task) -> dict[str, Any]:
+    """What a task has beyond the fields of every task."""
+    if isinstance(task, ForeignTask):
+        return task.own
+    return {name: getattr(task, name) for name in own_fields(type(task))}
+
+
+UID_VERSION = 1
+"""Of what a uid is made of. Built files hold uids, and their keys hold this."""
+_SIZE = 16
+"""Bytes of the hash."""
+UID_LENGTH = 2 * _SIZE
+
+
+def uid_of(
+    prompt: Sequence[Message], reward_spec: Mapping[str, Any], env_class: str | None, own: Mapping[str, Any] = {}
+) -> str:
+    """A hash of what makes a problem; `own` are the fields of a subclass."""
+    problem = {**own, "prompt": prompt, "reward_spec": reward_spec}
+    if env_class is not None:  # without it the quick way through `canonical` is open
+        problem["env_class"] = env_class
+    return hashlib.blake2b(canonical(problem), digest_size=_SIZE).hexdigest()
+
+
+def uids_of_texts(
+    texts: Sequence[str],
+    truths: Sequence[Any] | None,
+    system_prompt: str | None,
+    env_class: str | None,
+    method: str,
+    tools: Sequence[str] = (),
+) -> list[str]:
+    """`uid_of` of each task that asks one text, after a system prompt, and has one ground truth."""
+    # Only the text and the truth differ: the JSON around them is written once.
+    text_mark, truth_mark = "\x00text", "\x00truth"
+    system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
+    spec = {"ground_truth": truth_mark, "method": method} if truths is not None else {}
+    prompt = [*system, {"role": "user", "content": text_mark}]
+    offered = {"tools": tools} if tools else {}
+    around = canonical({"prompt": prompt, "env_class": env_class, "reward_spec": spec, **offered})
+    encode, blake = msgspec.json.Encoder().encode, hashlib.blake2b
+    head, _, tail = around.rpartition(encode(text_mark))
+    if truths is None:
+        return [blake(head + encode(text) + tail, digest_size=_SIZE).hexdigest() for text in texts]
+    middle, _, tail = tail.rpartition(encode(truth_mark))
+    encoded = [encode(truth) if isinstance(truth, str) else canonical(truth) for truth in truths]
+    return [
+        blake(head + encode(text) + middle + truth + tail, digest_size=_SIZE).hexdigest()
+        for text, truth in zip(texts, encoded, strict=True)
+    ]

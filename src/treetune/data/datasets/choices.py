@@ -1,0 +1,123 @@
+"""The options of multiple-choice rows, whichever way a dataset stores them, as columns that a template can show.
+
+    choices = Choices(ChoicesConfig(column="choices", answer="answer"), ["question", "choices", "answer"])
+    choices.of({"question": "2 + 2?", "choices": ["3", "4"], "answer": 1})
+    # {"options": "A) 3\nB) 4", "letter": "B", "choices": ["3", "4"]}
+
+A dataset has a list of texts (MMLU), texts with labels of their own (ARC), or a column for each text (GPQA); it says
+which is right by a number from 0, a letter, a label or a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import reprlib
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase as LETTERS
+from typing import TYPE_CHECKING, Any
+
+from treetune.data.datasets.config import ChoicesConfig, no_column
+from treetune.errors import ConfigError, Faults
+
+if TYPE_CHECKING:
+    from treetune.data.rows.local_files import SourceBatch
+
+OPTIONS, LETTER, TEXTS = "options", "letter", "choices"
+MADE = (OPTIONS, LETTER, TEXTS)
+"""The columns that are made, in the place of any that have these names: all options as lines, the letter of the right
+one (null where none is), and the texts in the order shown."""
+
+
+class Choices:
+    def __init__(self, config: ChoicesConfig, columns: Sequence[str]) -> None:
+        faults: Faults = []
+        if (config.column is None) == (not config.columns):
+            faults.append(("choices", "needs either `column`, one with all options, or `columns`, one for each"))
+        named = {"column": [config.column] if config.column is not None else [], "columns": config.columns}
+        for key, names in {**named, "answer": [config.answer]}.items():
+            faults += [(f"choices.{key}", no_column(name, columns)) for name in names if name not in columns]
+        if config.columns and config.answer in columns and config.answer not in config.columns:
+            faults.append(("choices.answer", "names the column of the right option, which is one of `columns`"))
+        if faults:
+            raise ConfigError(faults)
+        self._config = config
+
+    def of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns made of a row."""
+        texts, right = self._read(row)
+        if self._config.shuffle:
+            salt = sorted(texts)  # so that an option that many rows share is not always in the same place
+            order = sorted(range(len(texts)), key=lambda number: _digest([*salt, texts[number]]))
+            texts, right = [texts[number] for number in order], None if right is None else order.index(right)
+        lines = "\n".join(f"{letter}) {text}" for letter, text in zip(LETTERS, texts, strict=False))
+        return {OPTIONS: lines or None, LETTER: None if right is None else LETTERS[right], TEXTS: texts}
+
+    def _read(self, row: Mapping[str, Any]) -> tuple[list[str], int | None]:
+        """The texts, and which of them is right; None where the row does not say, or not of one of them."""
+        config = self._config
+        if config.columns:
+            found = [row[name] for name in config.columns]
+            texts = [str(text).strip() for text in found]
+            complete = None not in found and len(set(texts)) == len(texts)
+            return (texts if None not in found else []), config.columns.index(config.answer) if complete else None
+        stored = row[config.column or ""] or []
+        texts = [str(text).strip() for text in (stored["text"] if isinstance(stored, Mapping) else stored)]
+        if not 1 < len(texts) <= len(LETTERS):
+            return [], None
+        return texts, _find(row[config.answer], texts, self._labels(row))
+
+    def _labels(self, row: Mapping[str, Any]) -> list[str]:
+        """What a row itself calls its options."""
+        stored = row[self._config.column or ""]
+        return [str(label) for label in stored.get("label", [])] if isinstance(stored, Mapping) else []
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        """Why a row has no right option; None where it has one."""
+        config = self._config
+        texts, right = self._read(row)
+        if right is not None:
+            return None
+        if config.columns:
+            empty = [name for name in config.columns if row[name] is None]
+            return f"{empty[0]} is None" if empty else "two of choices.columns have the same text"
+        if not texts:
+            return f"{config.column} has not 2 to {len(LETTERS)} options: {reprlib.repr(row[config.column or ''])}"
+        answer, labels = row[config.answer], self._labels(row)
+        if texts.count(str(answer).strip()) > 1:
+            return f"choices.answer {answer!r:.60} is several options"
+        counted = isinstance(answer, int | float) and not isinstance(answer, bool)
+        known = f"there are {', '.join(labels)}" if labels else "it is a number from 0, a letter or a text"
+        if isinstance(answer, str) and answer.strip().isdecimal() and not labels:
+            known = "a text of digits is no number: leave out the quotes"
+        how = "numbers count from 0" if counted and not labels else known
+        return f"choices.answer {answer!r:.60} is no option ({how})"
+
+    def add(self, table: SourceBatch) -> SourceBatch:
+        """The rows of a batch with the columns made of them."""
+        if isinstance(table, list):
+            return [{**row, **self.of(row)} for row in table]
+        import pyarrow as pa
+
+        made = [self.of(row) for row in table.to_pylist()]
+        types = {OPTIONS: pa.string(), LETTER: pa.string(), TEXTS: pa.list_(pa.string())}
+        kept = table.drop_columns([name for name in MADE if name in table.column_names])
+        for name, kind in types.items():
+            kept = kept.append_column(name, pa.array([one[name] for one in made], kind))
+        return kept
+
+
+def _find(answer: Any, texts: Sequence[str], labels: Sequence[str]) -> int | None:
+    """Which option an answer means: a label of the row's own before a letter, a letter before a text."""
+    if isinstance(answer, float) and answer.is_integer() and str(answer) not in texts:
+        answer = int(answer)  # as a column of whole numbers is read in which a cell is empty
+    if isinstance(answer, int) and not isinstance(answer, bool) and not labels:
+        return answer if 0 <= answer < len(texts) else None
+    said = str(answer).strip() if answer is not None else ""
+    for known in (labels, LETTERS[: len(texts)] if not labels else (), texts):
+        if said in known and list(known).count(said) == 1:
+            return list(known).index(said)
+    return None
+
+
+def _digest(parts: Sequence[Any]) -> bytes:
+    return hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,261 @@
+"""The function that makes a trainer's row of a source row, as the config of a dataset task describes it.
+
+    make_row = map_function(taskset)
+    make_row({"question": "1 + 1?", "answer": "2"}, 0)      # {"prompt": [...], "reward_model": {...}, ...}
+
+The prompt is a template over columns or a column of messages; the right answer is a column, or what a regular
+expression finds in one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from treetune.chat.message import Message
+from treetune.data.datasets.column_path import ColumnPath
+from treetune.data.datasets.config import GroundTruthConfig, no_column
+from treetune.data.datasets.images import NO_IMAGE
+from treetune.data.datasets.taskset import DatasetTaskset
+from treetune.data.datasets.template import LEAVE_OUT, Misfit, Template
+from treetune.data.rows.arrow_values import decode_json
+from treetune.data.rows.image_columns import COLUMN as IMAGES
+from treetune.errors import ConfigError, TasksetError, user_code
+
+Row = dict[str, Any]
+
+NO_PROMPT, NO_TRUTH = "no prompt", "no ground truth"
+MISSING = (NO_PROMPT, NO_TRUTH, NO_IMAGE)
+"""Why rows are left out, or faults where the config says `drop_missing: false`."""
+
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+"""How the `from`/`value` spelling names roles."""
+
+
+_PLAIN = frozenset((str, int, float, bool, type(None), list, dict))
+
+
+class RowDropped(Exception):
+    """Raised while a row is made, to leave it out; the reason is counted and reported."""
+
+
+def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
+    """Compiled at the first row, which shows the columns."""
+    config = taskset.config
+    make_prompt: Callable[[Row], list[Message]] | None = None
+    column = ""
+    find_truth: Callable[[Any], Any] = store_truth
+
+    def make_row(row: Row, index: int = 0) -> Row:
+        nonlocal make_prompt, column, find_truth
+        if make_prompt is None:
+            if config.ground_truth is not None:
+                column, find_truth = truth_finder(config.ground_truth, list(row))
+            make_prompt = _prompt_maker(taskset, row)
+        try:
+            prompt = make_prompt(row)
+        except Misfit as error:
+            raise TasksetError(f"row {index}: {error}", remedy=error.remedy) from None
+        extra = {"index": index} | {field: row[field] for field in config.extra_fields}
+        made: Row = {"data_source": config.data_source, "prompt": prompt, "extra_info": extra}
+        if config.images:
+            made[IMAGES] = [image for column in config.images for image in _list_images(row[column])]
+        if config.ability is not None:
+            made["ability"] = config.ability
+        if config.ground_truth is not None:
+            if (truth := find_truth(row[column])) is None:
+                raise RowDropped(NO_TRUTH)
+            made["reward_model"] = {"style": config.reward_method, "ground_truth": truth}
+        return made
+
+    return make_row
+
+
+def _list_images(value: Any) -> list[Any]:
+    if value is None:
+        raise RowDropped(NO_IMAGE)
+    return value if isinstance(value, list) else [value]
+
+
+def _prompt_maker(taskset: DatasetTaskset, first: Row) -> Callable[[Row], list[Message]]:
+    config, columns = taskset.config, list(first)
+    if config.prompt_format == "chat_messages":
+        from treetune.data.rows.prompt_lengths import messages_of
+
+        field = config.chat_messages_field
+        if field not in columns:
+            raise ConfigError([("chat_messages_field", no_column(field, columns))])
+
+        def read_messages(row: Row) -> list[Message]:
+            """Every key of a message is kept; raises ValueError with what is wrong."""
+            entries = _parse_messages(row[field])
+            if entries is None or entries == []:
+                raise RowDropped(NO_PROMPT)
+            if not isinstance(entries, list):
+                remedy = f'{LEAVE_OUT}; prompt_template: "{{{field}}}" makes prompts of text'
+                raise Misfit(f"{field}: expected a list of messages, or its JSON, got {entries!r:.80}", remedy)
+            messages = [_spell_message(entry, number) for number, entry in enumerate(entries)]
+            if any(_is_empty(message) for message in messages):
+                raise RowDropped(NO_PROMPT)
+            try:
+                messages = messages_of(messages)
+            except ValueError as error:
+                raise Misfit(f"{field}: {error}") from None
+            if config.system_prompt is not None and messages[0]["role"] != "system":
+                messages.insert(0, {"role": "system", "content": config.system_prompt})
+            return messages
+
+        return read_messages
+    texts = [name for name in columns if isinstance(first[name], str) and name not in config.images]
+    template = Template(config.prompt_template, columns, texts)
+    system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt is not None else []
+
+    def fill_template(row: Row) -> list[Message]:
+        if template.lacks(row):
+            raise RowDropped(NO_PROMPT)
+        return [*system, {"role": "user", "content": template.format(row)}]
+
+    return fill_template
+
+
+def find_fault(made: Any) -> str | None:
+    """What keeps a made row from being one."""
+    if type(made) is not dict:
+        return f"is a {type(made).__name__}, not a dict"
+    prompt = made.get("prompt")
+    if type(prompt) is not list or not prompt:
+        return "has no prompt (a list of messages)"
+    for message in prompt:
+        if type(message) is not dict or type(message.get("role")) is not str:
+            return "has a message without a role"
+        if type(content := message.get("content")) in (bytes, bool, int, float):
+            return f"has a message whose content is a {type(content).__name__}"
+    for key in ("reward_model", "extra_info"):
+        if type(value := made.get(key)) is not dict and value is not None:
+            return f"has {key} that is no dict"
+    return None
+
+
+def find_lack(made: Row) -> str | None:
+    """What a made row lacks to be one that can be trained on."""
+    reward = made.get("reward_model")
+    if reward and "ground_truth" in reward:
+        truth = reward["ground_truth"]
+        if not truth if type(truth) is str else store_truth(plain(truth)) is None:
+            return NO_TRUTH
+    last = made["prompt"][-1].get("content")  # which mostly says something
+    return NO_PROMPT if not (last and type(last) is str and not last.isspace()) and _is_silent(made["prompt"]) else None
+
+
+def plain(value: Any) -> Any:
+    """numpy's scalars and arrays as Python's."""
+    return value if type(value) in _PLAIN or not hasattr(value, "tolist") else value.tolist()
+
+
+def call_make_map_fn(taskset: DatasetTaskset) -> Callable[[Row, int], Any]:
+    """The map function of a task, its own or a user's, called with the row and its index."""
+    whose = f"_make_map_fn() of {type(taskset).__name__}"
+    with user_code(whose):
+        function = taskset._make_map_fn()
+    if not callable(function):
+        raise TasksetError(f"{whose} gave {function!r:.80}, not a function", remedy="return a function of (row, index)")
+    parameters = inspect.signature(function).parameters.values()
+    several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    second = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:2]
+    # One with a default is its author's own (`lambda row, key=key`), unless its name says otherwise.
+    if several or any(p.default is p.empty or p.name in ("index", "idx", "i") for p in second):
+        return function
+
+    def with_index(row: Row, index: int) -> Any:
+        made = function(row)
+        if isinstance(made, dict):
+            made["extra_info"] = {**(made.get("extra_info") or {}), "index": index}
+        return made
+
+    return with_index
+
+
+def truth_finder(config: str | GroundTruthConfig, columns: Sequence[str]) -> tuple[str, Callable[[Any], Any]]:
+    """The column of the right answer, and what finds it in a value there: as it is stored, None where there is none."""
+    given = GroundTruthConfig(column=config) if isinstance(config, str) else config
+    path = ColumnPath.parse(given.column, columns)
+    if path is None:
+        raise ConfigError([("ground_truth", no_column(given.column.partition("[")[0], columns))])
+
+    def read(value: Any) -> Any:
+        try:
+            return path.read(value)
+        except (LookupError, TypeError, ValueError):
+            return None
+
+    if given.pattern is None:
+        return path.column, (lambda value: store_truth(read(value))) if path.items else store_truth
+    try:
+        pattern = re.compile(given.pattern)
+    except re.error as error:
+        raise ConfigError([("ground_truth.pattern", f"no regular expression: {error}")]) from None
+    if pattern.groups > 1:
+        raise ConfigError([("ground_truth.pattern", "has several groups; use (?:...) for all but the answer")])
+
+    def search(value: Any) -> str | None:
+        # The last match counts: a solution may quote the marker before it ends.
+        value = read(value)
+        matches = pattern.findall(value) if isinstance(value, str) else None
+        return (matches[-1].strip() or None) if matches else None
+
+    return path.column, search
+
+
+def store_truth(value: Any) -> Any:
+    """Scalars as text, since that is what scorers compare and what lets any two files be joined; structures as they
+    are."""
+    if value is None or value in ("", [], {}):
+        return None
+    if isinstance(value, str | list | dict):
+        return value
+    if isinstance(value, bytes):
+        return value.decode() or None  # bytes that are no text are a fault of their row
+    times = (datetime.date, datetime.time, datetime.timedelta)
+    return msgspec.to_builtins(value) if isinstance(value, times) else str(value)
+
+
+def _is_silent(messages: list[Any]) -> bool:
+    """Whether nobody but the system says a word."""
+    said = [
+        message.get(key) for message in messages if message["role"] != "system" for key in ("content", "tool_calls")
+    ]
+    return not any(value.strip() if isinstance(value, str) else value for value in said)
+
+
+def _parse_messages(entries: Any) -> Any:
+    """What JSON text holds, where it holds a list; anything else as it is."""
+    if not isinstance(entries, str) or not entries.lstrip().startswith("["):
+        return entries if entries != "" else None
+    try:
+        return decode_json(entries)
+    except msgspec.DecodeError:
+        return entries
+
+
+def _is_empty(message: Message) -> bool:
+    """A role without content; tool calls may stand alone."""
+    return isinstance(message.get("role"), str) and message.get("content") is None and not message.get("tool_calls")
+
+
+def _spell_message(entry: Any, number: int) -> Message:
+    """A message spelled with `role` and `content`."""
+    if not isinstance(entry, dict):
+        raise Misfit(f"message {number} is {entry!r:.80}, not a mapping with role and content")
+    message = {key: value for key, value in entry.items() if value is not None or key == "content"}
+    if "role" in message or "from" not in message:
+        return message
+    role = _ROLES.get(str(message["from"]))
+    if role is None:
+        raise Misfit(f"message {number} is from {message['from']!r}; known: {', '.join(_ROLES)}")
+    rest = {key: value for key, value in message.items() if key not in ("from", "value", "content")}
+    return {"role": role, "content": message.get("value"), **rest}

@@ -1,0 +1,283 @@
+"""Which rows to keep: a filter (an expression or a function), the length of prompts.
+
+    keep = Filter("len(question) < 500 and level in [1, 2]", columns=["question", "level"])
+    keep.columns  # ("question", "level")
+    keep.keeps({"question": "1 + 1?", "level": 1})  # True
+
+An expression is Python's, and every node of it is checked against what is allowed: there are no attributes, no names
+but columns, no calls but to the functions below. What would let a short text ask for endless work is bounded.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import reprlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
+from typing import TYPE_CHECKING, Any
+
+from treetune.config.code_reference import parse_reference
+from treetune.config.plugins import file_of, load_object
+from treetune.config.trust import Origin
+from treetune.data.datasets.config import DatasetConfig, explain_misfit, no_column
+from treetune.data.datasets.notes import Notes
+from treetune.errors import ConfigError, TasksetError, did_you_mean
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEY = "filter"
+MAX_LENGTH = 2000
+
+
+def row_filter(spec: str | None, columns: list[str], origin: Origin) -> Callable[[dict[str, Any]], Any] | None:
+    """The filter that a config names."""
+    if spec is None:
+        return None
+    if file_of(spec) is not None:
+        function = load_object(parse_reference(spec), origin)
+        if not callable(function):
+            raise ConfigError([(KEY, f"{spec} is a {type(function).__name__}, not a function")])
+        return function  # type: ignore[no-any-return]
+    return Filter(spec, columns).keeps
+
+
+def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Notes], pa.Table] | None:
+    """What takes prompts with too many tokens out of a table and counts them; None where the config sets no limit."""
+    if config.max_prompt_length is None:
+        return None
+    if config.tokenizer is None:
+        raise ConfigError([("tokenizer", "is required where max_prompt_length is set")])
+    from treetune.data.rows.prompt_lengths import PromptTokens, load_tokenizer
+
+    most = config.max_prompt_length
+    tokens = PromptTokens(load_tokenizer(config.tokenizer))
+
+    def drop_long(table: pa.Table, notes: Notes) -> pa.Table:
+        import pyarrow as pa
+
+        prompts = table["prompt"].to_pylist()
+        longer, faults = tokens.above(most, prompts)
+        if faults:
+            position, fault = min(faults.items())
+            raise TasksetError(f"{fault}, in the prompt {prompts[position]!r:.200}")
+        notes.dropped[f"longer than {most} tokens"] += len(longer)
+        return table.filter(pa.array([position not in longer for position in range(table.num_rows)], pa.bool_()))
+
+    return drop_long
+
+
+class Filter:
+    """A checked and compiled expression."""
+
+    def __init__(self, text: str, columns: Sequence[str]) -> None:
+        """Raises a `ConfigError` with every fault that can be seen without a row."""
+        self.text = text
+        checker = _Checker(columns)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about '\d', which is fine in a pattern
+                expression = checker.visit(_parse(text))
+                if checker.faults:
+                    raise ConfigError([(KEY, fault) for fault in checker.faults])
+                self._code = compile(ast.fix_missing_locations(expression), "<filter>", "eval")
+        except (RecursionError, MemoryError):
+            raise ConfigError([(KEY, "is nested too deeply")]) from None
+        self.columns = tuple(checker.used)
+        """The columns it uses, in order of first use."""
+
+    def keeps(self, row: Mapping[str, Any]) -> bool:
+        """Whether the row passes; a `ValueError` with the values where the expression does not fit them."""
+        try:
+            values = {column: row[column] for column in self.columns}
+            return bool(eval(self._code, _NAMES, values))  # noqa: S307 - only checked nodes, and no builtins
+        except Exception as error:
+            problem = explain_misfit(KEY, self.text, self.columns, row, error)
+            raise ValueError(problem + self._advise(row, error)) from error
+
+    def _advise(self, row: Mapping[str, Any], error: Exception) -> str:
+        if empty := [name for name in self.columns if row.get(name, "") is None]:
+            return f"; guard it: {' and '.join(f'{name} is not None' for name in empty)} and ({self.text.strip()})"
+        if isinstance(error, TypeError) and any(isinstance(row.get(name), str) for name in self.columns):
+            return "; turn text into a number with int(...) or float(...)"
+        return ""
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {reprlib.repr(value)}")
+    return value
+
+
+def _number(value: Any) -> Any:
+    # `*` would repeat a sequence without end and `%` would fill in a format of any width.
+    if not isinstance(value, Number):
+        raise TypeError(f"expected a number, got {reprlib.repr(value)}")
+    return value
+
+
+def _truth(value: Any) -> Any:
+    # Any text but the empty one counts as true, and a column of CSV with `false` in it is text.
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        raise ValueError(f"{value!r} is text, and any text counts as true; compare it: column == {value!r}")
+    return value
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
+    "abs": (abs, 1, 1),
+    "bool": (lambda value: bool(_truth(value)), 1, 1),
+    "contains": (lambda text, part: part in text, 2, 2),
+    "endswith": (lambda text, part: _text(text).endswith(part), 2, 2),
+    "float": (float, 1, 1),
+    "int": (int, 1, 2),
+    "len": (len, 1, 1),
+    "lower": (lambda text: _text(text).lower(), 1, 1),
+    "matches": (lambda text, pattern: re.search(pattern, _text(text)) is not None, 2, 2),
+    "max": (max, 1, 100),
+    "min": (min, 1, 100),
+    "startswith": (lambda text, part: _text(text).startswith(part), 2, 2),
+    "str": (str, 1, 1),
+    "strip": (lambda text: _text(text).strip(), 1, 1),
+    "upper": (lambda text: _text(text).upper(), 1, 1),
+}
+"""What can be called, with the fewest and the most arguments; all are given by position."""
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Mult: lambda left, right: _number(left) * _number(right),
+    ast.Mod: lambda left, right: _number(left) % _number(right),
+}
+
+# No identifier can spell these names, so a column called `len` hides nothing.
+_NAMES: dict[str, Any] = {
+    "__builtins__": {},
+    **{f"{name}()": function for name, (function, _, _) in _FUNCTIONS.items()},
+    **{f"{kind.__name__}()": function for kind, function in _OPERATORS.items()},
+    "truth()": _truth,
+}
+
+_PLAIN_NODES = (
+    ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd, ast.Add, ast.Sub, ast.Div,
+    ast.FloorDiv, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Is,
+    ast.IsNot, ast.IfExp, ast.List, ast.Tuple, ast.Set, ast.Subscript, ast.Load,
+)  # fmt: skip
+
+_AVAILABLE = (
+    "there are: and, or, not, in, comparisons, + - * / // %, `a if b else c`, column[key], numbers, text, lists, None, "
+    f"True, False, and the functions {', '.join(_FUNCTIONS)}"
+)
+
+
+class _Checker(ast.NodeTransformer):
+    """Collects the columns used and the faults, and puts calls to our own functions in place of what could run away."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = columns
+        self.used: dict[str, None] = {}
+        self.faults: dict[str, None] = {}
+
+    def refuse(self, node: ast.AST, problem: str) -> ast.AST:
+        self.faults[problem] = None
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, _PLAIN_NODES):
+            return super().generic_visit(node)
+        shown = f"`{ast.unparse(node)}`" if isinstance(node, ast.expr) else type(node).__name__
+        return self.refuse(node, f"{shown} is not available in a filter; {_AVAILABLE}")
+
+    def visit_Expression(self, node: ast.Expression) -> ast.AST:
+        if isinstance(node.body, ast.Tuple | ast.List | ast.Set):
+            return self.refuse(node, f"`{ast.unparse(node)}` is a list, not a condition; join conditions with `and`")
+        super().generic_visit(node)
+        node.body = _as_condition(node.body)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        super().generic_visit(node)
+        node.values = list(map(_as_condition, node.values))
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        visited = self.generic_visit(node)
+        if isinstance(node.op, ast.Not):
+            node.operand = _as_condition(node.operand)
+        return visited
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        super().generic_visit(node)
+        node.test = _as_condition(node.test)
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if node.value is None or isinstance(node.value, str | int | float):
+            return node
+        return self.refuse(node, f"{node.value!r} is not available in a filter; {_AVAILABLE}")
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        name = node.id
+        if name in self.columns and not name.startswith("__"):
+            self.used[name] = None
+            return node
+        return self.refuse(node, f"{no_column(name, self.columns)}; and None, True, False")
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if type(node.op) not in _OPERATORS:
+            return super().generic_visit(node)
+        return self.call(type(node.op).__name__, [node.left, node.right])
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        for operator, right in zip(node.ops, node.comparators, strict=True):
+            singleton = isinstance(right, ast.Constant) and (right.value is None or isinstance(right.value, bool))
+            if isinstance(operator, ast.Is | ast.IsNot) and not singleton:
+                self.refuse(node, f"`{ast.unparse(node)}`: `is` is for None, True and False; compare with == or !=")
+        return super().generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        written = f"`{ast.unparse(node)}`"
+        name = ast.unparse(node.func)
+        if not isinstance(node.func, ast.Name) or name not in _FUNCTIONS:
+            return self.refuse(node, f"no function {name!r}{did_you_mean(name, _FUNCTIONS)}; {_AVAILABLE}")
+        _, fewest, most = _FUNCTIONS[name]
+        if node.keywords or not fewest <= len(node.args) <= most:
+            takes = str(fewest) if fewest == most else f"{fewest} to {most}"
+            return self.refuse(node, f"{written}: {name} takes {takes} arguments, by position")
+        if name == "matches" and (fault := _pattern_fault(node.args[1])):
+            return self.refuse(node, f"{written}: {fault}")
+        return self.call(name, node.args)
+
+    def call(self, name: str, arguments: list[ast.expr]) -> ast.Call:
+        return ast.Call(ast.Name(f"{name}()", ast.Load()), [self.visit(argument) for argument in arguments], [])
+
+
+def _as_condition(node: ast.expr) -> ast.expr:
+    """A bare column that decides something is looked at first."""
+    return ast.Call(ast.Name("truth()", ast.Load()), [node], []) if isinstance(node, ast.Name) else node
+
+
+def _parse(text: str) -> ast.Expression:
+    if not text.strip():
+        raise ConfigError([(KEY, "is empty; leave the key out to keep every row")])
+    if len(text) > MAX_LENGTH:
+        problem = f"has {len(text)} characters, more than {MAX_LENGTH}; write a function and give file.py:function"
+        raise ConfigError([(KEY, problem)])
+    try:
+        # In parentheses, so that a YAML block may break the lines.
+        return ast.parse(f"({text}\n)", mode="eval")
+    except (SyntaxError, ValueError) as error:
+        problem = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ConfigError([(KEY, f"{text!r} is no expression: {problem}; {_AVAILABLE}")]) from None
+
+
+def _pattern_fault(pattern: ast.expr) -> str | None:
+    # A pattern from the data could take exponential time, and nobody would have written it.
+    if not isinstance(pattern, ast.Constant) or not isinstance(pattern.value, str):
+        return "the pattern must be written out as text"
+    if "\b" in pattern.value:
+        return r"'\b' in a plain text is a backspace; write the pattern as r'...'"
+    try:
+        re.compile(pattern.value)
+    except (re.error, OverflowError) as error:
+        return f"no regular expression: {error}"
+    return None

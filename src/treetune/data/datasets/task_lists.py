@@ -1,0 +1,290 @@
+"""Tasks that a config declares: lists of nodes, or `train_tasks` and `val_tasks` in YAML (a trainer's own recipe too).
+
+    lists = read_declared("recipe.yaml", {"train_tasks[0].max_rows": "100"})      # {"train": [taskset]}
+    check_environments(lists); check_columns(lists, "verl")
+
+Only the two lists are resolved and checked; what else a recipe holds is the trainer's business. All faults of all tasks
+are found before the first is built.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import msgspec
+
+from treetune.config.overrides import with_overrides
+from treetune.config.plugins import file_of, tasksets
+from treetune.config.run_config import origin_of
+from treetune.config.structs import CodeName, convert, convert_node, declared_values, load_yaml, to_plain
+from treetune.config.trust import current_origin, names_from
+from treetune.core.from_config import build_taskset, custom_class, find_files, names_class
+from treetune.core.taskset import Taskset
+from treetune.data.datasets.config import DatasetConfig, plain_values
+from treetune.data.datasets.list_files import draws_by_weight
+from treetune.data.datasets.taskset import DatasetTaskset, unknown_environment
+from treetune.data.rows.sources import check_loading
+from treetune.errors import ConfigError, Faults, TreetuneError, check_all, did_you_mean, gather_faults, suggest_file
+
+LISTS = ("train_tasks", "val_tasks")
+
+Lists = Mapping[str, Sequence[DatasetTaskset]]
+"""Tasksets by the name of their list: `train`, `train_tasks`, `tasks`, or `taskset` for the only one of a config."""
+
+
+def read_declared(
+    path: str,
+    overrides: Mapping[str, str],
+    *,
+    cache_dir: str | Path | None = None,
+    further: Mapping[str, Any] | None = None,
+) -> dict[str, list[DatasetTaskset]]:
+    """The tasksets of `train` and `val` that a YAML file declares, with `further` keys in each; every fault of all of
+    them is reported at once."""
+    faults: Faults = []
+    lists: dict[str, list[DatasetTaskset]] = {}
+    data = load_yaml(path)
+    with names_from(origin_of(path, data)):
+        for name, nodes in _read_nodes(data, overrides, path).items():
+            entries = [{**node, **(further or {})} if isinstance(node, dict) else node for node in nodes]
+            with gather_faults(faults):
+                lists[name.removesuffix("_tasks")] = load_tasks(entries, cache_dir, path=name)
+    if faults:
+        raise ConfigError(faults, source=path)
+    return lists
+
+
+def declares_tasks(data: Mapping[str, Any]) -> bool:
+    return any(data.get(name) for name in LISTS)
+
+
+def read_list_node(
+    data: dict[str, Any], target: str, split: str | None, usual: str, overrides: Mapping[str, str]
+) -> dict[str, Any]:
+    """The taskset node of the list that `split` names, or of the `usual` one."""
+    if not declares_tasks(data):
+        missing = ("taskset", "is required (such as {id: arithmetic}), or train_tasks and val_tasks")
+        raise ConfigError(_find_empty_lists(data) or [missing], source=target)
+    lists = _read_nodes(data, overrides, target)
+    names = [name.removesuffix("_tasks") for name in lists]
+    if split is None:
+        split = usual if usual in names else names[0]
+    if split not in names:
+        raise ConfigError([("--split", f"there is no list {split!r}; use {' or '.join(names)}")], source=target)
+    if unused := [key for key in overrides if not key.startswith(f"{split}_tasks")]:
+        faults = [(key, f"sets a key of the other list, and {split}_tasks is used; see --split") for key in unused]
+        raise ConfigError(faults, source="the overrides")
+    entries = lists[f"{split}_tasks"]
+    faults = [
+        (f"{split}_tasks[{number}]", f"expected keys and values, got {node!r}")
+        for number, node in enumerate(entries)
+        if not isinstance(node, Mapping)
+    ]
+    if faults:
+        raise ConfigError(faults, source=target)
+    plain = [{key: value for key, value in node.items() if key != "custom_cls"} for node in entries]
+    nodes = [node if names_class(node) else {"id": "dataset", **plain[number]} for number, node in enumerate(entries)]
+    if len(nodes) == 1:
+        return nodes[0]
+    weighted = draws_by_weight([node.get("weight") for node in nodes])
+    return {"id": "mixture" if weighted else "union", "sources": nodes}
+
+
+def load_tasks(
+    nodes: Iterable[Any], cache_dir: str | Path | None = None, *, path: str = "tasks", of_any_class: bool = False
+) -> list[DatasetTaskset]:
+    """The tasksets of a list of configs. All faults of all of them are raised as one error. With `of_any_class` those
+    that are no dataset tasks become `TaskRows`."""
+    try:
+        entries = plain_values(nodes)
+    except ConfigError as error:
+        # A key counts from the whole config, or from the list.
+        raise ConfigError([(f"{path}{key.removeprefix(path)}", problem) for key, problem in error.faults]) from None
+    if isinstance(entries, str | Mapping) or not isinstance(entries, Iterable):
+        raise ConfigError([(path, f"expected a list of tasks, got {entries!r:.60}")])
+    loaded: list[DatasetTaskset] = []
+
+    def load(node: Any) -> None:
+        faults: Faults = []
+        with gather_faults(faults, ""):
+            loaded.append(load_task(node, cache_dir, of_any_class=of_any_class))
+            if isinstance(loaded[-1], DatasetTaskset):
+                faults += _further_faults(loaded[-1].config)
+        if faults:
+            raise ConfigError(faults)
+
+    check_all((f"{path}[{number}]", partial(load, node)) for number, node in enumerate(entries))
+    return loaded
+
+
+def load_task(node: Any, cache_dir: str | Path | None = None, *, of_any_class: bool = False) -> DatasetTaskset:
+    """One entry: the base class, or the one that `custom_cls` names."""
+    node = plain_values(node)
+    if not isinstance(node, Mapping):
+        raise ConfigError([("", f"expected keys and values, got {node!r}")])
+    cls = _task_class(node, of_any_class)
+    if not issubclass(cls, DatasetTaskset):
+        from treetune.data.datasets.task_rows import TaskRows
+
+        of_list = [key for key in _RowsOfTaskset.__struct_fields__ if key in node]
+        keys = convert({key: node[key] for key in of_list}, _RowsOfTaskset)
+        taskset = build_taskset({key: node[key] for key in node if key not in of_list}, path="", cls=cls)
+        rows = TaskRows(taskset, keys.max_rows, cache_dir, keys.weight)
+        return cast(DatasetTaskset, rows)
+    made = build_taskset(node, path="", cls=cls, cache_dir=cache_dir)
+    assert isinstance(made, DatasetTaskset)
+    return made
+
+
+class _RowsOfTaskset(msgspec.Struct):
+    """The keys of an entry that is no dataset task, beside those of its class."""
+
+    max_rows: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    weight: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
+def _task_class(node: Mapping[str, Any], of_any_class: bool = False) -> type[Taskset[Any, Any]]:
+    """The class that an entry names; what is wrong with it is a fault of its key."""
+    key = "custom_cls" if names_class(node) else "id"
+    try:
+        if key == "custom_cls":
+            cls = custom_class(node[key], key)
+        else:
+            cls = tasksets.resolve(str(node.get("id", "dataset")), current_origin())
+    except ConfigError:
+        raise
+    except TreetuneError as error:
+        raise ConfigError([(key, str(error))]) from error
+    if not isinstance(cls, type) or not issubclass(cls, Taskset if of_any_class else DatasetTaskset):
+        name = getattr(cls, "__name__", repr(cls))
+        raise ConfigError([(key, f"{name} is no dataset task: subclass treetune_verl.tasks.Task")])
+    return cls
+
+
+def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
+    """What no single key shows."""
+    yield from check_loading(config.loading_params)
+    if config.scorer is not None and config.env_class is not None:
+        yield "scorer", f"the environment {config.env_class!r} scores these rows: leave out one of scorer and env_class"
+    if config.max_prompt_length is not None and config.tokenizer is None:
+        yield "tokenizer", "is required where max_prompt_length is set"
+    for key, specs in declared_values(config, CodeName).items():
+        for file in map(file_of, specs):
+            if file is not None and not file.is_file():
+                yield key, f"no such file: {file}{suggest_file(file)}"
+
+
+# Checks of loaded lists, each with one error for all tasks
+
+
+def check_columns(lists: Lists, format: str = "verl", *, force: bool = False, source: str = "config") -> None:
+    """Opens the source of each task that is not in the cache, and raises what a config asks of columns that are not
+    there."""
+    checks = [(place, partial(taskset.check_source, format, force=force)) for place, taskset in _places(lists)]
+    check_all(checks, source=source)
+
+
+def check_environments(lists: Lists, *, known: bool = True, source: str = "config") -> None:
+    """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
+    from treetune.data.rows.scorer import only_groups
+
+    faults: Faults = []
+    for place, taskset in _places(lists):
+        config, key = taskset.config, f"{place}.env_class"
+        if config.env_class is None:
+            if config.scorer is not None and config.scorer.scores_groups and taskset.asks_scorer:
+                faults.append((f"{place}.scorer", str(only_groups("it"))))
+            continue
+        if (problem := unknown_environment(taskset, config.env_class)) is not None:
+            if known:
+                faults.append((key, problem))
+            else:
+                warnings.warn(f"{key}: {problem}; the trainer must know it", stacklevel=3)
+    if faults:
+        raise ConfigError(faults, source=source)
+
+
+def has_turns(taskset: DatasetTaskset) -> bool | None:
+    """Whether its episodes have several turns or tools to call; None where only playing shows it."""
+    from treetune.data.rows.agent_column import has_several_turns
+
+    config = taskset.config
+    if not isinstance(taskset, DatasetTaskset):
+        return taskset.has_turns()  # of any other taskset, whose tasks say it
+    if config.tools or taskset.tool_methods:
+        return True
+    if config.env_class is None:
+        return None if taskset.overrides("environment") else False
+    environment: Any = taskset.environment_class(config.env_class)
+    if has_several_turns(environment):
+        rows_decide = "max_turns" in config.extra_fields or taskset.overrides_rows
+        return None if rows_decide else True
+    return None if getattr(environment, "CONTRACT", None) is None else False
+
+
+def _places(lists: Lists) -> Iterator[tuple[str, DatasetTaskset]]:
+    """Each taskset, and where it stands in its config."""
+    for name, entries in lists.items():
+        key = f"{name}_tasks" if name in ("train", "val") else name
+        for number, taskset in enumerate(entries):
+            yield key if name == "taskset" else f"{key}[{number}]", taskset
+
+
+# Nodes of a file, with overrides
+
+
+def _read_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: str) -> dict[str, list[Any]]:
+    """The entries of each list of the file `path`, overridden and resolved. Files that it names are looked for beside
+    it first; those of an override only from where we are."""
+    written = {name: data[name] for name in LISTS if data.get(name)}
+    if not written:
+        near = [(str(key), f"unknown key{meant}") for key in data if (meant := did_you_mean(str(key), LISTS))]
+        missing = ("train_tasks", "is required, or val_tasks: the tasks to build")
+        raise ConfigError(_find_empty_lists(data) or near or [missing], source=path)
+    # Interpolations may reach into the rest of the file, so it is laid below; only the lists are resolved.
+    resolved = with_overrides(data, overrides, source=path, only=list(written))
+    if faults := [(name, "expected a list of tasks") for name in written if not isinstance(resolved[name], list)]:
+        raise ConfigError(faults, source=path)
+    folders = [Path(path).expanduser().resolve().parent]
+    lists: dict[str, list[Any]] = {}
+    for name, nodes in resolved.items():
+        # An interpolation may give another number of entries than are written.
+        same = isinstance(written[name], list) and len(written[name]) == len(nodes)
+        lists[name] = [
+            _keep_text(node, written[name][number] if same else None, folders, _overrides_of(overrides, name, number))
+            if isinstance(node, dict)
+            else node
+            for number, node in enumerate(nodes)
+        ]
+    return lists
+
+
+def _find_empty_lists(data: Mapping[str, Any]) -> Faults:
+    example = "- {loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}}"
+    return [(name, f"has no tasks: add one, such as {example}") for name in LISTS if name in data and not data[name]]
+
+
+def _overrides_of(overrides: Mapping[str, str], name: str, number: int) -> dict[str, str]:
+    """The overrides of one entry, as they were typed, by key."""
+    entry = re.compile(rf"{name}(?:\[{number}\]|\.{number})\.([^\[\]]+)")
+    matches = [(entry.fullmatch(key), raw) for key, raw in overrides.items()]
+    return {match[1]: raw for match, raw in matches if match is not None}
+
+
+def _keep_text(node: dict[str, Any], written: Any, folders: list[Path], raw: Mapping[str, str]) -> dict[str, Any]:
+    """An entry with its files found and each override as it was given: its files not looked for, and text where its key
+    is text, though YAML might read it otherwise (`Q: {question}`). A class's own key is text where the file's is."""
+    given = {key.partition(".")[0] for key in raw if not key.startswith("profile.") or key == "profile.path"}
+    entry: dict[str, Any] = find_files(node, folders, DatasetTaskset)
+    entry |= {key: node[key] for key in given & node.keys()}
+    with gather_faults([]):  # reported when the entry is loaded
+        typed = to_plain(convert_node(entry, _task_class(entry), raw=raw)) if raw else {}
+        own = typed.get("extra", {}).keys() & raw.keys() if isinstance(written, dict) else ()
+        entry |= {key: typed[key] for key in given & typed.keys()}
+        entry |= {key: raw[key] for key in own if isinstance(entry[key], dict) and isinstance(written.get(key), str)}
+    return entry

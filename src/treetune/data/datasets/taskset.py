@@ -1,0 +1,329 @@
+"""A DatasetTaskset is declared in config over a Hugging Face dataset or files, and builds cached parquet.
+
+    source = {"args": ["openai/gsm8k"], "kwargs": {"name": "main", "split": "train"}}
+    taskset = DatasetTaskset({"loading_params": source, "prompt_template": "{question}"})
+    taskset.get_parquet_path()      # builds once; afterwards a look at the cache
+
+Subclass it to parse answers or add columns: override `_make_map_fn`, or `build_dataset` for full control.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import msgspec
+
+from treetune.config.code_files import own_files, with_imports
+from treetune.config.plugins import file_of
+from treetune.config.structs import CodeName, FileName, convert_node, declared_values, to_plain
+from treetune.core.flaw import Flaw
+from treetune.core.task import UID_VERSION, Task
+from treetune.data.datasets.choices import TEXTS
+from treetune.data.datasets.config import DatasetConfig, plain_values
+from treetune.data.datasets.images import describe_files
+from treetune.data.datasets.unseen_inputs import NAME_IT, find_unseen
+from treetune.data.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
+from treetune.data.rows.rule import RULE, RuleTaskset
+from treetune.data.rows.sources import check_loading
+from treetune.errors import ConfigError, StorageError, TasksetError, TreetuneError, user_code
+from treetune.scorers import Scorer, scorer_of_method
+
+if TYPE_CHECKING:
+    import datasets
+    from treetune.data.datasets.build import Engine, Progress
+    from treetune.data.rows.loading import Source
+    from treetune.data.rows.local_files import LocalFiles
+
+BUILDER_VERSION = f"7.{UID_VERSION}"
+"""Part of every cache key: raise it when the same config begins to give other rows, or more is to be said of them."""
+
+
+class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
+    OPEN_KEYS: ClassVar[bool] = False
+    """Whether the config takes any key; so for a subclass that declares no config type of its own."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.OPEN_KEYS = "config_type" not in vars(cls)
+
+    def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
+        typed = config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
+        read = set() if typed.scorer is None else set(typed.scorer.columns())
+        if typed.choices is not None:
+            read.add(TEXTS)  # so that an option is known by its text too, and a second one beside it is noticed
+        if more := read.difference(typed.extra_fields):
+            typed = msgspec.structs.replace(typed, extra_fields=[*typed.extra_fields, *sorted(more)])
+        super().__init__(typed)
+        if self.config.data_source != "unknown":
+            self.name = self.config.data_source
+        self.cache_dir = default_cache_dir(cache_dir)
+        self._opened: Source | LocalFiles | None = None
+        self._rows_built: int | None = None
+        """How many rows its file has, in any format, once it is built."""
+        self._env_scorers: dict[str, str] = {}
+        self._told = False
+        """Whether the flaws of its rows are told; another process that it is sent to need not tell them again."""
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> Self:
+        """A class of the user's own is made from plain values, wherever its config stood."""
+        plain = to_plain(config)
+        return cls(plain.pop("extra") | plain, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_opened": None, "_told": True}
+
+    # What recipes call and subclasses override
+
+    def build_dataset(self) -> datasets.Dataset:
+        """The rows as a Hugging Face dataset, as the parquet file has them: every row of the source through
+        `_make_map_fn()`, selected as the config says."""
+        import tempfile
+
+        import pyarrow.parquet as pq
+
+        import datasets
+        from treetune.data.datasets.build import write_rows
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows.parquet"
+            write_rows(self, self._load_source(), path, "verl", made=False)
+            return datasets.Dataset(pq.read_table(path).replace_schema_metadata(None))
+
+    def _make_map_fn(self) -> Callable[..., Any]:
+        """The function that makes a trainer's row of a source row and its index."""
+        from treetune.data.datasets.map_function import map_function
+
+        return map_function(self)
+
+    def get_parquet_path(self, format: str = "verl") -> str:
+        """The cached parquet file, built if it is not there."""
+        return str(self.build(format)[1])
+
+    # The cache
+
+    def build(
+        self, format: str = "verl", *, force: bool = False, engine: Engine = "local", on_rows: Progress | None = None
+    ) -> tuple[Sidecar, Path, bool]:
+        """What is in the cache (building it if need be), where, and whether it was there already."""
+        cache, key = Cache(self.cache_dir), self.cache_key(format)
+
+        def write(path: Path) -> Sidecar:
+            from treetune.data.datasets.build import build, write_draws
+
+            if self.endless:
+                return write_draws(self, path, self._unscheduled.build(format, engine=engine, on_rows=on_rows))
+            return build(self, path, format, engine=engine, on_rows=on_rows)
+
+        sidecar, hit = cache.get_or_build(key, write, force=force)
+        self._rows_built = sidecar.rows
+        self._opened = None
+        for flaw in sidecar.flaws if not self._told else ():
+            warnings.warn(f"{self._called()}: {flaw}", stacklevel=1)  # by this line, so that each is told once
+        if hit and not self._told and (unseen := find_unseen(self._code_files())):
+            warnings.warn(
+                f"{self._called()} is taken from the cache, which does not notice changes of what code reads itself: "
+                f"{unseen[0]}{', and more' if len(unseen) > 1 else ''}. If rows depend on it, {NAME_IT}",
+                stacklevel=1,
+            )
+        self._told = True
+        return sidecar, cache.path(key), hit
+
+    def _code_files(self) -> list[Path]:
+        """The files of the user's own that make rows."""
+        named = [file for spec in chain(*declared_values(self.config, CodeName).values()) if (file := file_of(spec))]
+        of_class = own_files(type(self)) if self.overrides_rows or self.overrides_build else []
+        return [*of_class, *(part for file in named for part in with_imports(file.resolve()))]
+
+    def _called(self) -> str:
+        """What it is called where others are beside it: by its source, where nobody gave it a name."""
+        params = self.config.loading_params
+        if self.config.data_source != "unknown":
+            return self.name
+        return f"{self.name} ({', '.join(params.patterns or map(str, params.args))})"
+
+    def cache_key(self, format: str = "verl") -> str:
+        """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
+        config = self.config
+        if faults := check_loading(config.loading_params):
+            raise ConfigError(faults)
+        paths = {str(path): path for path in config.loading_params.local_sources()}
+        profile = config.profile.path if config.profile is not None else None
+        files = [*chain(*declared_values(config, FileName).values()), *([profile] if profile is not None else [])]
+        named = {name: Path(name).expanduser() for name in files}
+        paths |= {name: path for name, path in named.items() if path.exists()}
+        try:
+            contents = {name: content_hash(path, self.cache_dir / ".content") for name, path in paths.items()}
+        except OSError as error:
+            raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
+        code_files = [file for spec in chain(*declared_values(config, CodeName).values()) if (file := file_of(spec))]
+        # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
+        asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.row_scorer}
+        if config.images:
+            asked["image_files"] = describe_files(config)
+        code = impl_hash(type(self), DatasetTaskset, code_files, BUILDER_VERSION)
+        return f"{code}_{config_hash(asked, contents)}"
+
+    def order_key(self, format: str) -> str | None:
+        """Identifies the pass rates that its rows are drawn by, where it has any."""
+        return self.cache_key(format) if self.config.profile is not None else None
+
+    def check_source(self, format: str = "verl", *, force: bool = False) -> None:
+        """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
+        kept for the build."""
+        # An overridden `build_dataset` loads what it likes.
+        if self.overrides_build or (not force and Cache(self.cache_dir).hit(self.cache_key(format), quiet=True)):
+            return
+        from treetune.data.datasets.row_builder import RowBuilder
+
+        opened = self._load_source()
+        builder = RowBuilder(self, opened.columns, made=False)
+        if self.overrides_rows and (first := opened.first()) is not None:
+            builder.check_first(first)
+        self._opened = opened
+
+    def open_source(self) -> Source | LocalFiles:
+        """Where the rows come from: the dataset, or what an overridden `build_dataset` gives."""
+        if not self.overrides_build:
+            opened, self._opened = self._opened, None
+            return opened or self._load_source()
+        import datasets
+        from treetune.data.rows.loading import Source
+
+        whose = f"build_dataset() of {type(self).__name__}"
+        with user_code(whose):
+            dataset: Any = self.build_dataset()
+        if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
+            return Source(dataset)
+        raise TasksetError(
+            f"{whose} gave a {type(dataset).__name__}, not a dataset",
+            remedy="return a datasets.Dataset, as by Dataset.from_list(rows) or Dataset.from_dict(columns), or of a "
+            "DatasetDict one of its splits; or override _make_map_fn, which makes one row",
+        )
+
+    def _load_source(self) -> Source | LocalFiles:
+        from treetune.data.rows.loading import open_source
+
+        return open_source(self.config.loading_params)
+
+    @property
+    def overrides_rows(self) -> bool:
+        return type(self)._make_map_fn is not DatasetTaskset._make_map_fn
+
+    @property
+    def overrides_build(self) -> bool:
+        return type(self).build_dataset is not DatasetTaskset.build_dataset
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """What the config says that scores answers."""
+        return self.config.scorer or scorer_of_method(self.config.reward_method)
+
+    @cached_property
+    def row_scorer(self) -> str | None:
+        """How a row can be scored from itself alone, in any process: by the rule, by its environment, by a scorer
+        or by this taskset, described as JSON. None where nothing here can."""
+        if self.config.env_class is not None:
+            return self.scorer_of_environment(self.config.env_class)
+        if (
+            type(self).reward is not RuleTaskset.reward
+            or self.tool_methods
+            or len(self.tool_names) < len(self.config.tools)
+        ):
+            from treetune.data.rows.scorer import describe_taskset
+
+            return describe_taskset(self, self.cache_dir)
+        if self.scorer is not None:
+            from treetune.data.rows.scorer import describe_scorer
+
+            return describe_scorer(self.scorer)
+        if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
+            return RULE
+        return None
+
+    def scorer_of_environment(self, env_class: str) -> str:
+        """The scorer of rows that name an environment."""
+        if env_class not in self._env_scorers:
+            from treetune.data.rows.code_store import keep_files
+
+            spec = keep_files(self.environment_spec(env_class), self.cache_dir)
+            self._env_scorers[env_class] = f"env:{spec}"
+        return self._env_scorers[env_class]
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The tools that its tasks name; what has settings is the taskset's."""
+        return [entry for entry in self.config.tools if isinstance(entry, str)]
+
+    # What a taskset does
+
+    def count(self) -> int:
+        known = self._unscheduled._rows_built
+        return self._built[0].rows if known is None else known
+
+    def task_at(self, index: int) -> Task:
+        from treetune.data.rows.formats import FORMATS
+
+        return FORMATS["verl"].task_of_pruned(self._rows[index], whole=False)
+
+    @cached_property
+    def _rows(self) -> Any:
+        from treetune.data.rows.row_store import ParquetRows
+
+        return ParquetRows(str(self._built[1]))
+
+    def list_uids(self) -> Iterable[tuple[str, str]]:
+        if self.overrides_rows or self.overrides_build or "uid" in self.config.extra_fields:
+            return super().list_uids()  # such rows may have a uid of their own
+        from treetune.data.rows.parquet import read_uids
+
+        return ((uid, self.config.data_source) for uid in read_uids(str(self._built[1])))
+
+    @property
+    def _built(self) -> tuple[Sidecar, Path, bool]:
+        """What its tasks are read from."""
+        with self._where_declared():
+            return self._unscheduled.build()
+
+    @contextmanager
+    def _where_declared(self) -> Iterator[None]:
+        """Within it the faults of its config, which only the data shows, are told with the place of their keys."""
+        try:
+            yield
+        except ConfigError as error:
+            raise self._declared.place(error) from None
+
+    @cached_property
+    def _unscheduled(self) -> Self:
+        """With every row that the profile keeps, once: what a schedule draws from."""
+        profile = self.config.profile
+        if profile is None or not self.endless:
+            return self
+        other = copy.copy(self)
+        other.config = msgspec.structs.replace(self.config, profile=profile.selection)
+        other._told, other._rows_built = self._told, None
+        return other
+
+    def find_flaws(self) -> list[Flaw]:
+        return self._built[0].flaws
+
+    def source(self) -> str | None:
+        with self._where_declared():
+            return self._unscheduled.cache_key()
+
+
+def unknown_environment(taskset: DatasetTaskset, env_class: str | None) -> str | None:
+    """What is wrong with the name of an environment, or None."""
+    try:
+        if env_class is not None:
+            taskset.environment_class(env_class)
+    except TreetuneError as error:
+        return error.message
+    return None

@@ -1,0 +1,223 @@
+r"""A Template makes prompts from rows: a Python format string over the columns of a dataset.
+
+    template = Template("Q: {question}\nA:", columns=["question", "answer"])
+    template.format({"question": "1 + 1?", "answer": "2"})  # "Q: 1 + 1?\nA:"
+    template.fill(table)  # the same for every row of an Arrow table, and None where there is nothing to ask
+
+Columns, items (`{options[0]}`, `{options[-1]}`, `{meta[level]}`), conversions (`{x!r}`) and format specs
+(`{score:.2f}`) work as in `str.format`; a spec for numbers also takes text that is a number. Positional fields and
+attributes do not work: `x_{0}` is mostly LaTeX, and an attribute of a value can lead anywhere in the program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from string import Formatter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from treetune.data.datasets.column_path import ColumnPath, NoItem
+from treetune.data.datasets.config import explain_misfit
+from treetune.data.rows.arrow_values import values_of
+from treetune.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from treetune.data.rows.local_files import SourceBatch
+
+KEY = "prompt_template"
+_BRACES = "; braces that are meant literally are doubled: \\boxed{{}}"
+_FOR_NUMBERS = re.compile(r"[bcdeEfFgGnoxX%,]\Z")
+"""How a format spec ends that text does not take."""
+
+
+LEAVE_OUT = "correct the row, or leave it out with `filter`"
+
+
+class Misfit(ValueError):
+    """A row that a template does not fit, and what to do about it."""
+
+    def __init__(self, message: str, remedy: str = LEAVE_OUT) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class Field(NamedTuple):
+    """One replacement field, such as `{question}` or `{score:.{digits}f}`."""
+
+    path: ColumnPath
+    conversion: str
+    spec: str
+    inner: tuple[Field, ...]
+    """The fields within the spec, which has `{}` in their places."""
+
+    @property
+    def plain(self) -> bool:
+        """The whole value: no item, no conversion, no format spec."""
+        return not (self.path.items or self.conversion or self.spec)
+
+    @property
+    def by_position(self) -> str:
+        return "{" + self.conversion + (f":{self.spec}" if self.spec else "") + "}"
+
+    @property
+    def columns(self) -> list[str]:
+        """The column shown, then those that its format spec names."""
+        return [self.path.column, *(column for field in self.inner for column in field.columns)]
+
+    def read_all(self, row: Mapping[str, Any]) -> Iterator[Any]:
+        """What it shows of a row, before it is formatted; in the order in which `str.format` takes values by
+        position."""
+        yield from self.read_column({self.path.column: [row[self.path.column]]})
+        for field in self.inner:
+            yield from field.read_all(row)
+
+    def read_column(self, columns: Mapping[str, list[Any]]) -> list[Any]:
+        """What it shows of every row."""
+        values = columns[self.path.column]
+        if self.path.items:
+            values = list(map(self.path.read, values))
+        if self.conversion or not _FOR_NUMBERS.search(self.spec):
+            return values
+        return [self._to_number(value) if type(value) is str else value for value in values]
+
+    def _to_number(self, text: str) -> int | float:
+        try:
+            return int(text) if re.fullmatch(r"\s*[-+]?\d+\s*", text) else float(text)
+        except ValueError:
+            raise ValueError(f"{text!r:.80} is no number, and :{self.spec} formats numbers") from None
+
+
+class Template:
+    """A format string, checked against the columns there are when it is made."""
+
+    def __init__(self, text: str, columns: Sequence[str], text_columns: Sequence[str] | None = None) -> None:
+        self.text = text
+        if text in ("{}", "{0}"):
+            column = _only_column(text_columns or columns)
+            pieces: list[str | Field] = [Field(ColumnPath(column, ()), "", "", ())]
+        else:
+            pieces, faults = _parse(text, columns)
+            if faults:
+                raise ConfigError([(KEY, problem) for problem in faults])
+        self._fields = [piece for piece in pieces if isinstance(piece, Field)]
+        self.columns = tuple(dict.fromkeys(column for field in self._fields for column in field.columns))
+        """The columns it uses, in order of first use."""
+        self._plain = all(field.plain for field in self._fields)
+        # Values by position are the fastest, and a column may have a name that no field could spell.
+        self._by_position = "".join(_escape(one) if isinstance(one, str) else one.by_position for one in pieces)
+
+    def format(self, row: Mapping[str, Any]) -> str:
+        """What `text.format(**row)` is; a `Misfit` with the values where it does not fit them."""
+        try:
+            return self._by_position.format(*(value for field in self._fields for value in field.read_all(row)))
+        except Exception as error:
+            remedy = LEAVE_OUT
+            if not isinstance(error, NoItem) and any(field.spec for field in self._fields):
+                remedy += "; a field without a format, {column}, shows any value"
+            raise Misfit(explain_misfit(KEY, self.text, self.columns, row, error), remedy) from error
+
+    def lacks(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has nothing to make a prompt of: a value that is shown is null, or all of them are blank."""
+        if self._plain:
+            values = [row.get(name) for name in self.columns]
+        else:
+            try:
+                values = [field.path.read(row.get(field.path.column)) for field in self._fields]
+            except Exception:
+                return False  # reported when it is formatted
+        return None in values or (bool(values) and all(map(_is_blank, values)))
+
+    def fill(self, table: SourceBatch) -> list[str | None]:
+        """`format` of every row, and None where it lacks something."""
+        if not self._fields:
+            return [self.text.format()] * len(table)
+        columns = {name: values_of(table, name) for name in self.columns}
+        if not self._plain:
+            return self._fill_rows(columns)
+        shown = [columns[field.path.column] for field in self._fields]
+        prompts: list[str | None] = list(map(self._by_position.format, *shown))
+        for number, value in enumerate(shown[0]):
+            # Every row is looked at, so that this is written out.
+            if type(value) is str and (not value or value.isspace()) and all(_is_blank(one[number]) for one in shown):
+                prompts[number] = None
+        for values in shown:
+            if None in values:
+                prompts = [None if value is None else prompt for value, prompt in zip(values, prompts, strict=True)]
+        return prompts
+
+    def _fill_rows(self, columns: dict[str, list[Any]]) -> list[str | None]:
+        if not any(field.inner for field in self._fields):
+            fill = self._by_position.format
+            with suppress(Exception):  # which row does not fit is found below
+                rows = zip(*(field.read_column(columns) for field in self._fields), strict=True)
+                return [None if None in row or all(map(_is_blank, row)) else fill(*row) for row in rows]
+        rows_of_columns = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        return [None if self.lacks(row) else self.format(row) for row in rows_of_columns]
+
+
+def _is_blank(value: Any) -> bool:
+    # Not by `strip`, which copies the text of every row.
+    return type(value) is str and (not value or value.isspace())
+
+
+def _only_column(candidates: Sequence[str]) -> str:
+    if len(candidates) == 1:
+        return candidates[0]
+    there_are = f"there are {len(candidates)}: {', '.join(candidates)}"
+    problem = f'the default "{{}}" takes the only text column, but {there_are}; set {KEY}, such as "{{question}}"'
+    raise ConfigError([(KEY, problem)])
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"[{}]", r"\g<0>\g<0>", text)
+
+
+def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], list[str]]:
+    """The literals and fields of a template, and its faults."""
+    faults: dict[str, None] = {}
+    try:
+        return list(_parse_fields(text, columns, faults)), list(faults)
+    except ValueError as error:
+        problem = str(error)
+        if problem.startswith("unexpected '{'"):
+            problem = (
+                "a field names its column itself; what depends on another column is for _make_map_fn of a subclass"
+            )
+        return [], [*faults, f"{text!r} is no format string: {problem}{_BRACES}"]
+
+
+def _parse_fields(text: str, columns: Sequence[str], faults: dict[str, None], depth: int = 0) -> Iterator[str | Field]:
+    for literal, name, spec, conversion in Formatter().parse(text):
+        yield literal
+        if name is None:
+            continue
+        if depth > 1:
+            raise ValueError("fields are nested too deeply")
+        if conversion is not None and conversion not in ("r", "s", "a"):
+            raise ValueError(f"unknown conversion !{conversion} (there are !r, !s and !a)")
+        inner: list[Field] = []
+        if spec and "{" in spec:  # only then does str.format look inside
+            pieces = list(_parse_fields(spec, columns, faults, depth + 1))
+            inner = [piece for piece in pieces if isinstance(piece, Field)]
+            spec = "".join(_escape(one) if isinstance(one, str) else one.by_position for one in pieces)
+        path = ColumnPath.parse(name, columns)
+        if path is None:
+            faults[_explain_name(name, columns)] = None
+        yield Field(path or ColumnPath("", ()), f"!{conversion}" if conversion else "", spec or "", tuple(inner))
+
+
+def _explain_name(name: str, columns: Sequence[str]) -> str:
+    """Why a field names no column."""
+    column = re.split(r"[.\[]", name, maxsplit=1)[0]
+    there_are = f"there are: {', '.join(columns)}{_BRACES}"
+    if not column or column.isdecimal():
+        return (
+            f"{{{name}}} is a position, and columns have names, as in {{{columns[0] if columns else 'x'}}}; {there_are}"
+        )
+    if column not in columns:
+        return f"{{{name}}} names no column{did_you_mean(column, columns)}; {there_are}"
+    if attribute := re.fullmatch(r"([^.]+)\.(\w+)", name):
+        key = f"{attribute[1]}[{attribute[2]}]"
+        return f"{{{name}}} reads an attribute, which templates do not; a key of a mapping is {{{key}}}"
+    return f"{{{name}}} is no column and no item of one, which is written {{{column}[key]}}; attributes are not read"

@@ -1,0 +1,155 @@
+"""The column `agent_name` of verl's rows: by which agent loop verl plays them, where one answer is not all.
+
+    name_agent("rows.parquet", "named.parquet")
+
+verl joins files, and takes the default loop only where the column is missing: all rows of a training have it, or none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.core.mixture import owner_of
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.data.rows.rule import RULE
+from treetune.data.rows.scorer import ENVIRONMENT, environment_of, taskset_of, with_type
+from treetune.errors import TreetuneError
+from treetune.scorers import SCORER
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMN = "agent_name"
+LOOP = "treetune"
+"""Our agent loop (`treetune.trainers.verl.loop`), which plays what `extra_info` of a row says."""
+
+
+def has_several_turns(environment: Any) -> bool:
+    """Whether an environment says that its episodes have several turns."""
+    contract = getattr(environment, "CONTRACT", None)
+    if getattr(environment, "tool_methods", ()):
+        return True
+    return bool(getattr(environment, "MULTI_TURN", False)) or (contract is not None and contract.max_turns > 1)
+
+
+def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
+    """Whether a task says that one answer is not all: its environment has several turns, or tools may be called."""
+    taskset, task = owner_of(taskset, task)
+    if (said := getattr(taskset, "scorer_of", None)) is not None:  # a row's
+        return row_needs_loop(task, said(task))
+    if taskset.MULTI_TURN or taskset.offers_tools(task):
+        return True
+    if task.env_class is None or taskset.overrides("environment") or task.extra_info.get("max_turns") == 1:
+        return False
+    try:
+        return has_several_turns(taskset.environment_class(task.env_class))
+    except TreetuneError:
+        return False  # whoever plays it says what is wrong
+
+
+def row_needs_loop(task: Task, scorer: str | None) -> bool:
+    """The same of a row, by what scores it; code that may not run is not run to find out."""
+    if task.tools:
+        return True
+    scorer = scorer or (f"{ENVIRONMENT}{task.env_class}" if task.env_class is not None else RULE)
+    if scorer == RULE or scorer.startswith(SCORER) or task.extra_info.get("max_turns") == 1:
+        return False
+    try:
+        owner = taskset_of(scorer)
+        if scorer.startswith(ENVIRONMENT):
+            return has_several_turns(environment_of(scorer))
+        return needs_loop(owner, with_type(task, owner))
+    except TreetuneError:
+        return False
+
+
+def says_nothing(path: Path | str) -> bool:
+    """Whether rows of a parquet file that name no agent are played by an environment that does not say how long its
+    episodes are. Those with images are left to verl's own loop."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    from treetune.data.rows.image_columns import COLUMN as IMAGES
+
+    with pq.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if COLUMN in names or IMAGES in names:
+            return False
+        extra = file.read(columns=["extra_info.scorer"])
+    scorers = set()
+    for chunk in extra["extra_info"].chunks if extra.column_names else ():
+        scorers.update(pc.unique(chunk.field("scorer")).to_pylist())
+    return any(is_silent(scorer) for scorer in scorers if scorer)
+
+
+def is_silent(scorer: str) -> bool:
+    """Whether what scores a row is an environment that does not say how long its episodes are."""
+    if scorer == RULE or scorer.startswith(SCORER):
+        return False
+    try:
+        if scorer.startswith(ENVIRONMENT):
+            return getattr(environment_of(scorer), "CONTRACT", None) is None
+        return taskset_of(scorer).overrides("environment")
+    except TreetuneError:
+        return False
+
+
+class Needed:
+    """Notes whether one of the tasks that go by needs the loop."""
+
+    def __init__(self, taskset: Taskset[Any, Any] | None) -> None:
+        self._taskset = taskset
+        self.found = False
+
+    def look_at(self, tasks: Iterator[tuple[Task, str | None]]) -> Iterator[tuple[Task, str | None]]:
+        for task, scorer in tasks:
+            self.found = self.found or self._needs(task, scorer)
+            yield task, scorer
+
+    def _needs(self, task: Task, scorer: str | None) -> bool:
+        if self._taskset is not None:
+            return needs_loop(self._taskset, task)
+        named = task.extra_info.get("scorer")
+        return row_needs_loop(task, named if isinstance(named, str) else scorer)
+
+
+def with_agent(table: pa.Table, agent: str = LOOP) -> pa.Table:
+    """The table with the column; one that has it already stays as it is."""
+    import pyarrow as pa
+
+    if COLUMN in table.column_names:
+        return table
+    return table.append_column(COLUMN, pa.array([agent] * table.num_rows, pa.string()))
+
+
+def name_agent(source: Path, target: Path, agent: str = LOOP) -> Any:
+    """Write the rows of a parquet file again, with the column; gives their schema."""
+    import pyarrow.parquet as pq
+
+    from treetune.data.rows.growing_parquet import GrowingParquet
+
+    with pq.ParquetFile(source) as file, GrowingParquet(target) as writer:
+        metadata = file.metadata.metadata
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number).replace_schema_metadata(metadata)
+            writer.write(with_agent(table, agent))
+    return writer.schema
+
+
+def name_agent_in_place(path: Path) -> None:
+    """The same for a file that was just written, whatever it is called: parquet, or JSON with a row on each line."""
+    named = path.with_name(f"{path.name}.named")
+    with path.open("rb") as source:
+        if source.read(4) == b"PAR1":
+            name_agent(path, named)
+        else:
+            source.seek(0)
+            mark, column = f'"{COLUMN}":'.encode(), f'{{"{COLUMN}":"{LOOP}",'.encode()
+            with named.open("wb") as target:
+                for line in source:
+                    target.write(column + line[1:] if line.startswith(b"{") and mark not in line else line)
+    os.replace(named, path)

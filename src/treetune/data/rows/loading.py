@@ -1,0 +1,376 @@
+"""Datasets of the hub and of files, opened and read as a stream.
+
+    source = open_source(config.loading_params)
+    for batch in source.batches(): ...
+
+Only a batch is in memory. Local files are read by `local_files` where `load_options` knows all arguments; anything else
+by `datasets.load_dataset`. The library's copy of local files lies in its cache for as long as the source is open. It
+hides why a dataset cannot be loaded ("An error occurred while generating the dataset"): `fault_of` looks at the files.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.core.flaw import Flaw
+from treetune.data.rows.library_changes import find_changes
+from treetune.data.rows.load_options import builder_arguments, find_foreign, find_local_files, read_layout
+from treetune.data.rows.local_files import KINDS, ROWS, LocalFiles, SourceBatch
+from treetune.data.rows.saved_folder import is_saved, load_saved
+from treetune.data.rows.sources import (
+    FILE_FORMATS,
+    File,
+    FileKind,
+    LoadingParams,
+    ReadError,
+    format_called,
+    known_kind,
+    open_plain,
+    spell_format,
+    without_compression,
+)
+from treetune.data.rows.split_slices import parse_split
+from treetune.data.rows.text_files import refuse_encoding
+from treetune.errors import (
+    EmptyTasksetError,
+    NetworkError,
+    StorageError,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+    causes_of,
+    described,
+    is_of_network,
+    suggest_file,
+)
+from treetune.system.hub import find_problem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_COPY = "treetune-"
+"""How the folders of copies begin."""
+
+LEFT_BEHIND = 7 * 86400
+"""Seconds after which no process builds from a copy any more."""
+
+
+class Source:
+    """An opened dataset: that of `params`, or one of the user's own."""
+
+    def __init__(self, dataset: Any, params: LoadingParams | None = None) -> None:
+        self._dataset = dataset
+        self._params = params
+
+    @property
+    def columns(self) -> dict[str, pa.DataType]:
+        features = self._dataset.features
+        if features is None:  # a stream does not know its columns before its first rows
+            first = next(self._explain_faults(self._dataset.with_format("arrow").iter(batch_size=1)), None)
+            schema = [] if first is None else first.schema
+        else:
+            schema = features.arrow_schema
+        if not len(schema):
+            fault = None if self._params is None else fault_of_files(self._params)
+            raise fault or EmptyTasksetError("the source has no rows", remedy="look at loading_params")
+        return {field.name: field.type for field in schema}
+
+    @property
+    def rows(self) -> int | None:
+        return getattr(self._dataset, "num_rows", None)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the library says identifies the data."""
+        return str(getattr(self._dataset, "_fingerprint", ""))
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of the hub that was read: the library names the folder of its cache after it."""
+        for file in getattr(self._dataset, "cache_files", []):
+            folder = Path(file["filename"]).parent.name
+            if len(folder) == 40 and set(folder) <= set("0123456789abcdef"):
+                return folder
+        return None
+
+    def find_changes(self) -> list[Flaw]:
+        """What the library made of values in the files behind the dataset, where these are JSON or CSV and here."""
+        if self._params is None:
+            return []
+        kind, files = str(self._params.argument("path")), self._params.local_sources()
+        if kind in ("json", "csv"):
+            foreign = find_foreign(self._params, kind)
+            if "features" in foreign or "dtype" in foreign or not files:  # then its types are wanted
+                return []
+            cause = f"leave {', '.join(foreign)} out of" if foreign else "unpack the file, and name it in"
+            remedy = f"{cause} loading_params.kwargs, and values are kept as they stand"
+        elif self.revision is not None and (found := _find_downloads(self._params, self.revision)):
+            kind, files = found
+            named = str(files[0]) if len(files) == 1 else f"[{', '.join(map(str, files))}]"
+            remedy = f"to keep it, write args: [{kind}], kwargs: {{data_files: {named}}}"
+        else:
+            return []
+        layout = read_layout(self._params.kwargs)
+        return [] if layout is None else find_changes(self.columns, kind, files, layout, remedy)
+
+    def first(self) -> dict[str, Any] | None:
+        """The first row, or None where there is none."""
+        return next(self._explain_faults(iter(self._dataset)), None)
+
+    def batches(self, size: int = ROWS) -> Iterator[SourceBatch]:
+        """The rows in order, so many at a time: Arrow tables, or rows where the stored values are not the real ones
+        (the library keeps columns of mixed types as JSON). Images are as they are stored, bytes and a path."""
+        if any(map(_is_decoded, (self._dataset.features or {}).values())):
+            columns = self._dataset.iter(batch_size=size)
+            rows = ([dict(zip(some, row, strict=True)) for row in zip(*some.values(), strict=True)] for some in columns)
+            return self._explain_faults(rows)
+        return self._explain_faults(self._dataset.with_format("arrow").iter(batch_size=size))
+
+    def _explain_faults(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same, with what fails on the way said as `open_source` says it."""
+        try:
+            yield from batches
+        except TreetuneError:
+            raise
+        except Exception as error:
+            if self._params is None:
+                raise TasksetError(f"the dataset of build_dataset() cannot be read: {described(error)}") from error
+            raise fault_of(self._params, error) from None
+
+
+def _find_downloads(params: LoadingParams, revision: str) -> tuple[str, list[Path]] | None:
+    """The kind of the files that the library has from the hub, and where they are; None where they are not JSON or CSV,
+    or not here."""
+    from huggingface_hub import constants
+
+    import datasets
+
+    name = f"datasets--{str(params.argument('path')).replace('/', '--')}"
+    folder = Path(constants.HF_HUB_CACHE) / name / "snapshots" / revision
+    if not any(known_kind(file) not in (None, FileKind.PARQUET) for file in folder.rglob("*")):
+        return None
+    try:
+        with offline_where_unreachable():
+            builder = datasets.load_dataset_builder(*params.args, **builder_arguments(params))
+        by_split = {str(split): some for split, some in (builder.config.data_files or {}).items()}
+        pieces = parse_split(params.kwargs.get("split") or "all", by_split)
+        addresses = [file for split in dict.fromkeys(piece.split for piece in pieces) for file in by_split[split]]
+    except Exception:
+        return None  # such as a hub that cannot be reached
+    files = [folder / address.partition(f"@{revision}/")[2] for address in addresses]
+    kinds = {format_called(without_compression(file).suffix[1:]) for file in files}
+    if len(kinds) != 1 or not kinds <= {"csv", "json"} or not all(file.is_file() for file in files):
+        return None
+    return kinds.pop(), files
+
+
+def _is_decoded(feature: Any) -> bool:
+    """Whether values of this type are stored otherwise than they are given; images are taken as they are stored."""
+    from datasets.features.features import require_decoding
+
+    from datasets import Image
+
+    if isinstance(feature, dict | list | tuple):
+        return any(map(_is_decoded, feature.values() if isinstance(feature, dict) else feature))
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return _is_decoded(inner)
+    return not isinstance(feature, Image) and bool(require_decoding(feature))
+
+
+def open_source(params: LoadingParams) -> Source | LocalFiles:
+    """Load what `loading_params` names; with no split given, the only one there is."""
+    _refuse_file_name(params)
+    if not is_saved(params.path):
+        if (missing := find_missing(params)) is not None:
+            raise missing
+        if (files := find_local_files(params)) is not None:
+            return files
+    kwargs = dict(params.kwargs)
+    with ExitStack() as undo:
+        if "cache_dir" not in kwargs and params.local_sources():
+            kwargs["cache_dir"] = _make_copy_folder(params)
+            undo.callback(shutil.rmtree, kwargs["cache_dir"], ignore_errors=True)
+        source = Source(_load(params, kwargs), params)
+        weakref.finalize(source, undo.pop_all().close)
+    return source
+
+
+def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
+    import datasets
+
+    were_disabled, told = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    try:
+        datasets.disable_progress_bars()
+        if params.local_sources():
+            datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # `fault_of` says what it would, by line
+        with offline_where_unreachable() if params.is_of_hub else nullcontext() as unreachable:
+            try:
+                if is_saved(params.path):
+                    dataset = load_saved(params.path, params.kwargs)
+                else:
+                    dataset = datasets.load_dataset(*params.args, **kwargs)
+            except TreetuneError:
+                raise
+            except Exception as error:
+                raise fault_of(params, error, unreachable) from None
+    finally:
+        datasets.logging.set_verbosity(told)
+        if not were_disabled:
+            datasets.enable_progress_bars()
+    if isinstance(dataset, list):
+        raise UsageError("loading_params names several splits", remedy='join them in one: split: "train+test"')
+    if not isinstance(dataset, dict):
+        return dataset
+    if len(dataset) != 1:
+        raise UsageError(
+            f"{params.args[0]!r} has several splits: {', '.join(dataset)}", remedy="set loading_params.kwargs.split"
+        )
+    return next(iter(dataset.values()))
+
+
+def _make_copy_folder(params: LoadingParams) -> str:
+    """A new one each time: the library knows files by their time of change alone, and would give the old rows of a file
+    that was changed and dated back. What a killed process left behind goes."""
+    import datasets
+
+    place = Path(datasets.config.HF_DATASETS_CACHE)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for left in place.glob(f"{_COPY}*"):
+            with suppress(FileNotFoundError):  # another process is done with it meanwhile
+                if time.time() - left.stat().st_mtime > LEFT_BEHIND:
+                    shutil.rmtree(left, ignore_errors=True)
+        return tempfile.mkdtemp(prefix=_COPY, dir=place)
+    except OSError as error:
+        raise fault_of(params, error) from None
+
+
+# The network
+
+
+@contextmanager
+def offline_where_unreachable() -> Iterator[str | None]:
+    """Gives why the hub cannot be reached, or None. Where it cannot, the library is set offline for the time: it takes
+    what is in its cache, where else it would try for most of a minute."""
+    from huggingface_hub import constants
+
+    import datasets
+
+    problem = None if datasets.config.HF_HUB_OFFLINE else find_problem()
+    if problem is None:
+        yield None
+        return
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield problem
+    finally:
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = False
+
+
+# Faults
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
+def fault_of(params: LoadingParams, error: BaseException, unreachable: str | None = None) -> TreetuneError:
+    """The error for the user that stands for what the library raised; `unreachable` says why the hub is."""
+    import datasets
+
+    named, causes = f"{params.args[0]!r} could not be loaded", causes_of(error)
+    for cause in causes:
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return StorageError(
+                f"the datasets library cannot write to its cache {datasets.config.HF_DATASETS_CACHE}: {cause.strerror}",
+                remedy="make room there, or set HF_HOME to a folder on another disk",
+            )
+    of_files = None if "Unknown split" in str(error) else fault_of_files(params)  # then they were read
+    if of_files is not None:
+        return of_files
+    root = causes[-1]
+    if unreachable is not None or is_of_network(error):
+        whose = "the hub cannot be reached: " if params.is_of_hub else ""
+        return NetworkError(
+            f"{named}: {whose}{unreachable or described(root)}",
+            remedy="check the network, a proxy (HTTPS_PROXY), HF_ENDPOINT or the address in data_files; or bring the "
+            "files here and name them: args: [json], kwargs: {data_files: ...}",
+        )
+    if "gated dataset" in str(root):
+        remedy = f"accept its terms at https://huggingface.co/datasets/{params.args[0]}, then set HF_TOKEN"
+        return TreetuneError(f"{named}: {root}", remedy=remedy)
+    files = ", ".join(params.patterns)
+    return TreetuneError(
+        f"{named}: {described(root).strip()}" + (f" (data_files: {files})" if files else ""),
+        remedy="check loading_params.args and loading_params.kwargs (name, split, data_files)",
+    )
+
+
+def _refuse_file_name(params: LoadingParams) -> None:
+    """Raises where a file is named in place of a dataset: the library would look for it on the hub first."""
+    kind = params.args[0]
+    suffix = Path(str(kind)).suffix[1:]
+    if kind not in FILE_FORMATS and Path(str(kind)).expanduser().is_file():
+        raise UsageError(
+            f"loading_params.args names the file {kind!r}, and wants a kind of files or a dataset",
+            remedy=f"write args: [{format_called(suffix)}], kwargs: {{data_files: {kind}}}",
+        )
+
+
+def find_missing(params: LoadingParams) -> TreetuneError | None:
+    """The error for a name in `data_files` that no file has."""
+    for pattern in params.patterns if not params.is_of_hub else ():
+        if "://" not in pattern and not any(path.is_file() for path in params.match_files(pattern)):
+            remedy = f"paths are taken from {Path.cwd()}; of a folder write {pattern.rstrip('/')}/*, or use data_dir"
+            place = params.place_of(pattern)
+            near = suggest_file(place) if place is not None else ""
+            return UsageError(f"no file is called {pattern!r}{near}", remedy=remedy)
+    return None
+
+
+def fault_of_files(params: LoadingParams) -> TreetuneError | None:
+    """What is wrong with the files that are named, where something is."""
+    for place in params.local_sources():
+        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if not file.is_file():
+                continue
+            kind, ending = str(params.args[0]), without_compression(file).suffix[1:]
+            fault = _fault_of_file(file, kind)
+            if kind != (meant := format_called(ending)) and {kind, meant} <= KINDS:
+                said = fault.message if isinstance(fault, ReadError) else f"{file} cannot be read as {kind}"
+                return UsageError(said, remedy=f"it is called {file.name}: write {spell_format(ending)}")
+            if fault is not None:
+                return fault
+    return None
+
+
+def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
+    from treetune.data.rows.reading import batches_of
+
+    shape = known_kind(file)
+    if kind in ("json", "parquet") and shape is not FileKind.LINES:
+        shape = FileKind(kind)
+    try:
+        if shape is FileKind.CSV or kind in ("csv", "text"):
+            with open_plain(file) as opened:
+                rows = sum(not line.decode().isspace() for line in opened) - (kind != "text")
+        elif shape is not None:
+            rows = sum(len(batch.rows) for batch in batches_of(File(file, shape)))
+        else:
+            return None
+    except TreetuneError as error:
+        return error
+    except UnicodeDecodeError as error:
+        return refuse_encoding(file, error)
+    except OSError as error:
+        return StorageError(f"{file} cannot be read: {error.strerror or error}")
+    remedy = "give it rows, or leave it out of data_files"
+    return EmptyTasksetError(f"{file} has no rows", remedy=remedy) if rows <= 0 else None

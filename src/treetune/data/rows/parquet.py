@@ -1,0 +1,318 @@
+"""Rows as tables whose values come back as they were.
+
+    table_of([{"prompt": "?", "ground_truth": "1"}])
+
+Types are canonical, so that trainers can join built files: text is `string`, whole numbers int64, fractions float64.
+What Arrow cannot hold as it is (mixed types, integers over 64 bits, mappings without keys) becomes JSON text, listed in
+the file's metadata; so do mappings whose keys are data, such as ids: each key would be a column. A ground truth never
+does: trainers compare with it (see `MixedTruths`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import types
+
+from treetune.chat.images import has_images
+from treetune.data.rows.arrow_values import (
+    children_of,
+    drop_nulls,
+    is_list,
+    to_iso_texts,
+    to_json_text,
+    to_python,
+    with_json_fields,
+)
+from treetune.data.rows.formats import FORMATS, MAPPINGS
+from treetune.data.rows.image_columns import COLUMN as IMAGES
+from treetune.data.rows.image_columns import image_column
+from treetune.data.rows.row_codec import with_parts
+from treetune.errors import TasksetError
+
+TRUTHS = tuple(".".join(format.truth) for format in FORMATS.values())
+_READ_BY_TRAINERS = frozenset((*TRUTHS, *MAPPINGS, "prompt", IMAGES))
+
+MOST_KEYS = 64
+"""Different keys that a mapping may have over all rows; one with more is open, and becomes JSON text."""
+
+MixedAs = Literal["refused", "text", "json"]
+"""What becomes of ground truths of several types: an error, JSON text as elsewhere, or Arrow's type for JSON, which
+`datasets` gives trainers as the values they are."""
+
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+class MixedTruths(TasksetError):
+    """Ground truths that are no one Arrow type."""
+
+    path = ""
+
+
+def refuse_truths(path: str, rows: Mapping[int, Any] | None = None) -> MixedTruths:
+    """`rows` are the values that clash, by the numbers of their rows."""
+    shown = ", ".join(f"{value!r:.80} in row {number}" for number, value in (rows or {}).items())
+    error = MixedTruths(
+        f"{path} has values of several types, or a number that does not fit in 64 bits"
+        f"{f' ({shown})' if shown else ''}: no parquet column holds them",
+        remedy="make all of them text, or all of them lists or mappings of one shape",
+    )
+    error.path = path
+    return error
+
+
+def find_clash(values: list[Any]) -> dict[int, Any]:
+    """By their positions: the first value that no type holds together with those before it, and the first of these."""
+
+    def is_mixed(count: int) -> bool:
+        return _hold_exactly(values[:count], "", exact=False) is None
+
+    end = bisect_left(range(1, len(values)), True, key=is_mixed)
+    first = next((place for place, value in enumerate(values[:end]) if value is not None), end)
+    return {place: values[place] for place in dict.fromkeys((first, end))}
+
+
+def read_uids(path: str | Path) -> list[str]:
+    """The uid of each row of a file in the canonical layout."""
+    table = pq.ParquetFile(path).read(columns=["extra_info.uid"])
+    uids: list[str] = pc.struct_field(table["extra_info"], "uid").to_pylist()
+    return uids
+
+
+# Rows as a table
+
+
+def table_of(rows: list[dict[str, Any]], *, truths: MixedAs = "refused") -> pa.Table:
+    """Rows as a table of exactly their values, whose metadata lists what is JSON text."""
+    columns: dict[str, pa.Array] = {}
+    json_fields: list[str] = []
+    if _mixes_contents(rows):
+        rows = list(map(with_parts, rows))
+    for name in dict.fromkeys(name for row in rows for name in row):
+        if name == IMAGES and (images := image_column([row.get(name) for row in rows])) is not None:
+            columns[name] = images
+            continue
+        infer = infer_mapping if name in MAPPINGS else infer_column
+        try:
+            columns[name] = infer([row.get(name) for row in rows], name, json_fields, exact=True, truths=truths)
+        except UnicodeEncodeError as error:
+            problem = f"{name} has text that is no Unicode: {error.object!r:.80}"
+            raise TasksetError(problem, remedy="remove lone surrogates") from None
+        except TypeError:
+            raise TasksetError(f"{name} has a key that is no text", remedy="name its keys by text") from None
+    return with_json_fields(pa.table(columns), json_fields)
+
+
+def _mixes_contents(rows: list[dict[str, Any]]) -> bool:
+    """Whether images make parts of some contents, and others are text."""
+    prompts = [prompt for row in rows if isinstance(prompt := row.get("prompt"), list)]
+    messages = [message for prompt in prompts for message in prompt if isinstance(message, dict)]
+    kinds = {type(message.get("content")) for message in messages}
+    images = any(IMAGES in row for row in rows) or (list in kinds and has_images(messages))
+    return {str, list} <= kinds and images and all(row.get("prompt") and "extra_info" in row for row in rows)
+
+
+def infer_column(
+    values: list[Any], path: str, json_fields: list[str], *, exact: bool = False, truths: MixedAs = "refused"
+) -> pa.Array:
+    """Values as a column of a canonical type; where none holds them as JSON text, and `json_fields` gets the path.
+    Whole numbers beside fractions become fractions of the same value, but where `exact` is set."""
+    if path in TRUTHS and truths == "json":
+        return pa.ExtensionArray.from_storage(pa.json_(pa.string()), json_array(values))
+    if (column := _hold_exactly(values, path, exact=exact)) is not None:
+        return column
+    if path in TRUTHS and truths == "refused":
+        raise refuse_truths(path)
+    json_fields.append(path)
+    return json_array(values)
+
+
+def _hold_exactly(values: list[Any], path: str, *, exact: bool) -> pa.Array | None:
+    """Values as a column of a canonical type; None where JSON text holds them better."""
+    if path not in _READ_BY_TRAINERS and _has_open_mapping(values):
+        return None  # Arrow would take minutes for thousands of keys
+    try:
+        array = pa.array(values)
+        if pa.struct([]) in _types_in(array.type) or is_open(array.type, path):  # parquet stores no struct without keys
+            return None
+        column = conform(array, canonical_type(array.type))
+        holds = _is_exact(column, values) if exact else not _turns_booleans(column, values)
+        return column if holds else None
+    except (pa.ArrowException, OverflowError):
+        return None
+
+
+def is_open(type_: pa.DataType, path: str) -> bool:
+    """Whether the values at a path are, or have in them, mappings of more keys than columns should be made of."""
+    wide = any(types.is_struct(inner) and inner.num_fields > MOST_KEYS for inner in _types_in(type_))
+    return wide and path not in _READ_BY_TRAINERS
+
+
+def _has_open_mapping(values: list[Any]) -> bool:
+    if not isinstance(next((value for value in values if value is not None), None), dict):
+        return False
+    keys: set[Any] = set()
+    for value in values:
+        if isinstance(value, dict):
+            keys.update(value)
+            if len(keys) > MOST_KEYS:
+                return True
+    return False
+
+
+def infer_mapping(values: list[Any], path: str, json_fields: list[str], **options: Any) -> pa.Array:
+    """Mappings as a column, key by key, so that one mixed key does not make JSON of all."""
+    keys = keys_of(values) if all(value is None or isinstance(value, dict) for value in values) else []
+    if not keys or "" in keys:  # which no path can name
+        return infer_column(values, path, json_fields, **options)
+    arrays = [
+        infer_column([value.get(key) if value else None for value in values], f"{path}.{key}", json_fields, **options)
+        for key in keys
+    ]
+    return pa.StructArray.from_arrays(arrays, keys, mask=pa.array([value is None for value in values]))
+
+
+def keys_of(rows: list[Any]) -> list[str]:
+    """The keys of all rows, in the order of their first appearance."""
+    return list(dict.fromkeys(chain.from_iterable(row for row in rows if row)))
+
+
+def _is_exact(array: pa.Array, values: list[Any]) -> bool:
+    """Whether no value was changed to fit its type."""
+    certain = (types.is_string, types.is_int64, types.is_boolean, types.is_null, types.is_nested)
+    if all(any(is_kind(type_) for is_kind in certain) for type_ in _types_in(array.type)):
+        return True
+    return bool(_encode_sorted(drop_nulls(values)) == _encode_sorted(to_python(array)))
+
+
+def _turns_booleans(array: pa.Array, values: list[Any]) -> bool:
+    """Whether booleans among fractions became numbers."""
+    if not any(types.is_floating(type_) for type_ in _types_in(array.type)):
+        return False
+    return _count_booleans(values) != _count_booleans(array.to_pylist())
+
+
+def _count_booleans(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_count_booleans, value))
+    return sum(map(_count_booleans, value.values())) if isinstance(value, dict) else isinstance(value, bool)
+
+
+def _types_in(type_: pa.DataType) -> Iterator[pa.DataType]:
+    yield type_
+    for number in range(type_.num_fields if types.is_nested(type_) else 0):
+        yield from _types_in(type_.field(number).type)
+
+
+def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
+    """Prompts as a column. Where some contents are text and others lists of parts, the text becomes a part: the same
+    message, and a column has one type."""
+    try:
+        try:
+            array = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            array = pa.array([[to_parts(message) for message in prompt] for prompt in values])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        problem = f"prompts that no parquet column can hold: {error}"
+        raise TasksetError(problem, remedy="give a key of messages one type in all rows") from None
+    return conform(array, canonical_type(array.type))
+
+
+def to_parts(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def prompt_column(contents: pa.Array, system_prompt: str | None) -> pa.Array:
+    import numpy as np
+
+    count, roles = len(contents), ["user"]
+    if system_prompt is not None:
+        roles, order = ["system", "user"], np.zeros(2 * count, dtype=np.int64)
+        order[1::2] = np.arange(1, count + 1)
+        contents = pa.concat_arrays([pa.array([system_prompt], pa.string()), contents]).take(pa.array(order))
+    messages = pa.StructArray.from_arrays([pa.array(roles * count, pa.string()), contents], ["role", "content"])
+    offsets = np.arange(0, len(messages) + 1, len(roles), dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), messages)
+
+
+def constant_column(value: str | None, count: int) -> pa.Array:
+    return pa.nulls(count, pa.string()) if value is None else pa.repeat(pa.scalar(value, pa.string()), count)
+
+
+# Types
+
+
+_CANONICAL = {
+    # A date or a time is its ISO text, which is what every trainer and every wire can hold.
+    pa.string(): (types.is_temporal, types.is_decimal, types.is_large_string, types.is_string_view),
+    pa.binary(): (types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
+    pa.int64(): (types.is_integer,),
+    pa.float64(): (types.is_floating,),
+}
+
+
+def canonical_type(type_: pa.DataType) -> pa.DataType:
+    if types.is_dictionary(type_):
+        return canonical_type(type_.value_type)
+    if is_list(type_):
+        return pa.list_(canonical_type(type_.value_type))
+    if types.is_struct(type_):
+        # A struct without keys cannot be stored; it becomes JSON.
+        fields = [(field.name, canonical_type(field.type)) for field in type_]
+        return pa.struct(fields) if fields else pa.string()
+    kinds = _CANONICAL.items()
+    return next((canonical for canonical, tests in kinds if any(test(type_) for test in tests)), type_)
+
+
+def unify_types(first: pa.DataType, second: pa.DataType, *, exact: bool) -> pa.DataType | None:
+    """The type that holds both, or None where only JSON can. `exact`: without changing a value, as 1 becomes 1.0."""
+    schemas = [pa.schema([("x", first)]), pa.schema([("x", second)])]
+    try:
+        return pa.unify_schemas(schemas, promote_options="default" if exact else "permissive").field("x").type
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
+
+
+def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """`array` as `type_`: keys that are missing become nulls, and what cannot be cast to text becomes JSON."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+    if array.type == type_:
+        return array
+    if types.is_dictionary(array.type):
+        return conform(array.dictionary_decode(), type_)
+    if types.is_null(array.type):
+        return pa.nulls(len(array), type_)
+    if types.is_struct(array.type) and types.is_struct(type_):
+        children = children_of(array)
+        arrays = [
+            conform(children[field.name], field.type) if field.name in children else pa.nulls(len(array), field.type)
+            for field in type_
+        ]
+        return pa.StructArray.from_arrays(arrays, fields=list(type_), mask=pc.is_null(array))
+    if is_list(array.type) and is_list(type_):
+        array = array if types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
+        values = conform(array.flatten(), type_.value_type)  # without those below nulls, so the offsets are others
+        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0)).cast(pa.int32())
+        offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+        return pa.ListArray.from_arrays(offsets, values, type=type_, mask=pc.is_null(array))
+    if types.is_string(type_) and types.is_temporal(array.type):
+        return pa.array(to_iso_texts(array), pa.string())
+    is_text = types.is_string(canonical_type(array.type)) and not types.is_nested(array.type)
+    if types.is_string(type_) and not is_text:
+        return json_array(array.to_pylist())
+    return array.cast(type_)
+
+
+def json_array(values: Iterable[Any]) -> pa.Array:
+    """Each value as JSON text."""
+    return pa.array([None if value is None else to_json_text(value) for value in values], pa.string())

@@ -1,0 +1,253 @@
+"""Rows and tasks out of any mix of files and hub datasets, one batch in memory at a time.
+
+    for task in read_tasks(["~/data/train.parquet", "more/*.jsonl", "openai/gsm8k@main:test"]): ...
+
+Values are as they were written (see `arrow_values`); a fault names its file and line or row (rows count from 0). JSON
+holds an object on each line, an array of objects, or one object. Values of CSV are text; an empty cell is an absent
+key, a dot in a name leads into a mapping (`extra_info.level`), a cell of `prompt` or of a mapping may be JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from treetune.core.task import Task
+from treetune.data.rows.arrow_values import decode_json, drop_nulls, json_fields_of, pause_gc, to_rows
+from treetune.data.rows.formats import MAPPINGS, Format, detect, format_named
+from treetune.data.rows.row_codec import parse_json_fields
+from treetune.data.rows.sources import BATCH, Batch, File, FileKind, HubName, ReadError, Row, Sources, find
+from treetune.data.rows.text_files import Cells, check_cells, decode_row, iter_records, refuse_several
+from treetune.errors import NetworkError, TreetuneError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+BUFFER = 1 << 20
+"""Bytes of a column of parquet that are read at a time."""
+
+TOGETHER_BYTES = 64 << 20
+"""Bytes of rows that are in memory at a time, more or less."""
+
+OnFault = Callable[[int, str], None]
+"""Called with the number of a faulty row and what is wrong with it."""
+
+
+def read_rows(sources: Sources) -> Iterator[Row]:
+    """The rows as they stand in the files, without keys that are null."""
+    for batch in chain.from_iterable(map(batches_of, find(sources))):
+        yield from batch.rows
+
+
+def read_tasks(sources: Sources, format: str | None = None) -> RowTasks:
+    """The tasks of trainers' rows. Without a format each row is in the one that has its columns."""
+    return RowTasks(_read_tasks(sources, None if format is None else format_named(format)))
+
+
+class RowTasks(chain[Task]):
+    """Tasks that come from rows: how they are scored stood there."""
+
+
+def _read_tasks(sources: Sources, format: Format | None) -> Iterator[Task]:
+    for batch in chain.from_iterable(map(batches_of, find(sources))):
+        for position, row in enumerate(batch.rows):
+            try:
+                yield (format or detect(row)).task_of_pruned(row)
+            except TreetuneError as error:
+                raise type(error)(f"{batch.place(position)}: {error.message}", remedy=error.remedy) from None
+
+
+def read_tables(sources: Sources) -> Iterator[pa.Table]:
+    """The rows as Arrow tables. Fields that are JSON text, because no Arrow type holds their values, are listed in the
+    metadata of the schema."""
+    import pyarrow as pa
+
+    from treetune.data.rows.parquet import table_of
+
+    for source in find(sources):
+        if isinstance(source, File) and source.kind is FileKind.PARQUET:
+            for batch in _parquet_batches(source.path):
+                yield pa.Table.from_batches([batch])
+        else:
+            for rows in batches_of(source):
+                yield table_of(rows.rows, truths="text")
+
+
+def batches_of(source: File | HubName) -> Iterator[Batch]:
+    """The rows in batches that know their places."""
+    if isinstance(source, HubName):
+        return hub_batches(source)
+    return _read_parquet(source.path) if source.kind is FileKind.PARQUET else text_batches(source)
+
+
+# Parquet and the hub
+
+
+def _read_parquet(path: Path) -> Iterator[Batch]:
+    try:
+        yield from _number_rows(str(path), map(arrow_rows, _parquet_batches(path)))
+    except msgspec.DecodeError as error:
+        raise ReadError(f"{path} has text that should be JSON: {error}") from None
+
+
+def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with open_parquet(path) as file:
+        # Threads cost more than they give beside Python.
+        for batch in file.iter_batches(rows_within(file, BATCH), use_threads=False):
+            yield batch.replace_schema_metadata(file.metadata.metadata)
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Buffering ahead keeps what was read until the end.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
+            refuse_several(file.schema_arrow.names, path)
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise ReadError(f"{path} cannot be read as parquet: {error}") from None
+
+
+def rows_within(file: Any, most: int) -> int:
+    """How many rows of a parquet file are read at a time: fewer than `most` where they are large, as images are."""
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    size: int = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
+    return max(1, min(most, TOGETHER_BYTES // max(1, size)))
+
+
+def arrow_rows(batch: pa.RecordBatch) -> list[Row]:
+    """Rows without nulls; what the metadata of their schema lists is parsed, for it is JSON text."""
+    with pause_gc():
+        rows = to_rows(batch.schema.names, batch.columns, batch.num_rows)
+    json_fields = json_fields_of(batch.schema.metadata)
+    return [parse_json_fields(row, json_fields) for row in rows] if json_fields else rows
+
+
+def _number_rows(name: str, batches: Iterable[list[Row]]) -> Iterator[Batch]:
+    first = 0
+    for rows in batches:
+        yield Batch(name, "row", range(first, first + len(rows)), rows)
+        first += len(rows)
+
+
+def hub_batches(source: HubName) -> Iterator[Batch]:
+    from treetune.data.rows.loading import open_source
+
+    try:
+        opened = open_source(source.loading_params())
+    except NetworkError as error:
+        raise NetworkError(f"{source.name!r} is no file here: {error.message}", remedy=error.remedy) from error
+    except TreetuneError as error:
+        raise UsageError(
+            f"{source.name!r} is no file here, and no dataset of the hub: {error.message}",
+            remedy="a dataset is named name[@config][:split], and its split is train unless said otherwise",
+        ) from error
+    for flaw in opened.find_changes():
+        warnings.warn(f"{source.name}: {flaw}", stacklevel=2)
+    tables = opened.batches()
+    lists = (
+        [drop_nulls(some)] if isinstance(some, list) else map(arrow_rows, some.to_batches(BATCH)) for some in tables
+    )
+    yield from _number_rows(source.name, chain.from_iterable(lists))
+
+
+# JSON and CSV
+
+
+def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Batch]:
+    """The rows of a file of JSON, JSON lines or CSV.
+
+    With `on_fault` a faulty row is left out and the others follow, with their nulls. A key that comes twice in a
+    mapping is such a fault then: trainers' loader refuses it.
+    """
+    path = file.path
+    decode: Callable[[Any], Row] = _decode if on_fault is None else _decode_written
+    if file.kind is FileKind.CSV:
+        decode = _decode_cells
+    try:
+        unit, records = iter_records(file)
+        while some := take_within(records, BATCH, lambda record: len(record[1])):
+            rows: dict[int, Row] = {}
+            with pause_gc():
+                for number, record in some:
+                    try:
+                        rows[number] = decode(record)
+                    except ValueError as error:  # which a DecodeError and a UnicodeDecodeError are
+                        if on_fault is None:
+                            raise ReadError(f"{path}, {unit} {number}: {error}") from None
+                        on_fault(number, str(error))
+                yield Batch(str(path), unit, list(rows), list(rows.values()))
+    except OSError as error:
+        raise ReadError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def take_within(items: Iterator[T], most: int, size_of: Callable[[T], int]) -> list[T]:
+    """The next items, at most so many, and no more once they are large together."""
+    taken: list[T] = []
+    total = 0
+    for item in items:
+        taken.append(item)
+        total += size_of(item)
+        if len(taken) >= most or total >= TOGETHER_BYTES:
+            break
+    return taken
+
+
+def _decode(text: bytes) -> Row:
+    row = decode_row(text)
+    return drop_nulls(row) if b"null" in text else row
+
+
+def _decode_written(text: bytes) -> Row:
+    """With its nulls; refuses what trainers' loader would."""
+    row = decode_row(text)
+    _read_pairs(text.decode())
+    return row
+
+
+def _refuse_twice(items: list[tuple[str, Any]]) -> None:
+    """Raises ValueError where a mapping has a key twice."""
+    names = [name for name, _ in items]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in a mapping")
+
+
+_read_pairs = json.JSONDecoder(object_pairs_hook=_refuse_twice).decode  # `json.loads` would make one for every row
+
+
+def _decode_cells(record: Cells) -> Row:
+    names, cells = record[0], check_cells(record)
+    row: Row = {}
+    for name, cell in zip(names, cells, strict=True):
+        head, dot, key = name.partition(".")
+        if cell and dot and head in MAPPINGS:
+            inner = row.setdefault(head, {})
+            if isinstance(inner, dict):
+                inner[key] = cell
+        elif cell:
+            row[name] = _csv_value(name, cell) if name == "prompt" or name in MAPPINGS else cell
+    return row
+
+
+def _csv_value(name: str, cell: str) -> Any:
+    """What a cell says where its column holds a mapping or messages: JSON of one, else its text."""
+    try:
+        value = drop_nulls(decode_json(cell))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return cell
+    if name == "prompt":
+        messages = isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value)
+        return value if messages else cell
+    return value if isinstance(value, dict) else cell

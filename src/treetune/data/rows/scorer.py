@@ -1,0 +1,258 @@
+"""How a row is scored from itself alone, in any process: by its `scorer`.
+
+    scorer_for(taskset, task)       # "rule", "env:gsm8k", a scorer as JSON: {"scorer":{"kind":"includes"}}, or the
+                                    # taskset: {"id":"my_tasks:Colours","level":2}
+    taskset_of(scorer)              # what scores the row's task, made once per process
+    with_type(task, taskset)        # the row's task as the taskset knows it
+
+Python files that a scorer names are kept in the cache (`code_store.py`), and are run only as that allows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import msgspec
+
+from treetune.config.plugins import absolute_spec, environments, folders_of
+from treetune.config.structs import to_plain
+from treetune.config.trust import LOOK, Origin, code_folders, is_own_scorer, names_from, remember_scorer, trusts
+from treetune.config.variables import fill_variables, mark_variables
+from treetune.core.env_taskset import ByEnvironment
+from treetune.core.environment import Environment, SingleTurn
+from treetune.core.from_config import build_taskset
+from treetune.core.mixture import owner_of, parts_of
+from treetune.core.task import Task, own_fields, own_values
+from treetune.core.taskset import Taskset
+from treetune.core.tool import NamedTool, Tool, ToolSource, find_tool
+from treetune.data.rows.code_store import SCHEME, keep_class, keep_files, locate_files
+from treetune.data.rows.row_codec import SCORER_FORMS, read_row_scorer
+from treetune.data.rows.rule import RULE, RuleTaskset
+from treetune.errors import TasksetError, UsageError
+from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer
+from treetune.scorers.by_rule import Rule
+from treetune.system.digest import digest
+
+ENVIRONMENT = "env:"
+
+_ONLY_BUILD = ("filter", "profile", "tokenizer", "shuffle")
+"""Keys of a taskset that decide which tasks there are, not what they earn."""
+
+SEVERAL_TURNS = (
+    "have its episodes played: in verl by our agent loop (`run_with_tasks`, `play_by_tasks`), in TRL by "
+    "rollout_func=tasks.rollout; or train with SkyRL, AReaL, or from `treetune serve`"
+)
+
+
+def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
+    """The scorer of a task of this taskset; None where nothing can score it from its row."""
+    taskset, task = owner_of(taskset, task)
+    if (said := getattr(taskset, "scorer_of", None)) is not None:  # rows say it themselves
+        scorer: str | None = said(task)
+        return scorer
+    plain = type(taskset).reward is RuleTaskset.reward
+    alone = task.env_class is None and taskset.overrides("reward") and not plain
+    if alone or taskset.overrides("environment") or own_fields(type(task)) or taskset.tool_methods:
+        return describe_taskset(taskset)
+    if taskset.config.tools and task.env_class is None:
+        return describe_taskset(taskset)
+    if task.env_class is not None:
+        return scorer_of_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
+    if taskset.scorer is not None:
+        return describe_scorer(taskset.scorer)
+    return RULE if plain and task.ground_truth is not None else None
+
+
+def describe_scorer(scorer: Scorer) -> str:
+    """A scorer of this user's as a row names it: one that calls a model is known by that from now on."""
+    described = encode_scorer(scorer)
+    if scorer.calls_models:
+        remember_scorer(described)
+    return described
+
+
+def scorer_of_environment(env_class: str) -> str:
+    return ENVIRONMENT + str(keep_files(env_class))
+
+
+def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
+    """A taskset as JSON, from which any process that has its class makes it again."""
+    config = to_plain(taskset.config)
+    further = config.pop("extra", {})
+    keys = {key: value for key, value in {**config, **further}.items() if value is not None and key not in _ONLY_BUILD}
+    cls = type(taskset)
+    if (foreign := getattr(cls, "FOREIGN", None)) is not None:  # made by its name, which any process knows
+        named: dict[str, Any] = {"id": foreign}
+    else:
+        named = {"custom_cls": {"path": keep_class(cls, cache_dir), "name": cls.__qualname__}}
+    node = {**named, **mark_variables(keep_files(keys, cache_dir))}
+    _keep_tools(node, cache_dir)
+    described = msgspec.json.encode(node).decode()
+    if cls.RUNS_CODE:
+        remember_scorer(described)
+    return described
+
+
+def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
+    """What is lost where a taskset scores several answers together; refused where nothing would be left."""
+    taskset, task = owner_of(taskset, task)
+    if not taskset.scores_group_of(task):
+        return None
+    if not taskset.scores_alone(task):
+        raise only_groups(taskset.name, "" if taskset.scorer is not None else "write reward(task, answer) too, or ")
+    return f"{taskset.name}.score_group() is not called for rows: trainers score each answer alone"
+
+
+def only_groups(name: str, before: str = "") -> UsageError:
+    return UsageError(
+        f"{name} only scores groups, and a row is scored alone",
+        remedy=f"{before}train from `treetune serve`, which scores groups",
+    )
+
+
+@lru_cache(maxsize=256)
+def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
+    """The taskset that scores a row's task. All names in it are the row's."""
+    if scorer == RULE:
+        return ByScorer()
+    origin = Origin.of_data("a row", trust or is_own_scorer(scorer))
+    with names_from(origin):
+        if scorer.startswith(ENVIRONMENT):
+            spec = locate_files(scorer.removeprefix(ENVIRONMENT))
+            environments.resolve(spec, origin)  # its file runs now, before many threads ask for it at once
+            return ByEnvironment(spec, name="environment")
+        try:
+            node = msgspec.json.decode(scorer, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise UsageError(f"a row names a scorer that is none: {scorer!r:.80}", remedy=SCORER_FORMS) from None
+        taskset = _make_of_node(node, origin)
+    for part in parts_of(taskset):
+        if part.scorer is not None and part.scorer.calls_models:
+            origin.refuse(f"calls a model that none of your builds named: {scorer:.200}")
+        if part.RUNS_CODE:
+            origin.refuse(f"runs code or calls a server that none of your builds named: {scorer:.200}")
+    return taskset
+
+
+def environment_of(scorer: str) -> type:
+    """The class that `env:NAME` of a row stands for."""
+    spec = locate_files(scorer.removeprefix(ENVIRONMENT))
+    return environments.resolve(spec, Origin.of_data("a row"))
+
+
+def _make_of_node(node: dict[str, Any], origin: Origin) -> Taskset[Any, Any]:
+    if node.keys() == {"scorer"}:
+        read = read_scorer(fill_variables(node["scorer"], trust=origin.trusted), "the scorer of a row")
+        if read.scores_groups:
+            raise only_groups("its judge")
+        return ByScorer(read)
+    check_tools(node, origin.trusted)
+    custom = node.get("custom_cls")
+    kept = isinstance(custom, Mapping) and str(custom.get("path", "")).startswith(SCHEME)
+    node = fill_variables(locate_files(node), trust=origin.trusted or kept)
+    return build_taskset(node, path="scorer", source="the scorer of a row")
+
+
+def check_tools(node: Any, trust: bool = False) -> None:
+    """Refuses tools with settings, which may name commands, files and addresses, and tools that are code, unless a
+    build of this user's has written them into rows, or `trust`."""
+    for tools in _find_tools(node):
+        plain = isinstance(tools, list) and all(isinstance(name, str) and ":" not in name for name in tools)
+        if not (plain or trusts(trust) or (code_folders()[0] / "tools" / digest(tools)).is_file()):
+            raise UsageError(f"a row names tools that none of your builds has: {tools!r:.80}", remedy=LOOK)
+
+
+def _keep_tools(node: Any, cache_dir: Any) -> None:
+    for tools, folder in product(_find_tools(node), code_folders(cache_dir)):
+        with contextlib.suppress(OSError):
+            (folder / "tools").mkdir(parents=True, exist_ok=True)
+            (folder / "tools" / digest(tools)).touch()
+
+
+def _find_tools(node: Any) -> Iterator[Any]:
+    """What stands under `tools` in a node, however deep."""
+    if isinstance(node, Mapping):
+        if node.get("tools"):
+            yield node["tools"]
+        for value in node.values():
+            yield from _find_tools(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from _find_tools(item)
+
+
+def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
+    """A row's task as the class that the taskset declares."""
+    kind = taskset.task_type
+    own = own_values(task)
+    if kind is Task or not (own or own_fields(kind)):
+        return task
+    fields = {name: getattr(task, name) for name in Task.__struct_fields__}
+    try:
+        return msgspec.convert({**fields, **own}, kind)
+    except msgspec.ValidationError as error:
+        raise TasksetError(f"a row is no {kind.__name__}: {error}") from None
+
+
+def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | None:
+    """The kind of scorer that scores a task, and the task as that knows it; None where code or an environment does."""
+    taskset, task = owner_of(taskset, task)
+    if (own := getattr(taskset, "scorer_of", None)) is not None:
+        named = own(task)
+        if named is None or (named != RULE and not named.startswith(SCORER)):
+            return None
+        return taskset_of(named).scorer or Rule(), task
+    if task.env_class is not None or type(taskset).reward not in (Taskset.reward, RuleTaskset.reward, ByScorer.reward):
+        return None
+    if taskset.scorer is not None:
+        return taskset.scorer, task
+    return (Rule(), task) if isinstance(taskset, RuleTaskset) and task.ground_truth is not None else None
+
+
+class ScoredEnvironment(Environment):
+    """The environment of SkyRL's rows that name none (`scored`): one answer, scored as `extra_info.scorer` says."""
+
+    def __new__(cls, task: Task, **settings: Any) -> Any:
+        # Not an environment around another: what is played is the one that eval plays.
+        extra = dict(task.extra_info)
+        taskset = taskset_of(read_row_scorer(extra.pop("scorer", None)) or RULE)
+        plain = msgspec.structs.replace(task, extra_info=extra)
+        return taskset.environment(with_type(plain, taskset))
+
+    @staticmethod
+    def tools_for(task: Task) -> list[Tool | ToolSource]:
+        """Those of the taskset that scores it, and of the row."""
+        taskset = taskset_of(read_row_scorer(task.extra_info.get("scorer")) or RULE)
+        return row_tools(with_type(task, taskset), taskset)
+
+
+def row_tools(task: Task, scorer: Taskset[Any, Any], *, trust: bool = False) -> list[Tool | ToolSource]:
+    """What a model may call in a row's task: what its taskset offers, and what the row names. Names of code are trusted
+    as those of environments are."""
+    found: list[Tool | ToolSource] = list(scorer.tools_for(msgspec.structs.replace(task, tools=[])))
+    origin = Origin.of_data("a row", trust)
+    found += [find_tool(NamedTool(locate_files(name)), task, origin) for name in task.tools]
+    return found
+
+
+class ByScorer(RuleTaskset):
+    """Scores rows that have no taskset of their own: by a scorer, or by the rule."""
+
+    def __init__(self, scorer: Scorer | None = None) -> None:
+        super().__init__()
+        self.scorer = scorer
+
+    def load_tasks(self) -> list[Task]:
+        return []
+
+    def environment(self, task: Task) -> Environment:
+        return SingleTurn(task, self)
+
+    def reward(self, task: Task, answer: str) -> Any:
+        if task.ground_truth is None and self.scorer is None:
+            raise TasksetError(f"a row of data_source {task.data_source!r} has no ground truth to compare with")
+        return super().reward(task, answer)

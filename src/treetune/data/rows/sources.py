@@ -1,0 +1,388 @@
+"""What a user names, as files: paths, folders with a split (`folder[:split]`, by default train), globs, `~`; else a
+dataset of the hub, `name[@config][:split]`.
+
+    for source in find(["~/data", "more/*.jsonl.gz", "openai/gsm8k@main:test"]): ...
+    LoadingParams(args=["json"], kwargs={"data_files": "train.jsonl"}).local_sources()
+
+A file may be compressed as a whole, as in `rows.jsonl.gz` and `rows.json.zst`: `open_plain` opens it as if it were not.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from treetune.config.plugins import find_ready, tasksets
+from treetune.data.rows.folder_splits import NO_ROWS, iter_patterns, patterns_by_split, split_called, split_files
+from treetune.errors import ConfigError, TreetuneError, UsageError, suggest_file
+
+Sources = str | Path | Iterable[str | Path]
+
+
+class FileKind(StrEnum):
+    """How a file is read."""
+
+    PARQUET = "parquet"
+    JSON = "json"
+    LINES = "lines"
+    CSV = "csv"
+
+
+KINDS = {
+    ".parquet": FileKind.PARQUET,
+    ".json": FileKind.JSON,
+    ".jsonl": FileKind.LINES,
+    ".ndjson": FileKind.LINES,
+    ".csv": FileKind.CSV,
+}
+"""By the ending of a name; all but parquet may be compressed, as in `.jsonl.gz`."""
+
+_CODE_OR_CONFIG = re.compile(r"\.(py|ya?ml)(:|$)")
+
+_HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<config>[^:@/]+))?(:(?P<split>[^/:]+))?")
+
+
+class File(NamedTuple):
+    path: Path
+    kind: FileKind
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+class Layout(NamedTuple):
+    """How a file of text is written, where that is not as usual."""
+
+    encoding: str | None = None
+    """None for UTF-8."""
+    field: str | None = None
+    """The key of a JSON document that holds the rows."""
+    delimiter: str = ","
+    quotechar: str = '"'
+    names: list[str] | None = None
+    """Of the columns of CSV, in the place of those in its first line."""
+    header: bool = True
+    """Whether the first line of CSV is no row."""
+
+
+class HubName(NamedTuple):
+    name: str
+    config: str | None
+    split: str
+
+    def __str__(self) -> str:
+        return f"{self.name}{f'@{self.config}' if self.config else ''}:{self.split}"
+
+    def loading_params(self) -> LoadingParams:
+        return LoadingParams(args=[self.name, *filter(None, [self.config])], kwargs={"split": self.split})
+
+
+def find(sources: Sources) -> Iterator[File | HubName]:
+    """Everything that is named, in order; the files of a folder or a glob sorted. A folder is its train split, or the
+    one that is named: `folder:test`."""
+    for source, found in find_with_splits(sources):
+        if not isinstance(found, FolderSplits):
+            yield from found
+        elif (split := found.named or "train") in found.files:
+            yield from found.files[split]
+        else:
+            there = ", ".join(found.files)
+            name = source.rpartition(":")[0] if found.named else source
+            raise UsageError(
+                f"{name} has no split {split!r}; there are: {there}",
+                remedy=f"name one: {name}:{next(iter(found.files))}",
+            )
+
+
+class FolderSplits(NamedTuple):
+    """The files of a folder, by split."""
+
+    files: dict[str, list[File]]
+    named: str | None
+    """The split that was asked for."""
+
+
+def find_with_splits(sources: Sources) -> Iterator[tuple[str, list[File | HubName] | FolderSplits]]:
+    """What each name means: files and datasets, or a folder with its splits."""
+    for source in sources if isinstance(sources, Iterable) and not isinstance(sources, str) else [sources]:
+        if not isinstance(source, str | os.PathLike) or source == "":
+            raise UsageError(f"{source!r} names no file", remedy="give a path, a folder, a glob or a hub name")
+        yield str(source), _find_one(os.path.expanduser(str(source)))
+
+
+def names_rows(target: str) -> bool:
+    """Whether a TARGET is rows (files, folders, globs, datasets of the hub) rather than a taskset or a server."""
+    path = Path(os.path.expanduser(target))
+    if "://" in target:
+        return False
+    if known_kind(path) is not None:
+        return True
+    if _CODE_OR_CONFIG.search(target):
+        return False
+    if not (path.is_dir() or glob.has_magic(target) or "/" in target or _folder_split(str(path))):
+        return False
+    known = find_ready(target) is not None or target in tasksets.names()
+    return not known and target.partition(":")[0] not in tasksets.foreign
+
+
+def names_taskset(target: str) -> bool:
+    """Whether a name that may be rows is a taskset's: config.yaml, file.py:Name, module:Name, or an id."""
+    if find_ready(target) is not None:
+        return True
+    if names_rows(target) or (Path(os.path.expanduser(target)).exists() and not _CODE_OR_CONFIG.search(target)):
+        return False
+    return ":" in target or bool(_CODE_OR_CONFIG.search(target)) or target in tasksets.names()
+
+
+def kind_of(path: Path) -> FileKind:
+    if (kind := known_kind(path)) is None:
+        raise UsageError(f"{path} is of no known kind", remedy=f"name it {', '.join(f'*{end}' for end in KINDS)}")
+    return kind
+
+
+def known_kind(path: Path) -> FileKind | None:
+    """The kind that a file's name says; None where it says none."""
+    plain = without_compression(path)
+    kind = KINDS.get(plain.suffix.lower())
+    return None if kind is FileKind.PARQUET and plain != path else kind
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raises where a file that is to be written would be one that trainers cannot read."""
+    plain = without_compression(path)
+    if known_kind(path) is FileKind.CSV or path != plain:
+        raise UsageError(
+            f"{path}: trainers read no rows from CSV, and none from a file that is compressed as a whole",
+            remedy=f"write {plain.with_suffix('.parquet').name}, which is compressed inside, or .jsonl",
+        )
+
+
+def _find_one(source: str) -> list[File | HubName] | FolderSplits:
+    path = Path(source)
+    if path.is_file():
+        return [File(path, kind_of(path))]
+    if path.is_dir():
+        return _split_folder(path, None)
+    if glob.has_magic(source):
+        matches = [Path(match) for match in sorted(glob.glob(source, recursive=True))]
+        files: list[File | HubName] = [File(match, kind_of(match)) for match in matches if _holds_rows(match)]
+        # `data/*` may mean folders; `data/**` names their files already.
+        folders = [] if "**" in source else [str(match) for match in matches if match.is_dir()]
+        files += find(folders)
+        if not files:
+            raise _no_files(source)
+        return files
+    if (named := _folder_split(source)) is not None:
+        return named
+    match = _HUB_NAME.fullmatch(source)
+    if match is None or known_kind(path):
+        raise UsageError(f"no such file: {source}{suggest_file(source)}", remedy=f"paths are taken from {Path.cwd()}")
+    return [HubName(match["name"], match["config"], match["split"] or "train")]
+
+
+def _folder_split(source: str) -> FolderSplits | None:
+    """`folder:split`, where there is such a folder of rows."""
+    name, colon, split = source.rpartition(":")
+    if not (colon and name and re.fullmatch(r"\w+(\.\w+)*", split) and Path(name).is_dir()):
+        return None
+    files = _list_folder(Path(name))
+    return _split_folder(Path(name), split_called(split)) if files else None
+
+
+def _split_folder(folder: Path, named: str | None) -> FolderSplits:
+    if not (files := _list_folder(folder)):
+        raise _no_files(str(folder))
+    splits = split_files(folder, files)
+    return FolderSplits(
+        {split: [File(file, kind_of(file)) for file in found] for split, found in splits.items()}, named
+    )
+
+
+def _no_files(source: str) -> UsageError:
+    return UsageError(f"{source} holds no {', '.join(KINDS)} files")
+
+
+def _holds_rows(path: Path) -> bool:
+    return path.name not in NO_ROWS and known_kind(path) is not None and path.is_file()
+
+
+def _list_folder(folder: Path) -> list[Path]:
+    """The files below a folder, but for hidden ones."""
+    found = (path for path in folder.rglob("*") if _holds_rows(path))
+    files = sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
+    # A table beside rows is about them; alone it holds them.
+    return [path for path in files if known_kind(path) is not FileKind.CSV] or files
+
+
+def without_compression(path: Path) -> Path:
+    """The name of what is compressed: `rows.jsonl` of `rows.jsonl.gz`."""
+    return path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
+
+
+def open_plain(path: Path) -> io.BufferedIOBase:
+    """The content of a file; damage to its compression is an OSError too."""
+    if path == without_compression(path):
+        return path.open("rb")
+    import pyarrow as pa
+
+    compression = {".gz": "gzip", ".zst": "zstd"}[path.suffix.lower()]
+    return io.BufferedReader(pa.input_stream(str(path), compression), 1 << 20)
+
+
+Row = dict[str, Any]
+
+BATCH = 2_000
+"""Rows of one batch."""
+
+
+class ReadError(TreetuneError):
+    """A file that cannot be read as what its name says."""
+
+
+class Batch(NamedTuple):
+    """Rows and where they stand."""
+
+    source: str
+    unit: str
+    """What the numbers count: `line` or `row`."""
+    numbers: Sequence[int]
+    rows: list[Row]
+
+    def place(self, position: int) -> str:
+        return f"{self.source}, {self.unit} {self.numbers[position]}"
+
+
+# The arguments of `load_dataset`
+
+FILE_FORMATS = frozenset(
+    "arrow audiofolder conll csv eval fasta fastq genbank harbor hdf5 iceberg imagefolder json lance meshfolder mmcif "
+    "niftifolder pandas parquet pdb pdffolder text tsfile videofolder vortex webdataset xml".split()
+)
+"""Names that `load_dataset` takes for a format, even where a folder of that name exists."""
+
+_OTHER_NAMES = {
+    **dict.fromkeys(("jsonl", "jsonlines", "ndjson"), "json"),
+    **dict.fromkeys(("txt", ""), "text"),
+    "pq": "parquet",
+    "tsv": "csv",
+}
+"""Formats by what else they are called, and by the endings of files."""
+
+
+def format_called(name: str) -> str:
+    """The format that a name or the ending of a file means."""
+    return _OTHER_NAMES.get(name.lower(), name.lower())
+
+
+def spell_format(name: str) -> str:
+    """How `loading_params` says it."""
+    return f"args: [{format_called(name)}]" + (', kwargs: {sep: "\\t"}' if name.lower() == "tsv" else "")
+
+
+_CARDS = (".huggingface.yaml", "README.md", "dataset_infos.json")
+"""What `load_dataset` reads of a local folder besides the data: names of splits, types of columns."""
+
+
+class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    args: Annotated[list[Any], msgspec.Meta(min_length=1)]
+    """Positional arguments of `datasets.load_dataset`; the dataset's name or path at the least."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments: `name`, `split`, `revision`, `data_dir`, `data_files` and so on."""
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+    def argument(self, name: str) -> Any:
+        """What `load_dataset` is given as its `path`, `data_dir` or `data_files`, however it is passed."""
+        positional = dict(zip(("path", "name", "data_dir", "data_files"), self.args, strict=False))
+        return {**positional, **self.kwargs}.get(name)
+
+    @property
+    def path(self) -> Path:
+        return Path(str(self.argument("path") or "")).expanduser()
+
+    @property
+    def is_of_hub(self) -> bool:
+        """Whether the hub is asked: the name is neither a format nor here."""
+        name = str(self.argument("path") or "")
+        return bool(name) and name not in FILE_FORMATS and "://" not in name and not self.path.exists()
+
+    @property
+    def is_format(self) -> bool:
+        """Whether a format is named. One that is neither known nor here is of a newer release, or is of the hub and has
+        no files here."""
+        name = str(self.argument("path") or "")
+        return name in FILE_FORMATS or not name or ("/" not in name and not self.path.exists())
+
+    @property
+    def patterns(self) -> list[str]:
+        """The names and globs in `data_files`."""
+        return list(iter_patterns(self.argument("data_files")))
+
+    def patterns_by_split(self) -> dict[str, list[str]]:
+        """The same by split."""
+        return patterns_by_split(self.argument("data_files"))
+
+    def place_of(self, pattern: str) -> Path | None:
+        """Where one of the patterns is looked for here; None where it is elsewhere."""
+        # `zip://*.csv::archive.zip` reads the archive.
+        pattern, base = os.path.expanduser(pattern.rpartition("::")[2].removeprefix("file://")), self._base
+        if "://" in pattern or (base is None and not os.path.isabs(pattern)):
+            return None
+        return (base or Path()) / pattern
+
+    def match_files(self, pattern: str) -> list[Path]:
+        """The files here that one of the patterns means, in the order in which they are read."""
+        if (place := self.place_of(pattern)) is None:
+            return []
+        if place.exists():
+            return [place]
+        names = sorted(name for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
+        return [Path(name) for name in names if os.path.basename(name) not in NO_ROWS]
+
+    def local_sources(self) -> list[Path]:
+        """The local files and folders that are read; none for the hub and for URLs. Where `data_files` names files, the
+        folder is only where they lie and is not read as a whole."""
+        found: list[Path] = [file for pattern in self.patterns for file in self.match_files(pattern)]
+        if self.argument("data_files") is None and self._base and (self.argument("data_dir") or not self.is_format):
+            found.append(self._base)
+        if not self.is_format and self.path.is_dir():
+            # A folder that is hashed as a whole covers all of these but the hidden one.
+            found += [self.path / card for card in _CARDS if self.path not in found or card.startswith(".")]
+        elif not self.is_format and self.path.is_file():
+            found.append(self.path)
+        return sorted({Path(os.path.abspath(source)) for source in found if source.exists()})
+
+    @property
+    def _base(self) -> Path | None:
+        """The folder in which files are looked for; None where it is not here."""
+        inner = self.argument("data_dir") or ""
+        if self.is_format:
+            return Path(inner).expanduser()
+        return self.path / inner if self.path.is_dir() else None
+
+
+def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
+    """What `load_dataset` could not make sense of, whatever the files hold."""
+    kind, data_files = params.args[0], params.kwargs.get("data_files")
+    if not isinstance(kind, str) or not kind:
+        problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
+        return [("loading_params.args", problem)]
+    if kind not in FILE_FORMATS and (meant := format_called(kind)) in FILE_FORMATS and not params.path.exists():
+        problem = f"{kind!r} is no kind of files; did you mean {meant!r}? Write {spell_format(kind)}"
+        return [("loading_params.args", problem)]
+    if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
+        return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]
+    try:
+        patterns = params.patterns
+    except ConfigError as error:
+        return error.faults
+    return [("loading_params.kwargs.data_files", "names no file")] if data_files is not None and not patterns else []

@@ -1,0 +1,173 @@
+"""A RowsTaskset has the tasks of trainers' rows: files of parquet, JSON and JSON lines, folders, globs, hub datasets.
+
+    taskset = RowsTaskset(RowsConfig(files=["train.parquet"]))
+    taskset[5], taskset.reward(taskset[5], "42")
+
+Rows are read on demand. Each is scored as it says: by its `extra_info.scorer`, by its environment, or by the rule.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treetune.config.structs import FileName
+from treetune.config.trust import Origin
+from treetune.core.mixture import ask_owner
+from treetune.core.task import ForeignTask, Task
+from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
+from treetune.core.tool import Tool, ToolSource
+from treetune.data.rows.cache import Cache, content_hash, default_cache_dir
+from treetune.data.rows.code_store import locate_files
+from treetune.data.rows.formats import detect, format_named
+from treetune.data.rows.reading import read_tasks
+from treetune.data.rows.row_codec import read_row_scorer, scorer_of
+from treetune.data.rows.row_store import ParquetRows, RowStore
+from treetune.data.rows.rule import RULE
+from treetune.data.rows.scorer import ENVIRONMENT, ByScorer, describe_scorer, row_tools, taskset_of, with_type
+from treetune.data.rows.sources import File, FileKind, HubName, find
+from treetune.errors import TasksetError, TreetuneError
+from treetune.scorers import SCORER, Scorer
+from treetune.system.digest import digest
+
+
+class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
+    files: list[FileName] = []
+    """Files, folders, globs, or datasets of the hub (`name[@config][:split]`)."""
+    format: str | None = None
+    """The format of the rows: verl, skyrl or trl; else the one that has their columns."""
+    scorer: Scorer | None = None
+    """How answers are scored, whatever the rows say; rows with an environment keep that."""
+    trust: bool = False
+    """Run code that rows name, though none of your builds kept it."""
+
+
+class RowsTaskset(Taskset[Task, RowsConfig]):
+    def __init__(self, config: RowsConfig | None = None) -> None:
+        super().__init__(config)
+        if not self.config.files:
+            raise TasksetError("there are no files of rows", remedy="name some: files: [train.parquet]")
+        self._format = None if self.config.format is None else format_named(self.config.format)
+        self.name = Path(self.config.files[0]).name
+        # A config that is data itself cannot say that its rows are trusted.
+        self._trusts_rows = self.config.trust and self._origin.trusted
+
+    # The tasks
+
+    def load_tasks(self) -> Iterable[Task]:
+        return map(_as_foreign, read_tasks(self.config.files, self.config.format))
+
+    def task_at(self, index: int) -> Task:
+        part = bisect_right(self._ends, index)
+        if part == len(self._parts):
+            raise IndexError(index)
+        _, rows = self._parts[part]
+        row = rows[index - (self._ends[part - 1] if part else 0)]
+        return _as_foreign((self._format or detect(row)).task_of_pruned(row))
+
+    def count(self) -> int:
+        return self._ends[-1]
+
+    def source(self) -> str | None:
+        return digest([identity for identity, _ in self._parts])
+
+    def type_of(self, task: Task) -> type[Task]:
+        return ForeignTask if _is_scored_by_taskset(task) else Task
+
+    def _set_position(self, task: Task, position: int) -> Task:
+        return msgspec.structs.replace(task, idx=position)  # it was read from a file, so it can be written to one
+
+    # How they are scored
+
+    environment = ask_owner("environment")
+    reward = ask_owner("reward")
+    validate = ask_owner("validate")
+
+    def offers_tools(self, task: Task) -> bool:
+        if self.config.tools or task.tools:
+            return True
+        scorer, inner = self._owner(task)
+        return scorer.offers_tools(inner)
+
+    def tools_for(self, task: Task) -> list[Tool | ToolSource]:
+        scorer, inner = self._owner(task)
+        own = super().tools_for(msgspec.structs.replace(task, tools=[]))
+        return [*own, *row_tools(inner, scorer, trust=self._trusts_rows)]
+
+    @property
+    def tasks_origin(self) -> Origin:
+        return Origin.of_data("a row", self._trusts_rows)
+
+    def environment_spec(self, env_class: str) -> str:
+        return str(locate_files(env_class))
+
+    def gold(self, task: Task) -> Any:
+        try:
+            scorer, inner = self._owner(task)
+        except TreetuneError:
+            return None  # what cannot be scored here, or may not be, can still be looked at
+        return scorer.gold(inner)
+
+    def scorer_of(self, task: Task) -> str | None:
+        """How its row says that it is scored, or the config; None where neither does."""
+        if self.config.scorer is not None and task.env_class is None:
+            return describe_scorer(self.config.scorer)
+        return read_row_scorer(task.extra_info.get("scorer")) or scorer_of(task)
+
+    def refuse_untrusted(self) -> None:
+        """Raises where the first row names code that may not run, before anything is played."""
+        for task in islice(self, 1):
+            self._owner(task)
+
+    def _owner(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
+        """What scores a task, and the task as that knows it."""
+        if (name := self.scorer_of(task)) is None:
+            raise TasksetError(
+                f"row {task.idx} of {self.name} does not say how it is scored",
+                remedy="give it a ground truth or an env_class, or build the rows with `treetune build`",
+            )
+        own = self.config.scorer if task.env_class is None else None
+        scorer = taskset_of(name, trust=self._trusts_rows) if own is None else ByScorer(own)
+        extra = {key: value for key, value in task.extra_info.items() if key != "scorer"}
+        return scorer, with_type(msgspec.structs.replace(task, extra_info=extra), scorer)
+
+    # The rows
+
+    @cached_property
+    def _parts(self) -> Sequence[tuple[str, ParquetRows | RowStore]]:
+        """What identifies each source, and its rows."""
+        cache = Cache(default_cache_dir())
+        return [_open_rows(source, cache) for source in find(self.config.files)]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(len(rows) for _, rows in self._parts))
+
+
+def _open_rows(source: File | HubName, cache: Cache) -> tuple[str, ParquetRows | RowStore]:
+    """Parquet is read as it is; the rows of any other source are kept in the cache."""
+    if isinstance(source, File) and source.kind is FileKind.PARQUET:
+        return content_hash(source.path, cache.folder / "contents"), ParquetRows(source.path)
+    store = RowStore.open(source, cache, prompt_key="prompt", env_class_key="env_class")
+    return store.path.stem, store
+
+
+def _is_scored_by_taskset(task: Task) -> bool:
+    """Whether a taskset scores it, which may declare a class of tasks with fields of its own."""
+    scorer = task.extra_info.get("scorer")
+    if not isinstance(scorer, str) or scorer == RULE or scorer.startswith(ENVIRONMENT):
+        return False
+    return not scorer.startswith(SCORER)
+
+
+def _as_foreign(task: Task) -> Task:
+    if type(task) is Task and _is_scored_by_taskset(task):
+        return ForeignTask(**{name: getattr(task, name) for name in Task.__struct_fields__})
+    return task

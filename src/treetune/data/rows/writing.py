@@ -1,0 +1,182 @@
+"""Tasks into a file of a trainer's rows: parquet, JSON or JSON lines, by the name of the file.
+
+    write_file(tasks, "train.parquet", "skyrl")
+    write_file(taskset.draw(1000), "train.parquet", "verl", scorer=taskset)
+
+Each row says how it is scored: by its environment, by the taskset, or as it stood in the rows that it was read from. A
+batch is in memory at a time, and the file appears when it is whole. `write_tasks` of `data/validate` also checks it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from treetune.chat.images import urls_in
+from treetune.chat.message import Message
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.data.rows.agent_column import Needed, name_agent_in_place
+from treetune.data.rows.arrow_values import encode_json
+from treetune.data.rows.formats import Format, format_named
+from treetune.data.rows.reading import RowTasks, read_rows, take_within
+from treetune.data.rows.row_codec import with_opening
+from treetune.data.rows.rule import RULE
+from treetune.data.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
+from treetune.data.rows.sources import FileKind, kind_of, refuse_unwritable
+from treetune.errors import EmptyTasksetError, StorageError, TasksetError, UsageError
+
+BATCH = 10_000
+"""Tasks of one batch."""
+
+
+Scored = tuple[Task, str | None]
+"""A task, and what scores it: see `Format.row_of`."""
+
+
+def write_file(
+    tasks: Iterable[Task],
+    path: str | Path,
+    format: str,
+    *,
+    scorer: str | Taskset[Any, Any] | None = None,
+    check: Callable[[Path], None] | None = None,
+) -> int:
+    """Write tasks as rows; gives their number.
+
+    `scorer` is the taskset that the tasks were drawn from, or `"rule"`: answers are compared with ground truths.
+    `tasks` may be a taskset itself. `check` is given the file before it is put in its place, and raises to refuse it.
+    """
+    path, rows_format = Path(path).expanduser(), format_named(format)
+    refuse_unwritable(path)
+    if rows_format.endings and path.suffix not in rows_format.endings:
+        problem = f"{format} reads no files named {path.suffix}"
+        raise UsageError(problem, remedy=f"name a file that ends in {' or '.join(rows_format.endings)}")
+    write = write_parquet if kind_of(path) is FileKind.PARQUET else _write_json
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the file, so that it can be put in its place in one step.
+        with tempfile.TemporaryDirectory(prefix=".treetune-", dir=path.parent) as folder:
+            written = Path(folder) / f"rows{path.suffix}"
+            taskset = scorer if isinstance(scorer, Taskset) else tasks if isinstance(tasks, Taskset) else None
+            needed = Needed(taskset)
+            count = write(needed.look_at(attach_scorers(tasks, scorer)), written, rows_format)
+            if not count:
+                raise EmptyTasksetError(f"there are no tasks to write to {path}")
+            if needed.found and rows_format.one_answer:
+                name_agent_in_place(written)
+            if check is not None:
+                check(written)
+            os.replace(written, path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    return count
+
+
+def attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[Scored]:
+    """Each task with what scores it; refused where that is not known."""
+    if scorer is None and isinstance(tasks, Taskset):
+        scorer = tasks
+    of_rows = isinstance(tasks, RowTasks)
+    warned: set[str] = set()
+    for number, task in enumerate(tasks):
+        named = of_rows or isinstance(task.extra_info.get("scorer"), str)
+        if isinstance(scorer, Taskset):
+            if (lost := refuse_groups(scorer, task)) is not None and lost not in warned:
+                warned.add(lost)
+                warnings.warn(lost, stacklevel=5)
+            yield task, scorer_for(scorer, task) or ""
+        elif task.env_class is not None and scorer is None and not of_rows:
+            # Not of rows: a file that somebody else's rows name must not become one that this user kept.
+            yield task, scorer_of_environment(task.env_class)
+        elif scorer is not None or named or task.ground_truth is None:
+            yield task, None if scorer == RULE else scorer  # which needs a ground truth
+        else:
+            raise TasksetError(
+                f"task {number} has a ground truth, and nothing says what scores it",
+                remedy='pass its taskset, as scorer=taskset, or scorer="rule": answers are compared with ground truths',
+            )
+
+
+def _write_json(tasks: Iterator[Scored], path: Path, format: Format) -> int:
+    """An array of rows, or a row on each line, by the name of the file."""
+    lines = kind_of(path) is FileKind.LINES
+    before, between, after = (b"", b"\n", b"\n") if lines else (b"[\n", b",\n", b"\n]\n")
+    count = 0
+    with path.open("wb") as file:
+        for count, (task, scorer) in enumerate(tasks, 1):
+            try:
+                encoded = encode_json(format.row_of(task, scorer=scorer))
+            except TasksetError as error:
+                raise _name_task(error, count - 1) from None
+            file.write((between if count > 1 else before) + encoded)
+        file.write(after)
+    return count
+
+
+def _name_task(error: TasksetError, number: int) -> TasksetError:
+    return TasksetError(f"task {number}: {error.message}", remedy=error.remedy)
+
+
+def _size_of(scored: Scored) -> int:
+    """Bytes of a task's images, which are nearly all of its bytes where it has any."""
+    return sum(map(len, urls_in(scored[0].messages)))
+
+
+Opening = Callable[[Task], list[Message]]
+"""What the environment of a task without a prompt shows first."""
+
+
+def write_parquet(
+    tasks: Iterator[Scored], path: Path, format: Format, opening: Opening | None = None, *, mixed: bool = False
+) -> int:
+    """Rows of any values as parquet; gives their number. `mixed`: their ground truths are of several types.
+
+    Environments need each its own type, so the column is JSON then; elsewhere text among the ground truths stays text,
+    and the others become text, their original noted.
+    """
+    from treetune.data.rows.growing_parquet import GrowingParquet
+    from treetune.data.rows.parquet import MixedTruths, table_of
+
+    as_json = mixed and format.has_environments
+    with GrowingParquet(path, exact=True) as writer:
+        while batch := take_within(tasks, BATCH, _size_of):
+            rows = []
+            for number, (task, scorer) in enumerate(batch, writer.rows):
+                try:
+                    row = format.row_of(task, scorer=scorer, text_truth=mixed and not as_json)
+                    rows.append(with_opening(row, opening(task)) if opening is not None and not task.messages else row)
+                except TasksetError as error:
+                    raise _name_task(error, number) from None
+            try:
+                writer.write(table_of(rows, truths="json" if as_json else "refused"))
+            except MixedTruths:
+                if mixed:
+                    raise
+                break
+        else:
+            if "prompt" in writer.json_fields:
+                warnings.warn(
+                    "no parquet column holds these prompts, whose messages differ in type: they are JSON text, which "
+                    f"only Treetune reads; for {format.name} write .jsonl",
+                    stacklevel=4,
+                )
+            return writer.rows
+    if not format.has_environments:
+        warnings.warn(
+            "ground truths of several types: in parquet all of them become text; Treetune reads them as they were",
+            stacklevel=4,
+        )
+    earlier = path.with_name(f"{path.name}.earlier.parquet")
+    done: Iterable[Scored] = ()
+    if writer.rows:
+        path.rename(earlier)
+        done = ((format.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in read_rows(earlier))
+    count = write_parquet(chain(done, batch, tasks), path, format, opening, mixed=True)
+    earlier.unlink(missing_ok=True)
+    return count

@@ -1,0 +1,25 @@
+"""Checks of files of rows: `validate` gives a report, `validate_dataset` prints it as well. `write_tasks` writes
+no file that is not valid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treetune.data.rows.sources import Sources
+from treetune.data.validate.files import validate
+from treetune.data.validate.rules import RULES, Report, print_report
+from treetune.data.validate.write import write_tasks
+
+__all__ = ["RULES", "Report", "validate", "validate_dataset", "write_tasks"]
+
+
+def validate_dataset(path: Sources, **options: Any) -> Report:
+    """Check one file or several, print what was found, and give the report: `.ok` says whether it can be trained on.
+
+    Options are those of `validate`.
+    """
+    from rich.console import Console
+
+    report = validate(path, **options)
+    print_report(report, Console(highlight=False))
+    return report

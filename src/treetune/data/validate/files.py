@@ -1,0 +1,383 @@
+"""Check files of rows against all rules: every fault with its rows, what is expected and how to fix it.
+
+    report = validate(["train.parquet", "validation.parquet"])
+    report.ok, report.findings
+
+One chunk is in memory, and 8 bytes for each prompt. Parquet comes as Arrow, which can be prefiltered; JSON as rows.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from treetune.config.plugins import environments as known_environments
+from treetune.core.environment import Contract, contract_of
+from treetune.data.rows.arrow_values import drop_nulls, pause_gc, to_rows
+from treetune.data.rows.formats import FORMATS, detect, format_named
+from treetune.data.rows.image_columns import COLUMN as IMAGES
+from treetune.data.rows.reading import arrow_rows, hub_batches, open_parquet, rows_within, text_batches
+from treetune.data.rows.sources import (
+    Batch,
+    File,
+    FileKind,
+    FolderSplits,
+    HubName,
+    Row,
+    Sources,
+    find,
+    find_with_splits,
+)
+from treetune.data.validate import prompts
+from treetune.data.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
+from treetune.data.validate.images import check_images
+from treetune.data.validate.rewards import Turns, check_reward
+from treetune.data.validate.rules import RULES, Fault, FixableRule, Report, Rule
+from treetune.data.validate.write import helps
+from treetune.errors import TreetuneError, UsageError, plural
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Rule("unreadable", "a whole file of the kind that its name says", "write it again")
+Rule("no-rows", "at least one row", "trainers' loaders fail on an empty file: leave it out")
+FixableRule(
+    "unknown-ending",
+    "a name in .parquet, .json or .jsonl: SkyRL takes others for datasets of the hub",
+    "rename it (first unpack what is compressed)",
+)
+
+Source = File | HubName
+
+STRICTEST = "skyrl"
+"""The format that asks for the most: that of rows whose columns do not tell theirs."""
+SIZE = 16_384
+"""Rows of a chunk of parquet: what is fastest and small."""
+
+
+def validate(
+    sources: Sources,
+    *,
+    validation: Sources = (),
+    format: str | None = None,
+    environments: Collection[str] = (),
+    quick: bool = False,
+    lengths: prompts.Lengths | None = None,
+    on_rows: Callable[[int], None] = lambda count: None,
+) -> Report:
+    """Check files; those of `validation`, or whose name says so, must share no prompt with the others.
+
+    `environments`: ids that are registered elsewhere. `quick`: only what needs no contents. `lengths`: also count each
+    prompt's tokens. `on_rows` is called with the number of rows so far.
+    """
+    if format is not None:
+        format_named(format)
+    run = _Run(Report(quick=quick), format, environments, lengths, on_rows)
+    groups = split(sources, validation)
+    if not any(groups):
+        raise UsageError("there is nothing to check", remedy="name at least one file, folder or dataset of rows")
+    for group in groups:
+        for source in group:
+            run.check_file(source)
+        run.compare_files([str(source) for source in group])
+    prompts.report_repeats(run.parts, [str(source) for source in groups[1]], run.report)
+    return run.report
+
+
+def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], list[Source]]:
+    """The training files and the validation files, each once: a folder may hold both."""
+    held_out = dict.fromkeys(find(validation))
+    training: dict[Source, None] = {}
+    by_name: dict[Source, None] = {}
+    for name, found in find_with_splits(sources):
+        if isinstance(found, FolderSplits):
+            splits = found.files if found.named is None else {found.named: list(find(name))}
+            files = [(file, split != "train") for split, some in splits.items() for file in some]
+        else:
+            files = [(file, prompts.is_validation(str(file))) for file in found]
+        for source, held in files:
+            if source not in held_out:
+                (by_name if held else training)[source] = None
+    if held_out and not (training or by_name):
+        raise UsageError(
+            f"{next(iter(held_out))} is the training file and the validation file",
+            remedy="name other files beside those of --val",
+        )
+    return list(training), [*by_name, *held_out]
+
+
+class _Run(msgspec.Struct):
+    """One call of `validate`: what is known of the files so far."""
+
+    report: Report
+    format: str | None
+    environments: Collection[str]
+    lengths: prompts.Lengths | None
+    on_rows: Callable[[int], None]
+    parts: list[prompts.Part] = []
+    features: dict[str, dict[str, Feature]] = {}
+    turns: dict[str, tuple[Turns, str]] = {}
+
+    def check_file(self, source: Source) -> None:
+        name, report = str(source), self.report
+        report.files.append(name)
+        path = source.path if isinstance(source, File) else None
+        if path and _is_parquet(source):
+            self._check_types(path)
+        types, turns, unit = JsonTypes(path), Turns(), "row"
+        check: RowCheck | None = None
+        for chunk in read_chunks(source, report, quick=report.quick):
+            unit = chunk.unit
+            if check is None:
+                check = self._check_for(self.features.get(name) or [key for row in chunk.rows or () for key in row])
+                report.formats[name] = check.format.name
+                if path and (endings := check.format.endings) and path.suffix.lower() not in endings:
+                    report.add("unknown-ending", name, f"a name that ends in {path.suffix}")
+            self._check_chunk(chunk, check, turns)
+            if chunk.rows is not None and check.format.in_parquet:
+                types.add(chunk.written, chunk.numbers, chunk.unit)
+            report.rows += len(chunk.numbers)
+            self.on_rows(report.rows)
+        if types.features:
+            types.report_to(report)
+            self.features[name] = types.features
+        self.turns[name] = turns, unit
+
+    def compare_files(self, files: Sequence[str]) -> None:
+        """Whether the loader puts files together. It reads those for training and those for validation apart."""
+        before: dict[str, Feature] = {}
+        fitting: list[str] = []
+        for name in files:
+            feature = self.features.get(name, {})
+            if found := find_difference(feature, before):
+                others = (file for file in fitting if find_difference(feature, self.features[file]))
+                self.report.add("type-differs", name, f"{found}: the latter in {next(others, 'the files before')}")
+            elif feature:
+                before = merge(before, feature)
+                fitting.append(name)
+        column = any("max_turns" in self.features.get(name, {}) for name in files)
+        for name in files:
+            extra = (before if name in fitting else self.features.get(name, {})).get("extra_info")
+            inside = isinstance(extra, dict) and "max_turns" in extra
+            turns, unit = self.turns[name]
+            turns.report_to(self.report, name, unit, column=column, inside=inside)
+
+    def _check_types(self, path: Path) -> None:
+        """Check the types of a parquet file."""
+        import pyarrow.parquet as pq
+
+        try:
+            schema = pq.read_schema(path)
+        except Exception:
+            return  # reported when its rows are read
+        unsupported: list[str] = []
+        self.features[str(path)] = {one.name: type_feature(one.type, one.name, unsupported) for one in schema}
+        if unsupported:
+            found = f"{unsupported[0]} is a type that `datasets` does not know"
+            self.report.add("unsupported-type", str(path), found)
+
+    def _check_for(self, columns: Iterable[str]) -> RowCheck:
+        """The check for the format of a file."""
+        format = self.format
+        if format is None:
+            try:
+                format = detect(set(columns), default=STRICTEST).name
+            except TreetuneError:
+                format = STRICTEST
+        special = None if self.lengths is None else self.lengths.special
+        return RowCheck(format, self.environments, contents=not self.report.quick, special=special)
+
+    def _check_chunk(self, chunk: Chunk, check: RowCheck, turns: Turns) -> None:
+        positions = every = np.arange(len(chunk.numbers))
+        keys = None
+        if chunk.table is not None and IMAGES not in chunk.table.schema.names:
+            from treetune.data.validate.prefilter import columns_of, prefilter
+
+            if (columns := columns_of(chunk.table)) is not None:
+                positions = np.flatnonzero(prefilter(columns, check))
+                keys = prompts.keys_of(columns)
+        rows = list(map(check.format.to_plain, chunk.rows_at(positions)))
+        for position, row in zip(positions.tolist(), rows, strict=True):
+            number = chunk.numbers[position]
+            for rule, found in check(row):
+                # Fixing is tried on the rows that are named: that tells whether to advise it.
+                fixable = RULES[rule].fixable and self.report.has_room(rule, chunk.file) and helps(rule, row, check)
+                self.report.add(rule, chunk.file, found, (number,), chunk.unit, helps=fixable)
+            turns.add(chunk.written[position] if chunk.written else row, number, check)
+        needs_keys = keys is None and check.contents
+        if len(rows) < len(every) and (needs_keys or self.lengths is not None):
+            rows = list(map(check.format.to_plain, chunk.rows_at(every)))
+        if needs_keys:
+            keys = np.array([prompts.key_of(row.get("prompt"), row.get(IMAGES)) for row in rows], np.uint64)
+        if keys is not None:
+            self.parts.append(prompts.Part(chunk.file, chunk.unit, chunk.numbers, keys))
+        if self.lengths is not None:
+            self.lengths.check(rows, chunk.numbers, chunk.file, chunk.unit, self.report)
+
+
+class RowCheck:
+    """What is wrong with one row: the one place that knows, for every kind of file.
+
+        check = RowCheck("skyrl")
+        list(check(row))   # [("ground-truth-type", "gsm8k reads text, this is a number: 42")]
+
+    `known`: ids of environments beside those that are registered here. `contents`: whether messages have theirs.
+    """
+
+    def __init__(
+        self, format: str, known: Collection[str] = (), *, contents: bool = True, special: re.Pattern[str] | None = None
+    ) -> None:
+        self.format = format_named(format)
+        self.registered = {*known_environments.names(), *(_list_gym_ids() if self.format.has_environments else ())}
+        self.known = {*self.registered, *known}
+        self.contents = contents
+        self.special = special or prompts.SPECIAL
+        self._contracts: dict[str, Contract | None] = {}
+
+    def __call__(self, row: Row) -> Iterator[Fault]:
+        row = self.format.to_plain(row)
+        yield from prompts.check_prompt(row, self)
+        yield from check_images(row, self)
+        yield from check_reward(row, self)
+
+    def contract(self, env_class: str) -> Contract | None:
+        if env_class not in self._contracts:
+            self._contracts[env_class] = contract_of(env_class) if env_class in self.known else None
+        return self._contracts[env_class]
+
+    def has_turns(self, env_class: str) -> bool:
+        """Whether SkyRL plays an environment of this name for several turns."""
+        contract = self.contract(env_class) if self.format.has_environments else None
+        return contract is not None and contract.max_turns > 1
+
+
+def _list_gym_ids() -> Collection[str]:
+    """The environments that skyrl-gym knows, where this process has loaded it."""
+    ids: Collection[str] = getattr(sys.modules.get("skyrl_gym.envs.registration"), "registry", ())
+    return ids
+
+
+# Reading
+
+
+class Chunk(NamedTuple):
+    """Some rows of one file: of parquet a table, of others rows."""
+
+    file: str
+    unit: str
+    numbers: Sequence[int]
+    rows: list[Row] | None
+    """Without nulls."""
+    written: Sequence[Row] = ()
+    """The same with the nulls that were written: `datasets` makes something of them."""
+    table: pa.RecordBatch | None = None
+
+    def rows_at(self, positions: np.ndarray[Any, Any]) -> list[Row]:
+        """Some of the rows as trainers see them, without nulls: what no parquet column holds is JSON text."""
+        if self.table is None:
+            return [(self.rows or [])[position] for position in positions]
+        if not len(positions):
+            return []  # Arrow would import pandas to take none: a fifth of a second
+        some = self.table if len(positions) == self.table.num_rows else self.table.take(positions)
+        with pause_gc():
+            return to_rows(some.schema.names, some.columns, some.num_rows)
+
+
+def read_batches(sources: Iterable[Source]) -> Iterator[Batch]:
+    """The rows of all sources that can be read, as they were written; `validate` reports what cannot."""
+    for source in sources:
+        for chunk in read_chunks(source, Report()):
+            rows = (chunk.rows or []) if chunk.table is None else arrow_rows(chunk.table)
+            yield Batch(chunk.file, chunk.unit, chunk.numbers, rows)
+
+
+def read_chunks(source: Source, report: Report, *, quick: bool = False) -> Iterator[Chunk]:
+    """The chunks of one source; what cannot be read goes to the report."""
+    name, count = str(source), 0
+    try:
+        for chunk in _parquet_chunks(name, report, quick) if _is_parquet(source) else _text_chunks(source, report):
+            count += len(chunk.numbers)
+            yield chunk
+    except UsageError:  # a dataset that the hub does not have
+        raise
+    except Exception as error:  # whatever a damaged file makes a reader raise
+        message = error.message if isinstance(error, TreetuneError) else f"{error}"
+        report.add("unreadable", name, f"after {plural(count, 'row')}: {message}" if count else message)
+        return
+    if not count and ("unreadable", name) not in report.by_place:
+        report.add("no-rows", name, "no rows")
+
+
+def _is_parquet(source: Source) -> bool:
+    return isinstance(source, File) and source.kind is FileKind.PARQUET
+
+
+def _text_chunks(source: Source, report: Report) -> Iterator[Chunk]:
+    name = str(source)
+    if isinstance(source, HubName):
+        batches = hub_batches(source)
+    else:
+        if source.kind is FileKind.CSV:
+            report.add("unreadable", name, "trainers read no rows from CSV; `treetune convert` writes parquet of it")
+        unit = "line" if source.kind is FileKind.LINES else "row"
+        batches = text_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
+    for batch in batches:
+        yield Chunk(name, batch.unit, batch.numbers, drop_nulls(batch.rows), batch.rows)
+
+
+def _parquet_chunks(path: str, report: Report, quick: bool) -> Iterator[Chunk]:
+    with open_parquet(Path(path)) as file:
+        leaves = [file.schema.column(number).path for number in range(len(file.schema))]
+        first = 0
+        for batch in file.iter_batches(
+            rows_within(file, SIZE), columns=_quick_leaves(leaves) if quick else None, use_threads=False
+        ):
+            places = range(first, first + batch.num_rows)
+            first += batch.num_rows
+            table, numbers = _drop_unreadable(batch, places, path, report)
+            yield Chunk(path, "row", numbers, None, (), table.replace_schema_metadata(file.metadata.metadata))
+
+
+_QUICK = ("prompt.role", "extra_info.max_turns", *(".".join(format.truth) for format in FORMATS.values()))
+"""What the rules read that need no contents."""
+
+
+def _quick_leaves(leaves: list[str]) -> list[str]:
+    """The leaves of a file that are read without contents; of another column any leaf tells that it is there."""
+    found = []
+    for column, group in groupby(leaves, lambda leaf: leaf.partition(".")[0]):
+        if column in ("data_source", "ability", IMAGES):
+            continue
+        own = list(group)
+        keys = [leaf.removeprefix(column) for leaf in _QUICK if leaf.startswith(f"{column}.")]
+        found += [leaf for leaf in own if any(key in leaf for key in keys)] or own[:1]
+    return found
+
+
+def _drop_unreadable(
+    batch: pa.RecordBatch, numbers: Sequence[int], file: str, report: Report
+) -> tuple[pa.RecordBatch, Sequence[int]]:
+    """A batch without the rows whose text is no UTF-8: parquet does not look, and readers of values fail there."""
+    import pyarrow as pa
+
+    try:
+        batch.validate(full=True)
+        return batch, numbers
+    except pa.ArrowInvalid as error:
+        cause = str(error).partition("\n")[0]
+    good = []
+    for position in range(batch.num_rows):
+        try:
+            batch.slice(position, 1).validate(full=True)
+            to_rows(batch.schema.names, batch.slice(position, 1).columns, 1)
+            good.append(position)
+        except (pa.ArrowInvalid, UnicodeDecodeError):
+            report.add("unreadable", file, cause, [numbers[position]])
+    return batch.take(pa.array(good, pa.int64())), [numbers[position] for position in good]

@@ -1,0 +1,227 @@
+"""Each row's environment with its gold answer and with wrong ones: gold must earn more than any of them.
+
+Wrong are the empty answer, an empty one in the format (`<answer></answer>`), the prompt itself, a shrug, the gold
+answer of a changed ground truth, that one beside gold in either order, and what the environment itself names as wrong.
+An environment that pays for one of these would teach a model just that. What is right in another row is not tried: 0.5
+and 1/2 may both be right in both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from treetune.config.plugins import environments
+from treetune.config.trust import Origin
+from treetune.core.env_taskset import ByEnvironment
+from treetune.core.environment import Environment
+from treetune.core.score import judge, total
+from treetune.core.task import Task
+from treetune.core.trace import Outcome
+from treetune.data.rows.formats import detect, format_named
+from treetune.data.rows.row_codec import scorer_of
+from treetune.data.rows.rule import RULE
+from treetune.data.rows.scorer import taskset_of
+from treetune.data.rows.sources import Batch
+from treetune.data.validate.rules import WARNING, Report, Rule
+from treetune.errors import TreetuneError, described
+from treetune.models.scripted import WRONG, Replay, completion_of
+from treetune.play.episode import Limits
+from treetune.play.rollout import run_rollout
+from treetune.scorers import SCORER, rule
+from treetune.scorers.said import find_unpaid
+from treetune.system.threads import call
+
+Answer = str | list[Any]
+"""One text, given each turn until the episode ends, or one action a turn: text, or calls of tools."""
+
+CONCURRENT = 16
+"""Rows that are tried at a time."""
+LIMITS = Limits(max_turns=100, timeout=120.0)
+"""No gold answer has more actions."""
+
+Rule("environment-fails", "an environment that starts and scores", "see the cause")
+Rule("gold-not-rewarded", "a higher reward for the gold answer than for wrong ones", "correct the ground truth")
+Rule(
+    "gold-said-otherwise",
+    "a reward for the gold answer as a model says it: bold, with a full stop, boxed, in a sentence",
+    "use another kind of scorer, or tell the form in the prompt",
+    WARNING,
+)
+Rule("gold-unknown", "a gold answer to try", "nothing was checked: the environment knows none for the row", WARNING)
+
+
+async def check_gold(
+    batches: Iterable[Batch], format: str | None, report: Report, on_row: Callable[[], None] = lambda: None
+) -> None:
+    """Try every row that can be read as a task; others break other rules."""
+    report.gold = True
+    free = asyncio.Semaphore(CONCURRENT)
+
+    async def check_one(batch: Batch, number: int, task: Task) -> None:
+        try:
+            rule, found = await (_try_answers(task) if task.env_class is not None else _try_scorer(task))
+            if rule is not None:
+                report.add(rule, batch.source, found, [number], batch.unit)
+            report.gold_checked += rule in (None, "gold-not-rewarded", "gold-said-otherwise")
+            on_row()
+        finally:
+            free.release()
+
+    async with asyncio.TaskGroup() as group:
+        for batch in batches:
+            for number, row in zip(batch.numbers, batch.rows, strict=True):
+                try:
+                    task = (format_named(format) if format is not None else detect(row)).task_of_pruned(row)
+                except TreetuneError:
+                    continue
+                known = isinstance(task.env_class, str) and task.env_class in environments.names()
+                if known or _has_scorer(task):
+                    await free.acquire()
+                    group.create_task(check_one(batch, number, task))
+            await asyncio.sleep(0)
+
+
+def _has_scorer(task: Task) -> bool:
+    """Whether a kind of scorer, or the rule, scores a row."""
+    scorer = task.extra_info.get("scorer") or scorer_of(task)
+    return task.env_class is None and isinstance(scorer, str) and (scorer == RULE or scorer.startswith(SCORER))
+
+
+async def _try_scorer(task: Task) -> tuple[str | None, str]:
+    """The same for a row that a kind of scorer scores."""
+    try:
+        taskset = taskset_of(task.extra_info.get("scorer") or str(scorer_of(task)))
+        problem = None if taskset.scorer is None else taskset.scorer.problem(task.ground_truth, task)
+        if problem is not None:
+            return "gold-not-rewarded", f"no answer is right: the ground truth {problem}"
+        gold = await taskset.gold_of(task)
+        if gold is None:
+            return "gold-unknown", "its scorer knows no gold answer"
+        earned = (await judge(taskset, task, str(gold))).reward
+        for what, answer in (("an empty answer", ""), (f"{WRONG!r}", WRONG)):
+            if answer != gold and (wrong := (await judge(taskset, task, answer)).reward) >= earned:
+                return "gold-not-rewarded", f"the gold answer earns {earned:g}, {what} {wrong:g}"
+        unpaid = await call(find_unpaid, taskset.scorer or rule(), task)
+    except Exception as error:
+        return "environment-fails", error.message if isinstance(error, TreetuneError) else described(error)
+    return (None, "") if unpaid is None else ("gold-said-otherwise", f"{unpaid[0]!r} earns nothing: {unpaid[1]}")
+
+
+async def _try_answers(task: Task) -> tuple[str | None, str]:
+    """The rule that is broken, if any, and what was found."""
+    try:
+        cls: type[Environment] = environments.resolve(task.env_class or "", Origin.of_data("a row"))
+        gold = await call(cls.gold, task)
+        if gold is None:
+            return "gold-unknown", f"{task.env_class} knows no gold answer"
+        earned = await _score(task, gold)
+        for what, answer in _wrong_answers(cls, task, gold):
+            wrong = await _score(task, answer)
+            if wrong >= earned:
+                return "gold-not-rewarded", f"the gold answer earns {earned:g}, {what} {wrong:g}"
+        if (both := _both_answers(cls, task, gold)) is not None:
+            # Only in either order: the first or the last of two is a choice, not a hedge.
+            wrong = min([await _score(task, answer) for answer in both])
+            if wrong >= earned:
+                return (
+                    "gold-not-rewarded",
+                    f"the gold answer earns {earned:g}, beside a wrong one, in either order, {wrong:g}",
+                )
+    except Exception as error:
+        message = error.message if isinstance(error, TreetuneError) else described(error)
+        return "environment-fails", f"{task.env_class}: {message}"
+    return None, ""
+
+
+async def _score(task: Task, answer: Answer) -> float:
+    texts = [answer] * 100 if isinstance(answer, str) else answer
+    policy = Replay([completion_of(text) for text in texts])
+    trace = await run_rollout(ByEnvironment(), task, policy, limits=LIMITS)
+    if trace.reward is not None:
+        return trace.reward
+    if isinstance(answer, list) and trace.outcome is Outcome.POLICY_ERROR:  # it has no more actions
+        return total(turn.reward for turn in trace.turns)
+    raise TreetuneError(trace.failure.message if trace.failure else trace.outcome.value)
+
+
+def _wrong_answers(cls: type[Environment], task: Task, gold: Answer) -> Iterator[tuple[str, Answer]]:
+    """Wrong answers, each once, with what they are."""
+    prompt = "\n".join(str(message.get("content", "")) for message in task.messages)
+    other = change(task.ground_truth)
+    wrong: list[tuple[str, Any]] = [
+        ("an empty answer", ""),
+        ("an empty answer in the format", empty_answer(gold, task.ground_truth)),
+        # A prompt that shows the format is not the wrong answer that it looks like.
+        ("the prompt itself", None if _TAG.search(prompt) else prompt),
+        (f"{WRONG!r}", WRONG),
+        ("the answer to a changed ground truth", _gold_of(cls, task, other)),
+        ("the answer to a ground truth that was changed twice", _gold_of(cls, task, change(other))),
+        *cls.WRONG.items(),
+    ]
+    tried: list[Any] = [None, gold]
+    for what, answer in wrong:
+        if answer not in tried:
+            tried.append(answer)
+            yield what, answer
+
+
+def _both_answers(cls: type[Environment], task: Task, gold: Answer) -> list[str] | None:
+    """Gold and the answer to a changed ground truth in one, in either order."""
+    other = _gold_of(cls, task, change(task.ground_truth))
+    if not isinstance(gold, str) or not isinstance(other, str) or other == gold:
+        return None
+    return [f"{gold}\n{other}", f"{other}\n{gold}"]
+
+
+def _gold_of(cls: type[Environment], task: Task, truth: Any) -> Any:
+    """The gold answer of another ground truth."""
+    # Without what a gold answer may be taken from instead of it.
+    extra = {key: value for key, value in task.extra_info.items() if key not in ("solution", "answer")}
+    spec = {**task.reward_spec, "ground_truth": truth}
+    return cls.gold(msgspec.structs.replace(task, reward_spec=spec, extra_info=extra))
+
+
+_TAG = re.compile(r"</?[A-Za-z][\w-]*>")
+_PAIR = re.compile(r"(.*<([A-Za-z][\w-]*)>).*?(</\2>.*)", re.DOTALL)
+_CODE = re.compile(r"(.*```\w*\n).*?(```.*)", re.DOTALL)
+
+
+def empty_answer(gold: Answer, truth: Any) -> Answer | None:
+    """A gold answer that says nothing: between the last tags, in the last block of code, or where the truth stands.
+    None where no such place is seen."""
+    if isinstance(gold, list):
+        last = empty_answer(gold[-1], truth) if gold and isinstance(gold[-1], str) else None
+        return [*gold[:-1], last] if isinstance(last, str) else None
+    for pattern in (_PAIR, _CODE):
+        if match := pattern.fullmatch(gold):
+            return match[1] + match[match.lastindex or 0]
+    texts = [text for text in _texts_of(truth) if text and text in gold]
+    return gold.replace(max(texts, key=len), "") if texts else None
+
+
+def _texts_of(truth: Any) -> list[str]:
+    """The texts and numbers of a ground truth, as an answer may have them."""
+    if isinstance(truth, dict | list):
+        return [text for item in (truth.values() if isinstance(truth, dict) else truth) for text in _texts_of(item)]
+    if isinstance(truth, float) and truth.is_integer():
+        return [str(truth), str(int(truth))]
+    return [str(truth)] if isinstance(truth, str | int | float) else []
+
+
+def change(truth: Any) -> Any:
+    """Another ground truth of the same kind: numbers one more, text backwards."""
+    if isinstance(truth, str):
+        try:
+            return str(int(truth) + 1)
+        except ValueError:
+            return truth[::-1] if truth[::-1].strip().casefold() != truth.strip().casefold() else f"{truth}x"
+    if isinstance(truth, int | float) and not isinstance(truth, bool):
+        return truth + 1
+    if isinstance(truth, dict):
+        return {key: value if key == "input" else change(value) for key, value in truth.items()}
+    return [change(item) for item in truth] if isinstance(truth, list) else truth

@@ -1,0 +1,236 @@
+"""Rules of prompts: of each row's messages, and of all rows together, where none should come twice or be too long.
+
+A prompt is kept as a 64-bit key: the xxh3 of the contents one after another, plus a sum that tells where each message
+ends. Rows and Arrow columns give the same keys, so that a JSON file can be compared with a parquet file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from treetune.data.rows.arrow_values import encode_json
+from treetune.data.rows.prompt_lengths import TEMPLATE_FAILS, PromptTokens, load_tokenizer
+from treetune.data.rows.sources import Row
+from treetune.data.validate.rules import SHOWN, WARNING, Fault, FixableRule, Report, Rule, show
+from treetune.errors import UsageError
+
+if TYPE_CHECKING:
+    from treetune.data.validate.files import RowCheck
+    from treetune.data.validate.prefilter import Columns, Keys, Mask
+
+ROLES = ("system", "user", "assistant")
+RARE_ROLES = ("tool", "developer", "function")
+"""Roles of chat formats that not every chat template knows."""
+
+SPECIAL = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|</?s>|<(?:bos|eos|pad|unk)>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
+)
+"""The special tokens of the usual tokenizers."""
+
+# The messages of a row
+
+Rule("missing-prompt", "a prompt: a list of messages", "add it, or leave the row out")
+FixableRule(
+    "prompt-not-messages",
+    'a list of messages such as {"role": "user", "content": "..."}',
+    "text becomes one user message",
+)
+Rule("empty-prompt", "at least one message", "add one, or leave the row out")
+Rule("missing-role", "a role in each message", "add `role`")
+FixableRule("unknown-role", "system, user or assistant", "rename it (human is user, gpt is assistant)")
+Rule("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
+Rule("no-user-message", "at least one message of the user", "add what the model is asked")
+Rule("ends-with-assistant", "a last message that asks: the model continues after it", "leave that message out", WARNING)
+Rule("missing-content", "a content in each message", "add `content`: null breaks chat templates")
+Rule("empty-content", "a content that says something", "fill it in, or leave the message out")
+FixableRule("content-not-text", "text, or a list of parts", "write it as text")
+Rule(
+    "special-tokens",
+    "text without a tokenizer's special tokens: the chat template adds them",
+    "give messages, not rendered text",
+    WARNING,
+)
+
+
+def check_prompt(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
+    prompt = row.get("prompt")
+    if prompt is None:
+        yield "missing-prompt", "none"
+    elif not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
+        yield "prompt-not-messages", show(prompt)
+    elif not prompt:
+        yield "empty-prompt", "an empty list"
+    else:
+        faults: dict[str, str] = {}
+        for message in prompt:
+            for rule, found in _check_message(message, check):
+                faults.setdefault(rule, found)
+        roles = [message.get("role") for message in prompt]
+        if "user" not in roles and not faults.keys() & {"unknown-role", "missing-role"}:
+            faults["no-user-message"] = f"only {', '.join(map(str, roles))}"
+        if roles[-1] == "assistant":
+            faults["ends-with-assistant"] = "a last message of the assistant"
+        yield from faults.items()
+
+
+def _check_message(message: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
+    role, content = message.get("role"), message.get("content")
+    if role is None:
+        yield "missing-role", f"a message with only {', '.join(message) or 'nothing'}"
+    elif role not in ROLES:
+        yield ("rare-role" if role in RARE_ROLES else "unknown-role"), show(role)
+    if not check.contents:
+        return
+    if content is None:
+        if "tool_calls" not in message:
+            yield "missing-content", f"none in a message of the {message.get('role', '?')}"
+        return
+    if isinstance(content, str):
+        text, blank = content, "" if content.strip() else show(content)
+    elif isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content):
+        text, blank = "\n".join(str(part.get("text", "")) for part in content), "" if content else "an empty list"
+    else:
+        yield "content-not-text", show(content)
+        return
+    if blank:
+        yield "empty-content", blank
+    elif special := check.special.search(text):
+        yield "special-tokens", special[0]
+
+
+# All prompts
+
+Rule("duplicate-prompts", "each prompt once", "leave the repetitions out, unless they are meant", WARNING)
+Rule("train-val-overlap", "no validation prompt in the training files", "leave it out of one of them")
+Rule("prompt-too-long", "a prompt within --max-prompt-length: loaders drop others", "shorten it", WARNING)
+Rule("template-fails", "messages that the tokenizer's chat template renders", "see what the template asks for")
+
+_ODD = 0x9E3779B97F4A7C15
+_VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|test|eval|dev)(?:[^a-z]|$)")
+_TRAINING = re.compile(r"(?:^|[^a-z])(?:train|training)(?:[^a-z]|$)")
+
+
+def key_of(prompt: Any, images: Any = None) -> int:
+    """The key of a prompt that is a list of messages, and of its images; 0 of any other, which is never reported as
+    repeated."""
+    from xxhash import xxh3_64_intdigest
+
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(message, dict) for message in prompt):
+        return 0
+    contents = [_encode(message.get("content")) for message in prompt]
+    contents += [] if not images else [msgspec.json.encode(images, enc_hook=repr)]
+    ends = sum(len(content) * (place + 1) for place, content in enumerate(contents))
+    return (xxh3_64_intdigest(b"".join(contents)) + ends * _ODD) & ((1 << 64) - 1)
+
+
+def _encode(content: Any) -> bytes:
+    if isinstance(content, str):
+        return content.encode(errors="replace")
+    return b"" if content is None else encode_json(content)
+
+
+def keys_of(columns: Columns) -> Keys | None:
+    """The keys of all prompts of a batch; None where contents are not there."""
+    from xxhash import xxh3_64_intdigest
+
+    from treetune.data.validate.prefilter import bytes_of, offsets_of
+
+    if columns.contents is None:
+        return None
+    starts, offsets, data = columns.starts, offsets_of(columns.contents), bytes_of(columns.contents)
+    texts = (data[begin:end] for begin, end in pairwise(offsets[starts].tolist()))
+    hashes = np.fromiter(map(xxh3_64_intdigest, texts), np.uint64, len(starts) - 1)
+    counts = np.diff(starts)
+    place = np.arange(starts[0], starts[-1]) - np.repeat(starts[:-1], counts) + 1
+    lengths = np.diff(offsets)[starts[0] : starts[-1]].astype(np.int64)
+    total = np.concatenate(([0], np.cumsum(lengths * place)))
+    ends = total[starts[1:] - starts[0]] - total[starts[:-1] - starts[0]]
+    keys = hashes + ends.astype(np.uint64) * np.uint64(_ODD)
+    keys[counts == 0] = 0
+    return np.asarray(keys)
+
+
+def is_validation(file: str) -> bool:
+    """Whether a file's name, or its whole folder's, says that it is for validation; `test/train.parquet` does not."""
+    path = Path(file)
+    if _TRAINING.search(path.stem.lower()):
+        return False
+    return bool(_VALIDATION.search(path.stem.lower()) or _VALIDATION.fullmatch(path.parent.name.lower()))
+
+
+class Part(NamedTuple):
+    """The keys of some rows of one file."""
+
+    file: str
+    unit: str
+    numbers: Sequence[int]
+    keys: Keys
+
+
+def report_repeats(parts: Sequence[Part], validation: Sequence[str], report: Report) -> None:
+    """Prompts that come more than once: among the training files, and in training and validation files both."""
+    training = [part for part in parts if part.file not in validation]
+    held_out = [part for part in parts if part.file in validation]
+    for some in (training, held_out):
+        keys = _join(some)
+        order = np.argsort(keys, kind="stable")  # stable: the first of equals is the first in the files
+        again = np.zeros(len(keys), np.bool_)
+        again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
+        _report("duplicate-prompts", some, again, "prompts that came before", report)
+    if held_out:
+        both = np.isin(_join(held_out), _join(training))
+        _report("train-val-overlap", held_out, both, "prompts that are in the training files too", report)
+
+
+def _join(parts: list[Part]) -> Keys:
+    return np.concatenate([np.empty(0, np.uint64), *(part.keys for part in parts)])
+
+
+def _report(rule: str, parts: list[Part], mask: Mask, found: str, report: Report) -> None:
+    first = 0
+    for file, unit, numbers, keys in parts:
+        places = np.flatnonzero((keys != 0) & mask[first : first + len(keys)])
+        first += len(keys)
+        if len(places):
+            rows = [numbers[int(place)] for place in places[:SHOWN]]
+            report.add(rule, file, found, rows, unit, count=len(places))
+
+
+class Lengths:
+    """Prompts rendered by a tokenizer's chat template and counted in tokens, as trainers' loaders do.
+
+    `tokenizer`: a tokenizer, or the folder or name of one.
+    """
+
+    def __init__(self, tokenizer: Any, most: int) -> None:
+        loaded = load_tokenizer(tokenizer)
+        if getattr(loaded, "chat_template", None) is None:
+            raise UsageError(
+                f"{tokenizer if isinstance(tokenizer, str) else 'the tokenizer'} has no chat template",
+                remedy="name that of an instruction-tuned model: trainers render prompts with it",
+            )
+        self._tokens = PromptTokens(loaded)
+        self._most = most
+        # Also those that only the chat template uses, such as one before each turn.
+        added = getattr(loaded, "added_tokens_decoder", {}).values()
+        special = {*loaded.all_special_tokens, *(token.content for token in added if token.special)} - {""}
+        # A pattern that Arrow's engine takes too; one that matches nothing where there are no such tokens.
+        self.special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"[^\s\S]")
+
+    def check(self, rows: Sequence[Row], numbers: Sequence[int], file: str, unit: str, report: Report) -> None:
+        """Count the prompts of some rows. Those that are no messages break another rule."""
+        prompts = [prompt if isinstance(prompt := row.get("prompt"), list) else None for row in rows]
+        longer, faults = self._tokens.above(self._most, prompts)
+        for position, fault in faults.items():
+            if fault.startswith(TEMPLATE_FAILS):
+                report.add("template-fails", file, fault.removeprefix(TEMPLATE_FAILS), [numbers[position]], unit)
+        for position, count in longer.items():
+            found = f"{count:,} tokens, the limit is {self._most:,}"
+            report.add("prompt-too-long", file, found, [numbers[position]], unit)

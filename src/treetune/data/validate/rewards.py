@@ -1,0 +1,245 @@
+"""Rules of a row's environment and of its ground truth: what the environment reads must be there, as it reads it.
+
+Nothing else tells: a ground truth that no answer matches scores 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from treetune.core.environment import Contract, Kind, Stored, kind_of
+from treetune.data.rows.rule import RULE
+from treetune.data.validate.column_types import Places
+from treetune.data.validate.rules import WARNING, Fault, FixableRule, Report, Rule, show
+from treetune.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from treetune.data.validate.files import RowCheck
+
+MAKE_NUMBERS = ("gsm8k_multi_turn",)
+"""SkyRL's environments that read `extra_info.max_turns` too, and text as a number."""
+
+Rule("missing-env-class", "the id of an environment: without one SkyRL takes its default", "set env_class")
+Rule("env-class-not-text", "the id of an environment, as text", "set env_class")
+Rule(
+    "unknown-env-class", "a registered environment", "see `treetune list`; `--env NAME` names one registered elsewhere"
+)
+FixableRule("missing-column", "the columns that the environment reads", "add them to the row")
+Rule("wrong-value", "a value that the environment knows", "correct it")
+Rule("bad-max-turns", "a whole number from 1", "correct it, or leave it out")
+FixableRule(
+    "null-max-turns", "max_turns in every row of the files, or in none: a null breaks the environment", "fill it in"
+)
+Rule("extra-info-not-a-mapping", "a mapping", "put the value under a key", WARNING)
+Rule("scorer-not-text", "a scorer as text: rule, env:NAME or JSON", "write it with json.dumps")
+Rule("missing-reward-spec", "reward_spec with a ground_truth", "add it")
+Rule("reward-spec-not-a-mapping", "a mapping with ground_truth", 'write {"ground_truth": ...}')
+Rule("missing-ground-truth", "a ground truth: a null one scores 0 for ever", "add it, or leave the row out")
+FixableRule(
+    "ground-truth-type", "the type that the environment reads: any other scores 0 for ever", "write it in that type"
+)
+FixableRule("ground-truth-value", "a ground truth that some answer can match", "correct it")
+Rule("ground-truth-free", "a ground truth that an empty answer does not match", "correct it, or leave the row out")
+
+
+def check_reward(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
+    extra = row.get("extra_info", {})
+    if not isinstance(extra, dict):
+        yield "extra-info-not-a-mapping", show(extra)
+        extra = {}
+    if not isinstance(scorer := extra.get("scorer"), str | None):
+        yield "scorer-not-text", show(scorer)
+    env_class = (row if check.format.has_environments else extra).get("env_class")
+    contract = None
+    if env_class is None:
+        if check.format.has_environments:
+            yield "missing-env-class", "none" + did_you_mean("env_class", row)
+    elif not isinstance(env_class, str):
+        yield "env-class-not-text", show(env_class)
+    elif ":" in env_class:
+        pass  # it names its own code, which is not run here
+    elif env_class not in check.known:
+        yield "unknown-env-class", show(env_class) + did_you_mean(env_class, check.known)
+    else:
+        contract = check.contract(env_class)
+    yield from _check_truth(row, check, env_class, contract, scorer)
+    if check.format.has_environments and contract is not None:
+        yield from _check_needs(row, contract)
+        yield from _check_turns(row, contract)
+
+
+def _check_truth(
+    row: Mapping[str, Any], check: RowCheck, env_class: Any, contract: Contract | None, scorer: Any
+) -> Iterator[Fault]:
+    column = check.format.reward
+    if check.format.has_environments:
+        # An environment that says nothing of ground truths may need none.
+        free = contract is None and isinstance(env_class, str) and (":" in env_class or env_class in check.registered)
+        if contract is not None and column not in row:
+            column = contract.column
+    else:
+        # A row may name something else that scores it than a comparison with its ground truth.
+        free = column is None or (contract is None and isinstance(scorer, str) and scorer != RULE)
+    spec = row.get(column) if column is not None else row
+    if spec is None:
+        if not free or not check.format.has_environments:
+            yield "missing-reward-spec", f"no {column}{did_you_mean(str(column), row)}"
+        return
+    if not isinstance(spec, dict):
+        yield "reward-spec-not-a-mapping", show(spec)
+        return
+    truth = spec.get("ground_truth")
+    if truth is None and not free:
+        yield "missing-ground-truth", f"only {', '.join(spec)}" if spec else "none"
+    if contract is None:
+        if truth is not None and not free and not _says_something(truth):
+            yield "ground-truth-value", f"no answer says {show(truth)}"
+        return
+    if not check.format.has_environments:
+        if truth is not None and (problem := contract.problem(truth)) is not None:
+            yield "ground-truth-type", f"for {env_class} it {problem}"
+        return
+    holder = row.get(contract.column)
+    read = holder.get("ground_truth") if isinstance(holder, dict) else None
+    if read is None and contract.column != "reward_spec":
+        yield "missing-column", f"no {contract.column}.ground_truth, which {env_class} reads"
+    read = truth if read is None else read
+    if read is not None and (fault := find_fault(contract, read)) is not None:
+        rule, expected = fault
+        yield rule, f"{env_class} reads {expected}, this is {show(read)}"
+    elif truth is not None and read != truth and read != contract.encode(truth):
+        yield "ground-truth-value", f"{contract.column} says {show(read)}, reward_spec {show(truth)}"
+
+
+def find_fault(contract: Contract, truth: Any) -> Fault | None:
+    """The rule that a ground truth breaks in the form in which its environment reads it, and what is expected."""
+    texts: Any = [truth]
+    if contract.stored is Stored.JSON:
+        return _check_json(contract, truth)
+    if contract.stored is Stored.TARGET:
+        target = truth.get("target") if isinstance(truth, dict) else None
+        texts = [target] if isinstance(target, str) else target
+        fits = isinstance(texts, list) and bool(texts) and all(isinstance(text, str) for text in texts)
+        expected = '{"target": [texts]}'
+    elif contract.stored is Stored.TEXT:
+        fits, expected = isinstance(truth, str), "text"
+    else:
+        fits, expected = contract.problem(truth) is None, " or ".join(contract.takes)
+    if not fits:
+        return "ground-truth-type", expected
+    if all(isinstance(text, str) and not text.strip() for text in texts):
+        return "ground-truth-value", "a text that says something"
+    if contract.stored is Stored.TEXT and contract.pattern and not re.fullmatch(contract.pattern, truth):
+        return "ground-truth-value", f"text such as {contract.pattern}"
+    return (
+        ("ground-truth-free", "a text of which something is left to compare with") if contract.is_free(truth) else None
+    )
+
+
+def _says_something(truth: Any) -> bool:
+    """Whether the rule could find an answer equal to it."""
+    return any(str(text).strip() for text in (truth if isinstance(truth, list) else [truth]))
+
+
+def _check_json(contract: Contract, truth: Any) -> Fault | None:
+    expected = f"{' or '.join(kind for kind in contract.takes if kind is not Kind.TEXT)} as JSON in a text"
+    if not isinstance(truth, str):
+        return "ground-truth-type", expected
+    try:
+        value = msgspec.json.decode(truth)
+    except (msgspec.DecodeError, UnicodeError):
+        return "ground-truth-value", expected
+    kind = kind_of(value)
+    if kind is Kind.TEXT or kind not in contract.takes:
+        return "ground-truth-value", expected
+    if kind is Kind.CASES and all(map(_is_plain, value)):
+        silent = not any(case["output"].strip() for case in value)
+        return ("ground-truth-free", "cases of which some expect an output") if silent else None
+    if (problem := contract.problem(truth)) is not None:
+        return "ground-truth-value", f"{expected}, but it {problem}"
+    if kind is Kind.CASES:
+        pairs = zip(value, msgspec.json.decode(contract.encode(truth)), strict=True)
+        if any((one["input"], one["output"]) != (two["input"], two["output"]) for one, two in pairs):
+            return "ground-truth-value", "inputs and outputs that are text"
+    return None
+
+
+def _is_plain(case: dict[str, Any]) -> bool:
+    """Whether there is nothing to ask the contract: most cases are text in, text out."""
+    texts = isinstance(case["input"], str) and isinstance(case["output"], str)
+    return texts and case.get("testtype") in (None, "stdin") and not case.get("metadata")
+
+
+def _check_needs(row: Mapping[str, Any], contract: Contract) -> Iterator[Fault]:
+    """The columns that an environment reads, and what they should be."""
+    if missing := [key for key in contract.needs if key not in row]:
+        yield "missing-column", f"no {', '.join(missing)}, which {row['env_class']} reads"
+    for key in contract.needs.keys() & row.keys():
+        value, expected = row[key], None
+        if key in contract.choices:
+            expected = None if value in contract.choices[key] else ", ".join(contract.choices[key])
+        elif key == "db_id":
+            expected = None if isinstance(value, str) and value.strip() else "the name of a database"
+        elif key == "extra_info" and not isinstance(value, dict):
+            # SkyRL looks for `max_turns` in it, which text and lists stand.
+            expected = None if isinstance(value, str | list) and "max_turns" not in value else "a mapping"
+        if expected is not None:
+            yield "wrong-value", f"{key} is {show(value)}, expected {expected}"
+            return
+
+
+def _check_turns(row: Mapping[str, Any], contract: Contract) -> Iterator[Fault]:
+    for place, holder in (("max_turns", row), ("extra_info.max_turns", row.get("extra_info"))):
+        turns = holder.get("max_turns") if isinstance(holder, dict) else None
+        if contract.max_turns > 1 and turns is not None and not _is_turns(turns, row["env_class"]):
+            yield "bad-max-turns", f"{place} is {show(turns)}"
+            return
+
+
+def _is_turns(turns: Any, env_class: str) -> bool:
+    """Whether it is a whole number from 1; as text only where the environment makes a number of it."""
+    if isinstance(turns, bool) or (isinstance(turns, str) and env_class not in MAKE_NUMBERS):
+        return False
+    try:
+        return int(turns) == float(turns) >= 1
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+class Turns:
+    """Rows of one file without `max_turns`. Where a file that is loaded with theirs has it, the loader gives them a
+    null, and SkyRL's `int(None)` fails."""
+
+    def __init__(self) -> None:
+        self._without = Places()
+        """Rows without a `max_turns` of their own, in an environment of several turns."""
+        self._without_inside = Places()
+        """Those whose `extra_info`, which their environment reads too, has none either."""
+        self._null_inside = Places()
+        """Those of JSON in whose `extra_info` a null is written."""
+
+    def add(self, row: Mapping[str, Any], number: int, check: RowCheck) -> None:
+        """A row, that of JSON with its nulls."""
+        env_class, extra = row.get("env_class"), row.get("extra_info")
+        if row.get("max_turns") is not None or not (isinstance(env_class, str) and check.has_turns(env_class)):
+            return
+        self._without.add(number)
+        if env_class in MAKE_NUMBERS and isinstance(extra, dict) and extra.get("max_turns") is None:
+            self._without_inside.add(number)
+            if "max_turns" in extra:
+                self._null_inside.add(number)
+
+    def report_to(self, report: Report, file: str, unit: str, *, column: bool, inside: bool) -> None:
+        """`column`: whether the files that are loaded together have a column `max_turns`. `inside`: whether all their
+        `extra_info` have that key; JSON whose mappings differ has it only where it is written."""
+        if column:
+            place, rows = "max_turns", self._without
+        else:
+            place, rows = "extra_info.max_turns", self._without_inside if inside else self._null_inside
+        if rows.count:
+            found = f"{place} is null here, for other rows have it"
+            report.add("null-max-turns", file, found, rows.first, unit, count=rows.count)

@@ -1,0 +1,323 @@
+"""Every error a user can see. Each says what is wrong and, where there is one, what to do about it."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path, PurePath
+from typing import ClassVar, NamedTuple
+
+Faults = list[tuple[str, str]]
+"""What is wrong with a config, each with the path of its key."""
+
+
+class TreetuneError(Exception):
+    """The base of all of them; `exit_code` is what the command line ends with."""
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  -> {self.remedy}" if self.remedy else self.message
+
+
+class UsageError(TreetuneError):
+    """The request itself is wrong: a flag, a key, a name."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """One or more faults in a config, each with the path of the key."""
+
+    def __init__(self, faults: Iterable[tuple[str, str]], *, source: str = "config", remedy: str | None = None) -> None:
+        self.faults = list(faults)
+        self.source = source
+        places = _find_places(source, self.faults)
+        lines = [f"  {places[path]}: {problem}" if path else f"  {problem}" for path, problem in self.faults]
+        super().__init__(f"{plural(len(lines), 'fault')} in {source}:\n" + "\n".join(lines), remedy=remedy)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(ConfigError, self.faults, source=self.source, remedy=self.remedy), ()
+
+
+class Declared(NamedTuple):
+    """Where a config stands, for faults that only its data shows."""
+
+    path: str = ""
+    """The key that it stands under."""
+    source: str = "config"
+    """The file."""
+    overridden: frozenset[str] = frozenset()
+    """The keys that were given beside the file."""
+
+    def place(self, error: ConfigError) -> ConfigError:
+        """The same faults, under their keys in that file; those of an override as it was written."""
+        faults = place_faults(error.faults, self.path)
+        faults = [(f"--{key}" if key in self.overridden else key, problem) for key, problem in faults]
+        return ConfigError(faults, source=self.source, remedy=error.remedy)
+
+
+class UnknownNameError(UsageError):
+    """A name that nothing answers to."""
+
+    @classmethod
+    def of(cls, kind: str, name: str, known: Iterable[str], *, remedy: str | None = None) -> UnknownNameError:
+        known = sorted(known)
+        hint = did_you_mean(name, known)
+        listing = f"; known: {', '.join(known)}" if known and not hint else ""
+        return cls(f"unknown {kind} {name!r}{hint}{listing}", remedy=remedy)
+
+
+class PluginError(UsageError):
+    """A file or module that was to give a class and did not."""
+
+
+class ResumeError(UsageError):
+    """A run folder that this run cannot go on with."""
+
+
+class TasksetError(TreetuneError):
+    """A taskset that breaks its contract."""
+
+
+class DrawFailed(TasksetError):
+    """The task of a draw could not be made; it is tried again, or skipped."""
+
+
+class GeneratorFailed(TasksetError):
+    """`load_tasks` raised at the task `place`: it and those after it were not reached."""
+
+    def __init__(self, message: str, *, remedy: str | None = None, place: int = 0) -> None:
+        super().__init__(message, remedy=remedy)
+        self.place = place
+
+
+class StreamEnded(TasksetError):
+    """A stream that cannot go on: its generator ended, or fails at the same place after each restart."""
+
+
+class EmptyTasksetError(TasksetError):
+    """A taskset without a single task."""
+
+
+class EnvironmentFault(TreetuneError):
+    """An environment that breaks its contract."""
+
+
+class InvalidAction(TreetuneError):
+    """What an environment or a scorer raises for an action that it cannot take: the action earns `reward` and ends the
+    episode, which is scored. Any other error is a failure of the environment's, and has no reward."""
+
+    def __init__(self, message: str, *, reward: float = 0.0, warning: str | None = None) -> None:
+        """`warning` is for the author: it ends up in the trace and in the summary of a run."""
+        super().__init__(message)
+        self.reward, self.warning = reward, warning
+
+
+class ToolError(TreetuneError):
+    """What a tool raises for a call that it cannot do: the model is told this text, and may go on. Of any other error
+    it is told the type too."""
+
+
+class PolicyError(TreetuneError):
+    """A policy that could not answer."""
+
+
+class ContextFullError(PolicyError):
+    """A prompt that the model has no room for. After the first turn it is the policy that said too much."""
+
+
+class EndpointRefusal(PolicyError):
+    """A model server that refuses a request, and would refuse it again."""
+
+
+class StorageError(TreetuneError):
+    """A folder or file that cannot be written."""
+
+
+class NetworkError(TreetuneError):
+    """A hub or an address where nobody answers."""
+
+
+class MissingExtraError(TreetuneError):
+    """An optional dependency that is not installed."""
+
+    @classmethod
+    def of(cls, what: str, extra: str) -> MissingExtraError:
+        return cls(f"{what} is not installed", remedy=f"pip install 'treetune[{extra}]'")
+
+
+@contextmanager
+def user_code(what: str, suggest: Callable[[Exception], str | None] = lambda error: None) -> Iterator[None]:
+    """Whatever user code raises becomes a `TasksetError` that says where, with the remedy that `suggest` knows; errors
+    for the user pass as they are."""
+    try:
+        yield
+    except TreetuneError:
+        raise
+    except Exception as error:
+        raise TasksetError(f"{what} failed: {described(error)}", remedy=suggest(error)) from error
+
+
+@contextmanager
+def gather_faults(faults: Faults, key: str | None = None) -> Iterator[None]:
+    """Within it the faults of a config are added to others instead of being raised; any other error too, where it has a
+    `key` to stand under."""
+    try:
+        yield
+    except ConfigError as error:
+        faults += error.faults
+    except TreetuneError as error:
+        if key is None:
+            raise
+        faults.append((key, str(error)))
+
+
+def place_faults(faults: Faults, path: str) -> Faults:
+    """The same for a config that stands under a key of another one."""
+    return [(".".join(filter(None, (path, key))), problem) for key, problem in faults]
+
+
+def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str = "config") -> None:
+    """Runs each check and raises one `ConfigError` with what all of them found, each fault under its check's place."""
+    faults: Faults = []
+    others: list[TreetuneError] = []
+    for place, check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            faults += place_faults(error.faults, place)
+        except TreetuneError as error:
+            others.append(error)
+            faults.append((place, str(error)))
+    if len(faults) == len(others) == 1:
+        raise others[0]  # of its own kind, with its own remedy
+    if faults:
+        raise ConfigError(faults, source=source)
+
+
+def described(error: BaseException) -> str:
+    """`ValueError: why`; only the type where there is no why."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """The error and what led to it, the first cause last."""
+    found = [error]
+    while True:
+        last = found[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or cause in found:
+            return found
+        found.append(cause)
+
+
+def is_of_network(error: BaseException) -> bool:
+    """Whether no server answered, here or in what led to it."""
+    for cause in causes_of(error):
+        # A timeout of `subprocess` is that of a program.
+        kinds = [kind.__name__ for kind in type(cause).__mro__ if kind.__module__ != "subprocess"]
+        if any(part in kind for kind in kinds for part in _NETWORK):
+            return True
+        if "LocalEntryNotFoundError" in str(cause):  # what the hub's library says of it once it gave up
+            return True
+    return False
+
+
+def traceback_of(error: BaseException) -> str:
+    """Python's own account of an error. An error for the user says itself what is wrong: our frames of it are left out,
+    and where no other is left there is no account."""
+    account = traceback.TracebackException.from_exception(error, compact=True)
+    text = "".join(account.format()) if _leave_out_ours(account, error) else ""
+    more = len(text) - _LONGEST_ACCOUNT
+    half = _LONGEST_ACCOUNT // 2
+    return f"{text[:half]}\n... {more:,} characters left out ...\n{text[-half:]}" if more > 0 else text
+
+
+def _leave_out_ours(account: traceback.TracebackException, error: BaseException) -> bool:
+    """Says whether any frame is left, here or in what came before, which may be thousands."""
+    left = False
+    parts: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(account, error)]
+    while parts:
+        part, cause = parts.pop()
+        if part is None or cause is None:
+            continue
+        if isinstance(cause, TreetuneError):
+            others = [frame for frame in part.stack if not frame.filename.startswith(_PACKAGE)]
+            part.stack = traceback.StackSummary.from_list(others)
+        left = left or bool(part.stack)
+        parts += [(part.__cause__, cause.__cause__), (part.__context__, cause.__context__)]
+    return left
+
+
+def located(error: BaseException) -> str:
+    """The same with the line of the user's own code that raised it: `ValueError at tasks.py:12: why`."""
+    place, told = place_of(error), described(error)
+    return told.replace(type(error).__name__, f"{type(error).__name__} at {place}", 1) if place else told
+
+
+def place_of(error: BaseException) -> str:
+    """`tasks.py:12`: the last line of the user's own code that an error went through; else the last of all."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [place for place in frames if not place[0].startswith((_PACKAGE, *_LIBRARIES, "<"))]
+    return f"{PurePath(own[-1][0]).name}:{own[-1][1]}" if own else ""
+
+
+_NETWORK = ("ConnectionError", "ConnectError", "OfflineModeIsEnabled", "Timeout", "gaierror")
+"""Parts of the names of errors that libraries raise where no server answers."""
+_LONGEST_ACCOUNT = 20_000
+_MOST_ENTRIES = 5000
+"""Of a folder: to compare names takes 20 microseconds each."""
+_PACKAGE = str(PurePath(__file__).parent.parent)
+_LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _find_places(source: str, faults: Faults) -> dict[str, str]:
+    """The key of each fault as a config has it; in a file, with its line."""
+    keys = [key for key, _ in faults]
+    if not source.endswith((".yaml", ".yml")):
+        return {key: key for key in keys}
+    from treetune.errors.yaml_lines import find_places  # only where something is wrong already
+
+    return find_places(source, keys, missing={key for key, problem in faults if problem.startswith("is required")})
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no known name comes near."""
+    import difflib  # only where something is wrong already
+
+    by_folded = {candidate.casefold(): candidate for candidate in known}
+    folded = name.casefold()
+    matches = difflib.get_close_matches(folded, list(by_folded), cutoff=0.6)
+    alike = [difflib.SequenceMatcher(None, match, folded).ratio() for match in matches]
+    near = [by_folded[match] for match, ratio in zip(matches, alike, strict=True) if ratio > alike[0] - 0.15]
+    return f"; did you mean {join_names(near)}?" if near else ""
+
+
+def suggest_file(path: str | PurePath) -> str:
+    """`; did you mean 'train.jsonl'?`: what lies in the same folder and is spelled alike."""
+    try:
+        file = Path(path).expanduser()
+        entries = islice(file.parent.iterdir(), _MOST_ENTRIES)
+        return did_you_mean(file.name, [entry.name for entry in entries if entry.name != file.name])
+    except (OSError, RuntimeError):  # there is no such folder either, or no such user
+        return ""
+
+
+def plural(number: int, thing: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"
+
+
+def join_names(names: Iterable[str]) -> str:
+    """`'a' or 'b'`."""
+    return " or ".join(map(repr, names))

@@ -1,0 +1,196 @@
+"""`treetune.evaluate`: an evaluation as one call, everything that `treetune eval` does.
+
+    run = treetune.evaluate("arithmetic", "scripted:p=0.7", num_tasks=50, num_rollouts=4)
+    run = treetune.evaluate(Doubles, lambda request: "4", taskset={"level": 2})
+    run = await treetune.evaluate_async("gsm8k", "Qwen/Qwen3-4B", endpoint={"base_url": "http://127.0.0.1:8000/v1"})
+
+It gives the `Run`, which is on disk as any other: what failed is in it, and is no exception. What cannot run at all is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from treetune.config import code_files
+from treetune.config.code_files import is_of_file, source_of
+from treetune.config.overrides import lay_over
+from treetune.config.plugins import tasksets
+from treetune.config.structs import to_plain
+from treetune.config.trust import USER, is_installed
+from treetune.core.policy import Policy, Request
+from treetune.core.taskset import Taskset
+from treetune.errors import UsageError
+from treetune.evaluation.config import EvalConfig, read_config
+from treetune.evaluation.plan import Plan, Watch
+from treetune.evaluation.run_trust import refuse_foreign_model, take_up
+from treetune.loggers import open_loggers
+from treetune.models.scripted import given_policy
+from treetune.runs.folder import name_run
+from treetune.runs.run import Run
+from treetune.system.threads import call_apart, run_apart
+from treetune.tasksets.target import read_target
+
+Target = str | Path | Taskset[Any, Any] | type[Taskset[Any, Any]]
+Model = str | Policy | Callable[[Request], Any]
+
+
+def evaluate(
+    target: Target | None = None,
+    model: Model | None = None,
+    *,
+    num_tasks: int | None = None,
+    num_rollouts: int | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    rescore: bool = False,
+    split: str | None = None,
+    workers: int | None = None,
+    trust: bool = False,
+    progress: bool | None = None,
+    log: Sequence[str] = (),
+    **keys: Any,
+) -> Run:
+    """Evaluates a model on a taskset; waits for it, and gives the run.
+
+    `target` is a TARGET as on the command line, a path, or a `Taskset`, made or its class. `model` is what `-m` takes,
+    a policy, or a function of a `Request` that gives text or a `Completion`. `output` is the run folder; with `resume`
+    it is gone on with, and `target` may be absent. `keys` are those of the config: `sampling={"temperature": 0.7}`,
+    `taskset={"level": 2}`, `max_concurrent=8`. `progress` shows the display of `treetune eval` on standard error; where
+    it is not given, if that is a terminal. `log` names loggers: wandb, mlflow, tensorboard.
+
+    It works in a script, in a thread, and within a running event loop, as in a notebook. Ctrl-C leaves a run that
+    `resume=True` goes on with.
+    """
+    _refuse_while_loaded(sys._getframe(1))
+    begun: list[Path] = []
+    options = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "output": output, "resume": resume, **keys}
+    options |= {
+        "rescore": rescore,
+        "split": split,
+        "workers": workers,
+        "trust": trust,
+        "progress": progress,
+        "log": log,
+    }
+    try:
+        return run_apart(evaluate_async(target, model, _begun=begun, **options))
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:
+        for path in begun:
+            error.add_note(f"go on with: treetune.evaluate(output={str(path)!r}, resume=True)")
+        raise
+
+
+def _refuse_while_loaded(caller: FrameType) -> None:
+    """A script that evaluates a class of its own is loaded once more, as the file of that class: at its top level the
+    call would come again, and wait for the first."""
+    if caller.f_code.co_name == "<module>" and str(caller.f_globals.get("__name__")).startswith(
+        f"{code_files.__name__}."
+    ):
+        raise UsageError(
+            f"{caller.f_code.co_filename} calls treetune.evaluate whenever it is loaded",
+            remedy='put the call below: if __name__ == "__main__":',
+        )
+
+
+async def evaluate_async(
+    target: Target | None = None,
+    model: Model | None = None,
+    *,
+    output: str | Path | None = None,
+    resume: bool = False,
+    rescore: bool = False,
+    split: str | None = None,
+    workers: int | None = None,
+    trust: bool = False,
+    progress: bool | None = None,
+    log: Sequence[str] = (),
+    _begun: list[Path] | None = None,
+    **keys: Any,
+) -> Run:
+    """The same for who has an event loop: rollouts are played on it. Takes what `evaluate` takes."""
+    path = None if output is None else Path(output).expanduser()
+
+    def begin() -> Plan:
+        play: dict[str, Any] = {"workers": workers, "loggers": open_loggers([log] if isinstance(log, str) else log)}
+        plan = _make_plan(target, model, keys, play, path=path, resume=resume, split=split, trust=trust)
+        plan.check()
+        plan.load()
+        folder = path or name_run(plan.evaluation.taskset.name, plan.model)
+        plan.begin(folder, resume=resume, rescore=rescore, trust=trust)
+        return plan
+
+    # In a thread: this may load code, ask a server, try a sandbox, and read a model of gigabytes.
+    plan: Plan = await call_apart(begin, late=lambda plan: plan.run.__exit__())
+    with plan.run as folder:
+        if _begun is not None:
+            _begun.append(folder.path)
+        await plan.play(_display(sys.stderr.isatty() if progress is None else progress))
+    return Run(folder.path)
+
+
+def _make_plan(
+    target: Target | None,
+    model: Model | None,
+    keys: dict[str, Any],
+    play: dict[str, Any],
+    *,
+    path: Path | None,
+    resume: bool,
+    split: str | None,
+    trust: bool,
+) -> Plan:
+    overrides: dict[str, str] = {}
+    if target is None:
+        if not resume or path is None:
+            raise UsageError("nothing to evaluate", remedy="pass a target, or output= and resume=True")
+        target, overrides = take_up(path, trust)
+    elif trust and not isinstance(target, Taskset | type):
+        overrides = {"taskset.trust": "true"}
+    made: Taskset[Any, Any] | type[Taskset[Any, Any]] | None = None
+    if isinstance(target, Taskset) or (isinstance(target, type) and issubclass(target, Taskset)):
+        made = target
+        if isinstance(target, Taskset) and "taskset" in keys:
+            raise UsageError("taskset= is for a taskset that is not made yet", remedy="make it with these keys")
+        data: dict[str, Any] = {"taskset": name_taskset(target)}
+    elif isinstance(target, str | Path):
+        if model is None:
+            refuse_foreign_model(str(target), trust)
+        data = read_target(str(target), overrides, split)
+    else:
+        raise UsageError(f"{target!r:.100} is nothing to evaluate", remedy="pass a TARGET, a Taskset or its class")
+    policy = given_policy(model) if model is not None and not isinstance(model, str) else None
+    given = {key: to_plain(value) if isinstance(value, msgspec.Struct) else value for key, value in keys.items()}
+    given["model"] = policy.name if policy is not None else model
+    given = {key: value for key, value in given.items() if value is not None}
+    data = lay_over({"model": "", **data}, given)
+    source = str(target) if made is None else data["taskset"]["id"]
+    return Plan(read_config(data, EvalConfig, overrides, source, made), policy=policy, **play)
+
+
+def name_taskset(taskset: Taskset[Any, Any] | type[Taskset[Any, Any]]) -> dict[str, Any]:
+    """The node that names the class of a taskset, as a config of a run has it. One of a notebook, or within a function,
+    has a name that no other process finds."""
+    cls = taskset if isinstance(taskset, type) else type(taskset)
+    if isinstance(taskset, Taskset) and tasksets.has(taskset.name) and tasksets.resolve(taskset.name, USER) is cls:
+        return {"id": taskset.name}
+    if (foreign := getattr(cls, "FOREIGN", None)) is not None:
+        return {"id": foreign}
+    module, file = cls.__module__, source_of(cls)
+    of_package = is_installed(module) or ("." in module and not is_of_file(module))
+    return {"id": f"{module if of_package or file is None else file}:{cls.__qualname__}"}
+
+
+def _display(shown: bool) -> Watch | None:
+    if not shown:
+        return None
+    from treetune.evaluation.live import Display  # rich, which only a display needs
+    from treetune.system.screen import Screen
+
+    return lambda plan, done: Display(Screen(as_json=True), plan.evaluation, done)

@@ -1,0 +1,178 @@
+"""Who answers: policies by the name that `-m` gives them, and where a model is served.
+
+    policy = load_policy("scripted:gold", taskset)
+
+A new policy is a module here, a line in `SPELLINGS` and a case of `load_policy`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from treetune.config.code_reference import find_reference
+from treetune.config.plugins import file_of
+from treetune.config.trust import Origin
+from treetune.core.policy import Policy
+from treetune.core.taskset import Taskset
+from treetune.errors import UsageError, did_you_mean
+from treetune.models.providers import OPENAI, OTHER_PROVIDERS, PROVIDERS
+
+
+class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    base_url: Annotated[str, msgspec.Meta(pattern="^https?://")] = OPENAI
+    """An OpenAI-compatible server, up to and including `/v1`."""
+    api_key_env: str | None = None
+    """The environment variable that holds the key. Absent: OPENAI_API_KEY, and only for OpenAI's own address, so that
+    your key never goes to another server by accident."""
+    timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+    """The most seconds of one request."""
+    max_retries: Annotated[int, msgspec.Meta(ge=0)] = 6
+    """How often a request is repeated after a connection fault, no answer in time, 408, 409, 429 or 5xx."""
+    max_connections: Annotated[int, msgspec.Meta(ge=1)] = 256
+    """The most requests under way at once."""
+
+    continue_final_message: bool = False
+    """Whether the server goes on with a last message of the assistant's instead of answering it, as vLLM and SGLang do.
+    Without it, a prompt that ends with the beginning of an answer is refused."""
+    call_format: str | None = None
+    """How the model writes calls of tools: `hermes`, `qwen-xml`, `mistral`, `llama` or `deepseek`. Absent: the server
+    reads them, and the chat template of a local model shows it. With it, tools and calls go to the server as text."""
+    version_header: str | None = None
+    """The header of a reply that tells the version of the weights, a number. Without it `weight_version` is read, where
+    SGLang puts it: in `metadata` or `meta_info` of the reply."""
+    preflight: bool = True
+    """Whether an evaluation first asks the server if it is there, takes the key and has the model."""
+    vllm_args: str = ""
+    """Further arguments of `vllm serve`, where `vllm:MODEL` starts one: `--max-model-len 4096`."""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody has said where the model is."""
+        return self.base_url.rstrip("/") == OPENAI
+
+    @property
+    def key_variable(self) -> str | None:
+        """The environment variable that holds the key; None where none is sent."""
+        return self.api_key_env or ("OPENAI_API_KEY" if self.is_default else None)
+
+    def api_key(self, place: str = "--endpoint") -> str | None:
+        """`place` is where the endpoint is configured, for who has to set a key."""
+        name = self.key_variable
+        if name is None:
+            return None
+        key = os.environ.get(name)
+        if not key:
+            remedy = f"export {name}=..., or set {place}.api_key_env, or {place}.base_url where no key is needed"
+            raise UsageError(f"the environment variable {name} is not set", remedy=remedy)
+        return key
+
+
+SPELLINGS = {
+    "scripted:gold": "answers with the taskset's gold answer",
+    "scripted:echo": "repeats the last message",
+    "scripted:p=P": "right with probability P",
+    "scripted:FILE.py:NAME": "a policy of your own: a class with `async complete(request)`, or a function",
+    "local:PATH": "a transformers folder or .gguf file on this machine, or a model of the hub (extra `local`)",
+    "vllm:MODEL": "a model behind vLLM on this machine: found where it runs, else started",
+    "PROVIDER/NAME": f"a model of a vendor's, by its key in your environment: {', '.join(PROVIDERS)}",
+    "NAME": "a model behind an OpenAI-compatible endpoint (`--endpoint.base_url`)",
+}
+"""What `-m` takes, each with what it is."""
+
+
+def endpoint_of(model: str, endpoint: EndpointConfig) -> tuple[str, EndpointConfig]:
+    """What a model is called where it is served, and where that is: `anthropic/NAME` at Anthropic's address, with its
+    key, unless another address is given."""
+    provider, _, name = model.partition("/")
+    if provider not in PROVIDERS or not name or not endpoint.is_default:
+        return model, endpoint
+    found = PROVIDERS[provider]
+    key = endpoint.api_key_env or found.key_variable
+    return name, msgspec.structs.replace(endpoint, base_url=found.base_url, api_key_env=key)
+
+
+def refuse_unserved(model: str, endpoint: EndpointConfig, place: str = "--endpoint") -> None:
+    """OpenAI has no model with a slash in its name: where nobody said another address, the prefix is a vendor that is
+    not known, or the name is one of the hub. `place` is where the endpoint is configured."""
+    provider, slash, name = model.partition("/")
+    if not slash or provider in PROVIDERS or not endpoint.is_default:
+        return
+    if provider in ("vllm", "local", "scripted"):
+        raise UsageError(f"{model}: {provider!r} is no vendor's prefix; did you mean '{provider}:{name}'?")
+    meant = OTHER_PROVIDERS.get(provider.lower())
+    near = f"; did you mean '{meant}/{name}'?" if meant is not None else did_you_mean(provider, PROVIDERS)
+    remedy = f"say where it is served: {place}.base_url URL; or vllm:{model}, which starts it, or local:{model}"
+    raise UsageError(f"{model}: {provider!r} is no vendor's prefix{near}", remedy=remedy)
+
+
+def is_behind_endpoint(model: str) -> bool:
+    """Whether a name is that of a model at an address, not of a script or a local model."""
+    return model.partition(":")[0] not in ("scripted", "local")
+
+
+def script_file(model: str) -> Path | None:
+    """The file of `scripted:file.py:Name`; None for any other name."""
+    return file_of(model.removeprefix("scripted:")) if model.startswith("scripted:") else None
+
+
+def check_script(model: str, origin: Origin) -> None:
+    """Refuses a script, by file or module, that the origin of its name may not run."""
+    if model.startswith("scripted:") and (script := find_reference(model.removeprefix("scripted:"))) is not None:
+        origin.check(script)
+
+
+def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> Policy:
+    """The policy that `-m MODEL` names. Its module is imported only then: torch and aiohttp take their time."""
+    if not model:
+        raise UsageError("no model given", remedy="pass -m: " + ", ".join(SPELLINGS))
+    kind, _, rest = model.partition(":")
+    if kind == "vllm":
+        from treetune.models.vllm import VllmPolicy
+
+        return VllmPolicy(rest, endpoint or EndpointConfig())
+    if is_behind_endpoint(model):
+        from treetune.models.openai import OpenAIPolicy
+
+        refuse_unserved(model, endpoint or EndpointConfig())
+        name, found = endpoint_of(model, endpoint or EndpointConfig())
+        return OpenAIPolicy(model, found, name)
+    if kind == "local":
+        from treetune.models.local import LocalPolicy
+
+        return LocalPolicy(rest, endpoint.call_format if endpoint is not None else None)
+    from treetune.models.scripted import load_script
+
+    return load_script(rest, taskset)
+
+
+def check_policy(
+    model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None, place: str = "--endpoint"
+) -> None:
+    """Refuses what `load_policy` would refuse, and loads no model. `place` is where the endpoint is configured."""
+    kind, _, rest = model.partition(":")
+    if kind == "local":
+        from treetune.models.local import find_model
+
+        find_model(rest)
+    elif kind == "vllm":
+        from treetune.models.vllm import check_vllm
+
+        check_vllm(rest, endpoint or EndpointConfig())
+    else:
+        if is_behind_endpoint(model):
+            refuse_unserved(model, endpoint or EndpointConfig(), place)
+        load_policy(model, taskset, endpoint)
+
+
+def check_reachable(model: str, endpoint: EndpointConfig, place: str = "--endpoint") -> None:
+    """Refuses a model behind an endpoint that does not answer, or not for this name or key; nothing of any other model.
+    `place` is where the endpoint is configured. Not within an event loop."""
+    if is_behind_endpoint(model) and not model.startswith("vllm:") and endpoint.preflight:
+        from treetune.models.preflight import check_endpoint
+
+        refuse_unserved(model, endpoint, place)
+        check_endpoint(*endpoint_of(model, endpoint), place)

@@ -1,0 +1,163 @@
+"""A model behind an OpenAI-compatible endpoint: chat completions over HTTP, with retries and back-off.
+
+Token ids are kept where the server gives them (vLLM: `return_token_ids`), logprobs with `sampling.logprobs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from treetune.chat.call_formats import call_id, check_name, function_of, parse
+from treetune.chat.message import Message, text_of
+from treetune.chat.text_tools import as_text, with_tools
+from treetune.core.policy import Completion, Request, Sampling, Usage, cannot_continue
+from treetune.errors import PolicyError
+from treetune.models import EndpointConfig
+from treetune.models.endpoint import Endpoint
+from treetune.models.resuming import can_go_on, continued, join
+from treetune.play.weights import read_version
+
+_EXTRA_TOKENS = 16
+"""Some servers count the end token apart, or overshoot by a speculative step."""
+_OTHER_LIMITS = {"max_tokens", "max_completion_tokens"}
+"""What `sampling.extra` may set in place of `sampling.max_tokens`."""
+
+
+class OpenAIPolicy:
+    def __init__(self, model: str, endpoint: EndpointConfig, called: str | None = None) -> None:
+        """`called` is what the server calls it, where that is something else."""
+        self.name = model
+        self._model = called or model
+        self._endpoint = endpoint
+        self._call_format = check_name(endpoint.call_format)
+        self._server = Endpoint(endpoint)
+
+    async def complete(self, request: Request) -> Completion:
+        if request.continues and not self._endpoint.continue_final_message:
+            raise cannot_continue(
+                f"nothing says that {self._endpoint.base_url} goes on with one",
+                "set endpoint.continue_final_message: true where the server knows it (vLLM, SGLang)",
+            )
+        if (partial := request.partial) is not None and can_go_on(partial, request, self._call_format):
+            try:
+                rest = await self._server.post("/completions", continued(self._body(request), partial))
+                answer = join(partial, rest, request)
+            except PolicyError:
+                answer = None
+            if answer is not None:
+                completion = self._read(answer, request)
+                completion.resumed = len(partial.completion_ids or ())
+                return completion
+        answer = await self._server.post("/chat/completions", self._body(request), self._call_headers(request))
+        return self._read(answer, request)
+
+    def _read(self, answer: Any, request: Request) -> Completion:
+        try:
+            completion = _completion(answer, request, self._call_format)
+            self._check_length(completion, request.sampling)
+            return completion
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise PolicyError(f"{self._endpoint.base_url} sent no usable completion: {answer!r:.300}") from error
+
+    def _check_length(self, completion: Completion, sampling: Sampling) -> None:
+        """Refuses an answer of clearly more tokens than were asked for: a trainer has no room for them."""
+        most, count = sampling.max_tokens, len(completion.completion_ids or ())
+        if most is not None and count > most + _EXTRA_TOKENS and not _OTHER_LIMITS & sampling.extra.keys():
+            raise PolicyError(
+                f"{self._endpoint.base_url} sent {count} tokens where max_tokens allows {most}",
+                remedy="the server ignores max_tokens: set a limit there, or raise sampling.max_tokens",
+            )
+
+    async def close(self) -> None:
+        await self._server.close()
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        sampling = request.sampling
+        body: dict[str, Any] = {"model": self._model, "messages": request.messages}
+        for name in ("temperature", "top_p", "max_tokens"):
+            if (value := getattr(sampling, name)) is not None:
+                body[name] = value
+        if sampling.stop:
+            body["stop"] = sampling.stop
+        if sampling.logprobs:
+            body["logprobs"] = True
+        if sampling.seed is not None:
+            # One seed for all rollouts would make all rollouts of a task the same.
+            key = hashlib.blake2b(f"{sampling.seed}/{request.key}/{request.turn}".encode(), digest_size=4).digest()
+            body["seed"] = int.from_bytes(key, "little") >> 1
+        if request.continues:
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        if request.tools and self._call_format is not None:
+            body["messages"] = with_tools(
+                as_text(request.messages, self._call_format), request.tools, self._call_format
+            )
+        elif request.tools:
+            if "tools" in sampling.extra:
+                raise PolicyError(
+                    "the task has tools, and so has sampling.extra", remedy="leave `tools` out of sampling.extra"
+                )
+            body["tools"] = request.tools
+        return {**body, **sampling.extra}
+
+    def _call_headers(self, request: Request) -> dict[str, str]:
+        """Further headers of one call, the same however often it is tried."""
+        return {}
+
+
+def _completion(answer: Any, request: Request, call_format: str | None = None) -> Completion:
+    choice = answer["choices"][0]
+    message = dict(choice["message"])
+    if request.prefix:  # the server gives what comes after it
+        message["content"] = request.prefix + (text_of(message.get("content")) or "")
+    calls = _read_calls(message, request.turn)
+    if not calls and request.tools and call_format is not None:
+        text, calls = parse(text_of(message.get("content")) or "", call_format, request.tools, request.turn)
+        if calls:
+            message["content"] = text or None
+    message = {"role": "assistant", **{key: value for key, value in message.items() if value is not None}}
+    if calls:
+        message["tool_calls"] = calls
+    finish = choice.get("finish_reason") or "stop"
+    usage = answer.get("usage") or {}
+    logprobs = (choice.get("logprobs") or {}).get("content")
+    return Completion(
+        text=text_of(message.get("content")) or "",
+        message=message,
+        finish_reason="tool_calls" if calls and finish != "length" else finish,
+        usage=Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)),
+        prompt_ids=answer.get("prompt_token_ids") or choice.get("prompt_token_ids"),
+        completion_ids=choice.get("token_ids"),
+        logprobs=[float(entry["logprob"]) for entry in logprobs] if logprobs else None,
+        version=_version(answer),
+    )
+
+
+def _version(answer: Any) -> int | None:
+    """Of the weights, where the server tells: SGLang does in `metadata`, and in `meta_info` of its own replies."""
+    told = answer.get("weight_version")
+    for place in ("metadata", "meta_info"):
+        if told is None and isinstance(found := answer.get(place), dict):
+            told = found.get("weight_version")
+    return None if told is None else read_version(told)
+
+
+def _read_calls(message: Message, turn: int) -> list[Message]:
+    """Takes the calls out of a message, in whatever shape the server gives them, and gives them in one."""
+    calls = message.pop("tool_calls", None) or []
+    old = message.pop("function_call", None)  # before there were several
+    return [_read_call(call, turn, number) for number, call in enumerate(calls or ([old] if old else []))]
+
+
+def _read_call(call: Message, turn: int, number: int) -> Message:
+    function = function_of(call)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode({} if arguments is None else arguments).decode()
+    return {
+        "id": str(call.get("id") or call_id(turn, number)),
+        "type": "function",
+        "function": {"name": str(function.get("name") or ""), "arguments": arguments or "{}"},
+    }

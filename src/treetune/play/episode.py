@@ -1,0 +1,401 @@
+"""An Episode is one live run of a task's environment, and the only code that touches an environment.
+
+    episode = await Episode.start(taskset, task)
+    step = await episode.step("an answer")
+    episode.result.reward                               # what all steps earned so far
+
+Whoever plays (a rollout, a trainer, a server) goes through it, and so sees the same reward for the same answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
+
+from treetune.chat.message import without_surrogates
+from treetune.core.environment import Action, Environment, Observation, SingleTurn, Sink, Step, check_step, show_to
+from treetune.core.judge_call import Judgement, recording
+from treetune.core.score import finite, total
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.taskset_contract import scored_in_group
+from treetune.core.tool import Tool, ToolCall, ToolSource, bind_tools
+from treetune.core.tool_messages import as_text, message_of
+from treetune.errors import EnvironmentFault, InvalidAction, UsageError, described
+from treetune.play.toolbox import Toolbox
+from treetune.system.threads import call
+
+T = TypeVar("T")
+Recorded = Sequence[Sequence[ToolCall]]
+"""The calls of each answer of an episode that was played before."""
+CLOSE_SECONDS = 30.0
+"""How long an environment may take to clean up."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """The most answers of one episode; absent: the environment decides."""
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The most seconds of one rollout, of scoring a group, and of each call of an episode that others step."""
+    timeout_reward: float | None = None
+    """The reward of an episode that ran over `timeout` after it was started; absent: it has none, and is a failure."""
+
+    max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] = 128
+    """The most calls of tools in one episode. Further ones are refused; who goes on calling is cut short."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_reward is not None and not math.isfinite(self.timeout_reward):
+            raise ValueError("timeout_reward must be finite")
+
+    def until(self) -> float | None:
+        """When the time that they allow from now on is over, by the loop's clock."""
+        return None if self.timeout is None else asyncio.get_running_loop().time() + self.timeout
+
+
+class DeadlinePassed(TimeoutError):
+    """The time that the limits allow is over. A TimeoutError of an environment's own is its failure instead."""
+
+
+async def in_time(work: Awaitable[T], limits: Limits, until: float | None = None) -> T:
+    """The one deadline rule: whoever does not answer `until` then, or else in the time from now on, is no longer waited
+    for."""
+    until = limits.until() if until is None else until
+    if until is None:
+        return await work
+    try:
+        async with asyncio.timeout_at(until) as deadline:
+            return await work
+    except TimeoutError:
+        if deadline.expired():
+            raise DeadlinePassed(f"no end after {limits.timeout} seconds") from None
+        raise
+
+
+class Started(msgspec.Struct, frozen=True):
+    """What `start` answers: how to name the episode, and what it shows first."""
+
+    episode: str
+    observation: Observation
+    tools: list[dict[str, Any]] = []
+    """What may be called, in OpenAI's form."""
+
+
+class Result(msgspec.Struct):
+    """What an episode has come to so far: what its environment said of it."""
+
+    reward: float = 0.0
+    """The sum over the steps."""
+    rewards: list[float] = []
+    """Of each step."""
+    answer: str | None = None
+    explanation: str | None = None
+    success: bool | None = None
+    """What the environment says of success, where it says anything."""
+    metrics: dict[str, float] = {}
+    warnings: list[str] = []
+    """What its author should know."""
+    judgements: list[Judgement] = []
+    """The calls of judges that it took."""
+
+    def add(self, step: Step) -> None:
+        """Takes one more step in; the one place that reads the `info` of steps."""
+        info = step.info
+        metrics = info.get("metrics") or {}
+        if not isinstance(metrics, dict):
+            raise EnvironmentFault(f"metrics must be a dict of numbers, got {metrics!r:.60}")
+        for name, value in metrics.items():
+            self.metrics[str(name)] = finite(value, f"metric {name!r}")
+        if (answer := info.get("answer")) is not None:
+            self.answer = str(answer)
+        if (explanation := info.get("explanation")) is not None:
+            self.explanation = str(explanation)
+        if (success := info.get("success")) is not None:
+            self.success = bool(success)
+        if (warning := info.get("warning")) is not None:
+            self.warnings.append(str(warning))
+        if judgements := info.get("judgements"):  # of a step that was played elsewhere
+            self.judgements += msgspec.convert(judgements, list[Judgement])
+        self.pay(step.reward)
+
+    def pay(self, reward: float) -> None:
+        self.rewards.append(reward)
+        self.reward = total(self.rewards)
+
+    def passed(self, threshold: float = 1.0) -> bool:
+        """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold."""
+        return self.success if self.success is not None else self.reward >= threshold
+
+
+class Episode:
+    def __init__(
+        self,
+        taskset: Taskset[Any, Any],
+        task: Task,
+        limits: Limits | None = None,
+        until: float | None = None,
+        recorded: Recorded | None = None,
+        in_group: bool = False,
+    ) -> None:
+        """`until` is the loop's time at which the whole episode must have ended; without it `limits.timeout` holds for
+        each call. With `recorded` calls, tools that are no part of the rules are not run again. `in_group`: the caller
+        has the taskset's `score_group` score it with the others."""
+        self._taskset, self._task = taskset, task
+        self._limits = limits or Limits()
+        self._until = until
+        self._environment: Environment | None = None
+        """None before it is made and once it is closed: what it holds is let go."""
+        self._closing: asyncio.Future[None] | None = None
+        self._recorded, self._in_group = recorded, in_group
+        self._toolbox: Toolbox | None = None
+        """None where nothing can be called."""
+        self.tools: list[dict[str, Any]] = []
+        """What a model may call, in OpenAI's form; known once it has begun."""
+        self.observation = Observation()
+        """What it showed first."""
+        self.result = Result()
+        self.finished = False
+        """A step said that it is done."""
+        self.cut_short = False
+        """The limit on turns ended it, not its environment."""
+        self.timed_out: DeadlinePassed | None = None
+        """A step ran over the limit on time, and earned what the limits give for that."""
+        self._told = 0
+        """How many judgements whoever plays from outside was told of."""
+        self.start_seconds = self.step_seconds = self.close_seconds = 0.0
+        self.score_seconds = 0.0
+        """Of the steps: where the taskset's `reward` is all there is to one."""
+        self.close_failure: str | None = None
+        """What went wrong when the environment was closed. What the episode earned stands all the same."""
+
+    @classmethod
+    async def start(cls, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None) -> Self:
+        episode = cls(taskset, task, limits)
+        await episode.begin()
+        return episode
+
+    async def begin(self) -> Observation:
+        """Makes and starts the environment; what it shows first."""
+        began = time.perf_counter()
+        try:
+            self.observation = await in_time(self._open(), self._limits, self._until)
+            if (running := asyncio.current_task()) is not None and running.cancelling():
+                raise asyncio.CancelledError  # the environment did not mind
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            self.start_seconds = time.perf_counter() - began
+        return self.observation
+
+    async def _open(self) -> Observation:
+        taskset, task = self._taskset, self._task
+        if not self._in_group and taskset.scores_groups and not taskset.scores_alone(task):
+            raise scored_in_group(taskset.name, task)
+        if task.env_class is None and not taskset.overrides("environment"):
+            self._environment = SingleTurn(task, taskset)  # no user code, so no thread
+        else:
+            loop = asyncio.get_running_loop()
+            self._environment = await call(taskset.environment, task, late=lambda made: _close_late(made, loop))
+        if not isinstance(self._environment, Environment):
+            made, self._environment = self._environment, None
+            problem = f"{taskset.name}.environment() gave a {type(made).__name__}"
+            raise EnvironmentFault(problem, remedy="return a treetune.Environment")
+        start = self._environment.start
+        # Where no author wrote it, there is nothing that could block.
+        shown = await call(start) if _is_own(start) else start()
+        if shown is None and not (shown := task.messages):
+            problem = f"{type(self._environment).__name__}.start() returned None, and the task has no prompt"
+            raise EnvironmentFault(problem, remedy="return what the policy sees first")
+        observation = Observation.of(shown)
+        made = self._environment
+        if made.tool_methods or made.RAW_CALLS or taskset.offers_tools(task):
+            await self._open_tools(made)
+        return observation
+
+    async def _open_tools(self, environment: Environment) -> None:
+        """Tools of the environment and the taskset are rules, as `step` is; the others are opened for this episode."""
+        task = self._task
+        offered = await call(self._taskset.tools_for, task)
+        own = bind_tools(environment, task)
+        if environment.RAW_CALLS:
+            if offered:
+                remedy = "leave out RAW_CALLS, or the tools of the task, the taskset and its config"
+                raise UsageError(f"{type(environment).__name__} runs calls itself, and only its own", remedy=remedy)
+            self.tools = [*(tool.schema for tool in own), *environment.raw_tools]
+            return
+        rules = [*own, *(tool for tool in offered if isinstance(tool, Tool))]
+        sources = [source for source in offered if isinstance(source, ToolSource)]
+        self._toolbox = Toolbox(rules, sources, most_calls=self._limits.max_tool_calls, recorded=self._recorded)
+        await self._toolbox.open()
+        self.tools = self._toolbox.schemas
+
+    async def step(self, action: Any) -> Step:
+        """The answer to an action. Whoever plays waits for it before the next; a host's book sees to that."""
+        if self._environment is None:
+            raise UsageError("this episode is over", remedy="start another")
+        step = await self._play(self._environment, _make_readable(Action.of(action)))
+        if step.done:
+            self.finished = True
+            await self.close()
+        return step
+
+    async def _play(self, environment: Environment, action: Action) -> Step:
+        began = time.perf_counter()
+        try:
+            with recording(self.result.judgements):
+                work = call(environment.step, action) if self._toolbox is None else self._answer(environment, action)
+                answer = await in_time(work, self._limits, self._until)
+            step = check_step(environment, answer) if self._toolbox is None else answer
+            self.result.add(step)
+        except BaseException as error:
+            try:
+                step = self._end_by(error)
+            except BaseException:
+                # What an environment is worth after a failed step nobody knows.
+                await self.close()
+                raise
+        finally:
+            self.step_seconds += (seconds := time.perf_counter() - began)
+            if type(environment) is SingleTurn:
+                self.score_seconds += seconds
+        most = self._limits.max_turns
+        if not step.done and most is not None and len(self.result.rewards) >= most:
+            step.done = step.truncated = self.cut_short = True
+        return step
+
+    async def _answer(self, environment: Environment, action: Action) -> Step:
+        """A step where tools may be called: by them, or by the environment where the answer calls none."""
+        toolbox, message = self._toolbox, message_of(action)
+        assert toolbox is not None
+        has_step = type(environment).step is not Environment.step
+        if message is not None and (calls := message.get("tool_calls")):
+            step = await toolbox.answer(calls if isinstance(calls, list) else [calls])
+            if toolbox.submitted is None or not has_step:
+                return step
+            scored = check_step(environment, await call(environment.step, Action("text", toolbox.submitted)))
+            info = toolbox.count(scored).info
+            return Step(step.observation, step.reward + scored.reward, True, info, scored.truncated, step.calls)
+        if not has_step:
+            return toolbox.count(Step(done=True, info={"explanation": "the answer calls no tool, which ends it"}))
+        action = action if message is None else as_text(message)
+        return toolbox.count(check_step(environment, await call(environment.step, action)))
+
+    def _end_by(self, error: BaseException) -> Step:
+        """The last step where it is the policy's doing that there was none; raises any other error."""
+        if isinstance(error, InvalidAction):
+            info: dict[str, Any] = {"explanation": error.message, "success": False}
+            if error.warning is not None:
+                info["warning"] = error.warning
+            step = Step(reward=finite(error.reward, "reward"), done=True, info=info)
+        elif isinstance(error, DeadlinePassed) and self._limits.timeout_reward is not None:
+            self.timed_out = error
+            # The whole episode earns it, whatever the steps before have earned.
+            reward = self._limits.timeout_reward - self.result.reward
+            info = {"explanation": str(error), "success": False}
+            step = Step(reward=reward, done=True, info=info, truncated=True)
+        else:
+            raise error
+        if self._toolbox is not None:
+            self._toolbox.count(step)
+        self.result.add(step)
+        return step
+
+    def extend(self, seconds: float) -> None:
+        """Gives it so many seconds more: somebody else's, in which nobody could play."""
+        if self._until is not None:
+            self._until += seconds
+
+    async def close(self) -> None:
+        """Runs the environment's own `close`, once, and waits for it. It goes on where a caller is cancelled."""
+        environment, self._environment = self._environment, None
+        if environment is not None and (_is_own(environment.close) or self._toolbox is not None):
+            self._closing = asyncio.ensure_future(self._close(environment))
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close(self, environment: Environment) -> None:
+        began = time.perf_counter()
+        self.close_failure = await _close(environment)
+        if self._toolbox is not None:
+            self.close_failure = await _close_in_time(self._toolbox.close()) or self.close_failure
+        self.close_seconds = time.perf_counter() - began
+
+    async def play(self, action: Any, show: Sink) -> Step:
+        """A step for whoever plays from outside; `show` is given what the environment shows meanwhile."""
+        show_to(show)
+        return self.with_ending(await self.step(action))
+
+    def with_ending(self, step: Step) -> Step:
+        """A step for whoever plays from outside and sees no trace: its `info` has the judgements that it took, and says
+        how the episode ended."""
+        if judgements := self.result.judgements[self._told :]:
+            self._told += len(judgements)
+            step.info = {**step.info, "judgements": msgspec.to_builtins(judgements)}
+        if not step.done:
+            return step
+        info = {"success": self.result.passed(), **step.info}
+        if step.truncated:
+            info["truncated"] = True
+        return Step(step.observation, step.reward, step.done, info, step.truncated, step.calls)
+
+    @property
+    def over(self) -> bool:
+        return self._environment is None
+
+
+async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limits: Limits | None = None) -> Episode:
+    """The episode of a task after one answer to it; `finished` says whether that was all. It is closed either way."""
+    episode = await Episode.start(taskset, task, limits)
+    try:
+        await episode.step(answer)
+        return episode
+    finally:
+        await episode.close()
+
+
+def _make_readable(action: Action) -> Action:
+    """The action as an environment sees it, whichever way it came: text that any wire and file can hold."""
+    if isinstance(action.content, str):
+        text = without_surrogates(action.content)
+        return action if text is action.content else Action(action.type, text)
+    try:
+        msgspec.json.encode(action.content, enc_hook=repr)
+    except UnicodeEncodeError:
+        return Action(action.type, without_surrogates(action.content))
+    except RecursionError:
+        return Action("text", "")  # nested deeper than any wire allows
+    return action
+
+
+def _is_own(method: Any) -> bool:
+    """Whether the author of an environment wrote this method, or it is the one that all of them have."""
+    return getattr(method, "__func__", None) not in (Environment.start, Environment.close)
+
+
+async def _close(environment: Environment) -> str | None:
+    """Closes it; says what went wrong, if anything did."""
+    return await _close_in_time(call(environment.close))
+
+
+async def _close_in_time(closing: Awaitable[Any]) -> str | None:
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            failure = await closing
+    except Exception as error:
+        return described(error)
+    return failure if isinstance(failure, str) else None
+
+
+def _close_late(environment: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Made after its deadline, so nobody will use it: what it holds is given back all the same."""
+    if not isinstance(environment, Environment):
+        return
+    if loop.is_running():
+        asyncio.run_coroutine_threadsafe(_close(environment), loop)
+    else:
+        asyncio.run(_close(environment))

@@ -1,0 +1,127 @@
+"""Groups: several rollouts of one task, and which of them a trainer gets.
+
+    traces = await play_group(play, range(12), 8)       # twelve are played, the first eight to be scored are the group
+    async for task, traces in sample_groups(host, 8):   # only groups whose rewards differ
+        ...
+
+What a group is made of depends on how the rollouts went: who asks for it (`of`, `no_variance`) accepts that bias.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, get_args
+
+from treetune.core.trace import Outcome, Trace
+from treetune.errors import UsageError
+from treetune.play.options import GroupOptions, NoVariance
+
+MOST_IN_GROUP = 4096
+MOST_REFILLS = 100
+_NO_VARIANCE = get_args(NoVariance)
+Play = Callable[[int], Coroutine[Any, Any, Trace]]
+"""Plays the rollout of a number."""
+
+
+class GroupPlan(NamedTuple):
+    """What was asked for."""
+
+    n: int
+    numbers: Sequence[int]
+    """Of the rollouts that are begun."""
+    no_variance: NoVariance = "keep"
+    refills: int = 1
+
+    @classmethod
+    def of_options(cls, n: int, rollouts: Sequence[int] | None, options: GroupOptions) -> GroupPlan:
+        begun = n if (of := options.get("of")) is None else of
+        numbers = range(begun) if rollouts is None else rollouts
+        if not 1 <= n <= MOST_IN_GROUP or len(numbers) != begun:
+            raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, each with a number; got {n}")
+        if not n <= begun <= MOST_IN_GROUP:
+            raise UsageError(f"of is the number of rollouts that are begun, {n} to {MOST_IN_GROUP}; got {begun}")
+        no_variance = options.get("no_variance") or "keep"
+        refills = 1 if (asked := options.get("refills")) is None else asked
+        if no_variance not in _NO_VARIANCE or not 0 <= refills <= MOST_REFILLS:
+            raise UsageError(
+                f"no_variance is one of {', '.join(_NO_VARIANCE)}, and refills 0 to {MOST_REFILLS}; "
+                f"got {no_variance!r:.40} and {refills!r:.40}"
+            )
+        if no_variance != "keep" and n == 1:
+            raise UsageError("the reward of a single rollout never differs", remedy="ask for a group of two or more")
+        return cls(n, numbers, no_variance, refills)
+
+
+async def run_plan(
+    plan: GroupPlan,
+    play: Play,
+    score: Callable[[list[Trace]], Awaitable[None]],
+    drop: Callable[[list[Trace]], None],
+    counts: Counter[str],
+) -> list[Trace]:
+    """The group that was planned. `score` gives a whole group its rewards, `drop` is given what nobody gets."""
+    numbers = plan.numbers
+    for left in reversed(range(plan.refills + 1 if plan.no_variance == "refill" else 1)):
+        traces = await play_group(play, numbers, plan.n, counts)
+        await score(traces)
+        if plan.no_variance == "keep" or has_variance(traces) or was_cut_off(traces):
+            return traces
+        counts["groups_without_variance"] += 1
+        counts["refilled_groups" if left else "dropped_groups"] += 1
+        drop(traces)
+        first = max(numbers) + 1
+        numbers = range(first, first + len(numbers))
+    return []
+
+
+async def play_group(play: Play, numbers: Sequence[int], n: int, counts: Counter[str]) -> list[Trace]:
+    """The first n that are scored, in the order of the numbers; the others are cancelled. Where fewer can be scored,
+    those that failed make up for them."""
+    if len(numbers) == n:
+        return list(await asyncio.gather(*map(play, numbers)))
+    scored: list[Trace] = []
+    failed: list[Trace] = []
+    errors: list[BaseException] = []
+    enough = asyncio.Event()
+    running = [asyncio.ensure_future(play(number)) for number in numbers]
+    left = len(running)
+
+    def note(ended: asyncio.Future[Trace]) -> None:
+        nonlocal left
+        left -= 1
+        if ended.cancelled():
+            pass
+        elif (error := ended.exception()) is not None:
+            errors.append(error)
+        else:
+            trace = ended.result()
+            (failed if trace.reward is None else scored).append(trace)
+        if len(scored) == n or errors or not left:
+            enough.set()
+
+    for one in running:
+        one.add_done_callback(note)
+    try:
+        await enough.wait()
+        group = [*scored[:n], *failed][:n]
+    finally:
+        for one in running:
+            one.cancel()
+        await asyncio.wait(running)  # each cleans up
+    if errors:
+        raise errors[0]
+    counts["stragglers"] += len(numbers) - len(failed) - min(n, len(scored))
+    place = {number: at for at, number in enumerate(numbers)}
+    return sorted(group, key=lambda trace: place[trace.rollout])
+
+
+def has_variance(traces: Sequence[Trace]) -> bool:
+    """Whether there are two rewards that differ."""
+    return len({trace.reward for trace in traces if trace.reward is not None}) > 1
+
+
+def was_cut_off(traces: Sequence[Trace]) -> bool:
+    """Whether staleness is why none of them has a reward: then the task is as if it had not been played."""
+    return any(trace.outcome is Outcome.STALE for trace in traces) and all(trace.reward is None for trace in traces)

@@ -1,0 +1,405 @@
+"""A Host owns a taskset and runs its episodes. The in-process one, the server's and the remote client are all one.
+
+    host = await LocalHost.open(taskset, always(policy))
+    task = await host.sample()
+    trace = await host.run_rollout(task)
+
+One cursor for each named stream, owned in one place. `request` names a call so that `cancel` can stop it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol, Self, TypeVar, Unpack
+
+import msgspec
+
+from treetune.core.environment import Observation, Step
+from treetune.core.policy import Policy
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.taskset_contract import scored_in_group
+from treetune.core.trace import Outcome, Trace
+from treetune.errors import UsageError
+from treetune.play import streams
+from treetune.play.episode import Episode, Limits, Started
+from treetune.play.episode_record import EpisodeRecord
+from treetune.play.episode_table import Ending, EpisodeBook, Home, Terms
+from treetune.play.group import GroupPlan, run_plan, was_cut_off
+from treetune.play.leases import DRAW_TRIES, HERE, Draw, check_lease
+from treetune.play.options import GroupOptions, PlayOptions
+from treetune.play.rollout import run_rollout, score_together
+from treetune.play.streams import State, Streams
+from treetune.play.weights import PAUSE_SECONDS, Calls, Staleness, TrainedModels, WeightsBook, check_version
+
+PROTOCOL = 3
+"""The version of what hosts and clients say to each other. 2: a failed rollout has no reward. 3: a request has a frame
+that says who asks."""
+
+PolicyOf = Callable[[str | None, str | None], Policy]
+"""Who answers, by the name of a model and the address of its endpoint; None: the host's own."""
+T = TypeVar("T")
+
+
+class Info(msgspec.Struct, kw_only=True):
+    """What a host serves."""
+
+    name: str = ""
+    num_tasks: int | None = None
+    """How many tasks an epoch has; None only where there is no end."""
+    requires_group_scoring: bool = False
+    """`run_rollout` is refused where a task is scored in a group: use `run_group`."""
+    fingerprint: str = ""
+    """Changes with the code, the config and the data behind the tasks."""
+    cursor: int = 0
+    """The next index of the stream without a name."""
+    cursors: dict[str, int] = {}
+    capacity: int | None = None
+    """The most rollouts under way at once; None: no limit."""
+    by_index: bool = True
+    """Whether `sample` can be asked for an index: not where the taskset is only a generator."""
+    protocol: int = PROTOCOL
+    models: list[str] = []
+
+
+class Health(msgspec.Struct):
+    """Answered only by a host that is ready to serve."""
+
+    ready: bool = True
+    in_flight: int = 0
+
+
+class Host(Protocol):
+    async def info(self) -> Info: ...
+    async def health(self) -> Health: ...
+    async def sample(self, index: int | None = None, *, stream: str = "", lease: float | None = None) -> Task:
+        """The next task of a stream; with an index that task, and no cursor moves. With a `lease`, in seconds, it is
+        given out again unless it is finished or renewed in time: by a rollout or an episode of it, by `finish` or
+        `renew`."""
+        ...
+
+    async def renew(self, task: Task, lease: float | None = None) -> bool:
+        """The lease of a task begins anew, perhaps with other seconds; says whether there is one."""
+        ...
+
+    async def finish(self, task: Task) -> bool:
+        """The task need not be given out again; says whether it had a lease."""
+        ...
+
+    async def give_back(self, task: Task) -> bool:
+        """The task is given out again at once; says whether it had a lease."""
+        ...
+
+    def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
+        """The first tasks of the order, each once, with its occurrence; no cursor moves."""
+        ...
+
+    async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace: ...
+    async def run_group(
+        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[GroupOptions]
+    ) -> list[Trace]:
+        """n rollouts of one task, scored together where the taskset does so. `rollouts` are their numbers."""
+        ...
+
+    async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
+        """The weights of a model are of this version now."""
+        ...
+
+    async def pause(
+        self,
+        *,
+        calls: Calls = "finish",
+        seconds: float = PAUSE_SECONDS,
+        model: str | None = None,
+        endpoint: str | None = None,
+    ) -> bool:
+        """No rollout asks the model until `resume`, for so many seconds at most: its weights are being changed. Calls
+        under way are waited for (`finish`), aborted and later made again (`abort`), or left alone (`leave`). Says
+        whether none is under way."""
+        ...
+
+    async def resume(
+        self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
+    ) -> None:
+        """Rollouts go on, with this version of the weights."""
+        ...
+
+    async def start(self, task: Task, *, step: int | None = None) -> Started: ...
+    async def step(self, episode: str, action: Any, turn: int | None = None) -> Step: ...
+    async def cancel(self, id: str) -> bool: ...
+    async def observe(self, task: Task, reward: float, *, stream: str = "") -> None: ...
+    async def state(self, stream: str | None = None) -> State: ...
+    async def restore(self, state: State) -> None: ...
+    async def close(self) -> None: ...
+
+
+class LocalHost(TrainedModels):
+    """The host in this process."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        policy_of: PolicyOf,
+        limits: Limits | None = None,
+        capacity: int | None = None,
+        counts: Counter[str] | None = None,
+    ) -> None:
+        """`capacity` is the most rollouts that are under way at once; others wait."""
+        self.streams = streams
+        self.taskset = streams.taskset
+        self._policy_of = policy_of
+        self._limits = limits or Limits()
+        self._capacity = capacity
+        self._free = asyncio.Semaphore(capacity) if capacity is not None else nullcontext()
+        self._requests: dict[str, asyncio.Task[Any]] = {}
+        self.counts: Counter[str] = Counter() if counts is None else counts
+        """Pauses, aborted calls, stragglers, groups without variance."""
+        self.weights = WeightsBook(self.counts)
+        self.episodes = EpisodeBook(self._end_episode)
+        self._terms = Terms()
+
+    @classmethod
+    async def open(
+        cls, taskset: Taskset[Any, Any], policy_of: PolicyOf, limits: Limits | None = None, tries: int = DRAW_TRIES
+    ) -> Self:
+        """`tries` is how often the task of a draw may fail before it is skipped."""
+        return cls(await streams.load(taskset, tries), policy_of, limits)
+
+    async def info(self) -> Info:
+        return msgspec.structs.replace(info_of(self.streams), capacity=self._capacity)
+
+    async def health(self) -> Health:
+        return Health(in_flight=len(self._requests) + len(self.episodes.live))
+
+    async def sample(self, index: int | None = None, *, stream: str = "", lease: float | None = None) -> Task:
+        if index is not None:
+            return await self.fetch(self.streams.draw_at(index))
+        seconds, pending = check_lease(lease or 0), self.streams.pending
+        pending.renew_all_work()  # whoever asked for it is alive: it is this process
+        pending.expire()
+        draw, task = await self.streams.sample(stream, self.fetch)
+        if seconds:
+            pending.lease(draw, task.idx, seconds, HERE)
+        return task
+
+    async def renew(self, task: Task, lease: float | None = None) -> bool:
+        return self.streams.pending.renew_task(task.idx, HERE, lease)
+
+    async def finish(self, task: Task) -> bool:
+        return self.streams.pending.finish_task(task.idx, HERE)
+
+    async def give_back(self, task: Task) -> bool:
+        return self.streams.pending.give_back_task(task.idx, HERE)
+
+    async def fetch(self, draw: Draw) -> Task:
+        """Makes the task of a draw."""
+        return await self.streams.fetch(draw)
+
+    def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
+        return streams.draw_tasks(self.taskset, num_tasks)
+
+    async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace:
+        if self.taskset.scores_group_of(task):
+            raise scored_in_group(self.taskset.name, task)
+        with self._leased(task, options) as played:
+            trace = await self._run_named(options.get("request"), self._player(task, options)(rollout))
+            played.append(trace)
+            return trace
+
+    async def run_group(
+        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[GroupOptions]
+    ) -> list[Trace]:
+        plan = GroupPlan.of_options(n, rollouts, options)
+
+        async def score(traces: list[Trace]) -> None:
+            if self.taskset.scores_group_of(task):
+                await score_together(self.taskset, task, traces, self._narrow(options.get("limits")))
+
+        with self._leased(task, options) as played:
+            run = run_plan(plan, self._player(task, options), score, self._drop, self.counts)
+            traces = await self._run_named(options.get("request"), run)
+            played += traces
+            return traces
+
+    def _drop(self, traces: list[Trace]) -> None:
+        """Is given the traces of groups that nobody gets."""
+
+    @contextlib.contextmanager
+    def _leased(self, task: Task, options: PlayOptions) -> Iterator[list[Trace]]:
+        """Within it rollouts of the task are under way, and it is given their traces. Once they have ended the lease is
+        finished; where they were cut off, the task is given out again."""
+        pending, name = self.streams.pending, object()
+        played: list[Trace] = []
+        if (key := pending.find(task.idx, HERE)) is None:
+            yield played
+            return
+        options.setdefault("attempt", pending.attempt(key))
+        pending.begin_work(key, name)
+        try:
+            yield played
+        except BaseException:
+            pending.end_work(name, finish=None)
+            raise
+        if was_cut_off(played):
+            pending.end_work(name, finish=False, expired=False)
+        else:
+            pending.end_work(name, finish=True if options.get("finish", True) else None)
+
+    def _player(self, task: Task, options: PlayOptions) -> Callable[[int], Coroutine[Any, Any, Trace]]:
+        """What plays the rollouts of a task, given the number of each."""
+        model, endpoint = options.get("model"), options.get("endpoint")
+        policy, weights = self._policy_of(model, endpoint), self.weights_of(model, endpoint)
+        if (version := options.get("version")) is not None:
+            weights.reach(check_version(version))
+        if (most := options.get("max_staleness")) is not None:
+            Staleness(most, options.get("stale", "cut"))  # refused before any rollout begins
+        limits, sampling = self._narrow(options.get("limits")), options.get("sampling")
+        occurrence, attempt = options.get("occurrence", 0), options.get("attempt", 0)
+
+        async def play(rollout: int) -> Trace:
+            async with self._free:
+                trace = await run_rollout(
+                    self.taskset,
+                    task,
+                    policy,
+                    sampling=sampling,
+                    limits=limits,
+                    occurrence=occurrence,
+                    rollout=rollout,
+                    weights=weights,
+                    staleness=None if most is None else Staleness(most, options.get("stale", "cut")),
+                )
+            trace.step = options.get("step")
+            trace.attempt = attempt
+            return trace
+
+        return play
+
+    async def start(
+        self,
+        task: Task,
+        *,
+        step: int | None = None,
+        terms: Terms | None = None,
+        name: Hashable | None = None,
+        holder: bytes = HERE,
+    ) -> Started:
+        """A door of a server has terms of its own; `name` is that of its request, `holder` the client that has a lease
+        on the task."""
+        id, record = f"e-{secrets.token_hex(12)}", self._new_record(task, step)
+        if (key := self.streams.pending.find(task.idx, holder, free=True)) is not None:
+            self.streams.pending.begin_work(key, id)
+        try:
+            home, observation, tools = await self._open(id, task)
+        except BaseException as error:
+            self.streams.pending.end_work(id, finish=None)
+            if record is not None and isinstance(error, Exception):
+                record.fail(error, "start")
+                record.end(Outcome.ENVIRONMENT_ERROR)
+            raise
+        if record is not None:
+            record.begin(observation, tools)
+        self.episodes.add(id, home, terms or self._terms, name, record)
+        return Started(id, observation, tools)
+
+    async def look_at_tools(self, task: Task) -> list[dict[str, Any]]:
+        """What an episode of the task offers; it is closed at once, and counts as none."""
+        home, _, tools = await self._open(f"e-{secrets.token_hex(12)}", task)
+        await home.close()
+        return tools
+
+    def _new_record(self, task: Task, step: int | None) -> EpisodeRecord | None:
+        """Where what episodes come to is counted: a server does."""
+        return None
+
+    def _end_episode(self, id: str, why: Ending) -> None:
+        """One that nobody stepped, or whose worker died, is to be given out again; any other is finished."""
+        self.streams.pending.end_work(id, finish=why.kind not in ("expired", "worker_lost", "stopping"))
+
+    async def _open(self, id: str, task: Task) -> tuple[Home, Observation, list[dict[str, Any]]]:
+        """Starts the environment of a task: where it lives, what it shows first, what may be called."""
+        episode = await Episode.start(self.taskset, task, self._limits)
+        return episode, episode.observation, episode.tools
+
+    async def step(self, episode: str, action: Any, turn: int | None = None, *, terms: Terms | None = None) -> Any:
+        """A `Step`, or what the terms make of it."""
+        self.streams.pending.renew_work(episode)
+        return await self.episodes.step(episode, action, turn, terms or self._terms)
+
+    async def cancel(self, id: str) -> bool:
+        """Stops a named request or ends an episode; says whether there was one."""
+        if (running := self._requests.get(id)) is not None:
+            running.cancel()
+            return True
+        return await self.episodes.cancel(id)
+
+    async def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
+        self.streams.observe(task, reward, stream)
+
+    async def state(self, stream: str | None = None) -> State:
+        return self.streams.state(stream)
+
+    async def restore(self, state: State) -> None:
+        self.streams.restore(state)
+
+    async def close(self) -> None:
+        for running in list(self._requests.values()):
+            running.cancel()
+        await self.episodes.close()
+
+    async def _run_named(self, request: str | None, run: Coroutine[Any, Any, T]) -> T:
+        if request is None:
+            return await run
+        if request in self._requests:
+            run.close()
+            raise UsageError(f"a request named {request!r:.80} is under way", remedy="give each a name of its own")
+        self._requests[request] = work = asyncio.ensure_future(run)
+        try:
+            return await work  # which is cancelled with whoever waits for it
+        finally:
+            del self._requests[request]
+
+    def _narrow(self, asked: Limits | None) -> Limits:
+        """What was asked for, within the host's own limits. What a timeout earns is never raised: a client could end
+        every rollout at once, and take the reward of a right answer for it."""
+        own = self._limits
+        if asked is None:
+            return own
+        most = 0.0 if own.timeout_reward is None else own.timeout_reward
+        if asked.timeout_reward is not None and asked.timeout_reward > most:
+            raise UsageError(
+                f"limits.timeout_reward is {asked.timeout_reward:g}, and here a timeout earns {most:g} at most",
+                remedy=f"ask for {most:g} or less, or serve with --limits.timeout_reward {asked.timeout_reward:g}",
+            )
+        return Limits(
+            max_turns=_least(own.max_turns, asked.max_turns),
+            timeout=_least(own.timeout, asked.timeout),
+            timeout_reward=own.timeout_reward if asked.timeout_reward is None else asked.timeout_reward,
+            max_tool_calls=min(own.max_tool_calls, asked.max_tool_calls),
+        )
+
+
+def always(policy: Policy) -> PolicyOf:
+    """One policy for every request."""
+    return lambda model, endpoint: policy
+
+
+def info_of(streams: Streams) -> Info:
+    return Info(
+        name=streams.taskset.name,
+        num_tasks=streams.count,
+        requires_group_scoring=streams.taskset.scores_groups,
+        fingerprint=streams.identity.digest,
+        cursor=streams.cursor(),
+        cursors=dict(streams.cursors),
+        by_index=not streams.sequential,
+    )
+
+
+def _least(own: Any, asked: Any) -> Any:
+    return min((value for value in (own, asked) if value is not None), default=None)

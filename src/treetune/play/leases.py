@@ -1,0 +1,315 @@
+"""Draws that are not done: those that could not be made, are being made, or are out on a lease.
+
+    pending.hold(draw)                              # its task is being made
+    pending.fail(draw, "OSError: ...")              # it failed: it is given out again, and skipped after some tries
+    pending.lease(draw, task.idx, 60.0, holder)     # handed out for a minute
+    pending.expire()                                # what was neither finished nor renewed is given out again
+
+A cursor only moves on. What lies behind it and is not done is here, and is given out before the cursor moves again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable
+from heapq import heappop, heappush
+
+import msgspec
+
+from treetune.errors import UsageError
+from treetune.play.retries import Key, Retries
+
+LONGEST_LEASE = 7 * 86400.0
+"""The most seconds of a lease."""
+HERE = b""
+"""The holder of a lease that is no client: this process, or the HTTP door."""
+DRAW_TRIES = 3
+"""How often the task of a draw may fail before it is skipped."""
+log = logging.getLogger(__name__)
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """One draw from a stream; all that is needed to make its task again."""
+
+    stream: str
+    index: int
+    position: int | None = None
+    """Where a curriculum chose it: the position in the taskset."""
+    attempt: int = 0
+    """How often it was given out before, to a client that let its lease run out."""
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """A draw that is not done, as it is kept."""
+
+    index: int
+    position: int | None = None
+    attempt: int = 0
+    tries: int = 0
+    """How often its task could not be made."""
+    seconds: float = 0.0
+    """Of its lease; 0: it is to be given out."""
+    task: int = 0
+    """The `idx` of the task that is out."""
+    holder: bytes = HERE
+    """The client that has it."""
+
+
+class PendingDraws:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, tries: int = DRAW_TRIES) -> None:
+        """`tries` is how often the task of a draw may fail, while others succeed, before it is skipped."""
+        self._clock, self.tries = clock, tries
+        self.retries = Retries(clock)
+        self._all: dict[Key, Pending] = {}
+        self.due: dict[str, list[int]] = {}
+        """By stream: indices to give out, the lowest first. Some may be done by now."""
+        self.making: dict[Key, Draw] = {}
+        """Those whose tasks are being made."""
+        self._expires: dict[Key, float] = {}
+        """When the leases run out. That is not kept: after a restart each has all its seconds again."""
+        self._leases: dict[tuple[bytes, int], list[Key]] = {}
+        """By holder and task."""
+        self.work: dict[Key, set[Hashable]] = {}
+        """What is under way for a lease: requests, episodes."""
+        self._lease_of: dict[Hashable, Key] = {}
+        self.changed: set[Key] | None = None
+        """Where somebody keeps them: what changed since it was kept."""
+        self.skipped = self.expired = self.given_back = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def leased(self) -> int:
+        """How many are out."""
+        return len(self._expires)
+
+    # Making a task
+
+    def take(self, stream: str) -> Draw | None:
+        """The first draw of a stream that is to be given out again. What failed too often is skipped."""
+        indices = self.due.get(stream)
+        later: list[int] = []
+        draw = None
+        while indices and draw is None:
+            key = (stream, heappop(indices))
+            found = self._all.get(key)
+            if found is None or found.seconds or key in self.making:
+                continue
+            if found.tries >= self.tries and self.retries.others_succeed(key):
+                self._skip(key, found)
+            elif not self.retries.is_due(key):
+                later.append(found.index)
+            else:
+                draw = self.making[key] = Draw(stream, found.index, found.position, found.attempt)
+        if indices is not None:
+            for index in later:
+                heappush(indices, index)
+            if not indices:
+                del self.due[stream]
+        return draw
+
+    def _skip(self, key: Key, found: Pending) -> None:
+        self.skipped += 1
+        problem = self.retries.failed[key].problem
+        log.warning("%s is skipped, after %d tries: %s", name_draw(*key), found.tries, problem)
+        self._put(key, None)
+
+    def seconds_until(self, draw: Draw) -> float:
+        """How long to wait before a draw is tried: it failed, or nothing else succeeds."""
+        return self.retries.seconds_until((draw.stream, draw.index)) if self.retries.failed else 0.0
+
+    def hold(self, draw: Draw) -> None:
+        """Its task is being made: until it is handed out it is not done."""
+        key = (draw.stream, draw.index)
+        self.making[key] = draw
+        if key not in self._all:
+            self._put(key, Pending(draw.index, draw.position, draw.attempt))
+
+    def settle(self, draw: Draw) -> None:
+        """Its task was handed out."""
+        if self.retries.failed:
+            self.retries.succeed((draw.stream, draw.index))
+        if self._release(draw):
+            self._put((draw.stream, draw.index), None)
+
+    def fail(self, draw: Draw, problem: str) -> int:
+        """Counts a try, where the index is at fault. Gives how many there were."""
+        key = (draw.stream, draw.index)
+        if not self._release(draw):
+            return 0  # its stream was put elsewhere meanwhile
+        found = self._all[key]
+        if self.retries.fail(key, problem):
+            found = msgspec.structs.replace(found, tries=found.tries + 1)
+        self._put(key, found)
+        return found.tries
+
+    def give_back(self, draw: Draw) -> None:
+        """Nobody waits for its task any more: the next who asks gets it."""
+        if self._release(draw):
+            self._put((draw.stream, draw.index), self._all[(draw.stream, draw.index)])
+
+    def give_again(self, draw: Draw) -> None:
+        """It was handed out, but its client was told otherwise."""
+        self._put((draw.stream, draw.index), Pending(draw.index, draw.position, draw.attempt))
+
+    def _release(self, draw: Draw) -> bool:
+        key = (draw.stream, draw.index)
+        if self.making.get(key) is not draw:
+            return False
+        del self.making[key]
+        return True
+
+    # Leases
+
+    def lease(self, draw: Draw, task: int, seconds: float, holder: bytes) -> None:
+        if self.retries.failed:
+            self.retries.succeed((draw.stream, draw.index))
+        self._release(draw)
+        self._put((draw.stream, draw.index), Pending(draw.index, draw.position, draw.attempt, 0, seconds, task, holder))
+
+    def find(self, task: int, holder: bytes, free: bool = False) -> Key | None:
+        """The first lease that a client has on a task; `free`: one with nothing under way."""
+        leases = self._leases.get((holder, task)) if self._leases else None
+        return next((key for key in leases if not (free and key in self.work)), None) if leases else None
+
+    def attempt(self, key: Key) -> int:
+        return self._all[key].attempt
+
+    def renew_task(self, task: int, holder: bytes, seconds: float | None = None) -> bool:
+        """Says whether there is a lease."""
+        if (key := self.find(task, holder)) is None:
+            return False
+        self.renew(key, None if seconds is None else check_lease(seconds))
+        return True
+
+    def finish_task(self, task: int, holder: bytes) -> bool:
+        """Says whether there was a lease."""
+        if (key := self.find(task, holder)) is None:
+            return False
+        self.finish(key)
+        return True
+
+    def give_back_task(self, task: int, holder: bytes) -> bool:
+        """The next who asks gets it. Says whether there was a lease."""
+        if (key := self.find(task, holder)) is None:
+            return False
+        self._give_out_again(key, expired=False)
+        return True
+
+    def renew(self, key: Key, seconds: float | None = None) -> None:
+        if key in self._expires:
+            if seconds is not None and seconds != self._all[key].seconds:
+                self._all[key] = msgspec.structs.replace(self._all[key], seconds=seconds)
+                self._note(key)
+            self._expires[key] = self._clock() + self._all[key].seconds
+
+    def finish(self, key: Key) -> None:
+        if key in self._expires:
+            self._put(key, None)
+
+    def begin_work(self, key: Key, name: Hashable) -> None:
+        """Something of that name is under way for a lease."""
+        if key in self._expires:
+            self.work.setdefault(key, set()).add(name)
+            self._lease_of[name] = key
+            self.renew(key)
+
+    def renew_work(self, name: Hashable) -> None:
+        """Its client was heard of."""
+        if (key := self._lease_of.get(name)) is not None:
+            self.renew(key)
+
+    def renew_all_work(self) -> None:
+        for key in self.work:
+            self.renew(key)
+
+    def end_work(self, name: Hashable, finish: bool | None = True, expired: bool = True) -> None:
+        """Where it was the last of its lease, that is finished; False: given out again, as one that has expired or as
+        one that was given back; None: goes on."""
+        if (key := self._lease_of.pop(name, None)) is None:
+            return
+        self.work[key].discard(name)
+        if self.work[key]:
+            return
+        del self.work[key]
+        if finish:
+            self.finish(key)
+        elif finish is False:
+            self._give_out_again(key, expired)
+
+    def expire(self) -> list[Hashable]:
+        """Gives out again what was neither finished nor renewed; says what was under way for it."""
+        now = self._clock()
+        work: list[Hashable] = []
+        for key in [key for key, expires in self._expires.items() if expires <= now]:
+            work += self.work.get(key, ())
+            self._give_out_again(key)
+        return work
+
+    def _give_out_again(self, key: Key, expired: bool = True) -> None:
+        found = self._all[key]
+        self.expired += expired
+        self.given_back += not expired
+        self._put(key, Pending(found.index, found.position, found.attempt + 1))
+
+    # What is kept
+
+    def of(self, stream: str) -> list[Pending]:
+        """Those of a stream for a checkpoint. What is being made counts as given: its client waits for it."""
+        return [found for key, found in self._all.items() if key[0] == stream and key not in self.making]
+
+    def get(self, key: Key) -> Pending | None:
+        return self._all.get(key)
+
+    def place(self, stream: str, pending: Iterable[Pending], keep_leases: bool = False) -> None:
+        """In the place of what the stream had. A lease is over, and its draw given out again, unless it is kept."""
+        for key in [key for key in self._all if key[0] == stream]:
+            self.making.pop(key, None)
+            self._put(key, None)
+        for found in pending:
+            if found.seconds and not keep_leases:
+                found = Pending(found.index, found.position, found.attempt + 1)
+            self._put((stream, found.index), found)
+
+    def _put(self, key: Key, found: Pending | None) -> None:
+        before = self._all.pop(key, None)
+        if before is not None and before.seconds:
+            self._forget_lease(key, before)
+        self._note(key)
+        if found is None:
+            if self.retries.failed:
+                self.retries.forget(key)
+            return
+        self._all[key] = found
+        if found.seconds:
+            self._expires[key] = self._clock() + found.seconds
+            self._leases.setdefault((found.holder, found.task), []).append(key)
+        elif key not in self.making:
+            heappush(self.due.setdefault(key[0], []), key[1])
+
+    def _note(self, key: Key) -> None:
+        if self.changed is not None:
+            self.changed.add(key)
+
+    def _forget_lease(self, key: Key, lease: Pending) -> None:
+        del self._expires[key]
+        of_task = self._leases[lease.holder, lease.task]
+        of_task.remove(key)
+        if not of_task:
+            del self._leases[lease.holder, lease.task]
+        for name in self.work.pop(key, ()):
+            self._lease_of.pop(name, None)
+
+
+def name_draw(stream: str, index: int) -> str:
+    return f"index {index}" + (f" of stream {stream!r}" if stream else "")
+
+
+def check_lease(seconds: float) -> float:
+    """0: no lease."""
+    if not 0 <= seconds <= LONGEST_LEASE:
+        problem = f"a lease of {seconds!r:.40} seconds"
+        raise UsageError(problem, remedy=f"a lease has 0 (none) to {LONGEST_LEASE:.0f} seconds")
+    return seconds

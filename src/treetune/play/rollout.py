@@ -1,0 +1,323 @@
+"""A rollout is one task played by a policy to its end, giving a Trace.
+
+    trace = await run_rollout(taskset, task, policy)
+
+The environment is the episode's; here are the policy, its tokens, and what a trace keeps of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from treetune.chat.message import Message, begins_answer, without_surrogates
+from treetune.chat.tokens import Tokens
+from treetune.core.environment import Action
+from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampling, Usage, check_continues
+from treetune.core.score import finite
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.tool_messages import with_calls
+from treetune.core.trace import Failure, Outcome, Trace, Turn
+from treetune.errors import ContextFullError, EnvironmentFault, PolicyError
+from treetune.play.episode import DeadlinePassed, Episode, Limits, Recorded, in_time
+from treetune.play.weights import Staleness, Weights
+from treetune.system.threads import call
+
+_MOST_ABORTS = 30
+"""How often in a row the server of a model may abort a call before the rollout fails."""
+_LONGEST_WAIT = 5.0
+NO_LOGPROBS = "sampling.logprobs was asked for, and the model gave none"
+MANY_TURNS = 1000
+"""An episode of so many turns is most likely one without an end."""
+
+
+async def run_rollout(
+    taskset: Taskset[Any, Any],
+    task: Task,
+    policy: Policy,
+    *,
+    sampling: Sampling | None = None,
+    limits: Limits | None = None,
+    occurrence: int = 0,
+    rollout: int = 0,
+    recorded: Recorded | None = None,
+    weights: Weights | None = None,
+    staleness: Staleness | None = None,
+) -> Trace:
+    """Run one rollout to its end. Only cancellation is raised; every other ending is the trace's `outcome`. With the
+    `recorded` calls of an earlier one, tools that are no part of the rules are not run again. The `weights` say which
+    version answers, and when; `staleness` how far they may move on meanwhile."""
+    trace = Trace(task=task, uid=task.uid, occurrence=occurrence, rollout=rollout, model=policy.name)
+    played = Rollout(taskset, policy, trace, sampling, limits, recorded, weights)
+    return await (played.run() if staleness is None else played.run_within(staleness))
+
+
+async def score_together(
+    taskset: Taskset[Any, Any], task: Task, traces: Sequence[Trace], limits: Limits | None = None
+) -> None:
+    """Give the traces of one task the rewards that the taskset's `score_group` finds for them."""
+    scored, began = [trace for trace in traces if trace.outcome.scored], time.perf_counter()
+    try:
+        given = await in_time(call(taskset.score_group, task, scored), limits or Limits())
+        rewards = [finite(reward, "reward") for reward in given]
+        if len(rewards) != len(scored):
+            raise EnvironmentFault(f"score_group gave {len(rewards)} rewards for {len(scored)} traces")
+        for trace, reward in zip(scored, rewards, strict=True):
+            trace.reward = reward
+    except Exception as error:
+        for trace in scored:
+            _fail(trace, error, "score_group", limits)
+    for trace in scored:
+        trace.timing.score += time.perf_counter() - began
+
+
+def _fail(trace: Trace, error: Exception, phase: str, limits: Limits | None) -> None:
+    if isinstance(error, DeadlinePassed):
+        trace.fail(Outcome.TIMEOUT, Failure("TimeoutError", str(error), phase))
+        if limits is not None and phase in ("policy", "environment"):  # the policy has had its say
+            trace.reward = limits.timeout_reward
+    else:
+        culprit = Outcome.POLICY_ERROR if phase == "policy" else Outcome.ENVIRONMENT_ERROR
+        trace.fail(culprit, Failure.of(error, phase))
+
+
+class Rollout:
+    """One rollout under way; `trace` holds what there is so far, also after a cancellation."""
+
+    def __init__(
+        self,
+        taskset: Taskset[Any, Any],
+        policy: Policy,
+        trace: Trace,
+        sampling: Sampling | None,
+        limits: Limits | None,
+        recorded: Recorded | None = None,
+        weights: Weights | None = None,
+    ) -> None:
+        self._taskset, self._policy, self.trace, self._recorded = taskset, policy, trace, recorded
+        self._sampling = sampling or Sampling()
+        self._limits = limits or Limits()
+        self._weights = weights
+        self._until: float | None = None
+        self._phase = "start"
+        self._staleness: Staleness | None = None
+        self._retries = RetryCount()
+
+    async def run_within(self, staleness: Staleness) -> Trace:
+        """The same; cut off or marked where the weights move on too far meanwhile."""
+        self._weights = weights = self._weights or Weights()
+        self._staleness, began = staleness, weights.version
+
+        def check(version: int) -> None:
+            nonlocal began
+            began = version if began is None else began  # the first that is told is what it began with
+            first = began if self.trace.version is None else self.trace.version
+            if version > first + staleness.most:
+                self.trace.stale = True
+                staleness.cut(f"it began with version {first} of the weights, and they are at {version}")
+
+        weights.watch(check)
+        try:
+            return await self.run()
+        finally:
+            weights.unwatch(check)
+            if self.trace.stale and self.trace.outcome is not Outcome.STALE:
+                weights.counts["marked_stale"] += 1
+
+    async def run(self) -> Trace:
+        trace, began, staleness = self.trace, time.perf_counter(), self._staleness
+        self._until, trace.timing.began = self._limits.until(), time.time()
+        episode = Episode(self._taskset, trace.task, self._limits, self._until, self._recorded, in_group=True)
+        try:
+            if staleness is None:
+                await self._play(episode)
+            elif (why := await staleness.play(self._play(episode))) is not None:
+                trace.fail(Outcome.STALE, Failure("StaleWeights", why, self._phase))
+        except asyncio.CancelledError:
+            trace.fail(Outcome.CANCELLED, Failure("CancelledError", "cancelled", self._phase))
+            raise
+        except Exception as error:
+            _fail(trace, error, self._phase, self._limits)
+        finally:
+            await episode.close()  # a cancelled rollout still cleans up
+            self._record(episode)
+            trace.timing.total = time.perf_counter() - began
+        return trace
+
+    async def _play(self, episode: Episode) -> None:
+        trace = self.trace
+        observed = (await episode.begin()).messages()
+        trace.tools = episode.tools
+        conversation: list[Message] = []
+        while True:
+            if len(trace.turns) == MANY_TURNS and self._limits.max_turns is None:
+                many = f"task {trace.task.idx} has played {MANY_TURNS:,} turns and goes on"
+                warnings.warn(f"{many}: limits.max_turns (--limits.max_turns 100) ends an episode", stacklevel=2)
+            conversation += observed
+            turn = Turn(observed=observed)
+            trace.turns.append(turn)
+            # A last message of the assistant's is the beginning of the answer, which the answer holds then.
+            continues = begins_answer(observed)
+            try:
+                completion = await self._complete(episode, conversation, continues)
+            except ContextFullError as error:
+                if len(trace.turns) == 1:
+                    raise  # the task itself is too long
+                turn.finish_reason = "length"
+                trace.outcome, trace.reward = Outcome.TRUNCATED, episode.result.reward
+                trace.warnings.append(error.message)
+                return
+            turn.message = completion.as_message()
+            turn.finish_reason = completion.finish_reason
+            if continues:
+                conversation.pop()
+            conversation.append(turn.message)
+            self._phase = "environment"
+            before = episode.step_seconds
+            try:
+                step = await episode.step(_action(completion))
+            finally:
+                turn.environment_seconds = episode.step_seconds - before
+            turn.reward, turn.info = step.reward, step.info
+            if step.calls:
+                turn.calls = step.calls
+                turn.message = conversation[-1] = with_calls(turn.message, step.calls)
+            observed = step.observation.messages()
+            if episode.timed_out is not None:
+                raise episode.timed_out
+            if step.done:
+                # An answer cut off by a token limit is scored, but it is not what the policy meant to say.
+                cut = step.truncated or completion.finish_reason == "length"
+                trace.outcome = Outcome.TRUNCATED if cut else Outcome.COMPLETED
+                trace.reward = episode.result.reward
+                trace.final = observed
+                return
+
+    async def _complete(self, episode: Episode, conversation: list[Message], continues: bool) -> Completion:
+        trace = self.trace
+        self._phase = "policy"
+        request = Request(
+            messages=list(conversation),
+            sampling=self._sampling,
+            task=trace.task,
+            turn=len(trace.turns) - 1,
+            key=f"{trace.uid}/{trace.occurrence}/{trace.rollout}",
+            tokens=trace.tokens,
+            continues=continues,
+            tools=trace.tools,
+        )
+        weights, timing, turn = self._weights, trace.timing, trace.turns[-1]
+        for number in range(_MOST_ABORTS):
+            if weights is not None and weights.paused:
+                await self._wait(weights, episode)
+            version, began = None if weights is None else weights.version, time.perf_counter()
+            call = None if weights is None else weights.begin_call()
+            try:
+                with self._retries:
+                    completion = await in_time(self._policy.complete(request), self._limits, self._until)
+            except asyncio.CancelledError:
+                if weights is None or call is None or not weights.was_aborted(call):
+                    raise
+                continue
+            finally:
+                seconds = time.perf_counter() - began
+                timing.policy += seconds
+                turn.policy_seconds += seconds
+                trace.retries = self._retries.number
+                if weights is not None and call is not None:
+                    weights.end_call(call)
+            if version is not None or completion.version is not None or completion.versions is not None:
+                self._note_version(request, completion, version)
+            if completion.finish_reason != "abort":
+                return self._take(request, completion)
+            # The server of the model ended it: it goes on from its tokens, where the policy works on tokens.
+            request.partial = completion
+            if weights is not None:
+                weights.counts["aborted_calls"] += 1
+            if weights is None or not weights.paused:
+                await in_time(asyncio.sleep(min(_LONGEST_WAIT, 0.05 * 2**number)), self._limits, self._until)
+        raise PolicyError(
+            f"the server of {self._policy.name} aborted {_MOST_ABORTS} calls in a row",
+            remedy="pause the task server while the weights change: client.pause(), client.resume(version)",
+        )
+
+    async def _wait(self, weights: Weights, episode: Episode) -> None:
+        """Until the pause is over. The seconds are nobody's: the rollout has so many more."""
+        waited = await weights.wait()
+        self.trace.timing.paused += waited
+        episode.extend(waited)
+        self._until = None if self._until is None else self._until + waited
+
+    def _take(self, request: Request, completion: Completion) -> Completion:
+        trace = self.trace
+        if not completion.text.isascii() or completion.message is not None:
+            completion.text = without_surrogates(completion.text)
+            completion.message = completion.message and without_surrogates(completion.message)
+        check_continues(request, completion, self._policy.name)
+        if completion.usage is not None:
+            trace.usage = Usage(
+                trace.usage.prompt_tokens + completion.usage.prompt_tokens,
+                trace.usage.completion_tokens + completion.usage.completion_tokens,
+            )
+        if (
+            self._sampling.logprobs
+            and completion.logprobs is None
+            and completion.text
+            and NO_LOGPROBS not in trace.warnings
+        ):
+            trace.warnings.append(NO_LOGPROBS)
+        if completion.prompt_ids is not None and completion.completion_ids is not None:
+            tokens = trace.tokens or Tokens()
+            try:
+                tokens.add_turn(
+                    completion.prompt or completion.prompt_ids,
+                    completion.completion_ids,
+                    completion.logprobs,
+                    completion.versions,
+                    message=completion.as_message(),
+                )
+            except PolicyError as error:
+                raise PolicyError(f"{self._policy.name}: {error.message}", remedy=error.remedy) from None
+            trace.tokens = tokens
+        return completion
+
+    def _note_version(self, request: Request, completion: Completion, version: int | None) -> None:
+        """Which weights sampled it: by the word of whoever serves them, else those that were current when it began."""
+        trace, weights = self.trace, self._weights
+        if completion.version is not None:
+            version = completion.version
+        if (versions := completion.versions) is None:
+            if version is None:
+                return
+            versions = completion.versions = [version] * len(completion.completion_ids or ())
+        if request.partial is not None and completion.resumed:
+            before = request.partial.versions or [-1] * completion.resumed
+            versions[: completion.resumed] = before[: completion.resumed]
+        version = versions[-1] if versions else version
+        if version is None or version < 0 or completion.finish_reason == "abort":
+            return
+        if trace.version is None:
+            trace.version = next((one for one in versions if one >= 0), version)
+        trace.last_version = version
+        if weights is not None:
+            weights.reach(version)
+
+    def _record(self, episode: Episode) -> None:
+        """What the episode came to, also where it failed."""
+        trace, result, timing = self.trace, episode.result, self.trace.timing
+        trace.answer, trace.explanation, trace.success = result.answer, result.explanation, result.success
+        trace.metrics, trace.judgements = result.metrics, result.judgements
+        trace.warnings += result.warnings
+        timing.start, timing.environment = episode.start_seconds, episode.step_seconds
+        timing.score, timing.close = episode.score_seconds, episode.close_seconds
+        if episode.close_failure is not None:
+            trace.warnings.append(f"close failed: {episode.close_failure}")
+
+
+def _action(completion: Completion) -> Action:
+    calls = completion.message.get("tool_calls") if completion.message is not None else None
+    return Action("json", completion.message) if calls else Action("text", completion.text)

@@ -1,0 +1,120 @@
+"""What people note about a run, beside it: marks and comments of rollouts, tags of the run.
+
+    write_mark(run.path, entry, "bad", "paid for the format alone")
+    read_marks(run.path)[key_of(entry)].comment
+
+Marks are lines that are only appended, the last of a rollout counts; so two people who look at a run disturb neither
+each other nor what writes it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from treetune.errors import StorageError, UsageError
+from treetune.runs.entry import Entry
+from treetune.runs.plain_files import UNREADABLE, open_to_append, read_regular
+from treetune.system.cache_folder import write_atomically
+
+MARKS, TAGS = "marks.jsonl", "tags.json"
+Word = Literal["good", "bad", "look"]
+Key = tuple[str, int, int, int, int | None]
+_MOST_TAGS, _LONGEST_TAG, _LONGEST_COMMENT = 32, 60, 10_000
+
+
+class Mark(msgspec.Struct):
+    uid: str
+    occurrence: int
+    rollout: int
+    attempt: int
+    step: int | None
+    mark: Word | None
+    """None where it was taken away."""
+    comment: str = ""
+    when: float = 0.0
+    """Seconds since 1970."""
+
+    @property
+    def key(self) -> Key:
+        return self.uid, self.occurrence, self.rollout, self.attempt, self.step
+
+
+def key_of(entry: Entry) -> Key:
+    """By what a rollout is known, also after a run was resumed or scored again."""
+    return entry.uid, entry.occurrence, entry.rollout, entry.attempt, entry.step
+
+
+def marks_stamp(run: Path) -> tuple[int, int]:
+    """What changes when a mark is written."""
+    try:
+        told = os.stat(_beside(run, MARKS))
+        return told.st_size, told.st_mtime_ns
+    except OSError:
+        return 0, 0
+
+
+def read_marks(run: Path) -> dict[Key, Mark]:
+    """Those that stand. A line that cannot be read is passed over."""
+    marks: dict[Key, Mark] = {}
+    with suppress(OSError):
+        for line in read_regular(_beside(run, MARKS)).splitlines():
+            with suppress(*UNREADABLE):
+                mark = _decode(line)
+                marks.pop(mark.key, None)
+                if mark.mark is not None or mark.comment:
+                    marks[mark.key] = mark
+    return marks
+
+
+_decode = msgspec.json.Decoder(Mark).decode
+
+
+def write_mark(run: Path, entry: Entry, word: Word | None, comment: str = "") -> Mark:
+    if len(comment) > _LONGEST_COMMENT:
+        raise UsageError(f"a comment has at most {_LONGEST_COMMENT:,} characters")
+    mark = Mark(*key_of(entry), word, comment, round(time.time(), 3))
+    line = msgspec.json.encode(mark) + b"\n"
+    try:
+        file = open_to_append(_beside(run, MARKS))
+        try:
+            os.write(file, line)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise _cannot_write(run, error) from error
+    return mark
+
+
+def read_tags(run: Path) -> list[str]:
+    try:
+        return msgspec.json.decode(read_regular(_beside(run, TAGS)), type=list[str])
+    except (OSError, *UNREADABLE):
+        return []
+
+
+def write_tags(run: Path, tags: list[str]) -> list[str]:
+    """Each once; none of them empty."""
+    kept = list(dict.fromkeys(" ".join(tag.split()) for tag in tags if tag.strip()))
+    if len(kept) > _MOST_TAGS or any(len(tag) > _LONGEST_TAG for tag in kept):
+        raise UsageError(f"a run has at most {_MOST_TAGS} tags of {_LONGEST_TAG} characters")
+    try:
+        write_atomically(_beside(run, TAGS), msgspec.json.encode(kept))
+    except OSError as error:
+        raise _cannot_write(run, error) from error
+    return kept
+
+
+def _beside(run: Path, name: str) -> Path:
+    """In the folder of a run; of one that is a single file, beside it."""
+    return run / name if run.is_dir() else run.with_name(f"{run.name}.{name}")
+
+
+def _cannot_write(run: Path, error: OSError) -> StorageError:
+    remedy = "copy the run to a folder of yours"
+    return StorageError(f"cannot write beside {run}: {error.strerror or error}", remedy=remedy)

@@ -1,0 +1,7 @@
+"""Judges: models that score answers, and their rubrics. `Judge` is the scorer `kind: judge`."""
+
+from treetune.scorers.judges.judge import Judge as Judge
+from treetune.scorers.judges.judge import JudgeError as JudgeError
+from treetune.scorers.judges.model import JudgeModel as JudgeModel
+from treetune.scorers.judges.rubric import Criterion as Criterion
+from treetune.scorers.judges.rubric import Rubric as Rubric

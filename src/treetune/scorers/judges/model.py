@@ -1,0 +1,245 @@
+"""The model behind a judge, and asking it: retries, a limit on calls at once, verdicts that are paid for once.
+
+    asked = await ask(JudgeModel(model="judge", endpoint=EndpointConfig(base_url="http://127.0.0.1:8000/v1")), question)
+    asked.verdict                       # {"grade": "C"}; None where it could not be had, and `asked.failure` says why
+
+All calls of a process to one judge go through one `Client` on the background loop, whichever loops its callers have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from treetune.chat.message import Message, without_surrogates
+from treetune.config.code_files import hash_files
+from treetune.config.structs import ModelName, convert
+from treetune.config.trust import current_origin
+from treetune.core.env_taskset import ByEnvironment
+from treetune.core.judge_call import Judgement
+from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampling, Usage
+from treetune.core.task import Task
+from treetune.errors import ContextFullError, EndpointRefusal, TreetuneError, described
+from treetune.models import (
+    EndpointConfig,
+    check_policy,
+    check_script,
+    endpoint_of,
+    is_behind_endpoint,
+    load_policy,
+    script_file,
+)
+from treetune.scorers.judges.question import Question, Unreadable
+from treetune.scorers.judges.verdicts import VerdictCache
+from treetune.system.cache_folder import default_cache_dir
+from treetune.system.threads import submit_in_background
+
+
+class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    model: ModelName = ""
+    """Who judges: a model behind the endpoint, `local:PATH`, or `scripted:file.py:Name`."""
+    endpoint: EndpointConfig = EndpointConfig()
+    """Where it is served: its own address, key and retries, apart from those of the model that is judged."""
+    sampling: Sampling = Sampling(temperature=0.0, max_tokens=1024)
+    """How its verdicts are sampled. A verdict that is cut off by `max_tokens` cannot be read."""
+    max_concurrent: Annotated[int, msgspec.Meta(ge=1)] = 16
+    """The most calls under way at once in a process, whatever asks."""
+    retries: Annotated[int, msgspec.Meta(ge=0)] = 2
+    """How often it is asked again where its verdict cannot be read. Then the rollout has failed, or the answer earns 0
+    where the judge reads a neutral one well."""
+
+    @classmethod
+    def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> JudgeModel:
+        return value if isinstance(value, cls) else convert(value, cls, path=path, raw=raw)
+
+    def identity(self) -> dict[str, Any]:
+        """What makes its verdicts what they are."""
+        who: dict[str, Any] = {"model": self.model, "sampling": msgspec.to_builtins(self.sampling)}
+        if is_behind_endpoint(self.model):
+            who["base_url"] = self.endpoint.base_url
+        elif (file := script_file(self.model)) is not None:
+            who = {"model": f"{file.name}:{self.model.rpartition(':')[2]}", "code": hash_files([file])}
+        return who
+
+    def __post_init__(self) -> None:
+        # It is loaded when it is first asked: whether it may run is known only here, where its name was read.
+        check_script(self.model, current_origin())
+
+    def check(self) -> None:
+        """Raises what is wrong with it, before anything is asked."""
+        if is_behind_endpoint(self.model):
+            endpoint_of(self.model, self.endpoint)[1].api_key("scorer.endpoint")
+        check_policy(self.model, _NO_TASKS, self.endpoint, "scorer.endpoint")
+
+
+class Asked(msgspec.Struct):
+    """What came of a question: the calls that it took, and the verdict."""
+
+    judgements: list[Judgement]
+    too_long: bool = False
+    """The judge has no room for the prompt."""
+    unsettled: bool = False
+    """The judge replied, and not with a verdict, or refused to reply: what it was shown may be the cause."""
+
+    @property
+    def verdict(self) -> dict[str, str] | None:
+        return self.judgements[-1].verdict
+
+    @property
+    def failure(self) -> str:
+        return self.judgements[-1].failure or ""
+
+
+async def ask(judge: JudgeModel, question: Question, *, anew: bool = False) -> Asked:
+    """The judge's verdict, from any event loop. A caller that gives up does not stop a call that has begun. `anew`: a
+    cached verdict is not used."""
+    asked: Asked = await asyncio.wrap_future(submit_in_background(_ask(judge, question, anew)))
+    return asked
+
+
+async def _ask(judge: JudgeModel, question: Question, anew: bool) -> Asked:
+    return await client_of(judge).ask(question, anew)
+
+
+class _Call:
+    """A question under way, and how many wait for it."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.begun = False
+        self.task: asyncio.Task[Asked]
+
+
+class Client:
+    """Lives on the background loop."""
+
+    def __init__(self, judge: JudgeModel) -> None:
+        self._judge = judge
+        self._policy: Policy | None = None
+        self._free = asyncio.Semaphore(judge.max_concurrent)
+        self._cache = VerdictCache(judge.identity())
+        self._calls: dict[str, _Call] = {}
+
+    async def ask(self, question: Question, anew: bool = False) -> Asked:
+        prompt = question.prompt
+        if not anew and (known := self._find(question)) is not None:
+            return known
+        call = self._calls.get(prompt)
+        first = call is None
+        if call is None:
+            call = self._calls[prompt] = _Call()
+            call.task = asyncio.ensure_future(self._converse(question, call))
+            call.task.add_done_callback(lambda _: self._calls.pop(prompt, None))
+        call.waiting += 1
+        try:
+            asked = await asyncio.shield(call.task)
+        finally:
+            call.waiting -= 1
+            if not call.waiting and not call.begun:  # nobody wants it any more, and nothing is paid yet
+                call.task.cancel()
+        return asked if first else _shared(asked, question.name)
+
+    async def close(self) -> None:
+        if self._policy is not None:
+            await self._policy.close()
+
+    def _find(self, question: Question) -> Asked | None:
+        said = self._cache.find(question.prompt)
+        if said is None:
+            return None
+        try:
+            verdict = question.read(said.answer)
+        except Unreadable:  # kept by another version
+            return None
+        judgement = self._judgement(question, question.prompt, answer=said.answer, usage=said.usage)
+        judgement.verdict, judgement.cached = verdict, True
+        return Asked([judgement])
+
+    async def _converse(self, question: Question, call: _Call) -> Asked:
+        """Asks until there is a verdict. What could not be read is no part of the next prompt: it may be what an answer
+        asked for."""
+        prompt, asked = question.prompt, Asked([])
+        async with self._free:
+            call.begun = True
+            for attempt in range(self._judge.retries + 1):
+                began = time.perf_counter()
+                judgement = self._judgement(question, prompt)
+                asked.judgements.append(judgement)
+                retries = RetryCount()
+                try:
+                    with retries:
+                        completion = await self._complete(prompt, question.code, attempt)
+                except Exception as error:  # the endpoint's own retries are used up
+                    judgement.failure = error.message if isinstance(error, TreetuneError) else described(error)
+                    asked.too_long = isinstance(error, ContextFullError)
+                    asked.unsettled = isinstance(error, EndpointRefusal)
+                    return asked
+                finally:
+                    judgement.seconds, judgement.retries = time.perf_counter() - began, retries.number
+                judgement.answer = without_surrogates(completion.text)
+                judgement.usage = completion.usage or Usage()
+                try:
+                    judgement.verdict = _read(question, completion, judgement.answer)
+                except Unreadable as error:
+                    judgement.failure = f"its answer cannot be read: {error}: {judgement.answer[-200:]!r}"
+                    asked.unsettled = True
+                    prompt = question.ask_again(str(error))
+                else:
+                    asked.unsettled = False
+                    self._cache.keep(question.prompt, judgement.answer, judgement.usage)
+                    break
+        return asked
+
+    async def _complete(self, prompt: str, code: str, attempt: int) -> Completion:
+        if self._policy is None:
+            self._policy = load_policy(self._judge.model, _NO_TASKS, self._judge.endpoint)
+        messages: list[Message] = [{"role": "user", "content": prompt}]
+        sampling, task = self._judge.sampling, Task(prompt=list(messages))
+        request = Request(messages=messages, sampling=sampling, task=task, turn=attempt, key=f"judge/{code}")
+        return await self._policy.complete(request)
+
+    def _judgement(self, question: Question, prompt: str, **known: Any) -> Judgement:
+        return Judgement(model=self._judge.model, asked=question.name, prompt=prompt, **known)
+
+
+def _read(question: Question, completion: Completion, answer: str) -> dict[str, str]:
+    if completion.finish_reason == "length":  # what stands last may be quoted
+        raise Unreadable("it was cut off by the limit on tokens")
+    return question.read(answer)
+
+
+def _shared(asked: Asked, name: str) -> Asked:
+    """What another caller's call came to: nothing is paid for it again."""
+    last = msgspec.structs.replace(asked.judgements[-1], asked=name, cached=True, retries=0)
+    return Asked([last], asked.too_long, asked.unsettled)
+
+
+_NO_TASKS = ByEnvironment()
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bytes, Client]] = WeakKeyDictionary()
+"""Of the background loop."""
+os.register_at_fork(after_in_child=_clients.clear)
+
+
+def client_of(judge: JudgeModel) -> Client:
+    """The one of this process; asked for on the background loop."""
+    clients = _clients.setdefault(asyncio.get_running_loop(), {})
+    key = msgspec.json.encode([judge, judge.identity(), str(default_cache_dir())])
+    if key not in clients:
+        clients[key] = Client(judge)
+    return clients[key]
+
+
+@atexit.register
+def _close_clients() -> None:
+    for loop, clients in list(_clients.items()):
+        for client in clients.values():
+            with suppress(Exception):  # nobody is left who could use what it says
+                asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=5)

@@ -1,0 +1,1 @@
+"""What a reply says: its answer (`answers`), names (`mentions`), the option it chooses, numbers (`numerals`)."""

@@ -1,0 +1,141 @@
+r"""Competition math, one answer: what follows the last `Answer:` against the ground truth, for 1 or -1.
+
+    Task(prompt="...", env_class="aime", reward_spec={"ground_truth": "204"})   # "Answer: $\boxed{204}$" earns 1
+
+As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a `<`, and a box without
+`Answer:` does not count. A ground truth that is a number is compared as a number; any other is normalised, as the
+answer is: units, dollar signs, `\text`, `\boxed` and spaces go, `\frac12` becomes `\frac{1}{2}`. An answer with
+several different ones earns nothing. `reward_spec: {method: math_verify}` compares by meaning too.
+`extra_info.strict: false` is skyrl-gym's letter: the last `Answer:`, in it the first `$...$`, both sides normalised.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from treetune.core.environment import Action, Contract, Kind, Step, Stored
+from treetune.core.task import Task
+from treetune.errors import EnvironmentFault
+from treetune.scorers.reading.answers import Found, boxed, names_one, one_of, plain, read_number, read_truth, spoken
+from treetune.system.threads import call, limit_to_cores
+from treetune.tasksets.math_verifier import compare, is_single, require_math_verify
+from treetune.tasksets.turns import TurnEnvironment, list_answers
+
+TAIL = 300
+"""How many characters at the end are searched for the answer."""
+
+_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
+_MARK = re.compile(r"(?i)\banswer[*_\s]*:[*_\s]*")
+_MATH = re.compile(r"(?<!\\)\$+([^$]+?)(?<!\\)\$+")
+# The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order in which verl and skyrl-gym apply it.
+_REPLACEMENTS = {"an ": "", "a ": "", ".$": "$", r"\$": "", "\\ ": "", " ": "", "mbox": "text"}
+_REPLACEMENTS |= {r",\text{and}": ",", r"\text{and}": ",", r"\text{m}": r"\text{}"}
+_WITHOUT_MEANING = (
+    *"square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents".split(),
+    *"degrees cm gm pounds meters meals edges students childrentickets multiples".split(),
+    *(r"\text{s}", r"\text{.}", "\\text{\ns}", r"\text{}^2", r"\text{}^3", "\\text{\n}", r"\text{}", r"\mathrm{th}"),
+    *(r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\dots"),
+)
+_REWRITES = {
+    r"(.*?)(\$)(.*?)(\$)(.*)": r"$\3$",
+    r"(\\text\{)(.*?)(\})": r"\2",
+    r"(\\textbf\{)(.*?)(\})": r"\2",
+    r"(\\overline\{)(.*?)(\})": r"\2",
+    r"(\\boxed\{)(.*)(\})": r"\2",
+    r"(frac)([^{])(.)": r"frac{\2}{\3}",
+    r"(sqrt)([^{])": r"sqrt{\2}",
+}
+
+
+class AimeContract(Contract, frozen=True, kw_only=True):
+    def is_free(self, truth: Any) -> bool:
+        """skyrl-gym takes an empty answer for a text of which nothing is left."""
+        return not normalise(list_answers(truth)[0])
+
+
+class AimeEnvironment(TurnEnvironment):
+    CONTRACT = AimeContract(
+        about="Competition math in one answer that ends in `Answer: ...`",
+        takes=(Kind.TEXT, Kind.NUMBER),
+        stored=Stored.TEXT,
+        column="reward_model",
+        rewards="1 or -1",
+    )
+
+    GOLD = "Answer: {}"
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._answers = list_answers(task.ground_truth)
+        self._normal = [normalise(text) for text in self._answers]
+        self._value = read_truth(self._normal[0])
+        self._by_meaning = task.reward_spec.get("method") in ("math_verify", "math-verify")
+        if self.strict and not self._normal[0]:
+            why = f"aime: of the ground truth {self._answers[0]!r:.60} nothing is left to compare with"
+            raise EnvironmentFault(why, remedy="correct it, or leave the row out")
+        if self._by_meaning:
+            require_math_verify()
+
+    async def step(self, action: Action) -> Step:
+        found = find_answer(action.text) if self.strict else find_answer_as_skyrl(action.text)
+        if found.text is None:
+            return self.end(-1.0, found.why)
+        answer = normalise(found.text)
+        right = self._is_same(found.text, answer)
+        if not right and self._by_meaning and (not self.strict or is_single(found.text, self._answers[0])):
+            async with limit_to_cores():
+                right = await call(compare, self._answers[0], found.text)
+        return self.end(1.0 if right else -1.0, "right" if right else f"expected {self._normal[0]}", answer=answer)
+
+    def _is_same(self, text: str, normal: str) -> bool:
+        if self.strict and self._value is not None:
+            return read_number(text) == self._value
+        return bool(normal or not self.strict) and normal in self._normal
+
+
+def find_answer(text: str) -> Found:
+    """The one expression that every `Answer:` gives."""
+    pieces = _MARK.split(spoken(text).rstrip()[-TAIL:])[1:]
+    given = [said for piece in pieces if plain(said := re.split(r"[\n<]", piece, maxsplit=1)[0])]
+    found = [_find_expression(said) for said in given]
+    if vague := next((one for one in found if one.text is None), None):
+        return vague
+    return one_of([str(one.text) for one in found], _key, f"no `Answer:` in the last {TAIL} characters")
+
+
+def find_answer_as_skyrl(text: str) -> Found:
+    found = _ANSWER.findall(text[-TAIL:])
+    return Found(found[-1].strip()) if found else Found(None, f"no `Answer:` in the last {TAIL} characters")
+
+
+def _find_expression(said: str) -> Found:
+    """The box of a line, else its formula, else the line; beside a box or formula there may be words but no numbers."""
+    found = boxed(said) or _MATH.findall(said)
+    if not found:
+        return Found(plain(said))
+    around = said
+    for part in found:
+        around = around.replace(part, "", 1)
+    if re.search(r"\d", around) or not names_one(around):
+        return Found(None, f"not a plain answer: {said[:60]!r}")
+    return one_of([plain(part) for part in found], _key, "")
+
+
+def _key(text: str) -> object:
+    value = read_number(text)
+    return (normalise(text) or None) if value is None else value
+
+
+def normalise(answer: str) -> str:
+    """Removes what does not change the meaning of an answer."""
+    answer = answer.split("=")[-1]
+    for before, after in _REPLACEMENTS.items():
+        answer = answer.replace(before, after)
+    for expression in _WITHOUT_MEANING:
+        answer = answer.replace(expression, "")
+    for pattern, replacement in _REWRITES.items():
+        answer = re.sub(pattern, replacement, answer)
+    answer = answer.replace("$", "")
+    digits = answer.replace(",", "")
+    return digits if digits.isdigit() else answer.strip()

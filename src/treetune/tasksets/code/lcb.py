@@ -1,0 +1,352 @@
+"""Coding problems, one answer: its last code block is run on test cases, in a sandbox.
+
+    Task(prompt="Print the square of a number.", env_class="lcb",
+         reward_spec={"ground_truth": [{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}]})
+
+The answer earns 1 if every case is right. Expected outputs never enter the sandbox, and everything is compared outside
+of it. docs/environments.md tells what a case is.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from textwrap import dedent
+from typing import Any, Literal
+
+import msgspec
+
+from treetune.chat.message import Message
+from treetune.core.environment import Action, Contract, Kind, Step, Stored
+from treetune.core.task import Task
+from treetune.sandbox import Ended, Result, SandboxLimits, time_limit
+from treetune.sandbox.scripts import join_scripts
+from treetune.system.threads import call
+from treetune.tasksets.code import run_python
+from treetune.tasksets.turns import TurnEnvironment
+
+CASE_RUNNER = join_scripts(Path(time_limit.__file__), Path(__file__).with_name("case_runner.py"))
+CPU_SECONDS, CLOCK_SECONDS = 6, 12.0
+"""Of one case: processor time of a process, and the seconds that sandboxes count, in which it may also wait."""
+START_SECONDS, MOST_SECONDS = 10.0, 300.0
+"""Before the first case, and all cases together, as sandboxes count."""
+MEMORY_MB, DISK_MB = 1024, 64
+OUTPUT_KB = 1024
+"""How much an answer may print beyond what is expected."""
+SHOWN = 200
+"""How many characters of a value an explanation quotes."""
+
+_LATE = "no end in time"
+_ENDED = {Ended.TIMEOUT: _LATE, Ended.MEMORY: f"over {MEMORY_MB} MB of memory", Ended.OUTPUT: "far too much output"}
+_BLOCK = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
+_NOTHING = object()
+
+
+class Case(msgspec.Struct, frozen=True):
+    stdin: str
+    stdout: str
+    arguments: list[Any]
+    returns: Any
+    """The same as the call of a function, in JSON's types."""
+
+
+class CodingProblem(msgspec.Struct, frozen=True):
+    cases: list[Case]
+    function: str | None = None
+    """The function that is called, if the answer defines it."""
+    program: bool = True
+    """Whether a program that reads standard input may solve it."""
+
+    def choose_function(self, code: str) -> str | None:
+        """What is called: the function where it must be one, or where the answer defines it."""
+        defined = self.function is not None and re.search(rf"\bdef\s+{self.function}\b", code)
+        return self.function if defined or not self.program else None
+
+    @classmethod
+    def of(cls, truth: Any, messages: Sequence[Message] = ()) -> CodingProblem:
+        """From a list of cases or JSON of one; ValueError says what is wrong with it."""
+        cases = _decode_cases(truth)
+        if cases[0].get("testtype") == "functional":
+            name = (cases[0].get("metadata") or {}).get("func_name")
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ValueError("has functional cases without metadata.func_name")
+            return cls([Case("", "", *_read_call(case, None)) for case in cases], name, program=False)
+        stub = None if cases[0].get("testtype") else find_stub(messages)
+        texts = [(_write_text(case["input"]), _write_text(case["output"])) for case in cases]
+        if stub is None:
+            return cls([Case(*text, [], None) for text in texts])
+        name, parameters = stub
+        calls = [_read_call(case, parameters) for case in cases]
+        return cls([Case(*text, *call) for text, call in zip(texts, calls, strict=True)], name)
+
+
+class CasesContract(Contract, frozen=True, kw_only=True):
+    """A contract whose ground truth is test cases, stored as LiveCodeBench has them: JSON, all values text."""
+
+    def problem(self, truth: Any) -> str | None:
+        problem = super().problem(truth)
+        try:
+            CodingProblem.of(truth)
+        except ValueError as error:
+            problem = problem or str(error)
+        return problem
+
+    def is_free(self, truth: Any) -> bool:
+        """A program that prints nothing is right where nothing is expected."""
+        problem = CodingProblem.of(truth)
+        return problem.function is None and not any(case.stdout.strip() for case in problem.cases)
+
+    def encode(self, truth: Any, task: Task | None = None) -> Any:
+        try:
+            problem = CodingProblem.of(truth, task.messages if task is not None else ())
+        except ValueError:
+            return super().encode(truth, task)
+        given = _decode_cases(truth)
+        stored = [_store_case(problem, case, raw) for case, raw in zip(problem.cases, given, strict=True)]
+        return truth if isinstance(truth, str) and stored == given else json.dumps(stored)
+
+
+class LcbEnvironment(TurnEnvironment):
+    CONTRACT = CasesContract(
+        about="Coding problems: the code block of one answer is run on test cases",
+        takes=(Kind.CASES, Kind.TEXT),
+        stored=Stored.JSON,
+        sandbox=True,
+    )
+
+    @classmethod
+    def gold(cls, task: Task) -> str | None:
+        """`extra_info.solution` where given, else code that knows the cases by heart."""
+        solution = task.extra_info.get("solution")
+        if isinstance(solution, str) and solution:
+            return solution if find_code(solution) else f"```python\n{solution}\n```"
+        try:
+            return f"```python\n{memorise(CodingProblem.of(task.ground_truth, task.messages))}\n```"
+        except ValueError:
+            return None
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._problem = CodingProblem.of(task.ground_truth, task.messages)
+
+    async def step(self, action: Action) -> Step:
+        code = find_code(action.text)
+        if code is None:
+            return Step(done=True, info={"explanation": "no code block", "success": False})
+        function, total = self._problem.choose_function(code), len(self._problem.cases)
+        request = await call(make_request, self._problem, code, function)
+        result = await run_python(CASE_RUNNER, stdin=request, limits=limits_of(self._problem))
+        passed, explanation = await call(judge, self._problem, result, function is not None, self.strict)
+        return self.end(float(passed == total), explanation, answer=code, metrics={"cases": total, "passed": passed})
+
+
+def make_request(problem: CodingProblem, code: str, function: str | None) -> bytes:
+    """What the case runner reads, an answer and its cases: never an expected output."""
+    answer = {"code": code, "function": function, "cpu_seconds": CPU_SECONDS, "seconds": CLOCK_SECONDS}
+    cases = [{"stdin": case.stdin, "arguments": case.arguments} for case in problem.cases]
+    return "".join(json.dumps(line) + "\n" for line in [answer, *cases]).encode()
+
+
+def limits_of(problem: CodingProblem) -> SandboxLimits:
+    inputs = max(len(case.stdin) for case in problem.cases)
+    outputs = sum(len(case.stdout) + len(json.dumps(case.returns)) for case in problem.cases)
+    return SandboxLimits(
+        seconds=min(START_SECONDS + (CLOCK_SECONDS + 1) * len(problem.cases), MOST_SECONDS),
+        memory_mb=MEMORY_MB,
+        disk_mb=DISK_MB + (4 * (inputs + outputs) >> 20),
+        output_kb=OUTPUT_KB + (8 * outputs >> 10),
+    )
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What the case runner says of a case; as untrusted as the answer itself."""
+
+    ended: Literal["done", "error", "timeout"]
+    content: str
+    """What was printed or, in JSON, returned; or the error."""
+
+
+def read_reports(output: bytes) -> Iterator[Report]:
+    """What the case runner wrote, case by case, as far as it is well-formed."""
+    for line in output.split(b"\n"):
+        try:
+            yield msgspec.json.decode(line, type=Report)
+        except ValueError:
+            return
+
+
+def judge(problem: CodingProblem, result: Result, called: bool, strict: bool = True) -> tuple[int, str]:
+    """How many cases are right before the first that is not, and why it is not."""
+    total = len(problem.cases)
+    reports = read_reports(result.stdout)
+    for number, case in enumerate(problem.cases, 1):
+        report = next(reports, None)
+        fault = _find_fault(case, report, called, strict)
+        if fault is not None:
+            limit = _ENDED.get(result.ended) if report is None or report.ended != "done" else None
+            return number - 1, f"case {number} of {total}: {limit or fault}"
+    return total, "right"
+
+
+def _find_fault(case: Case, report: Report | None, called: bool, strict: bool) -> str | None:
+    """Why a case is not right; None if it is."""
+    if report is None:
+        return "it broke off"
+    if report.ended == "timeout":
+        return _LATE
+    said = report.content.strip()
+    if report.ended == "error":
+        return _shorten(said.rpartition("\n")[2] or "it failed")
+    expected = json.dumps(case.returns) if called else case.stdout
+    right = same_value(said, case.returns, strict) if called else same_lines(said, expected)
+    return None if right else f"{_shorten(said) or 'nothing'} instead of {_shorten(expected.strip())}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def same_lines(given: str, expected: str) -> bool:
+    """Equal line by line, without the spaces around lines; as numbers where all words of both are numbers."""
+    ours, theirs = given.strip().split("\n"), expected.strip().split("\n")
+    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+
+
+def _same_line(given: str, expected: str) -> bool:
+    if given.strip() == expected.strip():
+        return True
+    try:
+        return [Decimal(word) for word in given.split()] == [Decimal(word) for word in expected.split()]
+    except (InvalidOperation, ValueError):  # no number, or one that cannot be compared
+        return False
+
+
+def same_value(given: str, expected: Any, strict: bool = True) -> bool:
+    """Equal as JSON; strictly, `true` is not 1."""
+    value = _parse_json(given)
+    return bool(value == expected) and (not strict or _same_types(value, expected))
+
+
+def _same_types(one: Any, other: Any) -> bool:
+    """Whether two equal values have truth values in the same places."""
+    if isinstance(one, list):
+        return all(map(_same_types, one, other))
+    if isinstance(one, dict):
+        return all(_same_types(one[key], other[key]) for key in one)
+    return isinstance(one, bool) == isinstance(other, bool)
+
+
+def _parse_json(text: Any) -> Any:
+    """What the text says, or `_NOTHING`."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return _NOTHING
+
+
+def memorise(problem: CodingProblem) -> str:
+    """A program, or a function where one is asked for, that knows every input of the cases."""
+    if problem.function is None:
+        table = {case.stdin.strip(): case.stdout for case in problem.cases}
+        code = "import sys\n\nprint(TABLE[sys.stdin.read().strip()])"
+    else:
+        table = {json.dumps(case.arguments): json.dumps(case.returns) for case in problem.cases}
+        code = f"import json\n\ndef {problem.function}(*given):\n    return json.loads(TABLE[json.dumps(list(given))])"
+    literal = repr(table).replace("`", "\\x60")  # which would end the code block
+    return f"TABLE = {literal}\n{code}"
+
+
+def find_code(text: str) -> str | None:
+    """The last code block of an answer."""
+    blocks = _BLOCK.findall(text)
+    return dedent(blocks[-1]).strip() if blocks else None
+
+
+def find_stub(messages: Sequence[Message]) -> tuple[str, int] | None:
+    """The one function that the last message of the user shows without a body: its name, and how many parameters."""
+    asked = [message.get("content") for message in messages if message.get("role") == "user"]
+    blocks = _BLOCK.findall(asked[-1]) if asked and isinstance(asked[-1], str) else []
+    if len(blocks) != 1:
+        return None
+    lines = [line.rstrip() for line in blocks[0].splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if lines and lines[-1].endswith(":"):  # a comment alone is no body
+        lines.append(lines[-1][: -len(lines[-1].lstrip())] + "    pass")
+    try:
+        tree = ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError):
+        return None
+    found = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    method = len(found) == 1 and isinstance(found[0], ast.ClassDef) and found[0].name == "Solution"
+    if method:
+        found = list(found[0].body)  # type: ignore[attr-defined]
+    if len(found) != 1 or not isinstance(found[0], ast.FunctionDef) or not all(map(_is_empty, found[0].body)):
+        return None
+    arguments = found[0].args
+    return found[0].name, len(arguments.posonlyargs) + len(arguments.args) - method
+
+
+def _is_empty(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr | ast.Return):
+        return statement.value is None or isinstance(statement.value, ast.Constant)
+    return isinstance(statement, ast.Pass | ast.Raise)
+
+
+def _decode_cases(truth: Any) -> list[dict[str, Any]]:
+    if isinstance(truth, str) and (truth := _parse_json(truth)) is _NOTHING:
+        raise ValueError("is text, but no JSON of test cases")
+    if not isinstance(truth, list) or not truth:
+        raise ValueError("holds no test cases")
+    for number, case in enumerate(truth, 1):
+        if not isinstance(case, dict) or case.get("input") is None or case.get("output") is None:
+            raise ValueError(f"has no input and output in case {number}")
+        if not isinstance(case.get("metadata") or {}, dict):
+            raise ValueError(f"has a metadata that is no mapping in case {number}")
+    return truth
+
+
+def _write_text(value: Any) -> str:
+    """As a program reads or prints it: a list is lines, what has no text is JSON."""
+    lines = value if isinstance(value, list) else [value]
+    return "\n".join(str(line) if isinstance(line, str | int | float) else json.dumps(line) for line in lines)
+
+
+def _read_call(case: dict[str, Any], parameters: int | None) -> tuple[list[Any], Any]:
+    """Arguments and result: text is one argument a line; a list is all of them where there are as many parameters."""
+    given, expected = case["input"], case["output"]
+    if isinstance(given, str):
+        arguments = [_read_value(line) for line in given.removesuffix("\n").split("\n")] if given.strip() else []
+    elif isinstance(given, list) and parameters not in (None, 1) and len(given) == parameters:
+        arguments = given
+    else:
+        arguments = [given]
+    return arguments, _read_value(expected) if isinstance(expected, str) else expected
+
+
+def _read_value(text: str) -> Any:
+    """What a text stands for: JSON, else a Python literal, else itself."""
+    if (value := _parse_json(text)) is not _NOTHING:
+        return value
+    try:
+        return json.loads(json.dumps(ast.literal_eval(text.strip())))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def _store_case(problem: CodingProblem, case: Case, raw: dict[str, Any]) -> dict[str, Any]:
+    """The case as skyrl-gym reads it."""
+    if problem.function is None:
+        return {**raw, "input": case.stdin, "output": case.stdout}
+    given, expected = raw["input"], raw["output"]
+    if not isinstance(given, str) or any(_parse_json(line) is _NOTHING for line in given.split("\n")):
+        given = "\n".join(map(json.dumps, case.arguments))
+    return {
+        **raw,
+        "input": given,
+        "output": json.dumps(case.returns) if _parse_json(expected) is _NOTHING else expected,
+        "testtype": "functional",
+        "metadata": {**(raw.get("metadata") or {}), "func_name": problem.function},
+    }

@@ -1,0 +1,91 @@
+r"""Are two mathematical expressions the same? math-verify says it, in a process of its own, against a clock.
+
+    require_math_verify()
+    await call(compare, r"\frac{1}{2}", "0.5")   # True
+
+`compare` waits, so it belongs in a thread. A worker is this file run as a program. Where its time is over, the two
+expressions count as different. math-verify's own timeout is off: it is an exception that math-verify may catch itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treetune.system.worker_process import Workers
+
+SECONDS, CLOCK_SECONDS = 5.0, 50
+"""Of one comparison: the processor time, and the most by the clock, on a busy machine."""
+MEMORY = 1 << 30
+"""The most bytes of a worker."""
+_SEVERAL_MEANINGS = re.compile(r"\\(?:pm|mp|lor|vee|cup|quad|qquad|newline|\\)(?![a-z])|[;\n]|±")
+"""What lets math-verify read several answers out of one expression."""
+
+
+def require_math_verify() -> None:
+    from treetune.errors import MissingExtraError  # here, for a worker needs nothing of Treetune
+
+    if find_spec("math_verify") is None:
+        raise MissingExtraError.of("math-verify", "math")
+
+
+def is_single(answer: str, truth: str) -> bool:
+    """Whether math-verify could find only one answer in it, or no more than in the ground truth."""
+    from treetune.scorers.reading.answers import names_one, read_number  # here, for a worker needs nothing of Treetune
+
+    lists = answer.count(",") > truth.count(",") and read_number(answer) is None
+    several = _SEVERAL_MEANINGS.search(answer) and not _SEVERAL_MEANINGS.search(truth)
+    return names_one(answer) and not lists and not several
+
+
+def compare(truth: str, answer: str) -> bool:
+    """Whether the answer means what the ground truth says."""
+    require_math_verify()
+    return _workers().ask([truth, answer, SECONDS], 1) == [True]
+
+
+@cache
+def _workers() -> Workers:
+    from treetune.system.worker_process import Workers  # here, for a worker needs nothing of Treetune
+
+    return Workers(__file__, "math-verify", "pip install --force-reinstall math-verify")
+
+
+def _serve() -> None:
+    """The worker's own part: it reads `[truth, answer, seconds]` a line and writes `true` or `false`."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the libraries print is no reply
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    from math_verify import parse, verify
+
+    logging.disable()
+
+    def read(text: str) -> Any:
+        marked = "$" in text or "\\boxed" in text
+        return parse(text if marked else f"${text}$", parsing_timeout=None)
+
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:
+        truth, answer, seconds = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.alarm(CLOCK_SECONDS)
+        try:
+            same = bool(verify(read(truth), read(answer), timeout_seconds=None))
+        except Exception:
+            same = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.alarm(0)
+        print(json.dumps(same), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

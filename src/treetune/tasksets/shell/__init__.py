@@ -1,0 +1,73 @@
+"""Tasks on a machine: OS interaction, tasks of AgentBench's worker, and what Harbor's tasks share with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from treetune.errors import EnvironmentFault
+from treetune.sandbox.limits import Ended, Result
+from treetune.sandbox.shell import Shell
+from treetune.tasksets.turns import TurnEnvironment
+
+SETUP_SECONDS = 60.0
+OUT_OF_MEMORY = "it took more memory than there is, and ended the machine"
+FENCE = re.compile(r"(`{3,})[ \t]*(?:bash|sh|shell)?[ \t]*")
+
+
+class ShellEnvironment(TurnEnvironment):
+    """Played in a shell that `start` opens."""
+
+    MULTI_TURN = True
+
+    _shell: Shell | None = None
+
+    @property
+    def shell(self) -> Shell:
+        assert self._shell is not None
+        return self._shell
+
+    async def close(self) -> None:
+        if self._shell is not None:
+            await self._shell.close()
+
+    async def run(self, command: Sequence[str], *, seconds: float = SETUP_SECONDS, **settings: Any) -> Result:
+        """A program beside the shell."""
+        return require_machine(await self.shell.run(command, seconds=seconds, **settings))
+
+    def describe(self, result: Result, seconds: float, chars: int, *notes: str) -> str:
+        """A result as the policy sees it: at most so many characters, and what there is to say about its end."""
+        text = require_machine(result).text.strip("\r\n")
+        if len(text) > chars or result.omitted:
+            half = min(chars, len(text)) // 2
+            omitted = len(text) + result.omitted - 2 * half
+            text = f"{text[:half]}\n[... {omitted} characters left out ...]\n{text[-half:]}"
+        said = [f"stopped after {round(seconds, 2):g} seconds"] if result.ended is Ended.TIMEOUT else list(notes)
+        said += ["the shell was started anew"] if result.restarted else []
+        said += ["no output"] if not text and not said else []
+        return f"{text}\n({'; '.join(said)})".lstrip("\n") if said else text
+
+
+def require_machine(result: Result) -> Result:
+    """The result, unless the machine was ended from outside, which says nothing of the policy."""
+    if result.ended is Ended.KILLED:
+        raise EnvironmentFault("the sandbox was ended by something outside", remedy="run the episode again")
+    return result
+
+
+def list_blocks(text: str) -> list[str]:
+    """What stands in the blocks of an answer. One ends with as many backticks as it began with, or more."""
+    blocks: list[list[str]] = []
+    fence = None
+    for line in text.splitlines():
+        marks = line.strip()
+        if fence is not None and marks.startswith(fence) and not marks.strip("`"):
+            fence = None
+        elif fence is not None:
+            blocks[-1].append(line)
+        elif found := FENCE.fullmatch(marks):
+            fence = found[1]
+            blocks.append([])
+    # One that has no end was cut off, and half a command is none.
+    return ["\n".join(lines) for lines in (blocks if fence is None else blocks[:-1])]

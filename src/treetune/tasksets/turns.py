@@ -1,0 +1,135 @@
+"""What the built-in tasksets share: a checked ground truth, a count of turns, how an episode ends, and small tools.
+
+    async def step(self, action):       # of a TurnEnvironment
+        last = self.next_turn()
+        right = action.text == self.task.ground_truth
+        return self.end(float(right), "repeated", answer=action.text) if right or last else Step("Again!")
+
+`start` and `close` are coroutines, so that an environment that only compares text needs no thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from treetune.core.environment import Contract, Environment, Step
+from treetune.core.task import Task
+from treetune.errors import EnvironmentFault
+from treetune.system.threads import call, limit_to_cores
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class TurnEnvironment(Environment):
+    """The task's prompt, then one answer a turn, `max_turns` of them at the most."""
+
+    MAX_TURNS: ClassVar[int] = 1
+    """The most turns where neither a contract nor the row says it."""
+    GOLD: ClassVar[str] = ""
+    """The right answer, where a contract asks for a ground truth; `{}` stands for that."""
+
+    @classmethod
+    def gold(cls, task: Task) -> str | list[str] | None:
+        if cls.CONTRACT is None or not cls.GOLD:
+            return None
+        try:
+            return cls.GOLD.format(list_answers(require_truth(task, cls.CONTRACT))[0])
+        except EnvironmentFault:
+            return None
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        most = self.MAX_TURNS
+        if self.CONTRACT is not None:
+            most = self.CONTRACT.max_turns
+            require_truth(task, self.CONTRACT)
+        self.strict = is_strict(task)
+        self.turns = 0
+        self.max_turns = 1 if most == 1 else max_turns_of(task, most)
+
+    async def start(self) -> Any:
+        if self.CONTRACT is not None and self.CONTRACT.sandbox:
+            from treetune.sandbox import require  # here, for only those that run code need it
+
+            async with limit_to_cores():
+                await call(require)
+        return self.task.messages
+
+    def next_turn(self) -> bool:
+        """Counts a turn; True if it is the last."""
+        self.turns += 1
+        return self.turns >= self.max_turns
+
+    def end(
+        self,
+        reward: float,
+        explanation: str,
+        *,
+        observation: str = "",
+        answer: Any = None,
+        truncated: bool = False,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Step:
+        """The last step; it is a success if the reward is 1."""
+        info: dict[str, Any] = {"answer": answer, "explanation": explanation, "success": reward == 1.0}
+        if metrics is not None:
+            info["metrics"] = metrics
+        return Step(observation, reward, True, info, truncated)
+
+    async def close(self) -> None:
+        return None
+
+
+def require_truth(task: Task, contract: Contract) -> Any:
+    """The ground truth, of a kind that the contract takes."""
+    problem = contract.problem(task.ground_truth)
+    if problem is not None:
+        remedy = f"set reward_spec.ground_truth to {' or '.join(contract.takes)}"
+        raise EnvironmentFault(f"{task.env_class}: the ground truth {problem}", remedy=remedy)
+    return task.ground_truth
+
+
+def list_answers(truth: Any) -> list[str]:
+    """The texts that a ground truth may be answered with, the usual one first: 42.0 is `42` and `42.0`."""
+    if isinstance(truth, int | float):
+        return [str(int(truth)), str(truth)] if float(truth).is_integer() else [str(truth)]
+    answers = truth.get("target") if isinstance(truth, dict) else truth
+    answers = [answers] if isinstance(answers, str) else answers
+    if not isinstance(answers, list | tuple) or not answers or not all(isinstance(answer, str) for answer in answers):
+        remedy = 'write "Paris", ["Paris", "paris"] or {"target": ["Paris"]}'
+        raise EnvironmentFault(f"the ground truth holds no texts but {answers!r:.100}", remedy=remedy)
+    return list(answers)
+
+
+def is_strict(task: Task) -> bool:
+    """Whether answers are read as everywhere in Treetune; `extra_info.strict: false`: to skyrl-gym's letter."""
+    strict = task.extra_info.get("strict", True)
+    if not isinstance(strict, bool):
+        raise EnvironmentFault(f"extra_info.strict is {strict!r}", remedy="write true or false, or leave it out")
+    return strict
+
+
+def part_of_one(number: int, total: int) -> float:
+    """What the n-th of so many equal parts adds to those before it. Together they are exactly 1, however they are
+    summed: six times 1/6 is 0.9999999999999999."""
+    return number / total - (number - 1) / total
+
+
+def max_turns_of(task: Task, default: int) -> int:
+    """`extra_info.max_turns` where the row has it."""
+    given = task.extra_info.get("max_turns")
+    try:
+        return default if given is None else msgspec.convert(given, Positive, strict=False)
+    except msgspec.ValidationError:
+        remedy = "write a whole number from 1, or leave it out"
+        raise EnvironmentFault(f"extra_info.max_turns is {given!r}", remedy=remedy) from None
+
+
+def hash_number(text: str) -> int:
+    """64 bits that follow from a text such as `SEED/INDEX`. Never add the two: seed 7 at index i + 1 must not be seed 8
+    at index i."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

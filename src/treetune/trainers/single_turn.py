@@ -1,0 +1,76 @@
+"""What one answer to a row's task earns: for trainers that sample an answer and ask a function for its reward.
+
+    play_row(scorer, task, "42").reward
+
+A row that cannot be scored is an error, never a zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from treetune.chat.message import Message, begins_answer
+from treetune.core.task import Task
+from treetune.data.rows.row_codec import read_row_scorer
+from treetune.data.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
+from treetune.errors import TasksetError, TreetuneError, UsageError, described
+from treetune.play.episode import Episode, Result, play_answer
+from treetune.system.threads import run_in_background
+
+
+def scorer_in(extra_info: Any, data_source: Any) -> str:
+    """What a row says of its scorer."""
+    scorer = read_row_scorer((extra_info or {}).get("scorer"))
+    if scorer is None:
+        raise TasksetError(
+            f"a row of data_source {str(data_source)!r} does not say how it is scored",
+            remedy="build it with Treetune, with ground_truth, env_class or a custom_cls that has reward()",
+        )
+    return scorer
+
+
+def refuse_begun_answer(messages: list[Message], where: str) -> None:
+    if begins_answer(messages):
+        raise UsageError(
+            f"{where}: the prompt ends with the beginning of an answer, and the trainer does not go on with it",
+            remedy="leave out the assistant's last message, or train with TrlTasks and rollout_func=tasks.rollout",
+        )
+
+
+def play_row(scorer: str, task: Task, answer: str) -> Result:
+    return play_rows([(scorer, task, answer)])[0]
+
+
+def play_rows(rows: Sequence[tuple[str, Task, str]]) -> list[Result]:
+    """What the answers to several rows earn; all are played at once, for a judge or a test may take its time."""
+    names = [f"row {task.extra_info.get('index', '?')} of {task.data_source}" for _, task, _ in rows]
+    for name, (_, task, _) in zip(names, rows, strict=True):
+        refuse_begun_answer(task.messages, name)
+    played: list[Episode | BaseException] = run_in_background(_play_all(rows))
+    return [_result_of(one, name) for one, name in zip(played, names, strict=True)]
+
+
+def _result_of(episode: Episode | BaseException, row: str) -> Result:
+    if isinstance(episode, UsageError) or not isinstance(episode, Episode | Exception):
+        raise episode
+    if isinstance(episode, Exception):
+        why = episode.message if isinstance(episode, TreetuneError) else described(episode)
+        raise TasksetError(f"{row} could not be scored: {why}") from episode
+    if episode.tools:
+        raise UsageError(f"{row}: a model may call tools, and the trainer plays one answer", remedy=SEVERAL_TURNS)
+    if not episode.finished:
+        raise TasksetError(
+            f"{row} goes on after the first answer, and the trainer plays only that", remedy=SEVERAL_TURNS
+        )
+    return episode.result
+
+
+async def _play_all(rows: Sequence[tuple[str, Task, str]]) -> list[Episode | BaseException]:
+    return await asyncio.gather(*(_play(*row) for row in rows), return_exceptions=True)
+
+
+async def _play(scorer: str, task: Task, answer: str) -> Episode:
+    taskset = taskset_of(scorer)
+    return await play_answer(taskset, with_type(task, taskset), answer)

@@ -1,0 +1,43 @@
+"""The rules of the folder list: few files beside the folders, small folders, one order, no reaching up by a string."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "treetune"
+ROOMS = [folder for folder in sorted(PACKAGE.iterdir()) if (folder / "__init__.py").is_file()]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+ORDER = next(contract for contract in CONTRACTS if contract["id"] == "rooms")["layers"]
+
+
+def test_few_files_stand_beside_the_folders():
+    assert len(list(PACKAGE.glob("*.py"))) <= 8
+
+
+def test_the_contract_orders_every_room_strictly():
+    assert sorted(ORDER) == sorted([*(room.name for room in ROOMS), "__main__"])
+    assert not any(re.search(r"[:|]", layer) for layer in ORDER)
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_a_room_says_what_it_is(room):
+    assert ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_no_string_names_a_room_above(room):
+    above = ORDER[: ORDER.index(room.name)]
+    named = re.compile(rf"treetune\.({'|'.join(above)})\.\w") if above else re.compile(r"(?!)")
+    found = [
+        f"{file.relative_to(PACKAGE)}:{node.lineno}: {node.value!r:.60}"
+        for file in room.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and named.match(node.value)
+    ]
+    assert found == []
