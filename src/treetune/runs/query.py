@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from treetune.core.trace import Outcome
 from treetune.errors import UsageError, did_you_mean
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Columns, Mask
 from treetune.runs.search import Search
@@ -51,7 +50,6 @@ _MARKS = {"AND": "&", "OR": "|", "NOT": "!"}
 """Words in capitals that are marks; in quotation marks they are words."""
 _CUT_SHORT = re.compile(r"[A-Za-z_][\w.@/-]*(?:<=|>=|!=|==?|<|>|~)")
 _ROLLOUT = re.compile(r"(\d+)/(\d+)")
-_SCORED = {outcome.value for outcome in Outcome if outcome.scored}
 
 _DEEPEST = 100
 

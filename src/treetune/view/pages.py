@@ -20,7 +20,6 @@ TYPES = {
     "txt": b"text/plain; charset=utf-8",
 }
 _PACKED = ".gz"
-_PACKED = ".gz"
 
 
 def page_files() -> Iterator[tuple[str, bytes]]:

@@ -31,6 +31,7 @@ from treetune.data.rows.formats import FORMATS
 from treetune.errors import MissingExtraError, PluginError, UnknownNameError
 from treetune.tasksets.search import URL_VARIABLE
 from treetune.tasksets.text2sql import FOLDER_VARIABLE
+from treetune.trainers.skyrl.entries import find_theirs
 
 _VARIABLES = {"search_url": URL_VARIABLE, "db_path": FOLDER_VARIABLE}
 """Keys of skyrl-gym's configs that our environments of the same name take from the process's environment."""
@@ -116,8 +117,6 @@ def class_of(name: str, origin: Origin) -> tuple[Any, dict[str, Any]]:
         from skyrl_gym.envs.registration import registry
     except ImportError as error:
         raise MissingExtraError.of("skyrl-gym", "skyrl") from error
-    from treetune.trainers.skyrl.registry import find_theirs
-
     spec = find_theirs(name)
     if spec is None and ":" not in name:
         raise UnknownNameError.of(

@@ -19,12 +19,9 @@ from treetune.config.plugins import absolute_spec, environments
 from treetune.config.trust import USER
 from treetune.core.environment import Environment
 from treetune.data.rows.cache import write_atomically
-from treetune.errors import MissingExtraError, PluginError, StorageError, UsageError
-
-_ADAPTER = "treetune.trainers.skyrl.environment:TreetuneEnv"
-
-_theirs: dict[str, Any] = {}
-"""skyrl-gym's entries whose place ours have taken."""
+from treetune.errors import PluginError, StorageError, UsageError
+from treetune.trainers.skyrl.entries import ADAPTER, is_ours, put_entry, registry
+from treetune.trainers.skyrl.gym import class_of
 
 
 def register(
@@ -40,10 +37,10 @@ def register(
         if id is not None:
             raise UsageError(f"{id!r} is the id of nothing", remedy="register('my_env.py:MyEnv', id='my_env')")
         for name, origin in environments.names().items():
-            if replace or name not in known or _is_ours(known[name]):
+            if replace or name not in known or is_ours(known[name]):
                 # An id that only this process knows would mean nothing in a worker that the entry is sent to.
-                _put(_make_entry(name, environments.resolve(name, USER) if origin == "registered" else name))
-        return [name for name in environments.names() if _is_ours(known[name])]
+                put_entry(_make_entry(name, environments.resolve(name, USER) if origin == "registered" else name))
+        return [name for name in environments.names() if is_ours(known[name])]
     if isinstance(environment, str):
         id, environment = id or environment, absolute_spec(environment, [Path.cwd()])
     # A wrong name is told now, not when the model is loaded.
@@ -59,48 +56,19 @@ def register(
         raise UsageError(
             f"skyrl-gym has another environment {id!r} already", remedy="choose another id, or pass replace=True"
         )
-    _put(entry)
+    put_entry(entry)
     return [id]
-
-
-def find_theirs(id: str) -> Any:
-    """skyrl-gym's own entry of an id, though ours may have its place; None where it has none."""
-    entry = registry().get(id)
-    return _theirs.get(id) if entry is not None and _is_ours(entry) else entry
-
-
-def registry() -> dict[str, Any]:
-    """skyrl-gym's own, by id."""
-    try:
-        from skyrl_gym.envs import registration
-    except ImportError as error:
-        raise MissingExtraError.of("skyrl-gym", "skyrl") from error
-    known: dict[str, Any] = registration.registry
-    return known
-
-
-def _is_ours(entry: Any) -> bool:
-    return bool(entry.entry_point == _ADAPTER)
-
-
-def _put(entry: Any) -> None:
-    known = registry()
-    if entry.id in known and not _is_ours(known[entry.id]):
-        _theirs[entry.id] = known[entry.id]
-    known[entry.id] = entry
 
 
 def _make_entry(id: str, named: str | type[Environment]) -> Any:
     from skyrl_gym.envs.registration import EnvSpec
 
     if isinstance(named, str) and named.startswith("skyrl:"):
-        from treetune.trainers.skyrl.gym import class_of
-
         gym_class, settings = class_of(named.removeprefix("skyrl:"), USER)
         return EnvSpec(id=id, entry_point=gym_class, kwargs=settings)
     if isinstance(named, type) and (gym_class := getattr(named, "GYM_CLASS", None)) is not None:
         return EnvSpec(id=id, entry_point=gym_class, kwargs={})
-    return EnvSpec(id=id, entry_point=_ADAPTER, kwargs={"id": id, "environment": named})
+    return EnvSpec(id=id, entry_point=ADAPTER, kwargs={"id": id, "environment": named})
 
 
 # The way that needs no call: a `.pth` file, by which every Python of an installation registers on importing skyrl_gym.
