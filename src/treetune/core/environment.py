@@ -20,7 +20,7 @@ import msgspec
 from treetune.chat.message import Message
 from treetune.config.plugins import environments
 from treetune.config.trust import Origin, current_origin
-from treetune.core.score import finite, judge
+from treetune.core.score import Rewarding, finite, judge
 from treetune.core.task import Task
 from treetune.core.tool import Gold, ToolCall, read_tools
 from treetune.errors import EnvironmentFault, TreetuneError, UsageError
@@ -28,7 +28,6 @@ from treetune.errors import EnvironmentFault, TreetuneError, UsageError
 if TYPE_CHECKING:
     import asyncio
 
-    from treetune.core.taskset import Taskset
     from treetune.core.trace import Trace
 
 ContentType = Literal["text", "json", "messages", "image"]
@@ -195,7 +194,7 @@ class Environment:
 class SingleTurn(Environment):
     """One answer, scored by the taskset's `reward`: what a task without an `env_class` gets."""
 
-    def __init__(self, task: Task, taskset: Taskset[Any, Any]) -> None:
+    def __init__(self, task: Task, taskset: Rewarding) -> None:
         super().__init__(task)
         self._taskset = taskset
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -20,7 +20,6 @@ from treetune.errors import EnvironmentFault, InvalidAction, TasksetError, place
 
 if TYPE_CHECKING:
     from treetune.core.task import Task
-    from treetune.core.taskset import Taskset
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -86,7 +85,17 @@ _BY_DATA = (
 """What code raises that was given something it did not expect. What fails outside, a file or an address, is no such."""
 
 
-async def judge(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
+class Rewarding(Protocol):
+    """What scores answers to tasks: every `Taskset`."""
+
+    name: str
+
+    def reward(self, task: Any, answer: str) -> Any: ...
+
+    async def gold_of(self, task: Any) -> Any: ...
+
+
+async def judge(taskset: Rewarding, task: Task, answer: str) -> Score:
     """The `reward` of an answer. Where that raises, an experiment says whose doing it is: a scorer that takes another
     answer to the same task failed by this one, which is invalid and earns 0."""
     try:
@@ -108,7 +117,7 @@ async def judge(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
     raise InvalidAction(problem, warning=f"{what} for an answer, which counts as 0") from raised
 
 
-async def score_answer(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
+async def score_answer(taskset: Rewarding, task: Task, answer: str) -> Score:
     """What `reward` says of an answer; raises what it raises, and `NoScoreError` where it returned something else."""
     from treetune.system.threads import call  # here, for reading and checking rows does without asyncio
 
@@ -120,7 +129,7 @@ async def score_answer(taskset: Taskset[Any, Any], task: Task, answer: str) -> S
         raise NoScoreError(f"{taskset.name}.reward() returned {error.got}", remedy=remedy) from None
 
 
-async def _takes_another(taskset: Taskset[Any, Any], task: Task, answer: str) -> bool:
+async def _takes_another(taskset: Rewarding, task: Task, answer: str) -> bool:
     """Whether it takes the gold answer, or else a plain one."""
     gold: Any = None
     with suppress(Exception):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,9 +19,6 @@ from treetune.core.curriculum.schedule import Credits, Staged, normalise
 from treetune.core.curriculum.tasks import SCALE, Learning, move, read_state
 from treetune.core.task import Task
 from treetune.errors import EmptyTasksetError, UsageError
-
-if TYPE_CHECKING:
-    from treetune.core.taskset import Taskset
 
 
 def join_position(number: int, position: int, count: int) -> int:
@@ -35,6 +32,16 @@ def split_position(position: int, count: int) -> tuple[int, int]:
     return number, within
 
 
+class Source(Protocol):
+    """What is drawn from: every `Taskset`."""
+
+    def position_at(self, index: int, size: int | None) -> int: ...
+
+    def learning(self) -> Learning | None: ...
+
+    def _size(self) -> int | None: ...
+
+
 class SourceCurriculum:
     """Of several sources: a pass rate for each. The sources of a mixture, or the values of a parameter."""
 
@@ -42,7 +49,7 @@ class SourceCurriculum:
 
     def __init__(
         self,
-        sources: Sequence[Taskset[Any, Any]],
+        sources: Sequence[Source],
         weights: Sequence[float],
         seed: int | None,
         config: ProfileConfig | None,
