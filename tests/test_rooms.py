@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -41,3 +45,22 @@ def test_no_string_names_a_room_above(room):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and named.match(node.value)
     ]
     assert found == []
+
+
+REMOVABLE = [
+    "view", "audit", "sandbox", "serve/mcp", "serve/openenv", "serve/ors",
+    *(f"trainers/{name}" for name in ("areal", "skyrl", "slime", "trl", "verl")),
+    *(f"tasksets/{name}" for name in ("code", "harbor", "ifeval", "mcp", "shell", "textarena", "tools")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["view", *(pytest.param(part, marks=pytest.mark.thorough) for part in REMOVABLE[1:])])
+def test_the_rest_works_without_a_part_that_only_some_want(tmp_path, part):
+    copy = tmp_path / "treetune"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(copy / part)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache")}
+    for verb in ("list", "show arithmetic -n 1", "validate arithmetic -n 2", "eval arithmetic -m scripted:gold -n 2"):
+        command = [sys.executable, "-m", "treetune", *verb.split()]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

@@ -292,16 +292,16 @@ async def killed(url: str, pid: int, marker: str) -> dict[str, int]:
                 assert (status, said["observation"]["content"]) == (200, "on"), said
         others = [episode for episode in episodes if episode not in machines]
         answers = await asyncio.gather(*(caller.post("step", episode_id=one, action="hi", turn=0) for one in others))
-        codes = [status for status, _ in answers]
-        assert set(codes) == {200, 410}
-        assert all(said["observation"]["content"] == "you said hi" for status, said in answers if status == 200)
+        # None of them had a step, so those of the worker that died begin anew on another.
+        assert {status for status, _ in answers} == {200}
+        assert all(said["observation"]["content"] == "you said hi" for _, said in answers)
         await until(lambda: len(workers(pid)) == 2 and victim not in workers(pid))
         lost = {f"{marker}-{episode}" for episode in machines if homes[episode] == victim}
         await until(lambda: not any(map(marked, lost)))
         for episode in episodes:
             await caller.post("cancel", episode_id=episode)
-        fresh = [await caller.start(index) for index in range(0, 96, 12)]  # machines on both workers
-        for episode in fresh:
+        for index in range(0, 96, 12):  # one after the other: each may have ended the worker, and needs one of its own
+            episode = await caller.start(index)
             status, said = await caller.post("step", episode_id=episode, action=bash("echo back"), turn=0)
             assert (status, said["observation"]["content"]) == (200, "back")
             await caller.post("cancel", episode_id=episode)
