@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from treetune import Limits, Sampling, TasksetConfig
 from treetune.config.aliases import OTHER_NAMES
-from treetune.config.overrides import lay_over, override_values, with_overrides
+from treetune.config.overrides import deep_merge, override_values, with_overrides
 from treetune.config.structs import convert, dump_yaml, field_docs, load_yaml, to_plain
 from treetune.config.variables import conceal
 from treetune.data.datasets.config import DatasetConfig
@@ -346,7 +346,7 @@ def test_resolved_values_stay_as_they_are_where_overrides_are_laid_over_them():
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"list\[2\]: there is no entry 2: there are 2"):
         override_values(data, {"list[2].c": "2"})
-    assert lay_over({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}) == {"a": {"b": 1, "c": 3}}
+    assert deep_merge({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}) == {"a": {"b": 1, "c": 3}}
 
 
 @pytest.mark.parametrize("target", ["a${b.jsonl", "a${oc.env:HOME}.jsonl"])

@@ -12,7 +12,7 @@ from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, T
 from treetune.errors import EmptyTasksetError, ResumeError, TasksetError, UsageError
 from treetune.models import load_policy
 from treetune.play.episode import Limits
-from treetune.play.episode_table import Terms
+from treetune.play.episode_table import SessionLimits
 from treetune.play.host import LocalHost, always
 from treetune.play.reader import KEPT
 from treetune.play.streams import State
@@ -346,7 +346,7 @@ def test_an_episode_is_not_idle_while_a_step_runs():
 
     async def play():
         host = await LocalHost.open(Patience(), always(None))
-        terms = Terms(idle_seconds=0.6)
+        terms = SessionLimits(idle_seconds=0.6)
         episode = (await host.start(await host.sample(), terms=terms)).episode
         seen = [(await host.step(episode, word, terms=terms)).observation.content for word in ("go", "on")]
         while not Patient.closed:  # noqa: ASYNC110

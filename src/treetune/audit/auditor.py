@@ -19,7 +19,7 @@ from treetune.audit.sample import Sample, draw_sample
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Failure, Outcome, Trace
-from treetune.errors import TreetuneError, described
+from treetune.errors import TreetuneError, format_error
 from treetune.evaluation import run_bounded
 from treetune.play.episode import Limits
 from treetune.play.host import Host
@@ -131,7 +131,7 @@ class Auditor:
             scanned: tuple[list[leaks.Known], bool] = await call_apart(leaks.scan, self._taskset)
             known, whole = scanned
         except TreetuneError as error:
-            self.report.leave_out(f"tasks cannot be read: {described(error)}", "duplicate-tasks")
+            self.report.leave_out(f"tasks cannot be read: {format_error(error)}", "duplicate-tasks")
             return []
         self.report.facts["tasks_read"] = len(known)
         if not self._taskset.INFINITE:

@@ -17,7 +17,7 @@ from treetune.core.policy import Completion, Policy, Request
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
 from treetune.models.scripted import Echo, completion_of
-from treetune.play.episode import Limits, in_time
+from treetune.play.episode import Limits, with_deadline
 from treetune.play.rollout import run_rollout, score_together
 
 ECHO = "\0echo"
@@ -79,7 +79,7 @@ class Player:
     async def bounded(self, work: Awaitable[T]) -> T:
         """Other work than a rollout, within the same number."""
         async with self._free:
-            return await in_time(work, self.limits)
+            return await with_deadline(work, self.limits)
 
     async def each(self, work: Callable[[Subject], Awaitable[T]], subjects: Iterable[Subject]) -> list[T]:
         """`work` on every task at once; `play` keeps to the number that may be under way."""

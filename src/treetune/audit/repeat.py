@@ -17,7 +17,7 @@ from treetune.audit.solvable import gather
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
-from treetune.errors import described
+from treetune.errors import format_error
 from treetune.play.episode import Limits
 from treetune.system.digest import digest
 from treetune.system.spawned_process import spawn_context
@@ -144,7 +144,7 @@ async def _in_another_process(
     try:
         work = pickle.dumps((player.taskset, sample.idxs, [one.idx for one in played], golds, player.limits))
     except Exception as error:
-        report.add("not-portable", WARNING, f"the taskset cannot be pickled: {described(error)}")
+        report.add("not-portable", WARNING, f"the taskset cannot be pickled: {format_error(error)}")
         return
     try:
         prints, results = await asyncio.wait_for(_ask_process(work), AGAIN_SECONDS)
@@ -153,7 +153,7 @@ async def _in_another_process(
         report.add("not-portable", WARNING, f"another process could not play the tasks: {why}")
         return
     except Exception as error:
-        report.add("not-portable", WARNING, f"another process could not play the tasks: {described(error)}")
+        report.add("not-portable", WARNING, f"another process could not play the tasks: {format_error(error)}")
         return
     report.facts["played_again_in"] = f"this process, and {len(played)} of them in another"
     for subject, found in zip(sample.subjects, prints, strict=True):

@@ -9,7 +9,7 @@ from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, cli
 from treetune.audit.sample import Sample, Subject
 from treetune.core.score import Validity
 from treetune.data.rows.scorer import kind_of
-from treetune.errors import described
+from treetune.errors import format_error
 from treetune.play.toolbox import find_fault
 from treetune.scorers.said import find_unpaid
 from treetune.system.threads import call
@@ -63,7 +63,7 @@ async def find_golds(sample: Sample, player: Player, report: Report) -> None:
         try:
             subject.gold = await player.bounded(player.taskset.gold_of(subject.task))
         except Exception as error:
-            failed[subject.idx] = f"gold(): {described(error)}"
+            failed[subject.idx] = f"gold(): {format_error(error)}"
             return
         if subject.gold is None:
             unknown.append(subject.idx)
@@ -159,7 +159,7 @@ async def check_validity(sample: Sample, player: Player, report: Report) -> None
             if verdict.validity is Validity.INVALID:
                 faults[subject.idx] = verdict.reason or "invalid"
         except Exception as error:
-            faults[subject.idx] = f"validate() failed: {described(error)}"
+            faults[subject.idx] = f"validate() failed: {format_error(error)}"
 
     await player.each(check, sample.subjects)
     if faults:

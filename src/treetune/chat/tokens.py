@@ -24,7 +24,7 @@ from treetune.chat.message import Message, text_of
 from treetune.chat.normalize import flatten, is_same, is_shown_by, with_arguments
 from treetune.chat.sampled_tokens import check_ids, check_logprobs
 from treetune.chat.tool_template import ToolTemplate
-from treetune.errors import PolicyError, UsageError, described
+from treetune.errors import PolicyError, UsageError, format_error
 
 _GIVEN = "token of the prompt, number"
 NO_IMAGES = "the prompt has images, and a tokenizer reads only text"
@@ -340,7 +340,7 @@ class ChatTokens:
             )
         except Exception as error:
             raise UsageError(
-                f"the chat template refuses the conversation: {described(error)}",
+                f"the chat template refuses the conversation: {format_error(error)}",
                 remedy="send messages in an order that it takes, or set tokenizer.chat_template",
             ) from error
 

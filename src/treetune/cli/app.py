@@ -16,7 +16,7 @@ import typer
 from treetune.cli import completion, output
 from treetune.cli.options import OVERRIDABLE, option, split_overrides
 from treetune.cli.output import report_error
-from treetune.errors import TasksetError, TreetuneError, described, is_of_network, place_of
+from treetune.errors import TasksetError, TreetuneError, format_error, is_of_network, place_of
 from treetune.system.package import FOLDER, read_version
 
 VERBS = {
@@ -122,7 +122,7 @@ def run(arguments: list[str]) -> int:
         remedy = "a taskset, or what it imports, must not end the program"
         return report_error(f"sys.exit({error.code!r}) was called", remedy, 3, as_json)
     except Exception as error:
-        code = report_error(f"unexpected {described(error)}", _culprit(error), 3, as_json)
+        code = report_error(f"unexpected {format_error(error)}", _culprit(error), 3, as_json)
         traceback.print_exception(error)
     return code if isinstance(code, int) else 0
 

@@ -22,7 +22,7 @@ from treetune.config.structs import defaults_of, field_docs, load_yaml
 from treetune.config.trust import USER
 from treetune.core.from_config import taskset_class
 from treetune.data.rows.formats import IN_PARQUET
-from treetune.errors import TreetuneError, described
+from treetune.errors import TreetuneError, format_error
 from treetune.models import SPELLINGS
 from treetune.system.screen import Screen
 from treetune.tasksets.target import NEEDS_TASKS
@@ -96,7 +96,7 @@ def _about(registry: Registry, id: str) -> str:
     try:
         cls = registry.resolve(id, USER)
     except Exception as error:  # a broken package of somebody else must not break the list
-        return f"cannot be loaded: {described(error.__cause__ or error)}"
+        return f"cannot be loaded: {format_error(error.__cause__ or error)}"
     doc = inspect.getdoc(cls) if cls.__doc__ else None
     doc = doc or inspect.getdoc(inspect.getmodule(cls)) or ""
     extra = missing_extra(cls)

@@ -84,7 +84,7 @@ def profile_command(
         if interrupted:
             if json:
                 print_json({"path": str(path), "models": reports, "interrupted": True})
-            screen.say("interrupted; the same command goes on")
+            screen.say("Interrupted. Run the same command to resume.")
             return 130
         rates = evaluating.PassRates.of_run(run, evaluation)
         rates.write(path, evaluation.config.model, run.parent)

@@ -61,11 +61,11 @@ def _lay_overrides(data: dict[str, Any], overrides: Mapping[str, str]) -> Any:
 
 def override_values(data: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
     """Resolved values with overrides in them. Only the overrides are resolved: `data` may hold `${` as text."""
-    return cast(dict[str, Any], lay_over(data, with_overrides({}, overrides, source="the overrides")))
+    return cast(dict[str, Any], deep_merge(data, with_overrides({}, overrides, source="the overrides")))
 
 
 def select_overridden(data: Any, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Of resolved values only those that the overrides set, nested as `lay_over` takes them."""
+    """Of resolved values only those that the overrides set, nested as `deep_merge` takes them."""
     from omegaconf import OmegaConf
 
     given = OmegaConf.to_container(_lay_overrides({}, overrides), resolve=False)
@@ -80,7 +80,7 @@ def _select(value: Any, given: Any) -> Any:
     return value
 
 
-def lay_over(base: Any, given: Any, path: str = "") -> Any:
+def deep_merge(base: Any, given: Any, path: str = "") -> Any:
     """The keys and values of one mapping over those of another, as deep as both have them. `{"0": ...}` over a list
     changes its first entry."""
     if isinstance(base, list) and _names_entries(given):
@@ -89,12 +89,12 @@ def lay_over(base: Any, given: Any, path: str = "") -> Any:
             if int(key) >= len(laid):
                 problem = f"there is no entry {key}: there are {len(laid)}, counted from 0"
                 raise ConfigError([(f"{path}[{key}]", problem)], source="the overrides")
-            laid[int(key)] = lay_over(laid[int(key)], value, f"{path}[{key}]")
+            laid[int(key)] = deep_merge(laid[int(key)], value, f"{path}[{key}]")
         return laid
     if not (isinstance(base, Mapping) and isinstance(given, Mapping)):
         return given
     inside = f"{path}." if path else ""
-    return {**base, **{key: lay_over(base.get(key), value, f"{inside}{key}") for key, value in given.items()}}
+    return {**base, **{key: deep_merge(base.get(key), value, f"{inside}{key}") for key, value in given.items()}}
 
 
 def _names_entries(given: Any) -> bool:

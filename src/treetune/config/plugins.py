@@ -23,7 +23,7 @@ from treetune.config.builtin import tables
 from treetune.config.code_files import module_name, source_of
 from treetune.config.code_reference import CodeReference, Kind, find_reference, parse_reference
 from treetune.config.trust import USER, Origin, is_installed, is_installed_folder, running_code
-from treetune.errors import PluginError, UnknownNameError, described, did_you_mean, suggest_file
+from treetune.errors import PluginError, UnknownNameError, did_you_mean, format_error, suggest_file
 from treetune.system.package import FOLDER
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _import(name: str, shown: str) -> Any:
 
 
 def _load(load: Callable[[], Any], shown: str, remedy: str | None = None) -> Any:
-    """What code of somebody else's gives when it is loaded; what it raises is its author's to mend, and says where."""
+    """Loads code that someone else wrote. Wraps its author's error with file and line."""
     try:
         with running_code():
             return load()
@@ -122,7 +122,7 @@ def _load(load: Callable[[], Any], shown: str, remedy: str | None = None) -> Any
         remedy = remedy or "install what it needs, or correct the name"
         raise PluginError(f"{shown} could not be imported: {error}{_place(error)}", remedy=remedy) from error
     except (Exception, SystemExit) as error:
-        told = f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else described(error)
+        told = f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else format_error(error)
         raise PluginError(f"{shown} could not be imported: {told}{_place(error)}", remedy=remedy) from error
 
 

@@ -18,7 +18,7 @@ import msgspec
 from treetune.config import plugins
 from treetune.config.builtin import tables
 from treetune.config.code_reference import FILE_SCHEME, parse_place
-from treetune.config.overrides import lay_over
+from treetune.config.overrides import deep_merge
 from treetune.config.structs import (
     CodeName,
     FileName,
@@ -58,7 +58,7 @@ def expand_ready(node: Any) -> Any:
         return node
     declared = plugins.load_builtin("DECLARED_NODE")
     base = declared(load_yaml(file), str(file), node.get("split"), "val", {})
-    return lay_over(base, {key: value for key, value in node.items() if key not in ("id", "split")})
+    return deep_merge(base, {key: value for key, value in node.items() if key not in ("id", "split")})
 
 
 def build_taskset(

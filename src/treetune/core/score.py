@@ -96,8 +96,8 @@ class Rewarding(Protocol):
 
 
 async def judge(taskset: Rewarding, task: Task, answer: str) -> Score:
-    """The `reward` of an answer. Where that raises, an experiment says whose doing it is: a scorer that takes another
-    answer to the same task failed by this one, which is invalid and earns 0."""
+    """The `reward` of an answer. Where that raises, other answers are scored too, to tell a bad answer
+    from a broken scorer: if one of them is scored, this answer is invalid and earns 0."""
     try:
         return await score_answer(taskset, task, answer)
     except _BY_DATA as error:

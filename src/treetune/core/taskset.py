@@ -50,7 +50,7 @@ from treetune.errors import (
     TasksetError,
     TreetuneError,
     UsageError,
-    described,
+    format_error,
     plural,
     user_code,
 )
@@ -307,12 +307,12 @@ class Taskset(Generic[TaskT, ConfigT]):
         except TreetuneError:
             raise
         except IndexError as error:
-            raise self._missing(position, f"task_at({position}) failed: {described(error)}") from error
+            raise self._missing(position, f"task_at({position}) failed: {format_error(error)}") from error
         except Exception as error:
             # The method that the author wrote: without a `task_at` it is `load_tasks` that gave the tasks.
             method = f"task_at({position})" if self.overrides("task_at") else f"load_tasks()[{position}]"
             raise TasksetError(
-                f"{self.name}.{method} failed: {described(error)}", remedy=self._suggest(error)
+                f"{self.name}.{method} failed: {format_error(error)}", remedy=self._suggest(error)
             ) from error
         return self._set_position(task, position)
 

@@ -165,7 +165,7 @@ def user_code(what: str, suggest: Callable[[Exception], str | None] = lambda err
     except TreetuneError:
         raise
     except Exception as error:
-        raise TasksetError(f"{what} failed: {described(error)}", remedy=suggest(error)) from error
+        raise TasksetError(f"{what} failed: {format_error(error)}", remedy=suggest(error)) from error
 
 
 @contextmanager
@@ -205,7 +205,7 @@ def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str
         raise ConfigError(faults, source=source)
 
 
-def described(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """`ValueError: why`; only the type where there is no why."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
@@ -261,7 +261,7 @@ def _leave_out_ours(account: traceback.TracebackException, error: BaseException)
 
 def located(error: BaseException) -> str:
     """The same with the line of the user's own code that raised it: `ValueError at tasks.py:12: why`."""
-    place, told = place_of(error), described(error)
+    place, told = place_of(error), format_error(error)
     return told.replace(type(error).__name__, f"{type(error).__name__} at {place}", 1) if place else told
 
 

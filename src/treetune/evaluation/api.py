@@ -20,7 +20,7 @@ import msgspec
 
 from treetune.config import code_files
 from treetune.config.code_files import is_of_file, source_of
-from treetune.config.overrides import lay_over
+from treetune.config.overrides import deep_merge
 from treetune.config.plugins import tasksets
 from treetune.config.structs import to_plain
 from treetune.config.trust import USER, is_installed
@@ -169,7 +169,7 @@ def _make_plan(
     given = {key: to_plain(value) if isinstance(value, msgspec.Struct) else value for key, value in keys.items()}
     given["model"] = policy.name if policy is not None else model
     given = {key: value for key, value in given.items() if value is not None}
-    data = lay_over({"model": "", **data}, given)
+    data = deep_merge({"model": "", **data}, given)
     source = str(target) if made is None else data["taskset"]["id"]
     return Plan(read_config(data, EvalConfig, overrides, source, made), policy=policy, **play)
 

@@ -59,7 +59,7 @@ class PassRates(msgspec.Struct):
                 profile.merge(self.lines)
                 write_atomically(path, profile.encode())
         except OSError as error:
-            remedy = "free some space or pass another -o; the rollouts are kept, and the same command goes on"
+            remedy = "free some space or pass another -o; the rollouts are kept, and the same command resumes"
             raise StorageError(f"cannot write {path}: {error.strerror or error}", remedy=remedy) from error
 
     def summary(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from treetune.core.environment import Environment, Rendered
 from treetune.core.from_config import taskset_class
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.errors import TreetuneError, UsageError, described, place_of
+from treetune.errors import TreetuneError, UsageError, format_error, place_of
 from treetune.evaluation.run_trust import TaskCode
 from treetune.runs.entry import Entry
 from treetune.runs.run import Run
@@ -49,7 +49,7 @@ def render(run: Run, name: str | Entry) -> tuple[Rendered | None, str | None]:
             found.append((None, str(error)))
         except BaseException as error:  # also what would end the program
             where = f" at {place}" if (place := place_of(error)) else ""
-            found.append((None, f"render failed{where}: {described(error)}"))
+            found.append((None, f"render failed{where}: {format_error(error)}"))
 
     thread = threading.Thread(target=work, name="treetune render", daemon=True)
     thread.start()

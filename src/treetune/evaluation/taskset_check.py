@@ -24,7 +24,7 @@ from treetune.errors import InvalidAction, located
 from treetune.evaluation.config import Validation
 from treetune.evaluation.runner import run_bounded
 from treetune.models.scripted import WRONG, Gold
-from treetune.play.episode import DeadlinePassed, in_time
+from treetune.play.episode import DeadlinePassed, with_deadline
 from treetune.play.rollout import run_rollout
 from treetune.play.streams import draw_tasks
 from treetune.play.toolbox import find_fault
@@ -128,13 +128,13 @@ class TasksetChecker:
         check = TaskCheck(task.idx, task.uid, occurrence, Validity.UNCHECKED)
         rule = "validate-failed"
         try:
-            verdict = await in_time(taskset.check(task), limits)
+            verdict = await with_deadline(taskset.check(task), limits)
             check.validity, check.reason = verdict.validity, verdict.reason
             if check.validity is Validity.INVALID:
                 check.rule = "invalid-task"
             elif self._config.gold and taskset.scores_alone(task):
                 rule = "gold-failed"
-                if (answer := await in_time(taskset.gold_of(task), limits)) is not None:
+                if (answer := await with_deadline(taskset.gold_of(task), limits)) is not None:
                     await self._check_gold(task, answer, check)
                 if check.rule is None and _scores_itself(taskset, task):
                     await self._check_wrong(task, check)
@@ -165,7 +165,7 @@ class TasksetChecker:
     async def _check_wrong(self, task: Task, check: TaskCheck) -> None:
         """Whether `reward` gives a number for an answer that is none of the right ones, as most of a model's are."""
         try:
-            await in_time(score_answer(self._taskset, task, WRONG), self._config.limits)
+            await with_deadline(score_answer(self._taskset, task, WRONG), self._config.limits)
         except InvalidAction:
             pass  # which says that it earns nothing
         except NoScoreError as error:

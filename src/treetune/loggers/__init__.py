@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from treetune.errors import MissingExtraError, UnknownNameError, described
+from treetune.errors import MissingExtraError, UnknownNameError, format_error
 
 LOGGERS = {"wandb": "WandbLogger", "mlflow": "MlflowLogger", "tensorboard": "TensorboardLogger"}
 """Each with its class, in the module of its name; the package that it needs, and the extra, have that name too."""
@@ -75,7 +75,7 @@ class Loggers:
                 act(logger)
             except Exception as error:
                 del self._loggers[name]
-                warnings.warn(f"nothing more is logged to {name}: {described(error)}", stacklevel=3)
+                warnings.warn(f"nothing more is logged to {name}: {format_error(error)}", stacklevel=3)
 
 
 def open_loggers(names: Iterable[str]) -> Loggers:

@@ -26,7 +26,7 @@ from treetune.core.taskset import Taskset
 from treetune.core.taskset_contract import scored_in_group
 from treetune.core.tool import Tool, ToolCall, ToolSource, bind_tools
 from treetune.core.tool_messages import as_text, message_of
-from treetune.errors import EnvironmentFault, InvalidAction, UsageError, described
+from treetune.errors import EnvironmentFault, InvalidAction, UsageError, format_error
 from treetune.play.toolbox import Toolbox
 from treetune.system.threads import call
 
@@ -46,7 +46,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The reward of an episode that ran over `timeout` after it was started; absent: it has none, and is a failure."""
 
     max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] = 128
-    """The most calls of tools in one episode. Further ones are refused; who goes on calling is cut short."""
+    """The most tool calls in one episode. Further ones are refused. If the model keeps calling, the episode is
+    truncated."""
 
     def __post_init__(self) -> None:
         if self.timeout_reward is not None and not math.isfinite(self.timeout_reward):
@@ -61,7 +62,7 @@ class DeadlinePassed(TimeoutError):
     """The time that the limits allow is over. A TimeoutError of an environment's own is its failure instead."""
 
 
-async def in_time(work: Awaitable[T], limits: Limits, until: float | None = None) -> T:
+async def with_deadline(work: Awaitable[T], limits: Limits, until: float | None = None) -> T:
     """The one deadline rule: whoever does not answer `until` then, or else in the time from now on, is no longer waited
     for."""
     until = limits.until() if until is None else until
@@ -182,7 +183,7 @@ class Episode:
         """Makes and starts the environment; what it shows first."""
         began = time.perf_counter()
         try:
-            self.observation = await in_time(self._open(), self._limits, self._until)
+            self.observation = await with_deadline(self._open(), self._limits, self._until)
             if (running := asyncio.current_task()) is not None and running.cancelling():
                 raise asyncio.CancelledError  # the environment did not mind
         except BaseException:
@@ -249,7 +250,7 @@ class Episode:
         try:
             with recording(self.result.judgements):
                 work = call(environment.step, action) if self._toolbox is None else self._answer(environment, action)
-                answer = await in_time(work, self._limits, self._until)
+                answer = await with_deadline(work, self._limits, self._until)
             step = check_step(environment, answer) if self._toolbox is None else answer
             self.result.add(step)
         except BaseException as error:
@@ -387,7 +388,7 @@ async def _close_in_time(closing: Awaitable[Any]) -> str | None:
         async with asyncio.timeout(CLOSE_SECONDS):
             failure = await closing
     except Exception as error:
-        return described(error)
+        return format_error(error)
     return failure if isinstance(failure, str) else None
 
 

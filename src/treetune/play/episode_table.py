@@ -21,7 +21,7 @@ import msgspec
 
 from treetune.core.environment import Action, Sink, Step
 from treetune.core.trace import Outcome
-from treetune.errors import TreetuneError, UsageError, described
+from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.play.episode_record import EpisodeRecord
 
 EPISODE_IDLE_SECONDS = 900.0
@@ -36,14 +36,14 @@ MANY_ENDED = 1000
 T = TypeVar("T")
 
 
-class Home(Protocol):
+class EpisodeHandle(Protocol):
     """Where an environment lives: an `Episode`, or a worker. A step that failed or was the last closes it."""
 
     async def play(self, action: Action, show: Sink) -> Step: ...
     async def close(self) -> None: ...
 
 
-class Terms(msgspec.Struct, eq=False):
+class SessionLimits(msgspec.Struct, eq=False):
     """How a door keeps its episodes: for how long, and which form of a step it replies with."""
 
     idle_seconds: float = EPISODE_IDLE_SECONDS
@@ -107,8 +107,8 @@ class NameTaken(UsageError):
 
 class LiveEpisode(msgspec.Struct, eq=False):
     id: str
-    home: Home
-    terms: Terms
+    home: EpisodeHandle
+    terms: SessionLimits
     name: Hashable | None = None
     """Of the request that started it."""
     started: float = msgspec.field(default_factory=time.monotonic)
@@ -139,7 +139,7 @@ class LiveEpisode(msgspec.Struct, eq=False):
             self.kept_bytes -= _size(self.replies.pop(self.turn - len(self.replies)))
 
 
-class EpisodeBook:
+class EpisodeTable:
     def __init__(self, on_ended: Callable[[str, Ending], None] = lambda id, why: None) -> None:
         """`on_ended` is told of every episode that ends, and why."""
         self._on_ended = on_ended
@@ -155,7 +155,12 @@ class EpisodeBook:
     # How episodes begin
 
     def add(
-        self, id: str, home: Home, terms: Terms, name: Hashable | None = None, record: EpisodeRecord | None = None
+        self,
+        id: str,
+        home: EpisodeHandle,
+        terms: SessionLimits,
+        name: Hashable | None = None,
+        record: EpisodeRecord | None = None,
     ) -> None:
         """`name` is that of the request which started it."""
         episode = self.live[id] = LiveEpisode(id, home, terms, name, record=record)
@@ -188,7 +193,7 @@ class EpisodeBook:
 
     # How they are played
 
-    async def step(self, id: str, action: Any, turn: int | None, terms: Terms) -> Any:
+    async def step(self, id: str, action: Any, turn: int | None, terms: SessionLimits) -> Any:
         """The reply to an action, as the terms have it. `turn` counts from 0; without it a step cannot safely be
         repeated."""
         action = Action.of(action)
@@ -223,7 +228,7 @@ class EpisodeBook:
             if episode.id in self.live:
                 if episode.record is not None:
                     episode.record.fail(error)
-                reason = error.message if isinstance(error, TreetuneError) else described(error)
+                reason = error.message if isinstance(error, TreetuneError) else format_error(error)
                 self.end(episode, "failed", f"this episode ended with an error: {reason}")
                 raise
         finally:
@@ -250,7 +255,7 @@ class EpisodeBook:
         self._closings[episode.id] = closing = asyncio.create_task(episode.home.close())
         closing.add_done_callback(lambda _: self._closings.pop(episode.id, None))
 
-    async def cancel(self, id: str, terms: Terms | None = None) -> bool:
+    async def cancel(self, id: str, terms: SessionLimits | None = None) -> bool:
         """Ends an episode and waits until it is closed; says whether there was one, on these terms."""
         episode = self.live.get(id)
         if episode is None or (terms is not None and episode.terms is not terms):
@@ -276,7 +281,7 @@ class EpisodeBook:
             episode.record.end(_OUTCOMES[why.kind], "" if why is FINISHED else why.error)
         self._on_ended(episode.id, why)
 
-    async def close(self, terms: Terms | None = None) -> None:
+    async def close(self, terms: SessionLimits | None = None) -> None:
         """Ends all, or all on these terms, and waits until they are closed."""
         for episode in list(self.live.values()):
             if terms is None or episode.terms is terms:
@@ -322,7 +327,7 @@ class EndedEpisodes:
         self._why: OrderedDict[int, Ending] = OrderedDict()
         """By hashes of ids and names: texts lie among all that the episodes used, and would keep that memory from being
         given back."""
-        self._replies: OrderedDict[str, tuple[int, Terms | None, Any]] = OrderedDict()
+        self._replies: OrderedDict[str, tuple[int, SessionLimits | None, Any]] = OrderedDict()
         self._bytes = 0
 
     def add(self, id: str, why: Ending, name: Hashable | None = None) -> None:
@@ -336,7 +341,7 @@ class EndedEpisodes:
         """How the episode ended that has this id, or was started by a request of this name."""
         return self._why.get(hash(id))
 
-    def keep_reply(self, id: str, turn: int, reply: Any, terms: Terms | None = None) -> None:
+    def keep_reply(self, id: str, turn: int, reply: Any, terms: SessionLimits | None = None) -> None:
         """The reply to the step that ended an episode."""
         self._replies[id] = (turn, terms, reply)
         self._bytes += _size(reply)
@@ -344,7 +349,7 @@ class EndedEpisodes:
             _, (_, _, dropped) = self._replies.popitem(last=False)
             self._bytes -= _size(dropped)
 
-    def reply(self, id: str, turn: int | None, terms: Terms | None = None) -> Any:
+    def reply(self, id: str, turn: int | None, terms: SessionLimits | None = None) -> Any:
         """The last reply, where that turn is asked for; else why there is none is raised."""
         kept = self._replies.get(id)
         if kept is None or kept[:2] != (turn, terms):

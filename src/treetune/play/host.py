@@ -29,7 +29,7 @@ from treetune.errors import UsageError
 from treetune.play import streams
 from treetune.play.episode import Episode, Limits, Started
 from treetune.play.episode_record import EpisodeRecord
-from treetune.play.episode_table import Ending, EpisodeBook, Home, Terms
+from treetune.play.episode_table import Ending, EpisodeHandle, EpisodeTable, SessionLimits
 from treetune.play.group import GroupPlan, run_plan, was_cut_off
 from treetune.play.leases import DRAW_TRIES, HERE, Draw, check_lease
 from treetune.play.options import GroupOptions, PlayOptions
@@ -160,8 +160,8 @@ class LocalHost(TrainedModels):
         self.counts: Counter[str] = Counter() if counts is None else counts
         """Pauses, aborted calls, stragglers, groups without variance."""
         self.weights = WeightsBook(self.counts)
-        self.episodes = EpisodeBook(self._end_episode)
-        self._terms = Terms()
+        self.episodes = EpisodeTable(self._end_episode)
+        self._terms = SessionLimits()
 
     @classmethod
     async def open(
@@ -285,7 +285,7 @@ class LocalHost(TrainedModels):
         task: Task,
         *,
         step: int | None = None,
-        terms: Terms | None = None,
+        terms: SessionLimits | None = None,
         name: Hashable | None = None,
         holder: bytes = HERE,
     ) -> Started:
@@ -321,12 +321,14 @@ class LocalHost(TrainedModels):
         """One that nobody stepped, or whose worker died, is to be given out again; any other is finished."""
         self.streams.pending.end_work(id, finish=why.kind not in ("expired", "worker_lost", "stopping"))
 
-    async def _open(self, id: str, task: Task) -> tuple[Home, Observation, list[dict[str, Any]]]:
+    async def _open(self, id: str, task: Task) -> tuple[EpisodeHandle, Observation, list[dict[str, Any]]]:
         """Starts the environment of a task: where it lives, what it shows first, what may be called."""
         episode = await Episode.start(self.taskset, task, self._limits)
         return episode, episode.observation, episode.tools
 
-    async def step(self, episode: str, action: Any, turn: int | None = None, *, terms: Terms | None = None) -> Any:
+    async def step(
+        self, episode: str, action: Any, turn: int | None = None, *, terms: SessionLimits | None = None
+    ) -> Any:
         """A `Step`, or what the terms make of it."""
         self.streams.pending.renew_work(episode)
         return await self.episodes.step(episode, action, turn, terms or self._terms)

@@ -23,7 +23,7 @@ from treetune.core.taskset import Taskset
 from treetune.core.tool_messages import with_calls
 from treetune.core.trace import Failure, Outcome, Trace, Turn
 from treetune.errors import ContextFullError, EnvironmentFault, PolicyError
-from treetune.play.episode import DeadlinePassed, Episode, Limits, Recorded, in_time
+from treetune.play.episode import DeadlinePassed, Episode, Limits, Recorded, with_deadline
 from treetune.play.weights import Staleness, Weights
 from treetune.system.threads import call
 
@@ -62,7 +62,7 @@ async def score_together(
     """Give the traces of one task the rewards that the taskset's `score_group` finds for them."""
     scored, began = [trace for trace in traces if trace.outcome.scored], time.perf_counter()
     try:
-        given = await in_time(call(taskset.score_group, task, scored), limits or Limits())
+        given = await with_deadline(call(taskset.score_group, task, scored), limits or Limits())
         rewards = [finite(reward, "reward") for reward in given]
         if len(rewards) != len(scored):
             raise EnvironmentFault(f"score_group gave {len(rewards)} rewards for {len(scored)} traces")
@@ -218,7 +218,7 @@ class Rollout:
             call = None if weights is None else weights.begin_call()
             try:
                 with self._retries:
-                    completion = await in_time(self._policy.complete(request), self._limits, self._until)
+                    completion = await with_deadline(self._policy.complete(request), self._limits, self._until)
             except asyncio.CancelledError:
                 if weights is None or call is None or not weights.was_aborted(call):
                     raise
@@ -239,7 +239,7 @@ class Rollout:
             if weights is not None:
                 weights.counts["aborted_calls"] += 1
             if weights is None or not weights.paused:
-                await in_time(asyncio.sleep(min(_LONGEST_WAIT, 0.05 * 2**number)), self._limits, self._until)
+                await with_deadline(asyncio.sleep(min(_LONGEST_WAIT, 0.05 * 2**number)), self._limits, self._until)
         raise PolicyError(
             f"the server of {self._policy.name} aborted {_MOST_ABORTS} calls in a row",
             remedy="pause the task server while the weights change: client.pause(), client.resume(version)",

@@ -25,7 +25,7 @@ from treetune.core.taskset import Taskset
 from treetune.core.tool import Gold, NamedTool, Tool, ToolCall, ToolSource, bind_tools, calls_of
 from treetune.core.tool_messages import read_calls, render
 from treetune.core.trace import Trace
-from treetune.errors import InvalidAction, ToolError, UsageError, described, did_you_mean
+from treetune.errors import InvalidAction, ToolError, UsageError, did_you_mean, format_error
 from treetune.system.threads import call as call_user_code
 
 SECONDS = 60.0
@@ -85,7 +85,7 @@ class Toolbox:
         """Closes what was opened; says what went wrong, if anything did."""
         opened, self._opened = self._opened, []
         failures = await asyncio.gather(*(source.close() for source in reversed(opened)), return_exceptions=True)
-        return next((described(failure) for failure in failures if failure is not None), None)
+        return next((format_error(failure) for failure in failures if failure is not None), None)
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -231,15 +231,15 @@ async def _call(tool: Tool, arguments: Any) -> _Done:
     except asyncio.CancelledError as error:
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise
-        return _failed(f"{tool.name} failed: {described(error)}")  # of its own making
+        return _failed(f"{tool.name} failed: {format_error(error)}")  # of its own making
     except ToolError as error:
         return _failed(f"{tool.name}: {error.message}")
     except TimeoutError as error:
         if deadline.expired():
             return _failed(f"{tool.name} did not answer within {seconds:g} seconds")
-        return _failed(f"{tool.name} failed: {described(error)}")
+        return _failed(f"{tool.name} failed: {format_error(error)}")
     except Exception as error:
-        return _failed(f"{tool.name} failed: {described(error)}")
+        return _failed(f"{tool.name} failed: {format_error(error)}")
 
 
 def _failed(error: str) -> _Done:

@@ -11,14 +11,14 @@ from typing import Any
 
 from treetune.core.score import Score
 from treetune.core.task import Task
-from treetune.scorers.reading.answers import final_number, final_text, placed, read_truth, same, spoken
+from treetune.scorers.reading.answers import final_number, final_text, placed, read_truth, same, strip_thinking
 from treetune.scorers.scorer import Scorer
 
 
 class Rule(Scorer, frozen=True, tag="rule"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         truths = truth if isinstance(truth, list) else [truth]
-        reply = spoken(answer)
+        reply = strip_thinking(answer)
         if self.answer is not None:
             found = placed(reply, self.answer)
         elif all(read_truth(truth) is not None for truth in truths):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError, TasksetError
-from treetune.scorers.reading.answers import Options, boxed, choose, placed, plain, read_label, spoken
+from treetune.scorers.reading.answers import Options, boxed, choose, placed, plain, read_label, strip_thinking
 from treetune.scorers.reading.answers import after as pieces_after
 from treetune.scorers.scorer import Scorer, require_truths
 
@@ -35,7 +35,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
         """Whether the reply settles on the right option, by its label or its text."""
         options = self._options(task)
         right = self._labels_of(truth, options, task)
-        reply = spoken(answer)
+        reply = strip_thinking(answer)
         if self.answer is not None:
             found = placed(reply, self.answer)
             if found.text is None:

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError
-from treetune.scorers.reading.answers import Found, Place, final_number, number_after, placed, read_number, spoken
+from treetune.scorers.reading.answers import (
+    Found,
+    Place,
+    final_number,
+    number_after,
+    placed,
+    read_number,
+    strip_thinking,
+)
 from treetune.scorers.reading.numerals import Number as Value
 from treetune.scorers.reading.numerals import find_numbers
 from treetune.scorers.scorer import Scorer, expected, require_truths
@@ -34,7 +42,7 @@ class Number(Scorer, frozen=True, tag="number"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the answer is the number of the ground truth: `5`, `$5`, `5%`, `5 apples` and `x = 5` are 5."""
         truths = (truth,) if isinstance(truth, str) else require_truths(truth, task)
-        reply = spoken(answer)
+        reply = strip_thinking(answer)
         found = final_number(reply) if self.answer is None else self._find(reply, self.answer)
         value = found.value
         if value is None and found.text is not None:

@@ -18,7 +18,7 @@ from treetune.core.task import Task
 from treetune.errors import ConfigError
 from treetune.scorers import pattern_worker
 from treetune.scorers.backtracking import bound_of
-from treetune.scorers.reading.answers import Found, one_of, placed, plain, same, spoken
+from treetune.scorers.reading.answers import Found, one_of, placed, plain, same, strip_thinking
 from treetune.scorers.scorer import Scorer, expected, require_truths
 from treetune.system.worker_process import Workers
 
@@ -58,7 +58,7 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether what the pattern finds says what the ground truth says."""
         truths = [] if self.match_only else require_truths(truth, task)
-        reply = spoken(answer)
+        reply = strip_thinking(answer)
         if self.answer is not None:
             place = placed(reply, self.answer)
             if place.text is None:

@@ -20,7 +20,7 @@ from treetune.config.structs import convert
 from treetune.config.variables import mark_variables
 from treetune.core.task import Task
 from treetune.errors import ConfigError, TasksetError, did_you_mean
-from treetune.scorers.reading.answers import Found, Place, final_text, placed, spoken
+from treetune.scorers.reading.answers import Found, Place, final_text, placed, strip_thinking
 
 KINDS: dict[str, str] = tables["SCORERS"]
 """Where each kind is defined."""
@@ -88,7 +88,7 @@ class Scorer(
 
     def find(self, answer: str) -> Found:
         """The answer of a reply."""
-        reply = spoken(answer)
+        reply = strip_thinking(answer)
         return final_text(reply) if self.answer is None else placed(reply, self.answer)
 
     @classmethod

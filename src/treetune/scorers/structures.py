@@ -12,7 +12,7 @@ import msgspec
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError
-from treetune.scorers.reading.answers import placed, plain, read_number, spoken
+from treetune.scorers.reading.answers import placed, plain, read_number, strip_thinking
 from treetune.scorers.schema import find_schema_faults, find_value_fault
 from treetune.scorers.scorer import Scorer, truths_of
 
@@ -49,7 +49,7 @@ class Json(Scorer, frozen=True, tag="json"):
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the reply holds JSON as it must be: by the schema, and by the fields of the ground truth."""
-        reply = spoken(answer)
+        reply = strip_thinking(answer)
         if self.answer is not None:
             found = placed(reply, self.answer)
             if found.text is None:

@@ -11,7 +11,7 @@ from typing import Any
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError
-from treetune.scorers.reading.answers import Found, names_one, placed, plain, spoken, statement, why_unnamed
+from treetune.scorers.reading.answers import Found, names_one, placed, plain, statement, strip_thinking, why_unnamed
 from treetune.scorers.scorer import Scorer, expected, require_truths
 
 SHORT = 5
@@ -28,7 +28,7 @@ class Exact(Scorer, frozen=True, tag="exact"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the answer is the ground truth and nothing else."""
         truths = require_truths(truth, task)
-        found = self.find(answer) if self.strip or self.answer is not None else Found(spoken(answer))
+        found = self.find(answer) if self.strip or self.answer is not None else Found(strip_thinking(answer))
         if found.text is None:
             return Score(0.0, explanation=found.why)
         text = found.text.casefold() if self.ignore_case else found.text
@@ -64,7 +64,7 @@ class Includes(Scorer, frozen=True, tag="includes"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the reply names the ground truth as its answer."""
         truths = require_truths(truth, task)
-        reply = spoken(answer)
+        reply = strip_thinking(answer)
         if self.answer is not None:
             found = placed(reply, self.answer)
             if found.text is None:

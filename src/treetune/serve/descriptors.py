@@ -35,4 +35,4 @@ def warn_where_none_is_left() -> None:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            warn("nobody can connect, and nothing can be opened")
+            warn("no further connection is accepted, and no file can be opened")

@@ -23,7 +23,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.errors import DrawFailed, StreamEnded, TreetuneError, UsageError
 from treetune.play.episode import Limits, Started
-from treetune.play.episode_table import Terms
+from treetune.play.episode_table import SessionLimits
 from treetune.play.host import Info, info_of
 from treetune.play.leases import DRAW_TRIES, LONGEST_LEASE, Draw
 from treetune.play.streams import Streams, load
@@ -281,7 +281,7 @@ class EnvServer:
             raise UsageError(f"there is no task {index}: they are 0 to {count - 1}")
 
     async def start_episode(
-        self, index: int | None, terms: Terms, *, step: int | None = None, name: Hashable | None = None
+        self, index: int | None, terms: SessionLimits, *, step: int | None = None, name: Hashable | None = None
     ) -> tuple[Started, Task, int]:
         """An episode of the next task, or of the one at an index, on the terms of a door; its task, and which draw that
         is. It counts against the capacity from now on."""

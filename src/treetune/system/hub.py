@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from treetune.errors import NetworkError, TreetuneError, UsageError, described
+from treetune.errors import NetworkError, TreetuneError, UsageError, format_error
 
 WAIT = 5.0
 """Seconds for an answer of the hub's."""
@@ -94,7 +94,7 @@ def check_repo(repo: str) -> str:
         raise UsageError(f"{repo!r} names no repository of the hub", remedy="write user/name, or organisation/name")
     if (token := get_token()) is None:
         remedy = "log in with `hf auth login`, or export HF_TOKEN=... (a token that may write)"
-        raise UsageError("the hub wants a token, and there is none", remedy=remedy)
+        raise UsageError("no Hugging Face token found", remedy=remedy)
     return token
 
 
@@ -125,5 +125,5 @@ def upload(repo: str, files: Mapping[str, Path | bytes], *, private: bool = Fals
             ) from None
         raise TreetuneError(f"the hub refused {repo}: {error}") from error
     except (OSError, ValueError) as error:
-        raise TreetuneError(f"{repo} could not be pushed: {described(error)}") from error
+        raise TreetuneError(f"{repo} could not be pushed: {format_error(error)}") from error
     return str(url) if "://" in str(url) else f"{constants.ENDPOINT}/datasets/{repo}"

@@ -17,7 +17,16 @@ from typing import Any
 from treetune.core.environment import Action, Contract, Kind, Step, Stored
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
-from treetune.scorers.reading.answers import Found, boxed, names_one, one_of, plain, read_number, read_truth, spoken
+from treetune.scorers.reading.answers import (
+    Found,
+    boxed,
+    names_one,
+    one_of,
+    plain,
+    read_number,
+    read_truth,
+    strip_thinking,
+)
 from treetune.system.threads import call, limit_to_cores
 from treetune.tasksets.math_verifier import compare, is_single, require_math_verify
 from treetune.tasksets.turns import TurnEnvironment, list_answers
@@ -96,7 +105,7 @@ class AimeEnvironment(TurnEnvironment):
 
 def find_answer(text: str) -> Found:
     """The one expression that every `Answer:` gives."""
-    pieces = _MARK.split(spoken(text).rstrip()[-TAIL:])[1:]
+    pieces = _MARK.split(strip_thinking(text).rstrip()[-TAIL:])[1:]
     given = [said for piece in pieces if plain(said := re.split(r"[\n<]", piece, maxsplit=1)[0])]
     found = [_find_expression(said) for said in given]
     if vague := next((one for one in found if one.text is None), None):

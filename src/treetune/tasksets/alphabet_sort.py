@@ -11,7 +11,7 @@ from treetune.core.score import VALID, Verdict, invalid
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.taskset_config import TasksetConfig
-from treetune.scorers.reading.answers import list_items, spoken
+from treetune.scorers.reading.answers import list_items, strip_thinking
 from treetune.tasksets.turns import Positive, TurnEnvironment, part_of_one
 
 NAMES = """
@@ -77,7 +77,7 @@ class AlphabetSortEnvironment(TurnEnvironment):
     async def step(self, action: Action) -> Step:
         rounds = self.task.rounds
         expected = sort_names(rounds, self.turns)
-        given = list_items(spoken(action.text))
+        given = list_items(strip_thinking(action.text))
         right = given == expected
         self._right += right
         self.next_turn()

@@ -14,7 +14,7 @@ from treetune.core.score import VALID, Score, Verdict, invalid
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.taskset_config import TasksetConfig
-from treetune.scorers.reading.answers import final_number, same, spoken
+from treetune.scorers.reading.answers import final_number, same, strip_thinking
 from treetune.tasksets.turns import hash_number
 
 
@@ -45,7 +45,7 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
         )
 
     def reward(self, task: Task, answer: str) -> Score:
-        found = final_number(spoken(answer))
+        found = final_number(strip_thinking(answer))
         if found.text is None:
             return Score(0.0, explanation=found.why)
         right = same(found.text, task.ground_truth)

@@ -17,7 +17,7 @@ import msgspec
 from treetune.core.environment import Action, Contract, Kind, Step, Stored
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
-from treetune.scorers.reading.answers import Found, number_after, read_number, read_truth, spoken
+from treetune.scorers.reading.answers import Found, number_after, read_number, read_truth, strip_thinking
 from treetune.tasksets.turns import TurnEnvironment, list_answers
 
 FORMAT_REWARD = 0.2
@@ -55,7 +55,7 @@ class Gsm8kEnvironment(TurnEnvironment):
     def judge(self, text: str) -> tuple[str | None, bool, str]:
         """The number of a text, whether it is right, and why not."""
         if self.strict:
-            return self.compare(number_after(spoken(text), "####"))
+            return self.compare(number_after(strip_thinking(text), "####"))
         found = _NUMBER.search(text)
         if found is None:
             return None, False, "no `#### number`"

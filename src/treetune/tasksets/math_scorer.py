@@ -18,8 +18,8 @@ from treetune.scorers.reading.answers import (
     read_number,
     read_truth,
     same,
-    spoken,
     statement,
+    strip_thinking,
 )
 from treetune.scorers.reading.answers import after as pieces_after
 from treetune.scorers.scorer import expected, require_truths
@@ -44,7 +44,7 @@ class Math(Scorer, frozen=True, tag="math"):
         return Score(float(right), answer=found.text, explanation="right" if right else expected(truths))
 
     def find(self, answer: str) -> Found:
-        reply = spoken(answer)
+        reply = strip_thinking(answer)
         if self.answer is not None:
             return placed(reply, self.answer)
         given = pieces_after(reply, "####") or boxed(reply)

@@ -23,7 +23,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError
-from treetune.scorers.reading.answers import Found, one_of, plain, spoken, tagged
+from treetune.scorers.reading.answers import Found, one_of, plain, strip_thinking, tagged
 from treetune.tasksets.turns import hash_number
 
 _STRETCH = 1024
@@ -78,7 +78,9 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
     def reward(self, task: Task, answer: str) -> Score:
         missing = "no <answer> in the text"
         if self.config.strict:
-            found = one_of([text.strip() for text in tagged(spoken(answer), "answer")], lambda text: text, missing)
+            found = one_of(
+                [text.strip() for text in tagged(strip_thinking(answer), "answer")], lambda text: text, missing
+            )
         else:  # as its own `extract_answer` does, which is quadratic in open tags
             last = deque(tagged(answer, "answer"), maxlen=1)
             found = Found(last[0].strip() if last else None, missing)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from treetune import Task, Taskset
-from treetune.scorers.reading.answers import same, spoken
+from treetune.scorers.reading.answers import same, strip_thinking
 
 TEXTS = "stone soup,early bird,open door,silver lining,paper moon,blue hour,long way home,salt and sun".split(",")
 
@@ -15,7 +15,7 @@ class ReverseText(Taskset):
             yield Task(prompt=prompt, reward_spec={"ground_truth": text[::-1]})
 
     def reward(self, task: Task, answer: str) -> float:
-        return float(same(spoken(answer), task.ground_truth))
+        return float(same(strip_thinking(answer), task.ground_truth))
 
     def gold(self, task: Task) -> str:
         return str(task.ground_truth)

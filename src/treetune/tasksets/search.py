@@ -38,7 +38,7 @@ from treetune.scorers.reading.answers import (
     plain,
     read_number,
     same_numbers,
-    spoken,
+    strip_thinking,
     tagged,
 )
 from treetune.system.http_body import BodyTooLarge, read_body
@@ -118,7 +118,7 @@ class SearchEnvironment(TurnEnvironment):
         if not self.strict:
             last = deque(tagged(_INFORMATION.format("").join(self._said), "answer"), maxlen=1)
             return Found(last[0].strip()) if last else Found(None, "no <answer>")
-        given = [answer.strip() for answer in tagged(spoken(self._said[-1]), "answer")]
+        given = [answer.strip() for answer in tagged(strip_thinking(self._said[-1]), "answer")]
         # Of several that are accepted any will do.
         right = given and all(any(says_same(answer, accepted) for accepted in self._accepted) for answer in given)
         return one_of(given, lambda answer: right or answer, "no <answer>")
@@ -155,7 +155,7 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
     def _judge_all(self) -> tuple[str | None, bool, str]:
         if not self.strict:
             return self.judge("\n".join(self._said))
-        solutions = list(tagged(spoken(self._said[-1]), "solution"))
+        solutions = list(tagged(strip_thinking(self._said[-1]), "solution"))
         numbers = [number_after(text, "####") if "####" in text else Found(text.strip()) for text in solutions]
         if vague := next((found for found in numbers if found.text is None), None):
             return self.compare(vague)

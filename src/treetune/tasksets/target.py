@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from treetune.config import plugins
-from treetune.config.overrides import lay_over, override_values, select_overridden, with_overrides
+from treetune.config.overrides import deep_merge, override_values, select_overridden, with_overrides
 from treetune.config.run_config import is_run_config, origin_of, refuse_foreign
 from treetune.config.structs import load_yaml
 from treetune.config.trust import names_from
@@ -83,7 +83,7 @@ def _read_config(data: dict[str, Any], target: str, overrides: Mapping[str, str]
         data["taskset"] = _spell_out(data["taskset"])
     resolved = with_overrides(data, overrides, source=target)
     found = find_files(resolved["taskset"], [Path(target).expanduser().resolve().parent])
-    return cast(dict[str, Any], lay_over({**resolved, "taskset": found}, select_overridden(resolved, overrides)))
+    return cast(dict[str, Any], deep_merge({**resolved, "taskset": found}, select_overridden(resolved, overrides)))
 
 
 def _spell_out(node: Any) -> Any:

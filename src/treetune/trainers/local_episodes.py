@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Self, TypeVar
 
 from treetune.core.environment import Environment, Observation, SingleTurn, Step
-from treetune.errors import described
+from treetune.errors import format_error
 from treetune.play.episode import DeadlinePassed, Episode, Limits
 from treetune.play.streams import Streams
 from treetune.serve import ServeError
@@ -86,4 +86,4 @@ async def or_error(work: Awaitable[T]) -> T | ServeError:
     except DeadlinePassed as error:
         return ServeError(f"the environment did not answer in time: {error}", remedy="allow more: timeout=")
     except Exception as error:
-        return ServeError(getattr(error, "message", described(error)), remedy=getattr(error, "remedy", None))
+        return ServeError(getattr(error, "message", format_error(error)), remedy=getattr(error, "remedy", None))

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.errors import TreetuneError, described
+from treetune.errors import TreetuneError, format_error
 from treetune.evaluation import Run
 from treetune.runs.annotations import read_tags
 from treetune.runs.folder import SUMMARY
@@ -106,7 +106,7 @@ class Overviews:
         except OSError:
             raise  # it is gone
         except Exception as error:  # whatever is wrong with one run, the others are shown
-            why = error.message if isinstance(error, TreetuneError) else described(error)
+            why = error.message if isinstance(error, TreetuneError) else format_error(error)
             row = {**_row_of_summary(shown), "pending": False, "read": 1.0, "error": why}
         is_whole = row["read"] == 1.0
         self._known[shown.id] = stamp if is_whole else _OF_A_PART, row

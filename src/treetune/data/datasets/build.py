@@ -42,7 +42,7 @@ from treetune.data.rows.local_files import ROWS, LocalFiles, SourceBatch
 from treetune.data.rows.reading import arrow_rows
 from treetune.data.rows.rule import RuleTaskset
 from treetune.data.rows.writing import attach_scorers, write_parquet
-from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, described
+from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, format_error
 from treetune.play.episode import Episode
 from treetune.system.ray_cluster import SILENT_SECONDS, join_cluster, why_waiting
 from treetune.system.threads import run_in_background
@@ -212,7 +212,7 @@ def _find_invalid(taskset: DatasetTaskset, table: pa.Table, most: int, notes: No
         try:
             reason = taskset.validate(FORMATS["verl"].task_of_pruned(row, whole=False)).reason
         except Exception as error:  # `validate` would say so; the rows can be written
-            reason = described(error)
+            reason = format_error(error)
         if reason is not None:
             first = first or reason
             invalid.append(row["extra_info"]["index"])

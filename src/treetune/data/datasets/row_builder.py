@@ -46,7 +46,7 @@ from treetune.data.rows.image_columns import MARK as PLACE
 from treetune.data.rows.local_files import SourceBatch
 from treetune.data.rows.row_codec import ADDED, KEY, ROW, encode_unseen_prompts
 from treetune.data.rows.rule import RULE
-from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, described, gather_faults
+from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, format_error, gather_faults
 
 REPLACED = frozenset(("uid", *ADDED))
 """Keys of `extra_info` that are filled in where a row has none, or that a trainer fills in: such rows are made one by
@@ -163,7 +163,7 @@ class RowBuilder:
             return bool(self._filter(row))
         except Exception as error:
             expression = file_of(self.taskset.config.filter or "") is None  # its error says all there is to say
-            why = str(error) if expression else described(error)
+            why = str(error) if expression else format_error(error)
             raise TasksetError(f"the filter failed on row {index}: {why}") from (None if expression else error)
 
     def _select_by_rate(self, table: pa.Table, uids: list[str], notes: Notes) -> pa.Table:
@@ -247,7 +247,7 @@ class RowBuilder:
             except TreetuneError:
                 raise
             except Exception as error:
-                raise TasksetError(f"row {index} could not be made: {described(error)}") from error
+                raise TasksetError(f"row {index} could not be made: {format_error(error)}") from error
             if made is None:
                 left_out.setdefault("map function", []).append(number)
                 continue

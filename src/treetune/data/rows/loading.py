@@ -47,7 +47,7 @@ from treetune.errors import (
     TreetuneError,
     UsageError,
     causes_of,
-    described,
+    format_error,
     is_of_network,
     suggest_file,
 )
@@ -143,7 +143,7 @@ class Source:
             raise
         except Exception as error:
             if self._params is None:
-                raise TasksetError(f"the dataset of build_dataset() cannot be read: {described(error)}") from error
+                raise TasksetError(f"the dataset of build_dataset() cannot be read: {format_error(error)}") from error
             raise fault_of(self._params, error) from None
 
 
@@ -300,7 +300,7 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
     if unreachable is not None or is_of_network(error):
         whose = "the hub cannot be reached: " if params.is_of_hub else ""
         return NetworkError(
-            f"{named}: {whose}{unreachable or described(root)}",
+            f"{named}: {whose}{unreachable or format_error(root)}",
             remedy="check the network, a proxy (HTTPS_PROXY), HF_ENDPOINT or the address in data_files; or bring the "
             "files here and name them: args: [json], kwargs: {data_files: ...}",
         )
@@ -309,7 +309,7 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
         return TreetuneError(f"{named}: {root}", remedy=remedy)
     files = ", ".join(params.patterns)
     return TreetuneError(
-        f"{named}: {described(root).strip()}" + (f" (data_files: {files})" if files else ""),
+        f"{named}: {format_error(root).strip()}" + (f" (data_files: {files})" if files else ""),
         remedy="check loading_params.args and loading_params.kwargs (name, split, data_files)",
     )
 

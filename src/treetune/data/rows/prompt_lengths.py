@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from treetune.chat.message import Message
-from treetune.errors import MissingExtraError, TasksetError, UsageError, described
+from treetune.errors import MissingExtraError, TasksetError, UsageError, format_error
 from treetune.system.digest import digest
 
 PIECES = 50_000
@@ -115,7 +115,7 @@ class PromptTokens:
             try:
                 applied[position] = apply(messages, **options)
             except Exception as error:
-                faults[position] = TEMPLATE_FAILS + described(error)
+                faults[position] = TEMPLATE_FAILS + format_error(error)
         return applied, faults
 
     def _texts_above(self, limit: int, texts: Mapping[int, str]) -> dict[int, int]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from treetune.errors import described
+from treetune.errors import format_error
 
 _MEMORY, _MEMORY_RATIO = 320 << 20, 8
 """Bytes of memory, and those for each byte of the largest file."""
@@ -62,4 +62,4 @@ def explain(error: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(error, zipfile.BadZipFile | OSError | ValueError) and str(error):
         return str(error)
-    return described(error)
+    return format_error(error)

@@ -30,7 +30,7 @@ from treetune.scorers.judges.culprits import Call, Culprits, find_all_culprits
 from treetune.scorers.judges.model import Asked, JudgeModel, ask
 from treetune.scorers.judges.question import Question
 from treetune.scorers.judges.rubric import Criterion, Rubric, read_rubric
-from treetune.scorers.reading.answers import spoken
+from treetune.scorers.reading.answers import strip_thinking
 from treetune.scorers.scorer import Scorer
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ _read_once = lru_cache(maxsize=64)(lambda path, stamp: read_rubric(path))
 
 
 def _spoken(answer: str) -> str:
-    text: str = without_surrogates(spoken(answer))
+    text: str = without_surrogates(strip_thinking(answer))
     return text.strip()
 
 

@@ -1,7 +1,7 @@
 r"""What a reply gives as its answer, and whether that is the right one: decided here, for every environment.
 
-    found = number_after(spoken(reply), "####")     # "so\n#### 1,000 apples" -> Found("1,000 apples")
-    found = final_number(spoken(reply))             # after `####`, in `\boxed{}`, or at the end of the text
+    found = number_after(strip_thinking(reply), "####")     # "so\n#### 1,000 apples" -> Found("1,000 apples")
+    found = final_number(strip_thinking(reply))             # after `####`, in `\boxed{}`, or at the end of the text
     right = same(found.text, "1000")
 
 A reply gives one answer. Where it gives several different ones, says what the answer is not, or leaves it open, nothing
@@ -103,7 +103,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 # Where the answer stands
 
 
-def spoken(text: str) -> str:
+def strip_thinking(text: str) -> str:
     """A reply without its thinking: what follows the last `</think>`, up to a `<think>` that is never closed."""
     return text.rpartition("</think>")[2].partition("<think>")[0] if "<" in text else text
 

@@ -14,7 +14,7 @@ import msgspec
 
 from treetune.core.environment import Step
 from treetune.errors import UsageError
-from treetune.play.episode_table import EpisodeEnded, LiveEpisode, Terms
+from treetune.play.episode_table import EpisodeEnded, LiveEpisode, SessionLimits
 from treetune.play.host import info_of
 from treetune.serve.errors import Busy
 from treetune.serve.http import HttpConfig, wire
@@ -38,7 +38,7 @@ class HttpDoor(Door):
         self.config = config = config or HttpConfig()
         self._mounts = mounts
         self.address = config.address
-        self._terms = Terms(config.idle_seconds, config.deadline_seconds, _render, _MOST_KEPT_BYTES)
+        self._terms = SessionLimits(config.idle_seconds, config.deadline_seconds, _render, _MOST_KEPT_BYTES)
 
     # Its life
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from treetune.errors import UsageError, described
+from treetune.errors import UsageError, format_error
 from treetune.serve.errors import Denied, ServeError, Unreachable
 from treetune.serve.http.wire import decode, encode
 from treetune.system.http_body import BodyTooLarge, read_body
@@ -135,7 +135,7 @@ class HttpTransport:
         except (aiohttp.InvalidURL, UnicodeError):  # UnicodeError: a host name that breaks the rules of names
             raise UsageError(f"{self.url!r} is no address", remedy="write http://127.0.0.1:5000") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"{url}: {described(error)}", remedy=self._remedy) from error
+            raise Unreachable(f"{url}: {format_error(error)}", remedy=self._remedy) from error
 
 
 def _parse_seconds(header: str | None) -> float | None:

@@ -23,8 +23,8 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INVALID_PARAMS, CallToolResult, ListToolsResult
 
-from treetune.errors import TreetuneError, described
-from treetune.play.episode_table import Terms
+from treetune.errors import TreetuneError, format_error
+from treetune.play.episode_table import SessionLimits
 from treetune.serve.mcp import wire
 from treetune.serve.server import Door, EnvServer
 from treetune.system.package import read_version
@@ -46,7 +46,7 @@ class McpDoor(Door):
         `max_sessions` are open at once."""
         self.address = "/mcp" if streams is None else "standard input and output"
         self._streams, self._max_sessions = streams, max_sessions
-        self._terms = Terms(idle_seconds, render=lambda step: step)
+        self._terms = SessionLimits(idle_seconds, render=lambda step: step)
         self._episodes: dict[str, str] = {}
         """Of each session, the episode that it plays."""
         self._tools: dict[str, list[dict[str, Any]]] = {}
@@ -157,7 +157,7 @@ class McpDoor(Door):
             # A generator has no task at an index.
             return [] if streams.sequential else await host.look_at_tools(await host.fetch(streams.draw_at(0)))
         except Exception as error:  # whoever starts it is told
-            log.warning("the tools of the first task cannot be listed: %s", described(error))
+            log.warning("the tools of the first task cannot be listed: %s", format_error(error))
             return []
 
     async def _call_tool(self, context: Any, params: Any) -> CallToolResult:

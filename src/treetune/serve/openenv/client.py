@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from treetune.errors import described
+from treetune.errors import format_error
 from treetune.serve.errors import Busy, Denied, ServeError, Unreachable
 from treetune.serve.http.transport import CONNECT_SECONDS, HttpTransport
 from treetune.system.http_body import MOST_BYTES, BodyTooLarge, check_values
@@ -96,7 +96,7 @@ class OpenEnvClient:
                 raise Denied(f"{url} answered {error.status}", remedy="set TREETUNE_TOKEN to the server's") from None
             raise ServeError(f"{url} answered {error.status}", remedy="is it an OpenEnv server?") from None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"{url}: {described(error)}", remedy=_REMEDY) from error
+            raise Unreachable(f"{url}: {format_error(error)}", remedy=_REMEDY) from error
         return OpenEnvSession(socket, url, self._timeout)
 
 
@@ -117,7 +117,7 @@ class OpenEnvSession:
             await self._socket.close()
             if isinstance(error, TimeoutError):
                 raise Unreachable(f"{self._url} did not answer within {self._timeout:g} seconds") from None
-            raise ServeError(f"{self._url} has closed the session: {described(error)}") from None
+            raise ServeError(f"{self._url} has closed the session: {format_error(error)}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
             raise ServeError(f"{self._url} sent something else than its answer: {answer!r:.200}")
         if answer.get("type") == "error":

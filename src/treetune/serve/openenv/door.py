@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from treetune.play.episode_table import Terms
+from treetune.play.episode_table import SessionLimits
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.asgi import HttpRequest, JsonApp, Route
 from treetune.serve.http.listener import Listener
@@ -41,7 +41,7 @@ class OpenEnvDoor(Door):
         """`split` is how the tasks are called to those who ask for splits."""
         self.config = config = config or HttpConfig(address="127.0.0.1:8000")
         self.address = config.address
-        self.terms = Terms(config.idle_seconds, config.deadline_seconds, check_info)
+        self.terms = SessionLimits(config.idle_seconds, config.deadline_seconds, check_info)
         self.tasks = TaskRoutes(self, split)
         self.sessions: dict[str, Session] = {}
         self._stops: dict[str, Callable[[str], None]] = {}

@@ -21,8 +21,8 @@ from treetune.core.mixture import is_made_alone, parts_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
-from treetune.errors import EnvironmentFault, described
-from treetune.play.episode_table import Home
+from treetune.errors import EnvironmentFault, format_error
+from treetune.play.episode_table import EpisodeHandle
 from treetune.play.streams import Streams
 from treetune.runs.rolling import RollingRun
 from treetune.serve import messages
@@ -119,7 +119,7 @@ class PoolHost(ServerHost):
                 told.append(pack(("pause", paused)))
         return told
 
-    async def _open(self, id: str, task: Task) -> tuple[Home, Observation, list[dict[str, Any]]]:
+    async def _open(self, id: str, task: Task) -> tuple[EpisodeHandle, Observation, list[dict[str, Any]]]:
         member, data = await self.open_in_worker(id, task)
         observation, tools = unpack(data, tuple[Observation, list[dict[str, Any]]])
         return _HomeInWorker(self, member, id, task, data), observation, tools
@@ -216,7 +216,7 @@ class _HomeInWorker:
             await self._close_there()
             problem = "started anew, it shows something else"
         except Exception as error:
-            problem = f"it could not be started anew ({described(error)})"
+            problem = f"it could not be started anew ({format_error(error)})"
         self._host.episodes.lose(self._id, f"{how}; {problem}")
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import uvloop
 
 from treetune.core.taskset import Taskset
-from treetune.errors import TreetuneError, UsageError, described
+from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.serve.pool.scratch import ScratchFolder
 from treetune.serve.pool.worker import Worker, WorkerSpec
 from treetune.system.ray_cluster import join_cluster, why_waiting
@@ -190,7 +190,7 @@ async def ask_why(engine: Engine) -> str | None:
             why: str | None = await call_apart(engine.why_waiting)
             return why
     except Exception as error:  # of a cluster that does not answer, for one
-        log.debug("why workers do not start is not known: %s", described(error))
+        log.debug("why workers do not start is not known: %s", format_error(error))
         return None
 
 
@@ -204,6 +204,6 @@ def load_engine(name: str) -> Engine:
 
 def _unpicklable(taskset: Taskset[Any, Any], error: Exception) -> UsageError:
     return UsageError(
-        f"{taskset.name} cannot be sent to a worker: {described(error)}",
+        f"{taskset.name} cannot be sent to a worker: {format_error(error)}",
         remedy="define it in a module or file, without open files or lambdas; or leave out --workers",
     )

@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.play.episode_table import EpisodeEnded, Terms
+from treetune.play.episode_table import EpisodeEnded, SessionLimits
 from treetune.play.group import MOST_IN_GROUP
 from treetune.serve import messages
 from treetune.serve.access import check_address, load_curve_key
@@ -56,7 +56,7 @@ class ZmqDoor(Door):
         """`:5555` is a port of this machine only; port 0 takes a free one."""
         self.address = f"tcp://127.0.0.1{address}" if address.startswith(":") else address
         self.replies = ReplyCache()
-        self._terms = Terms(render=messages.pack_step)
+        self._terms = SessionLimits(render=messages.pack_step)
         self._socket: LoopSocket | ZmtpListener | None = None
         self._running: dict[bytes, Running] = {}
         """By the key of the request."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from treetune.core.score import Score
 from treetune.core.task import Task
-from treetune.scorers.reading.answers import spoken
+from treetune.scorers.reading.answers import strip_thinking
 from treetune.scorers.scorer import Scorer, require_truths, truths_of
 from treetune.tasksets.code.lcb import find_code
 from treetune.tasksets.code.unit_tests import complete_code, run_tests
@@ -27,7 +27,7 @@ class Tests(Scorer, frozen=True, tag="tests"):
 
     async def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         tests = [str(test) for test in require_truths(truth, task)]
-        code = find_code(spoken(answer)) or spoken(answer).strip("\n")
+        code = find_code(strip_thinking(answer)) or strip_thinking(answer).strip("\n")
         if not code.strip():
             return Score(0.0, explanation="no code")
         beginning, entry_point = self._text(self.beginning, task), self._text(self.entry_point, task)

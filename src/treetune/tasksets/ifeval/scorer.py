@@ -8,7 +8,7 @@ from typing import Any
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import TasksetError
-from treetune.scorers.reading.answers import spoken
+from treetune.scorers.reading.answers import strip_thinking
 from treetune.scorers.scorer import Scorer
 from treetune.tasksets.ifeval.instructions import find_problem, follows
 
@@ -24,7 +24,7 @@ class IfEval(Scorer, frozen=True, tag="ifeval"):
         instructions = self._instructions(truth, task)
         if (problem := self.problem(truth, task)) is not None:
             raise TasksetError(f"a task of IFEval cannot be scored: the ground truth {problem}")
-        reply = spoken(answer).strip()
+        reply = strip_thinking(answer).strip()
         broken = [name for name, values in instructions if not follows(name, reply, values)]
         share = 1 - len(broken) / len(instructions)
         loose = all(any(follows(name, text, values) for text in _variants(reply)) for name, values in instructions)

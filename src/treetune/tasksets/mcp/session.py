@@ -17,7 +17,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from treetune.errors import EnvironmentFault, MissingExtraError, ToolError, TreetuneError, described
+from treetune.errors import EnvironmentFault, MissingExtraError, ToolError, TreetuneError, format_error
 from treetune.system.threads import call_apart
 from treetune.tasksets.mcp.config import McpServer
 
@@ -99,7 +99,7 @@ class McpSession:
         if isinstance(error, TreetuneError):
             return error
         ended = self._process.ended if self._process is not None else None
-        return self._fault(f"{ended} before it said which tools it has" if ended else f"failed: {described(error)}")
+        return self._fault(f"{ended} before it said which tools it has" if ended else f"failed: {format_error(error)}")
 
     def _fault(self, what: str) -> EnvironmentFault:
         remedy = "run that command by hand: does it speak MCP over standard input and output?"

@@ -33,7 +33,7 @@ from treetune.errors import (
     TasksetError,
     TreetuneError,
     UnknownNameError,
-    described,
+    format_error,
 )
 from treetune.tasksets.textarena import TextArenaGame, import_textarena
 from treetune.tasksets.turns import Positive, TurnEnvironment, hash_number
@@ -95,7 +95,7 @@ class TextArenaEnvironment(TurnEnvironment):
         except TreetuneError:
             raise
         except Exception as error:  # it was given nothing but the move
-            raise InvalidAction(f"{self.task.game} fails by this move: {described(error)[:200]}") from error
+            raise InvalidAction(f"{self.task.game} fails by this move: {format_error(error)[:200]}") from error
         if not over and not self._opponent.play():
             return Step(game.read(POLICY) or "It is your turn.", done=last, truncated=last, info=info)
         self._opponent.refuse_forfeit()
@@ -185,7 +185,7 @@ def count_players(name: str, params: dict[str, Any], players: int | None) -> int
         if players is not None or game.players > 1 or isinstance(game.env.state, textarena.SinglePlayerState):
             return game.players
     assert refusal is not None
-    why = described(refusal)
+    why = format_error(refusal)
     if players is not None:
         raise ConfigError([("taskset.players", f"{name} does not start with {players}: {why}")])
     if params and isinstance(refusal, TypeError | AssertionError | ValueError):
@@ -234,7 +234,7 @@ class Opponent:
         try:
             answer = load_opponent(self._spec, self._origin)("\n".join(seen), self._rng)
         except Exception as error:
-            raise EnvironmentFault(f"the opponent {self._spec} failed: {described(error)}") from error
+            raise EnvironmentFault(f"the opponent {self._spec} failed: {format_error(error)}") from error
         if not isinstance(answer, str):
             raise EnvironmentFault(f"{self._spec} gave a {type(answer).__name__}", remedy="return the move as text")
         return answer

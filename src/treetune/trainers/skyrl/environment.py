@@ -30,7 +30,7 @@ from treetune.core.environment import Environment
 from treetune.core.task import Task
 from treetune.data.rows.formats import task_to_play
 from treetune.data.rows.row_codec import looks_like_uid
-from treetune.errors import EnvironmentFault, described
+from treetune.errors import EnvironmentFault, format_error
 from treetune.play.episode import CLOSE_SECONDS, Episode, Limits
 from treetune.system.threads import run_in_background, submit_in_background
 from treetune.tasksets.turns import max_turns_of
@@ -130,7 +130,7 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
                 closing.result(CLOSE_SECONDS)
             except Exception as error:
                 # What the episode earned stands, whatever becomes of its leftovers.
-                warnings.warn(f"{self._id}: close failed: {described(error)}", stacklevel=2)
+                warnings.warn(f"{self._id}: close failed: {format_error(error)}", stacklevel=2)
             self._warn_of_close(self._episode)
 
     def _warn_of_close(self, episode: Episode) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from treetune.chat.sampled_tokens import check_ids, check_logprobs
 from treetune.chat.tokens import Prompt
-from treetune.errors import PolicyError, described
+from treetune.errors import PolicyError, format_error
 from treetune.trainers.play import Sampled
 
 
@@ -128,7 +128,7 @@ class Engine:
                 f"SGLang did not answer within {self._timeout:g} seconds", remedy="allow more: treetune.model_timeout"
             ) from None
         except Exception as error:
-            raise PolicyError(f"SGLang does not answer: {described(error)}") from error
+            raise PolicyError(f"SGLang does not answer: {format_error(error)}") from error
         finally:
             self.seconds += time.perf_counter() - began
         if not isinstance(output, dict) or "meta_info" not in output:

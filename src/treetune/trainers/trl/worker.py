@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Self
 
 from treetune.chat.tokens import ChatTokens, Prompt
-from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, described
+from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, format_error
 from treetune.system import threads
 from treetune.trainers.game import FailureLog, Game, Hooks
 from treetune.trainers.play import Sampled, play_episode
@@ -81,7 +81,7 @@ class RolloutWorker:
     def check_health(self, stale_after_s: float) -> None:
         """Raises what ended the rollouts; also where all of them fail for that long, and where the loop hangs."""
         if self._error is not None:
-            raise RuntimeError(f"the rollouts have ended: {described(self._error)}") from self._error
+            raise RuntimeError(f"the rollouts have ended: {format_error(self._error)}") from self._error
         now = time.monotonic()
         if self._problem is not None and now - self._produced > stale_after_s:
             raise RuntimeError(f"no episode gave a reward for {stale_after_s:g} seconds: {self._problem}")
@@ -110,7 +110,7 @@ class RolloutWorker:
             pass
         except BaseException as error:
             self._error = _first_of(error)
-            log.error("the rollouts have ended: %s", described(self._error))
+            log.error("the rollouts have ended: %s", format_error(self._error))
 
     async def _run_loop(self) -> None:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()

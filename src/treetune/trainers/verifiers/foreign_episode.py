@@ -12,7 +12,7 @@ from treetune.core.environment import Action, Environment, Step
 from treetune.core.score import finite
 from treetune.core.task import Task
 from treetune.core.tool_messages import message_of
-from treetune.errors import EnvironmentFault, TreetuneError, described
+from treetune.errors import EnvironmentFault, TreetuneError, format_error
 from treetune.system.threads import submit_in_background
 from treetune.trainers.verifiers.conversation import Conversation
 
@@ -134,7 +134,7 @@ class ForeignEpisode(Environment):
         except (TreetuneError, ScoringFailed):
             raise
         except Exception as error:
-            raise EnvironmentFault(f"verifiers could not play it: {described(error)}") from error
+            raise EnvironmentFault(f"verifiers could not play it: {format_error(error)}") from error
 
     async def _end(self) -> None:
         if self._running is not None and not self._running.done():

@@ -25,7 +25,7 @@ from treetune.config.trust import USER, Origin
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.taskset_config import TasksetConfig
-from treetune.errors import MissingExtraError, PluginError, UsageError, described
+from treetune.errors import MissingExtraError, PluginError, UsageError, format_error
 
 
 class VerifiersTask(Task, frozen=True, kw_only=True):
@@ -128,7 +128,7 @@ def _import(env: str, origin: Origin) -> Any:
             if importlib.util.find_spec(place.rpartition(".")[0] or place) and importlib.util.find_spec(place):
                 return load_module(CodeReference(Kind.MODULE, place), origin)
     except (ImportError, ValueError) as error:
-        raise PluginError(f"verifiers:{env} could not be imported: {described(error)}") from error
+        raise PluginError(f"verifiers:{env} could not be imported: {format_error(error)}") from error
     raise PluginError(
         f"verifiers:{env}: there is no module {name!r}", remedy=f"install the environment: pip install {env}"
     )

@@ -26,7 +26,7 @@ from treetune.chat.message import Message
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Outcome, Trace
-from treetune.errors import TreetuneError, UsageError, described
+from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.play import streams
 from treetune.play.episode import Limits
 from treetune.play.leases import Draw
@@ -207,7 +207,7 @@ class TreetuneHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         try:
             task = await served.task(data.index, data.uid)
         except Exception as error:
-            raise TaskError(str(error) if isinstance(error, TreetuneError) else described(error)) from error
+            raise TaskError(str(error) if isinstance(error, TreetuneError) else format_error(error)) from error
         policy = InterceptedModel(ctx.model, endpoint, secret, trace, data.system_prompt, served.config)
         ours = Trace(task=task, uid=task.uid, model=ctx.model)
         try:

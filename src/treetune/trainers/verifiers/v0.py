@@ -23,7 +23,7 @@ from verifiers.types import ClientConfig
 
 from treetune.chat.message import Message
 from treetune.core.environment import Environment
-from treetune.errors import EnvironmentFault, UsageError, described
+from treetune.errors import EnvironmentFault, UsageError, format_error
 from treetune.trainers.verifiers.foreign_episode import ForeignEpisode, Outcome, ScoringFailed
 from treetune.trainers.verifiers.imported import (
     VerifiersConfig,
@@ -73,7 +73,7 @@ class V0Taskset(VerifiersTaskset):
                 env = vf.load_environment(self.ENV, **self.arguments())
         except Exception as error:
             raise UsageError(
-                f"verifiers:{self.ENV} could not be made: {described(error)}",
+                f"verifiers:{self.ENV} could not be made: {format_error(error)}",
                 remedy=f"`treetune list verifiers:{self.ENV}` shows its arguments",
             ) from error
         if env.requires_group_rollouts:

@@ -21,7 +21,7 @@ from verifiers.v1.utils.decorators import discover_decorated
 from treetune.chat.message import Message
 from treetune.core.environment import Environment
 from treetune.core.score import Score
-from treetune.errors import EnvironmentFault, PluginError, TasksetError, UsageError, described
+from treetune.errors import EnvironmentFault, PluginError, TasksetError, UsageError, format_error
 from treetune.trainers.verifiers import chat_harness
 from treetune.trainers.verifiers.foreign_episode import ForeignEpisode, Held, Outcome, ScoringFailed
 from treetune.trainers.verifiers.imported import (
@@ -76,7 +76,7 @@ class V1Taskset(VerifiersTaskset):
             return loaders.load_taskset(loaders.taskset_config_type(self.ENV).model_validate(node))
         except Exception as error:
             raise UsageError(
-                f"verifiers:{self.ENV} could not be made: {described(error)}",
+                f"verifiers:{self.ENV} could not be made: {format_error(error)}",
                 remedy=f"`treetune list verifiers:{self.ENV}` shows its keys",
             ) from error
 
@@ -183,7 +183,7 @@ class V1Played(V1Taskset):
         try:
             return loaders.load_environment(loaders.resolve_env_config(node))
         except Exception as error:
-            raise UsageError(f"verifiers:{self.ENV} could not be made: {described(error)}") from error
+            raise UsageError(f"verifiers:{self.ENV} could not be made: {format_error(error)}") from error
 
     @cached_property
     def _serving(self) -> dict[asyncio.AbstractEventLoop, Held]:
