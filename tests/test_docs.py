@@ -251,10 +251,22 @@ def test_the_paths_of_architecture_visit_each_module_once():
 
 def test_the_modules_that_architecture_names_exist():
     text = (ROOT / "docs/architecture.md").read_text()
-    named = re.findall(r"`(\w+\.py|\w+/)`", text.partition("## Contracts")[0])
+    named = re.findall(r"`(\w+\.py|\w+/)`", text.partition("## Four paths")[0])
     assert len(named) > 15
     for name in named:
         assert (ROOT / "src/treetune" / name).exists(), name
+
+
+def test_the_files_that_decisions_name_exist():
+    named = {
+        name
+        for page in (ROOT / "docs/decisions").glob("*.md")
+        for name in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text())
+    }
+    assert len(named) > 15
+    assert [
+        name for name in named if not any((folder / name).exists() for folder in (ROOT / "src/treetune", ROOT))
+    ] == []
 
 
 def table_of(contracts) -> str:
