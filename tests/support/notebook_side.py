@@ -10,7 +10,6 @@ from nbclient import NotebookClient
 CELLS = [
     "import treetune\nrun = treetune.evaluate('arithmetic', 'scripted:p=0.5', num_tasks=10, output='run')",
     "run",
-    "run.plot('groups')",
     "run.groups()",
     "again = await treetune.evaluate_async('arithmetic', 'scripted:p=0.5', num_tasks=10, output='again')\n"
     "again.mean_reward == run.mean_reward",

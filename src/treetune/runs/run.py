@@ -1,7 +1,7 @@
 """A run as data: what `eval` and `serve --traces` have written.
 
     run = Run("runs/x")
-    run.mean_reward, run.groups().df(), run.df(), run.plot()
+    run.mean_reward, run.groups().df(), run.df()
     for trace in run.traces("failed"):
         print(trace.failure)
 
@@ -31,11 +31,9 @@ from treetune.runs.annotations import Key, Mark, key_of, marks_stamp, read_marks
 from treetune.runs.columns import NUMBERS, TEXTS, Columns, Entries, Groups, Mask
 from treetune.runs.entry import Entry
 from treetune.runs.folder import SUMMARY, TRACES
-from treetune.runs.html import page_of
 from treetune.runs.images import bring_back
 from treetune.runs.index import IndexReader
 from treetune.runs.plain_files import UNREADABLE, find_fault, read_regular
-from treetune.runs.plot import Plot, draw
 from treetune.runs.query import Query, solved
 from treetune.runs.summary import Summary, Tally
 
@@ -284,15 +282,6 @@ class Run:
         from treetune.runs.push import push_run
 
         return push_run(self, repo, private)
-
-    # To look at
-
-    def plot(self, kind: str = "rewards") -> Plot:
-        """`rewards`, `sources`, `turns`, `groups` or `steps`: a notebook shows it, and `save` writes it."""
-        return draw(self.columns, kind)
-
-    def _repr_html_(self) -> str:
-        return page_of(self)
 
     def __repr__(self) -> str:
         mean = "-" if self.mean_reward is None else f"{self.mean_reward:.4f}"
