@@ -9,7 +9,7 @@ from made_runs import make_run, make_trace
 
 from treetune.errors import UsageError
 from treetune.evaluation import TRACES, Run, RunFolder
-from treetune.runs import search
+from treetune.runs import query
 from treetune.runs.annotations import write_mark
 
 
@@ -103,7 +103,7 @@ def test_what_people_noted_can_be_asked_for(tmp_path):
 
 def test_words_are_looked_for_last_in_what_is_left(run, monkeypatch):
     looked = []
-    monkeypatch.setattr(search.Search, "_is_said", lambda self, line: looked.append(line) or False)
+    monkeypatch.setattr(query._Words, "_is_said", lambda self, line: looked.append(line) or False)
     assert len(run.select('(!"therefore" | "so") & task=4')) == 2
     assert len(looked) == 2
 

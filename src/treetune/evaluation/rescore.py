@@ -22,9 +22,9 @@ from treetune.evaluation.run_trust import TaskCode
 from treetune.evaluation.runner import Runner
 from treetune.models.scripted import Replay
 from treetune.play.rollout import run_rollout, score_together
-from treetune.runs.damage import Damage
 from treetune.runs.discovery import open_run
 from treetune.runs.folder import TRACES, RunFolder, read_traces
+from treetune.runs.index import Damage
 from treetune.runs.summary import Summary, Tally
 from treetune.scorers.judges import JudgeError
 

@@ -6,6 +6,7 @@ entry = glance(block, start, stop, offset)        # of a line of a file, of whic
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -136,7 +137,7 @@ def glance(block: bytes | bytearray, start: int, stop: int, offset: int) -> Entr
     """That of the line from `start` to `stop`, whoever wrote it, which stands at this offset of its file. Raises
     `msgspec.MsgspecError` where it is damaged."""
     end = start + text_length(block, start, stop)
-    if end < stop and ends_with_tokens(block, end, start):
+    if end < stop and _ends_with_tokens(block, end, start):
         return _make(_decode(block[start:end] + b"}"), offset, stop - start, end - start)
     return _make(_decode(block[start:stop]), offset, stop - start, end - start)
 
@@ -149,7 +150,16 @@ def text_length(block: bytes | bytearray, start: int, stop: int) -> int:
     return (tokens - 1 if tokens > start else stop) - start
 
 
-def ends_with_tokens(block: bytes | bytearray, end: int, start: int = 0) -> bool:
+def pread_line(file: int, entry: Entry, tokens: bool = True) -> bytes:
+    """The line of an entry from its file; its tokens, which are the last field, may be left out."""
+    if not tokens and entry.text_length < entry.length:
+        line = os.pread(file, entry.text_length, entry.offset)
+        if _ends_with_tokens(line, entry.text_length):
+            return line + b"}"
+    return os.pread(file, entry.length, entry.offset)
+
+
+def _ends_with_tokens(block: bytes | bytearray, end: int, start: int = 0) -> bool:
     """Whether what follows this end of the text of a line is its last field: so where the one before it is there."""
     return block.rfind(b'"timing":{', max(start, end - _TIMING), end) > 0
 

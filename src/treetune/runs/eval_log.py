@@ -22,7 +22,7 @@ from treetune.core.trace import Trace
 from treetune.errors import StorageError
 from treetune.runs.eval_sample import Plain, iso_time, sample_of, summary_of
 from treetune.runs.folder import TRACES
-from treetune.runs.foreign.inspect_sample import REWARD
+from treetune.runs.foreign.inspect import REWARD
 from treetune.runs.run import Run
 from treetune.system.cache_folder import aside
 from treetune.system.digest import digest

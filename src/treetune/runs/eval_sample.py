@@ -22,7 +22,7 @@ from treetune.chat.normalize import reasoning_of
 from treetune.core.tool import ToolCall
 from treetune.core.trace import Outcome, Trace, Turn
 from treetune.runs.foreign.chat import calls_of
-from treetune.runs.foreign.inspect_sample import REWARD, SUCCESS
+from treetune.runs.foreign.inspect import REWARD, SUCCESS
 
 _ROLES = {"system": "system", "developer": "system", "assistant": "assistant", "tool": "tool"}
 _STOPS = {"length": "max_tokens", "stop": "stop", "tool_calls": "tool_calls", "content_filter": "content_filter"}

@@ -31,10 +31,9 @@ from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace, decode_trace, encode_trace
 from treetune.data.rows.cache import write_atomically
 from treetune.errors import ResumeError, StorageError, UsageError
-from treetune.runs.damage import LONGEST_LINE, Damage, key_of_trace
 from treetune.runs.entry import Entry
 from treetune.runs.images import bring_back, move_images, move_out
-from treetune.runs.index import INDEX, IndexWriter, mend_index
+from treetune.runs.index import INDEX, LONGEST_LINE, Damage, IndexWriter, key_of_trace, mend_index
 from treetune.runs.plain_files import UNREADABLE, open_to_append, read_regular
 
 SUMMARY, FINGERPRINT = "summary.json", "fingerprint.json"

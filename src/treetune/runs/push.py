@@ -1,6 +1,6 @@
 """A run as a dataset of the hub: a row for each rollout, and the run's own files beside them.
 
-    Run("runs/x").push_to_hub("me/my-run")
+    Run("runs/x").push_to_hub("me/my-run")       # calls push_run
     load_dataset("me/my-run")["rollouts"]           # uid, reward, outcome, messages, ...
 
 The files are those of the run folder, so who downloads the repository has the run: `Run(snapshot_download(...))`.
@@ -9,10 +9,10 @@ The files are those of the run folder, so who downloads the repository has the r
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -27,29 +27,39 @@ from treetune.runs.plain_files import find_fault
 from treetune.runs.summary import Summary
 from treetune.system.hub import Card, check_repo, upload
 
-if TYPE_CHECKING:
-    from treetune.runs.run import Run
-
 ROLLOUTS = "data/rollouts-00000-of-00001.parquet"
 _AT_ONCE = 500
 
 
-def push_run(run: Run, repo: str, private: bool = False) -> str:
-    """Gives the address of the dataset."""
+class AboutRun(msgspec.Struct):
+    """What the card says of a run."""
+
+    kind: str
+    """The program that wrote it."""
+    taskset: str
+    model: str
+    pass_threshold: float
+    summary: Summary
+
+
+def push_run(
+    repo: str, about: AboutRun, folder: Path, traces: Iterator[Trace], metrics: Sequence[str], private: bool = False
+) -> str:
+    """Pushes the rollouts, and the run folder where Treetune wrote it. Gives the address of the dataset."""
     check_repo(repo)
-    with tempfile.TemporaryDirectory(prefix="treetune-push-") as folder:
-        table = Path(folder) / "rollouts.parquet"
-        write_rollouts(run, table)
-        files: dict[str, Path | bytes] = {"README.md": _card(run, repo).page(), ROLLOUTS: table}
-        for name in (CONFIG, FINGERPRINT, SUMMARY, TRACES.file, INDEX):
-            if run.path == run.folder and not find_fault(run.path / name, run.path):
-                files[name] = run.path / name
-        images = [image for image in sorted((run.path / IMAGES).glob("*")) if not find_fault(image, run.path)]
-        files |= {f"{IMAGES}/{image.name}": image for image in images}
-        return upload(repo, files, private=private, message=f"{len(run):,} rollouts of {run.taskset} by {run.model}")
+    with tempfile.TemporaryDirectory(prefix="treetune-push-") as temporary:
+        table = Path(temporary) / "rollouts.parquet"
+        _write_rollouts(traces, metrics, table)
+        files: dict[str, Path | bytes] = {"README.md": _card(about, repo).page(), ROLLOUTS: table}
+        if about.kind == "treetune":
+            own = [folder / name for name in (CONFIG, FINGERPRINT, SUMMARY, TRACES.file, INDEX)]
+            own += sorted((folder / IMAGES).glob("*"))
+            files |= {str(file.relative_to(folder)): file for file in own if not find_fault(file, folder)}
+        rollouts = f"{about.summary.rollouts:,} rollouts"
+        return upload(repo, files, private=private, message=f"{rollouts} of {about.taskset} by {about.model}")
 
 
-def write_rollouts(run: Run, path: Path) -> None:
+def _write_rollouts(traces: Iterator[Trace], metrics: Sequence[str], path: Path) -> None:
     """A row for each rollout, in parquet; some in memory at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -62,10 +72,9 @@ def write_rollouts(run: Run, path: Path) -> None:
             **{"model": text, "outcome": text, "reward": number, "success": pa.bool_(), "turns": whole},
             **{"prompt_tokens": whole, "completion_tokens": whole, "seconds": number, "answer": text},
             **{"ground_truth": text, "explanation": text, "failure": text, "messages": chat},
-            **{f"metric_{name}": number for name in run.columns.metrics},
+            **{f"metric_{name}": number for name in metrics},
         }
     )
-    traces = run.traces()
     with pq.ParquetWriter(path, schema) as writer:
         while some := list(islice(traces, _AT_ONCE)):
             writer.write_table(pa.Table.from_pylist([_row(trace) for trace in some], schema))
@@ -108,7 +117,7 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value, enc_hook=repr).decode("utf-8", "replace")
 
 
-def _card(run: Run, repo: str) -> Card:
+def _card(run: AboutRun, repo: str) -> Card:
     from treetune.system.package import read_version
 
     of_ours = run.kind == "treetune"
@@ -116,8 +125,8 @@ def _card(run: Run, repo: str) -> Card:
         f"Evaluated by Treetune {read_version()}" if of_ours else f"Of {run.kind}, read by Treetune {read_version()}"
     )
     lines = [
-        f"{origin}: {len(run.groups()):,} tasks, {len(run):,} rollouts, a row each. A rollout that failed has no "
-        "reward (null); it is never a 0.",
+        f"{origin}: {run.summary.tasks:,} tasks, {run.summary.rollouts:,} rollouts, a row each. A rollout that failed "
+        "has no reward (null); it is never a 0.",
         "",
         *_figures(run.summary),
         *("", "```python", "from datasets import load_dataset", ""),

@@ -15,7 +15,9 @@ Words beside each other must all hold.
 
 from __future__ import annotations
 
+import json
 import operator
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +27,6 @@ import numpy as np
 
 from treetune.errors import UsageError, did_you_mean
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Columns, Mask
-from treetune.runs.search import Search
 
 _TOKENS = re.compile(
     r"""\s*(?:
@@ -52,6 +53,11 @@ _CUT_SHORT = re.compile(r"[A-Za-z_][\w.@/-]*(?:<=|>=|!=|==?|<|>|~)")
 _ROLLOUT = re.compile(r"(\d+)/(\d+)")
 
 _DEEPEST = 100
+_WORDS_OF_OURS = (b'"role":', b'"type":', b'"finish_reason":', b'"outcome":')
+"""Fields whose texts are of the format, not of what was said."""
+_LONGEST = 32
+"""Of such texts."""
+_TOOLS, _AFTER_TOOLS = b'],"tools":[', b'],"final":['
 
 Test = Callable[[Columns, Mask], Mask]
 """Which of the rollouts it holds for; it need only look at those of the mask."""
@@ -255,18 +261,65 @@ def _read_by(test: Test, parts: Sequence[Test]) -> Test:
     return test
 
 
+def _unquote(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text)
+
+
 class _Words:
-    """Looks for words in the lines of the traces."""
+    """Finds a text in the traces of a run, whichever case. Lines are read without their tokens and searched as they
+    are; nothing is decoded. Names of fields, numbers, roles and descriptions of tools do not count."""
 
     reads = True
 
     def __init__(self, query: Query, text: str) -> None:
-        self._query, self._search = query, Search(text)
+        self._query = query
+        # As a line of JSON has it; the letters of other alphabets as they are.
+        self._wanted = json.dumps(text.lower(), ensure_ascii=False)[1:-1].encode()
 
     def __call__(self, columns: Columns, within: Mask) -> Mask:
-        traces = self._query._traces
-        return np.zeros(len(columns), bool) if traces is None else self._search.among(traces, columns, within)
+        found = np.zeros(len(columns), bool)
+        if self._query._traces is None:
+            return found
+        rows = np.flatnonzero(within)
+        places = columns.places("offset")[rows].tolist()
+        lengths = columns.places("text_length")[rows].tolist()
+        is_plain = self._wanted.isascii()
+        with open(self._query._traces, "rb", buffering=0) as file:
+            number = file.fileno()
+            for row, offset, length in zip(rows.tolist(), places, lengths, strict=True):
+                line = os.pread(number, length, offset)
+                if self._is_said(line.lower() if is_plain else line.decode(errors="replace").lower().encode()):
+                    found[row] = True
+        return found
+
+    def _is_said(self, line: bytes) -> bool:
+        wanted, start = self._wanted, 0
+        while (at := line.find(wanted, start)) >= 0:
+            start = at + len(wanted)
+            if not _is_said_text(line, at, start):
+                continue
+            tools = line.find(_TOOLS)
+            after = line.find(_AFTER_TOOLS, tools)
+            if not tools < at < after:
+                return True
+            start = after
+        return False
 
 
-def _unquote(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text)
+def _is_said_text(line: bytes, start: int, stop: int) -> bool:
+    """Whether this part of a line stands in a text. The next quote ends that then, and is followed by what can follow a
+    text; it begins another one where the part is a number, and a colon follows where it is a name."""
+    quote = line.find(b'"', stop)
+    while quote > 0 and _is_escaped(line, quote):
+        quote = line.find(b'"', quote + 1)
+    if quote < 0 or line[quote + 1 : quote + 2] not in (b",", b"}", b"]"):
+        return False
+    begin = line.rfind(b'"', max(0, start - _LONGEST), start + 1)
+    return begin < 0 or not line.endswith(_WORDS_OF_OURS, 0, begin)
+
+
+def _is_escaped(line: bytes, quote: int) -> bool:
+    at = quote
+    while line[at - 1] == 0x5C:
+        at -= 1
+    return (quote - at) % 2 == 1

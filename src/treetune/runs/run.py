@@ -15,9 +15,9 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from treetune.core.trace import Trace, decode_trace
 from treetune.errors import TasksetError, UsageError, did_you_mean
 from treetune.runs.annotations import Key, Mark, key_of, marks_stamp, read_marks
 from treetune.runs.columns import NUMBERS, TEXTS, Columns, Entries, Groups, Mask
-from treetune.runs.entry import Entry
+from treetune.runs.entry import Entry, pread_line
 from treetune.runs.folder import SUMMARY, TRACES
 from treetune.runs.images import bring_back
 from treetune.runs.index import IndexReader
@@ -37,6 +37,7 @@ from treetune.runs.plain_files import UNREADABLE, find_fault, read_regular
 from treetune.runs.query import Query, solved
 from treetune.runs.summary import Summary, Tally
 
+T = TypeVar("T")
 TypeOf = Callable[[Task], type[Task]]
 _NAMED = 5
 """How many runs a message names."""
@@ -211,19 +212,42 @@ class Run:
 
     def traces(self, query: str = "") -> Iterator[Trace]:
         """Their traces, read as they are asked for. One that is damaged is left out, with a warning."""
-        with open(self.folder / TRACES.file, "rb") as file:
+        with open(self.folder / TRACES.file, "rb", buffering=0) as file:
             for entry in self.select(query):
                 try:
-                    yield self._read(file.fileno(), entry)
+                    yield self._trace(file.fileno(), entry)
                 except TasksetError as error:
                     warnings.warn(f"{error.message}; it is left out", stacklevel=2)
 
     def trace(self, name: str | Entry, type_of: TypeOf | None = None) -> Trace:
         """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index. Its
-        task is of the concrete type that `type_of` (a taskset's) tells."""
+        task is of the concrete type that `type_of` (a taskset's) gives."""
         entry = name if isinstance(name, Entry) else self.find(name)
-        with open(self.folder / TRACES.file, "rb") as file:
-            return self._read(file.fileno(), entry, type_of)
+        with open(self.folder / TRACES.file, "rb", buffering=0) as file:
+            return self._trace(file.fileno(), entry, type_of)
+
+    def _trace(self, file: int, entry: Entry, type_of: TypeOf | None = None) -> Trace:
+        line = bring_back(pread_line(file, entry), self.folder)
+        return self.decode(entry, line, partial(decode_trace, type_of=type_of))
+
+    def trace_without_tokens(self, row: int) -> Trace:
+        """That of one rollout without its tokens, which are most of a line, and without its images."""
+        entry = self.columns.entry(row)
+        return self.decode(entry, self.read_line(entry, tokens=False, images=False), decode_trace)
+
+    def read_line(self, entry: Entry, *, tokens: bool = True, images: bool = True) -> bytes:
+        """The line of a trace, as it was written but for what is left out. Images are files beside it."""
+        with open(self.folder / TRACES.file, "rb", buffering=0) as file:
+            line = pread_line(file.fileno(), entry, tokens)
+        return bring_back(line, self.folder) if images else line
+
+    def decode(self, entry: Entry, line: bytes, decode: Callable[[bytes], T]) -> T:
+        """What a line holds. Raises TasksetError where it is damaged."""
+        try:
+            return decode(line)
+        except UNREADABLE as error:
+            where = f"the trace of {entry.uid[:12]}/{entry.rollout}, at byte {entry.offset:,} of {TRACES.file}"
+            raise TasksetError(f"{self.path}: {where}, is damaged: {error}", remedy="remove that line") from None
 
     def find(self, name: str) -> Entry:
         return self.columns.entry(self.row(name))
@@ -247,12 +271,6 @@ class Run:
         if len(np.unique(columns.codes("uid")[rows])) > 1:
             raise UsageError(f"{name} may be several rollouts", remedy="write more of the uid")
         return int(rows[-1])
-
-    def _read(self, file: int, entry: Entry, type_of: TypeOf | None = None) -> Trace:
-        try:
-            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.folder), type_of)
-        except msgspec.MsgspecError as error:
-            raise TasksetError(f"{self.path}: the trace of {entry.uid}/{entry.rollout} is damaged: {error}") from None
 
     # As tables
 
@@ -279,9 +297,10 @@ class Run:
 
     def push_to_hub(self, repo: str, *, private: bool = False) -> str:
         """To a dataset of the hub, `user/name`: a row for each rollout, and the files of the run. Gives its address."""
-        from treetune.runs.push import push_run
+        from treetune.runs.push import AboutRun, push_run
 
-        return push_run(self, repo, private)
+        about = AboutRun(self.kind, self.taskset, self.model, self.pass_threshold, self.summary)
+        return push_run(repo, about, self.folder, self.traces(), self.columns.metrics, private)
 
     def __repr__(self) -> str:
         mean = "-" if self.mean_reward is None else f"{self.mean_reward:.4f}"

@@ -9,7 +9,6 @@ import numpy as np
 
 from treetune.chat.message import text_of
 from treetune.evaluation import Run, TaskChange, compare_tasks
-from treetune.view.lines import read_trace
 
 _MOST_TASKS = 5000
 """Of a comparison, those that changed first."""
@@ -59,7 +58,7 @@ def rollouts_of(run: Run, uid: str, occurrence: int) -> list[dict[str, Any]]:
 
 def _said(run: Run, at: int) -> dict[str, Any]:
     entry, said = run.columns.entries[at], ""
-    for turn in reversed(read_trace(run, at).turns):
+    for turn in reversed(run.trace_without_tokens(at).turns):
         if turn.message is not None and (text := text_of(turn.message.get("content"))):
             said = text[-_LONGEST:]
             break

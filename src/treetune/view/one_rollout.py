@@ -13,26 +13,22 @@ from treetune.config.run_config import CONFIG
 from treetune.core.trace import Trace, decode_trace
 from treetune.evaluation import Run
 from treetune.runs.annotations import key_of
-from treetune.runs.plain_files import UNREADABLE
-from treetune.view.lines import damaged, read_line, read_text, show_images
 from treetune.view.tables import describe, group_of
 
 _parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def show_rollout(run: Run, at: int) -> dict[str, Any]:
-    line = show_images(run, read_text(run, at))
-    try:
-        trace, parts = decode_trace(line), _parts.decode(line)
-    except msgspec.MsgspecError as error:
-        raise damaged(run, at, error) from None
+    entry = run.columns.entry(at)
+    line = run.read_line(entry, tokens=False)
+    trace, parts = run.decode(entry, line, decode_trace), run.decode(entry, line, _parts.decode)
     parts.pop("tokens", None)
-    mark = run.read_marks().get(key_of(run.columns.entries[at]))
+    mark = run.read_marks().get(key_of(entry))
     return {
         "at": at,
         "entry": describe(run, at),
         "trace": parts,
-        "has_tokens": run.columns.entries[at].tokens,
+        "has_tokens": entry.tokens,
         "group": group_of(run.columns, at),
         "truth": trace.task.ground_truth,
         "suspicions": suspicions(trace, run.pass_threshold),
@@ -60,21 +56,14 @@ def command_again(run: Run, trace: Trace) -> str | None:
     return shlex.join(command)
 
 
-class _WithTokens(msgspec.Struct):
-    tokens: dict[str, Any] | None = None
-
-
-_with_tokens = msgspec.json.Decoder(_WithTokens)
 Texts = Callable[[list[int]], list[str]]
 
 
 def show_tokens(run: Run, at: int, texts: Texts | None, tokenizer: str | None) -> dict[str, Any]:
-    try:
-        found = _with_tokens.decode(read_line(run, at)).tokens or {}
-    except UNREADABLE as error:
-        raise damaged(run, at, error) from None
+    entry = run.columns.entry(at)
+    tokens = run.decode(entry, run.read_line(entry, images=False), decode_trace).tokens
     sequences = [
-        {**sequence, "texts": texts(sequence["ids"]) if texts is not None else None}
-        for sequence in found.get("sequences", [])
+        {**msgspec.to_builtins(sequence), "texts": texts(sequence.ids) if texts is not None else None}
+        for sequence in (tokens.sequences if tokens is not None else [])
     ]
     return {"sequences": sequences, "tokenizer": tokenizer if texts is not None else None}

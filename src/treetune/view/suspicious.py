@@ -21,7 +21,6 @@ from treetune.audit import OF_ONE, OF_SCORED, RULES, answers_of, suspicions, tex
 from treetune.errors import TreetuneError
 from treetune.evaluation import Run
 from treetune.runs.columns import Codes, Columns
-from treetune.view.lines import read_trace
 from treetune.view.run_list import ShownRun
 
 SAME = "same-answer-paid"
@@ -60,7 +59,7 @@ class SuspicionSearch:
             at = int(self._order[self._done])
             self._done += 1
             try:
-                found = suspicions(read_trace(run, at), threshold)
+                found = suspicions(run.trace_without_tokens(at), threshold)
             except TreetuneError:
                 continue  # a damaged line says nothing
             self._found += [(at, one.rule, one.why) for one in found]
@@ -114,7 +113,7 @@ def _same_answers(run: Run) -> list[tuple[int, str, str]]:
         by_text: dict[str, dict[str, int]] = defaultdict(dict)
         for at in list(by_task.values())[:_SAME_READ]:
             with suppress(TreetuneError):
-                trace = read_trace(run, at)
+                trace = run.trace_without_tokens(at)
                 truth = "|".join(texts_of(trace.task.ground_truth)) or trace.uid
                 by_text["\n".join(answers_of(trace)).strip()].setdefault(truth, at)
         for text, truths in by_text.items():

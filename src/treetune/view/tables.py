@@ -17,7 +17,6 @@ from treetune.runs.annotations import key_of
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
 from treetune.runs.plain_files import UNREADABLE
 from treetune.view.figures import FLAGS, flags_of, plain
-from treetune.view.lines import read_text
 
 _QUESTION = 160
 SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
@@ -174,7 +173,7 @@ _glance = msgspec.json.Decoder(_Glance)
 def question_of(run: Run, at: int) -> str:
     """The beginning of what the task asks."""
     try:
-        prompt = _glance.decode(read_text(run, at)).task.prompt
+        prompt = _glance.decode(run.read_line(run.columns.entry(at), tokens=False, images=False)).task.prompt
     except UNREADABLE:
         return ""
     if isinstance(prompt, list):

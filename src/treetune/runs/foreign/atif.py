@@ -1,7 +1,8 @@
 """Trajectories of agents in ATIF, up to 1.8: one file, a folder of them, or a job of Harbor, with a folder a trial.
 
-A step of the agent is a turn: its message, its calls, and what it observed after them. What a trial was worth is in the
-`result.json` of Harbor beside it (`harbor_result.py`). A trial that has no trajectory is there by its result.
+A step of the agent is a turn: its message, its calls, and what it observed after them. The rewards of a trial are in
+Harbor's `result.json` beside it; a trial without a trajectory has that alone. An agent that ran out of time or tokens,
+or that refused, was measured; any other exception is a failure.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from treetune.chat.message import Message
 from treetune.chat.tokens import Tokens
 from treetune.core.policy import Usage
 from treetune.core.task import Task
-from treetune.core.trace import Timing, Trace
+from treetune.core.trace import Failure, Outcome, Timing, Trace
 from treetune.runs.foreign.chat import call_of, turns_of
-from treetune.runs.foreign.harbor_result import note_result, result_of, seconds
-from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, decode, files_in, number_of, time_of
+from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, decode, files_in, number_of, numbers_in, time_of
 from treetune.runs.plain_files import open_regular, read_regular
 from treetune.system.digest import digest
 
@@ -26,6 +26,19 @@ _RESULT, _TRAJECTORY = "result.json", "trajectory.json"
 _TRIAL = Keys("trial_name")
 _MOST_BYTES = 1 << 30
 """Of a trajectory."""
+_MEASURED = {
+    "AgentTimeoutError": Outcome.TIMEOUT,
+    "ContextWindowExceededError": Outcome.TRUNCATED,
+    "ContextLengthExceededError": Outcome.TRUNCATED,
+    "OutputTokenExceededError": Outcome.TRUNCATED,
+    "OutputLengthExceededError": Outcome.TRUNCATED,
+    "AgentSafetyRefusalError": Outcome.COMPLETED,
+    "ContentPolicyViolationError": Outcome.COMPLETED,
+}
+"""The exceptions of Harbor that are the agent's doing: its reward counts."""
+_LONGEST_NUMBER = 1000
+"""Bytes of a file that holds one."""
+_OF_MODEL = re.compile(r"(?i)api|ratelimit|authentication|modelnotfound|badrequest|serviceunavailable|internalserver")
 _VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF-v\d')
 
 
@@ -113,7 +126,7 @@ def _trace(file: Path, trajectory: dict[str, Any], result: dict[str, Any]) -> Tr
     trace.turns, trace.final = turns_of(prompt, said)
     trace.tokens = _tokens(steps)
     _note_usage(trace, trajectory, steps, result)
-    note_result(trace, result_of(result, stage), file)
+    _note_result(trace, _result_of(result, stage), file)
     if trajectory.get("subagent_trajectories"):
         trace.warnings.append(f"{len(trajectory['subagent_trajectories'])} agents that it called are not shown")
     return trace
@@ -193,12 +206,64 @@ def _note_usage(trace: Trace, trajectory: dict[str, Any], steps: list[dict[str, 
     if cost is not None:
         trace.metrics["cost_usd"] = cost
     trace.timing = Timing(
-        policy=seconds(result.get("agent_execution")),
-        environment=seconds(result.get("verifier")),
-        total=seconds(result) or seconds({"started_at": _time(steps[:1]), "finished_at": _time(steps[-1:])}),
+        policy=_seconds(result.get("agent_execution")),
+        environment=_seconds(result.get("verifier")),
+        total=_seconds(result) or _seconds({"started_at": _time(steps[:1]), "finished_at": _time(steps[-1:])}),
         began=time_of(result.get("started_at") or _time(steps[:1])),
     )
 
 
 def _time(steps: list[dict[str, Any]]) -> Any:
     return steps[0].get("timestamp") if steps else None
+
+
+# What a trial of Harbor came to: its rewards, its exception, how long it took.
+
+
+def _seconds(told: Any) -> float:
+    """Of a phase, or of a whole trial; 0 where it is not told."""
+    times = [time_of(told.get(name)) for name in ("started_at", "finished_at")] if isinstance(told, dict) else [None]
+    return max(0.0, times[1] - times[0]) if times[0] is not None and times[1] is not None else 0.0
+
+
+def _result_of(result: dict[str, Any], stage: str) -> dict[str, Any]:
+    """That of a trial, or of one of its steps."""
+    if not stage:
+        return result
+    return next((each for each in result.get("step_results") or [] if each.get("step_name") == stage), {})
+
+
+def _note_result(trace: Trace, result: dict[str, Any], file: Path) -> None:
+    found = numbers_in((result.get("verifier_result") or {}).get("rewards") or {})
+    if not found and (told := _reward_file(file)) is not None:
+        found = {"reward": told}
+    trace.metrics |= {name: value for name, value in found.items() if name != "reward"}
+    if "reward" in found or len(found) == 1:
+        trace.reward = found.get("reward", next(iter(found.values())))
+    elif found:
+        trace.reward = sum(found.values()) / len(found)
+        trace.warnings.append(f"the reward is the mean of {', '.join(found)}")
+    trace.turns[-1].reward = trace.reward or 0.0
+    if error := result.get("exception_info"):
+        _note_exception(trace, error)
+
+
+def _note_exception(trace: Trace, error: dict[str, Any]) -> None:
+    kind, message = (str(error.get(f"exception_{name}") or "") for name in ("type", "message"))
+    if kind in _MEASURED and trace.reward is not None:
+        trace.outcome = _MEASURED[kind]
+        trace.warnings.append(f"{kind}: {message}")
+        return
+    by_model = bool(_OF_MODEL.search(kind))
+    outcome = Outcome.POLICY_ERROR if by_model else Outcome.ENVIRONMENT_ERROR
+    phase = "policy" if by_model else "environment"
+    failure = Failure(kind or "Exception", message, phase, str(error.get("exception_traceback") or ""))
+    trace.fail(Outcome.CANCELLED if kind == "CancelledError" else outcome, failure)
+
+
+def _reward_file(file: Path) -> float | None:
+    """What the verifier of a trial wrote, where there is no result yet."""
+    try:
+        return number_of(float(read_regular(file.parent.parent / "verifier" / "reward.txt", most=_LONGEST_NUMBER)))
+    except (OSError, ValueError):
+        return None

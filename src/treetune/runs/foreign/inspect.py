@@ -1,6 +1,7 @@
 """Logs of Inspect: `.eval`, a zip file with a member for each sample, and `.json`.
 
-An epoch of a sample is a rollout of a task; `inspect_sample.py` makes a trace of it.
+An epoch of a sample is a rollout of a task. Its reward is the score that the log names as its headline, else the first:
+C is 1, P a half, I and N are 0. The metrics hold what each scorer says, by its name.
 """
 
 from __future__ import annotations
@@ -15,8 +16,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from treetune.runs.foreign.inspect_sample import trace_of
-from treetune.runs.foreign.kind import Found, Kind, Stamp, decode
+import msgspec
+
+from treetune.chat.images import image_part
+from treetune.chat.message import Message
+from treetune.core.policy import Usage
+from treetune.core.task import Task
+from treetune.core.trace import Failure, Outcome, Timing, Trace
+from treetune.runs.foreign.chat import call_of, turns_of
+from treetune.runs.foreign.kind import Found, Kind, Stamp, decode, number_of, time_of
 from treetune.runs.plain_files import open_regular
 
 _ZSTANDARD = 93
@@ -24,6 +32,13 @@ _ZSTANDARD = 93
 _SAMPLES = "samples/"
 _MOST_UNPACKED, _MOST_RATIO, _PIECE = 64 << 20, 100, 1 << 20
 """A member may have so many bytes, and so many times its packed ones; they are unpacked in pieces."""
+
+REWARD, SUCCESS = "reward", "success"
+"""The names of scores in a log that we write."""
+_GRADES = {"c": 1.0, "p": 0.5, "i": 0.0, "n": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_TIMES = ("time", "working")
+"""The limits that are deadlines."""
+_LONG = ("max_tokens", "model_length")
 
 
 class Inspect(Kind):
@@ -177,7 +192,176 @@ def _describe(file: Path, stamp: Stamp) -> dict[str, Any]:
 
 def _found(sample: Any, log: Mapping[str, Any], position: int, where: str) -> Found:
     try:
-        trace = trace_of(sample, log.get("eval") or {}, log["places"].get(sample["id"], -1))
+        trace = _trace_of(sample, log.get("eval") or {}, log["places"].get(sample["id"], -1))
         return Found(trace, position, max(0, int(sample["epoch"]) - 1))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return Found(None, position, fault=f"{where}: {type(error).__name__}: {error}")
+
+
+# A sample as a trace
+
+
+def _trace_of(sample: dict[str, Any], spec: Mapping[str, Any], idx: int = -1) -> Trace:
+    """`idx` is its place in the dataset; -1 where that is not known."""
+    kept = sample.get("attachments") or {}
+    asked = sample["input"]
+    prompt = asked if isinstance(asked, str) else [_message(message, kept) for message in asked]
+    choices = {"choices": sample["choices"]} if sample.get("choices") else {}
+    task = Task(
+        idx=idx,
+        prompt=prompt,
+        data_source=str(spec.get("task") or ""),
+        reward_spec={} if sample.get("target") in (None, "", []) else {"ground_truth": sample["target"]},
+        extra_info={**(sample.get("metadata") or {}), **choices, "inspect_id": sample["id"]},
+    )
+    trace = Trace(task=task, uid="", model=str(spec.get("model") or ""))
+    _note_turns(trace, sample, kept)
+    _note_scores(trace, sample.get("scores") or {}, (spec.get("headline_metric") or {}).get("scorer"))
+    _note_costs(trace, sample)
+    _note_end(trace, sample)
+    if "treetune" in (spec.get("packages") or {}):
+        _bring_back(trace, sample.get("metadata") or {})
+    return trace
+
+
+def _bring_back(trace: Trace, kept: Mapping[str, Any]) -> None:
+    """What `runs/eval_sample.py` has put where Inspect has a place for it."""
+    trace.uid, trace.step = str(kept.get("uid") or ""), kept.get("step")
+    further = kept.get("extra_info") or {}
+    trace.task = msgspec.structs.replace(trace.task, data_source=str(kept.get("source") or ""), extra_info=further)
+    trace.metrics.pop(REWARD, None)
+    success = trace.metrics.pop(SUCCESS, None)
+    trace.success = None if success is None else bool(success)
+
+
+def _note_turns(trace: Trace, sample: dict[str, Any], kept: Mapping[str, str]) -> None:
+    messages = sample.get("messages") or []
+    given = [at for at, message in enumerate(messages) if _is_answer(message)][:1] or [len(messages)]
+    prompt, said = messages[: given[0]], messages[given[0] :]
+    trace.turns, trace.final = turns_of(
+        [_message(each, kept) for each in prompt], [_message(each, kept) for each in said]
+    )
+    failed = {each["tool_call_id"]: each["error"] for each in said if each.get("error") and each.get("tool_call_id")}
+    seconds = {each.get("id"): each.get("working_time") for each in _events(sample, "tool")}
+    for call in (call for turn in trace.turns for call in turn.calls):
+        if call.id in failed:
+            call.error = str(failed[call.id].get("message"))
+        call.seconds = number_of(seconds.get(call.id)) or 0.0
+    if stop := [choice.get("stop_reason") for choice in (sample.get("output") or {}).get("choices") or []]:
+        trace.turns[-1].finish_reason = "length" if stop[0] in _LONG else stop[0]
+
+
+def _is_answer(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "assistant" and message.get("source") != "input"
+
+
+def _events(sample: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [event for event in sample.get("events") or [] if event.get("event") == kind]
+
+
+def _note_scores(trace: Trace, scores: Mapping[str, Any], headline: str | None) -> None:
+    for name, score in scores.items():
+        value = score.get("value")
+        parts = {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        trace.metrics |= {key: number for key, part in parts.items() if (number := grade(part)) is not None}
+    chosen = scores.get(headline or "") or next(iter(scores.values()), None)
+    if chosen is not None:
+        trace.reward = None if isinstance(chosen.get("value"), dict | list) else grade(chosen.get("value"))
+        trace.answer, trace.explanation = chosen.get("answer"), chosen.get("explanation")
+        if trace.reward is None:
+            trace.warnings.append(f"the score is no number: {chosen.get('reason') or chosen.get('value')}")
+        else:
+            trace.turns[-1].reward = trace.reward
+
+
+def grade(value: Any) -> float | None:
+    """What a score is worth, as Inspect has it; None where it is no number."""
+    if isinstance(value, str):
+        try:
+            value = _GRADES[value.lower()] if value.lower() in _GRADES else float(value)
+        except ValueError:
+            return None
+    return number_of(value)
+
+
+def _note_costs(trace: Trace, sample: Mapping[str, Any]) -> None:
+    parts = ("input_tokens", "input_tokens_cache_read", "input_tokens_cache_write")
+    used = (sample.get("model_usage") or {}).values()
+    trace.usage = Usage(
+        sum(each.get(part) or 0 for each in used for part in parts),
+        sum(each.get("output_tokens") or 0 for each in used),
+    )
+
+    def seconds(kind: str) -> float:
+        return sum(number_of(event.get("working_time")) or 0.0 for event in _events(sample, kind))
+
+    trace.timing = Timing(
+        policy=seconds("model"),
+        environment=seconds("tool"),
+        total=number_of(sample.get("total_time")) or 0.0,
+        began=time_of(sample.get("started_at")),
+    )
+
+
+def _note_end(trace: Trace, sample: Mapping[str, Any]) -> None:
+    error, limit = sample.get("error"), sample.get("limit")
+    if error and trace.reward is not None:  # `score_on_error`
+        trace.warnings.append(f"it was scored, and had failed: {error.get('message')}")
+    elif error:
+        calls = _events(sample, "model")
+        by_model = bool(calls) and bool(calls[-1].get("error"))
+        outcome = Outcome.POLICY_ERROR if by_model else Outcome.ENVIRONMENT_ERROR
+        message = str(error.get("message") or "")
+        found = re.match(r"(\w+)\((.*)\)\Z", message, re.DOTALL)
+        kind, said = (found[1], found[2].strip("'\"")) if found else ("Error", message)
+        phase = "policy" if by_model else "environment"
+        trace.fail(outcome, Failure(kind, said or message, phase, str(error.get("traceback") or "")))
+    elif limit:
+        trace.outcome = Outcome.TIMEOUT if limit.get("type") in _TIMES else Outcome.TRUNCATED
+        trace.warnings.append(f"the limit of Inspect ended it: {limit.get('type')} {limit.get('limit')}")
+    elif trace.turns[-1].finish_reason == "length":
+        trace.outcome = Outcome.TRUNCATED
+    if sample.get("invalidation"):
+        trace.warnings.append("the sample was declared invalid")
+
+
+# Messages
+
+
+def _message(message: Mapping[str, Any], kept: Mapping[str, str]) -> Message:
+    """As OpenAI's API has it; `kept` has what the log keeps apart, by its name."""
+    role, content = message.get("role"), _resolve(message.get("content"), kept)
+    made: Message = {"role": role, "content": content}
+    if isinstance(content, list):
+        thoughts = [str(part.get("reasoning") or part.get("summary") or "") for part in content if _is_thought(part)]
+        parts = [_part(part) for part in content if not _is_thought(part)]
+        texts = [part["text"] for part in parts if part.get("type") == "text"]
+        made["content"] = "\n".join(texts) if len(texts) == len(parts) else parts
+        if thoughts:
+            made["reasoning_content"] = "\n".join(thoughts)
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [call_of(each["function"], each.get("arguments"), str(each.get("id"))) for each in calls]
+    if role == "tool":
+        error = message.get("error") or {}
+        told = {"tool_call_id": message.get("tool_call_id"), "name": message.get("function")}
+        made |= {name: value for name, value in told.items() if value is not None}
+        made["content"] = made["content"] or error.get("message") or ""
+    return made
+
+
+def _is_thought(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "reasoning"
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    if part.get("type") == "text":
+        return {"type": "text", "text": str(part.get("text") or "")}
+    return image_part(str(part["image"])) if part.get("type") == "image" and part.get("image") else part
+
+
+def _resolve(value: Any, kept: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return kept.get(value.removeprefix("attachment://"), value) if value.startswith("attachment://") else value
+    if isinstance(value, list):
+        return [_resolve(item, kept) for item in value]
+    return {key: _resolve(item, kept) for key, item in value.items()} if isinstance(value, dict) else value

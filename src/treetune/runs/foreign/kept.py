@@ -12,8 +12,11 @@ is no longer what it was, all is taken anew.
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -27,8 +30,7 @@ from treetune.core.trace import Trace, decode_trace, encode_trace
 from treetune.runs.entry import Entry
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.foreign.kind import Found, Kind, Stamp
-from treetune.runs.foreign.limits import explain, limited
-from treetune.runs.foreign.reader import Asked, ask_reader
+from treetune.runs.foreign.reader import Asked, ask_reader, explain, limited
 from treetune.runs.index import read_entries
 from treetune.runs.plain_files import below
 from treetune.system.cache_folder import default_cache_dir, write_atomically
@@ -43,6 +45,11 @@ _MOST_KEPT, _MOST_RATIO = 256 << 20, 100
 """The traces of a file may have so many bytes, and so many times those of the file."""
 _LONGEST, _MOST_DESCRIBED = 64 << 20, 1 << 20
 """Bytes of a trace, and of what a run says of itself."""
+
+_DEEPEST = 400
+"""Calls within each other: less than where the traces are read again, so that these are never too deep there."""
+_LARGE = 200 << 20
+"""Bytes after which the process that reads is not used again."""
 
 
 class Taken(msgspec.Struct):
@@ -310,3 +317,29 @@ def _measure(cache_dir: Path) -> Iterator[tuple[Path, int, float]]:
         with suppress(OSError):
             made = (folder / _SOURCE).stat().st_mtime
             yield folder, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()), made
+
+
+def main() -> None:
+    """The process that reads runs of other programs: takes an `Asked` a line, and writes null or what is wrong."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the other ones reserve more than may be taken
+    from treetune.runs.foreign import KINDS
+
+    sys.setrecursionlimit(_DEEPEST)
+    kinds = {kind.name: kind for kind in KINDS}
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:
+        asked, fault = msgspec.json.decode(line, type=Asked), None
+        try:
+            KeptRun(Path(asked.path), kinds[asked.kind], Path(asked.top), Path(asked.folder)).take(asked.seconds)
+        except Exception as error:
+            fault = explain(error)
+        print(json.dumps(fault), file=replies, flush=True)
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 > _LARGE:
+            return  # what it has left of its memory may be too little for the next one
+
+
+if __name__ == "__main__":
+    main()
