@@ -19,8 +19,8 @@ from treetune.cli.app import make_app
 from treetune.cli.options import split_overrides
 from treetune.config.trust import USER
 from treetune.play import streams
-from treetune.trainers.game import Game, Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
+from treetune.trainers.token_episode import Hooks, Sampled, play_episode
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/areal.md").read_text()
@@ -105,16 +105,18 @@ def play(hooks, *says):
 
     async def run():
         episodes = LocalEpisodes(await streams.load(Guesses()))
-        async with await episodes.start(0) as episode:
-            game = Game(ChatTokens(tokenizer), hooks, episode)
-            while game.ready(None, 5):
-                said = tokenizer(says[game.turns] + "<end>")["input_ids"]
-                game.see(await episode.step(game.take(said, None)))
-        return game
+        left = list(says)
 
-    game = asyncio.run(run())
-    (sequence,) = game.tokens.sequences
-    return tokenizer.decode(sequence.ids), game.reward
+        async def sample(prompt):
+            return Sampled(tokenizer(left.pop(0) + "<end>")["input_ids"])
+
+        return await play_episode(
+            lambda: episodes.start(0), ChatTokens(tokenizer), hooks, sample, longest_prompt=None, attempts=1
+        )
+
+    played = asyncio.run(run())
+    (sequence,) = played.tokens.sequences
+    return tokenizer.decode(sequence.ids), played.reward
 
 
 def test_the_workflow_of_the_page_reads_an_opening_with_a_system_message(monkeypatch):

@@ -35,9 +35,9 @@ def test_an_episode_is_one_request_that_leaves_room_for_its_answers():
     calls = calls_of(asked, {"temperature": 1.0}, min_global_steps=0, max_global_steps=10)
 
     async def main():
-        assert calls.longest_prompt(None) is None
+        assert calls.longest_prompt() is None
         await calls.sample(Prompt([1, 2, 3]))
-        assert calls.longest_prompt(None) == 8
+        assert calls.longest_prompt() == 8
         await calls.sample(Prompt([1, 2, 3, 7, 8, 5]))
         first = asked[0]["request_id"]
         calls.begin()

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from treetune.chat.message import Message, begins_answer, without_surrogates
 from treetune.chat.tokens import Tokens
-from treetune.core.environment import Action
+from treetune.core.environment import Action, Step
 from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampling, Usage, check_continues
 from treetune.core.score import finite
 from treetune.core.task import Task
@@ -27,6 +27,7 @@ from treetune.play.episode import DeadlinePassed, Episode, Limits, Recorded, wit
 from treetune.play.weights import Staleness, Weights
 from treetune.system.threads import call
 
+T = TypeVar("T")
 _MOST_ABORTS = 30
 """How often in a row the server of a model may abort a call before the rollout fails."""
 _LONGEST_WAIT = 5.0
@@ -54,6 +55,17 @@ async def run_rollout(
     trace = Trace(task=task, uid=task.uid, occurrence=occurrence, rollout=rollout, model=policy.name)
     played = Rollout(taskset, policy, trace, sampling, limits, recorded, weights)
     return await (played.run() if staleness is None else played.run_within(staleness))
+
+
+async def play_turns(
+    answer: Callable[[], Awaitable[Action | None]],
+    step: Callable[[Action], Awaitable[T]],
+    observe: Callable[[T], None],
+) -> None:
+    """The turn loop of everything that plays. `answer` gives the next action, or None at the end; `step` plays it, and
+    `observe` reads what came of it."""
+    while (action := await answer()) is not None:
+        observe(await step(action))
 
 
 async def score_together(
@@ -106,6 +118,9 @@ class Rollout:
         self._phase = "start"
         self._staleness: Staleness | None = None
         self._retries = RetryCount()
+        self._conversation: list[Message] = []
+        self._observed: list[Message] | None = None
+        """What the policy has not answered yet; None where it is not asked."""
 
     async def run_within(self, staleness: Staleness) -> Trace:
         """The same; cut off or marked where the weights move on too far meanwhile."""
@@ -131,11 +146,11 @@ class Rollout:
     async def run(self) -> Trace:
         trace, began, staleness = self.trace, time.perf_counter(), self._staleness
         self._until, trace.timing.began = self._limits.until(), time.time()
-        episode = Episode(self._taskset, trace.task, self._limits, self._until, self._recorded, in_group=True)
+        self._episode = Episode(self._taskset, trace.task, self._limits, self._until, self._recorded, in_group=True)
         try:
             if staleness is None:
-                await self._play(episode)
-            elif (why := await staleness.play(self._play(episode))) is not None:
+                await self._play()
+            elif (why := await staleness.play(self._play())) is not None:
                 trace.fail(Outcome.STALE, Failure("StaleWeights", why, self._phase))
         except asyncio.CancelledError:
             trace.fail(Outcome.CANCELLED, Failure("CancelledError", "cancelled", self._phase))
@@ -143,61 +158,73 @@ class Rollout:
         except Exception as error:
             _fail(trace, error, self._phase, self._limits)
         finally:
-            await episode.close()  # a cancelled rollout still cleans up
-            self._record(episode)
+            await self._episode.close()  # a cancelled rollout still cleans up
+            self._record(self._episode)
             trace.timing.total = time.perf_counter() - began
         return trace
 
-    async def _play(self, episode: Episode) -> None:
-        trace = self.trace
-        observed = (await episode.begin()).messages()
-        trace.tools = episode.tools
-        conversation: list[Message] = []
-        while True:
-            if len(trace.turns) == MANY_TURNS and self._limits.max_turns is None:
-                many = f"task {trace.task.idx} has played {MANY_TURNS:,} turns and goes on"
-                warnings.warn(f"{many}: limits.max_turns (--limits.max_turns 100) ends an episode", stacklevel=2)
-            conversation += observed
-            turn = Turn(observed=observed)
-            trace.turns.append(turn)
-            # A last message of the assistant's is the beginning of the answer, which the answer holds then.
-            continues = begins_answer(observed)
-            try:
-                completion = await self._complete(episode, conversation, continues)
-            except ContextFullError as error:
-                if len(trace.turns) == 1:
-                    raise  # the task itself is too long
-                turn.finish_reason = "length"
-                trace.outcome, trace.reward = Outcome.TRUNCATED, episode.result.reward
-                trace.warnings.append(error.message)
-                return
-            turn.message = completion.as_message()
-            turn.finish_reason = completion.finish_reason
-            if continues:
-                conversation.pop()
-            conversation.append(turn.message)
-            self._phase = "environment"
-            before = episode.step_seconds
-            try:
-                step = await episode.step(_action(completion))
-            finally:
-                turn.environment_seconds = episode.step_seconds - before
-            turn.reward, turn.info = step.reward, step.info
-            if step.calls:
-                turn.calls = step.calls
-                turn.message = conversation[-1] = with_calls(turn.message, step.calls)
-            observed = step.observation.messages()
-            if episode.timed_out is not None:
-                raise episode.timed_out
-            if step.done:
-                # An answer cut off by a token limit is scored, but it is not what the policy meant to say.
-                cut = step.truncated or completion.finish_reason == "length"
-                trace.outcome = Outcome.TRUNCATED if cut else Outcome.COMPLETED
-                trace.reward = episode.result.reward
-                trace.final = observed
-                return
+    async def _play(self) -> None:
+        self._observed = (await self._episode.begin()).messages()
+        self.trace.tools = self._episode.tools
+        await play_turns(self._answer, self._step, self._observe)
 
-    async def _complete(self, episode: Episode, conversation: list[Message], continues: bool) -> Completion:
+    async def _answer(self) -> Action | None:
+        """What the policy does next; None where the episode is over, or the context of the policy is full."""
+        trace, observed, conversation = self.trace, self._observed, self._conversation
+        if observed is None:
+            return None
+        if len(trace.turns) == MANY_TURNS and self._limits.max_turns is None:
+            many = f"task {trace.task.idx} has played {MANY_TURNS:,} turns and goes on"
+            warnings.warn(f"{many}: limits.max_turns (--limits.max_turns 100) ends an episode", stacklevel=2)
+        conversation += observed
+        turn = Turn(observed=observed)
+        trace.turns.append(turn)
+        # A last message of the assistant's is the beginning of the answer, which the answer holds then.
+        continues = begins_answer(observed)
+        try:
+            completion = await self._complete(conversation, continues)
+        except ContextFullError as error:
+            if len(trace.turns) == 1:
+                raise  # the task itself is too long
+            turn.finish_reason = "length"
+            trace.outcome, trace.reward = Outcome.TRUNCATED, self._episode.result.reward
+            trace.warnings.append(error.message)
+            return None
+        turn.message = completion.as_message()
+        turn.finish_reason = completion.finish_reason
+        if continues:
+            conversation.pop()
+        conversation.append(turn.message)
+        self._phase = "environment"
+        calls = completion.message.get("tool_calls") if completion.message is not None else None
+        return Action("json", completion.message) if calls else Action("text", completion.text)
+
+    async def _step(self, action: Action) -> Step:
+        episode, turn = self._episode, self.trace.turns[-1]
+        before = episode.step_seconds
+        try:
+            return await episode.step(action)
+        finally:
+            turn.environment_seconds = episode.step_seconds - before
+
+    def _observe(self, step: Step) -> None:
+        trace, episode, turn = self.trace, self._episode, self.trace.turns[-1]
+        turn.reward, turn.info = step.reward, step.info
+        if step.calls and turn.message is not None:
+            turn.calls = step.calls
+            turn.message = self._conversation[-1] = with_calls(turn.message, step.calls)
+        observed = step.observation.messages()
+        if episode.timed_out is not None:
+            raise episode.timed_out
+        self._observed = None if step.done else observed
+        if step.done:
+            # An answer cut off by a token limit is scored, but it is not what the policy meant to say.
+            cut = step.truncated or turn.finish_reason == "length"
+            trace.outcome = Outcome.TRUNCATED if cut else Outcome.COMPLETED
+            trace.reward = episode.result.reward
+            trace.final = observed
+
+    async def _complete(self, conversation: list[Message], continues: bool) -> Completion:
         trace = self.trace
         self._phase = "policy"
         request = Request(
@@ -213,7 +240,7 @@ class Rollout:
         weights, timing, turn = self._weights, trace.timing, trace.turns[-1]
         for number in range(_MOST_ABORTS):
             if weights is not None and weights.paused:
-                await self._wait(weights, episode)
+                await self._wait(weights)
             version, began = None if weights is None else weights.version, time.perf_counter()
             call = None if weights is None else weights.begin_call()
             try:
@@ -245,11 +272,11 @@ class Rollout:
             remedy="pause the task server while the weights change: client.pause(), client.resume(version)",
         )
 
-    async def _wait(self, weights: Weights, episode: Episode) -> None:
+    async def _wait(self, weights: Weights) -> None:
         """Until the pause is over. The seconds are nobody's: the rollout has so many more."""
         waited = await weights.wait()
         self.trace.timing.paused += waited
-        episode.extend(waited)
+        self._episode.extend(waited)
         self._until = None if self._until is None else self._until + waited
 
     def _take(self, request: Request, completion: Completion) -> Completion:
@@ -316,8 +343,3 @@ class Rollout:
         timing.score, timing.close = episode.score_seconds, episode.close_seconds
         if episode.close_failure is not None:
             trace.warnings.append(f"close failed: {episode.close_failure}")
-
-
-def _action(completion: Completion) -> Action:
-    calls = completion.message.get("tool_calls") if completion.message is not None else None
-    return Action("json", completion.message) if calls else Action("text", completion.text)

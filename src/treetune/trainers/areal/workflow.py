@@ -21,8 +21,7 @@ from treetune.chat.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
 from treetune.core.score import total
 from treetune.errors import MissingExtraError, PolicyError
 from treetune.serve import ServeError, TaskServerClient
-from treetune.trainers.game import FailureLog, Game, Hooks
-from treetune.trainers.play import Sampled, play
+from treetune.trainers.token_episode import FailureLog, Hooks, Sample, Sampled, play_episode
 
 try:
     import numpy as np
@@ -76,36 +75,41 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             index = data.get("task_index", data.get("index"))
             if index is None and self._in_groups:
                 failures.warn_once("rows without a task_index: the episodes of one group are of different tasks")
-            async with await client.start(None if index is None else int(index)) as episode:
-                game = Game(self._chat, self, episode)
-                await self._play(engine, game)
-            if game.failure is not None:
-                raise game.failure
+            played = await play_episode(
+                lambda: client.start(None if index is None else int(index)),
+                self._chat,
+                self,
+                self._sampler(engine),
+                longest_prompt=self.gconfig.max_tokens - 1,
+                attempts=1,
+            )
+            if played.failure is not None:
+                raise played.failure
         except (ServeError, PolicyError) as error:
             failures.add(error)
             stats.scalar(task_server_failure=1.0)
             return None
         stats.scalar(task_server_failure=0.0)
-        if (reward := game.reward) is None:
+        if (reward := played.reward) is None:
             return None
-        sequences = game.tokens.sequences
+        sequences = played.tokens.sequences
         if len(sequences) > 1:
             group = ", and a group of a fixed size (reward_norm, adv_norm) no longer fits; rewrites='keep' avoids it"
             split = "the chat template rewrites history: such episodes become several rows"
             failures.warn_once(split + group * self._in_groups)
         stats.scalar(
             reward=reward,
-            raw_reward=total(game.rewards),
-            num_turns=game.turns,
-            truncated=float(bool(game.info.get("truncated"))),
+            raw_reward=total(played.rewards),
+            num_turns=played.turns,
+            truncated=float(bool(played.info.get("truncated"))),
             realigned_turns=sum(sequence.realigned for sequence in sequences),
             split_sequences=len(sequences) - 1,
         )
-        if "success" in game.info:
-            stats.scalar(success=float(bool(game.info["success"])))
+        if "success" in played.info:
+            stats.scalar(success=float(bool(played.info["success"])))
         return tensors(sequences, reward)
 
-    async def _play(self, engine: Any, game: Game) -> None:
+    def _sampler(self, engine: Any) -> Sample:
         request = uuid.uuid4().hex  # one for all turns, so that they find the same inference server and its cache
 
         async def sample(prompt: Prompt) -> Sampled:
@@ -114,7 +118,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             versions, given = list(said.output_versions), list(said.input_tokens)
             return Sampled(list(said.output_tokens), list(said.output_logprobs), versions, given)
 
-        await play(game, sample, longest_prompt=self.gconfig.max_tokens - 1, max_turns=self.max_turns)
+        return sample
 
 
 def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torch.Tensor]:

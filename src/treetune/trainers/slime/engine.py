@@ -1,7 +1,7 @@
 """SGLang as slime runs it: tokens in, tokens out, and a `Sample` that grows by exactly these.
 
-engine = Engine(args, sample, sampling_params)
-await play(game, engine.sample, ...)
+engine = Engine(args, sample, sampling_params, ...)
+await TokenEpisode(chat, hooks, episode, engine.sample).play()
 engine.samples              # one, or more where history was rewritten
 """
 
@@ -16,15 +16,11 @@ from typing import Any
 from treetune.chat.sampled_tokens import check_ids, check_logprobs
 from treetune.chat.tokens import Prompt
 from treetune.errors import PolicyError, format_error
-from treetune.trainers.play import Sampled
+from treetune.trainers.token_episode import Sampled
 
 
 class Aborted(Exception):
     """slime has stopped its servers: what was sampled so far may go on after the next update of the weights."""
-
-
-class NoRoom(Exception):
-    """The answer does not fit any more."""
 
 
 class Engine:
@@ -61,12 +57,15 @@ class Engine:
         for sample in self.samples:
             sample.loss_mask = [0] * sample.response_length
 
-    async def sample(self, prompt: Prompt) -> Sampled:
+    async def sample(self, prompt: Prompt) -> Sampled | None:
+        """None where no room is left for an answer."""
         if self._state.aborted:
             raise Aborted
         said, logprobs = self._cut
         ids = prompt.ids + said
-        sample, room = self._open(ids)
+        if (opened := self._open(ids)) is None:
+            return None
+        sample, room = opened
         output = await self._post(ids, room)
         meta = output["meta_info"]
         new = meta.get("output_token_logprobs") or []
@@ -82,9 +81,9 @@ class Engine:
         self._cut = [], []
         return Sampled(said, logprobs)
 
-    def _open(self, ids: list[int]) -> tuple[Any, int | None]:
-        """The sample that a prompt goes on from, with what was added to it, and how many tokens an answer may have. It
-        is a new one where history was rewritten."""
+    def _open(self, ids: list[int]) -> tuple[Any, int | None] | None:
+        """The sample that a prompt goes on from, with what was added to it, and how many tokens an answer may have; a
+        new sample where history was rewritten. None where there is no room for an answer."""
         sample = self.samples[-1]
         if sample.tokens and ids[: len(sample.tokens)] != sample.tokens:
             sample = copy.deepcopy(self._first)
@@ -96,7 +95,7 @@ class Engine:
             limits.append(self._context - len(ids))
         room = min(limits, default=None)
         if room is not None and room < 1:
-            raise NoRoom
+            return None
         if not sample.tokens:
             sample.tokens = list(ids)
         if added:

@@ -22,13 +22,12 @@ from treetune.core.task import Task
 from treetune.errors import MissingExtraError, PolicyError, TreetuneError
 from treetune.serve import ServeError
 from treetune.system import threads
-from treetune.trainers.game import FailureLog, Game, Hooks
-from treetune.trainers.play import play
 from treetune.trainers.row_episodes import RowEpisodes, is_misuse
 from treetune.trainers.single_turn import play_rows
-from treetune.trainers.slime.engine import Aborted, Engine, NoRoom
+from treetune.trainers.slime.engine import Aborted, Engine
 from treetune.trainers.slime.samples import DRAW, UNANSWERED, begin_anew, is_lost, lose, task_of
 from treetune.trainers.slime.settings import settings_of
+from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode
 
 log = logging.getLogger("treetune.slime")
 
@@ -105,15 +104,11 @@ class _Rollout:
         args = process.args
         own = getattr(args, "eval_max_context_len", None) if evaluation else None
         context = own or getattr(args, "rollout_max_context_len", None)
-        self.episode = episode
-        self.game = Game(process.chat, process.hooks, episode)
-        self.engine = Engine(args, sample, {}, process.state, context, process.settings.model_timeout)
         settings = process.settings
-        self.limits: dict[str, Any] = {
-            "longest_prompt": None,  # the engine knows how much room there is
-            "max_turns": settings.max_turns,
-            "seconds": settings.episode_seconds,
-        }
+        self.engine = Engine(args, sample, {}, process.state, context, settings.model_timeout)
+        seconds = settings.episode_seconds
+        # The engine limits the prompts: it knows how much room there is.
+        self.played = TokenEpisode(process.chat, process.hooks, episode, self.engine.sample, seconds=seconds)
         self.seconds = 0.0
 
     @classmethod
@@ -130,13 +125,11 @@ class _Rollout:
         self.engine.go_on(sampling_params)
         began = time.perf_counter()
         try:
-            await play(self.game, self.engine.sample, **self.limits)
-        except NoRoom:
-            self.game.cut_off()
+            await self.played.play()
         finally:
             self.seconds += time.perf_counter() - began
-        if self.game.failure is not None:
-            raise self.game.failure
+        if self.played.failure is not None:
+            raise self.played.failure
 
 
 class _Process:
@@ -184,20 +177,20 @@ class _Process:
 
     def finish(self, sample: Any, rollout: _Rollout, evaluation: bool) -> Any:
         """The samples of an episode that was played to its end."""
-        game, samples = rollout.game, rollout.engine.samples
-        earned = game.reward
+        played, samples = rollout.played, rollout.engine.samples
+        earned = played.reward
         if earned is None:
             log.warning("sample %s is left out: no room or time for an answer to its first prompt", sample.index)
             lose(sample, UNANSWERED)
             return _as_lost(self.args, sample, evaluation)
         self._lost_in_a_row = 0
         kinds = type(sample.status)
-        cut = bool(game.info.get("truncated")) or samples[-1].status == kinds.TRUNCATED
-        played = {"num_turns": game.turns, "turn_rewards": game.rewards}
+        cut = bool(played.info.get("truncated")) or samples[-1].status == kinds.TRUNCATED
+        turns = {"num_turns": played.turns, "turn_rewards": played.rewards}
         for part in samples:
             part.status = kinds.TRUNCATED if cut else kinds.COMPLETED
             part.reward = _as_asked(self.args, earned, evaluation)
-            part.metadata = {**part.metadata, **played}
+            part.metadata = {**part.metadata, **turns}
         samples[-1].non_generation_time += max(0.0, rollout.seconds - rollout.engine.seconds)
         if len(samples) == 1 or evaluation:
             return samples[-1]
@@ -240,7 +233,7 @@ async def _stop(process: _Process, sample: Any, rollout: _Rollout | None) -> Any
 
 async def _close(rollout: _Rollout | None) -> None:
     if rollout is not None:
-        await _end(rollout.episode)
+        await _end(rollout.played.episode)
 
 
 async def _end(episode: Any) -> None:

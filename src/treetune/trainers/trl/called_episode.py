@@ -19,8 +19,8 @@ from treetune.core.tool import message_of_action
 from treetune.errors import TreetuneError, UsageError
 from treetune.serve import ServeError
 from treetune.system import threads
-from treetune.trainers.game import FailureLog, Hooks
 from treetune.trainers.local_episodes import or_error
+from treetune.trainers.token_episode import FailureLog, Hooks
 from treetune.trainers.trl.completions import count_answers, last_answer
 from treetune.trainers.trl.dataset import Opening
 from treetune.trainers.trl.live import LiveEpisodes

@@ -7,7 +7,7 @@ from typing import Any
 
 from treetune.chat.message import Message
 from treetune.chat.tokens import TokenSequence
-from treetune.trainers.game import Game
+from treetune.trainers.token_episode import TokenEpisode
 
 _SMALL = 1e-8
 
@@ -16,13 +16,13 @@ class Group:
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
         self._ended = 0
-        self._scored: list[tuple[Game, float]] = []
+        self._scored: list[tuple[TokenEpisode, float]] = []
 
-    def add(self, game: Game | None, reward: float | None) -> None:
+    def add(self, played: TokenEpisode | None, reward: float | None) -> None:
         """An episode that has ended. One without a reward is no part of the comparison, and not trained on."""
         self._ended += 1
-        if game is not None and reward is not None:
-            self._scored.append((game, reward))
+        if played is not None and reward is not None:
+            self._scored.append((played, reward))
 
     @property
     def complete(self) -> bool:
@@ -37,15 +37,15 @@ class Group:
         rewards = [reward for _, reward in self._scored]
         mean, spread = fmean(rewards), pstdev(rewards)
         samples = []
-        for game, reward in self._scored:
-            prompt, completion = _split(game.messages, game.turns)
+        for played, reward in self._scored:
+            prompt, completion = _split(played.messages, played.turns)
             metrics = {
                 "reward": reward,
                 "reward_std": spread,
                 "rewards/treetune": reward,
-                "num_turns": float(game.turns),
+                "num_turns": float(played.turns),
             }
-            for sequence in game.tokens.sequences:
+            for sequence in played.tokens.sequences:
                 if not any(sequence.mask):  # nothing was said
                     continue
                 samples.append(
@@ -56,7 +56,7 @@ class Group:
                         advantage=(reward - mean) / (spread + _SMALL),
                         model_version=min(version for version in sequence.versions if version >= 0),
                         group_id=self.number,
-                        metrics={**metrics, "num_turns": float(game.turns)},
+                        metrics={**metrics, "num_turns": float(played.turns)},
                     )
                 )
         return samples

@@ -16,23 +16,29 @@ from treetune.chat import call_formats
 from treetune.chat.images import has_images
 from treetune.chat.tokens import NO_IMAGES, ChatTokens
 from treetune.core.taskset import Taskset
-from treetune.errors import PolicyError, UsageError
+from treetune.errors import UsageError
 from treetune.play import streams
 from treetune.play.episode import CLOSE_SECONDS
 from treetune.serve import ServeError, TaskServerClient
 from treetune.system import threads
 from treetune.tasksets.target import load_taskset
-from treetune.trainers.game import FailureLog, Game, Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
 from treetune.trainers.single_turn import refuse_begun_answer
+from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode
 from treetune.trainers.trl.called_episode import GOES_ON, Backend, CalledEpisode
 from treetune.trainers.trl.choice import WAYS, Way, choose
-from treetune.trainers.trl.columns import columns_of
 from treetune.trainers.trl.completions import count_answers, text_of_completion
 from treetune.trainers.trl.dataset import Opening, make_dataset, task_index_of
 from treetune.trainers.trl.environments import BY_ROLLOUTS, TrlEnvironment, environment_class
 from treetune.trainers.trl.live import LiveEpisodes
-from treetune.trainers.trl.sampling import Generate, longest_prompt, pad_to_longest_batch, sample_by_trainer
+from treetune.trainers.trl.rollouts import (
+    Generate,
+    columns_of,
+    hand_over,
+    longest_prompt,
+    play_together,
+    sample_by_trainer,
+)
 
 if TYPE_CHECKING:
     from treetune.trainers.trl.worker import RolloutWorker
@@ -197,14 +203,15 @@ class TrlTasks(Hooks):
             self._chat = tokenizer, ChatTokens(tokenizer, arguments, rewrites="keep", call_format=self._call_format)
         longest = longest_prompt(trainer)
         with self._start(list(map(task_index_of, prompts))) as started:
-            games = [Game(self._chat[1], self, episode) for episode in started]
-            self._play(games, trainer, longest)
-        for game in games:
-            if game.failure is not None:
-                self._log.add(game.failure)
-        if any(len(game.tokens.sequences) > 1 for game in games):
+            chat = self._chat[1]
+            played = [TokenEpisode(chat, self, episode, hand_over, longest_prompt=longest) for episode in started]
+            play_together(played, self._generate, self._step_many, trainer)
+        for each in played:
+            if each.failure is not None:
+                self._log.add(each.failure)
+        if any(len(each.tokens.sequences) > 1 for each in played):
             self._log.warn_once("history was rewritten in an episode: only what was said since is trained on")
-        return columns_of(games, tokenizer.eos_token_id)
+        return columns_of(played, tokenizer.eos_token_id)
 
     # How it is done. Hooks may block: they run in the caller's thread, never in that of the event loop.
 
@@ -218,24 +225,9 @@ class TrlTasks(Hooks):
             live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
             threads.run_in_background(_gather(episode.cancel() for episode in live))
 
-    def _play(self, games: list[Game], trainer: Any, longest: int | None) -> None:
-        while True:
-            asked = [game for game in games if game.ready(longest, self.max_turns)]
-            prompts = pad_to_longest_batch([game.prompt.ids for game in asked], trainer)
-            if not prompts:
-                return
-            sampled, logprobs = self._generate(prompts, trainer)
-            moves, moving = [], []
-            for at, game in enumerate(asked):
-                try:
-                    action = game.take(sampled[at], logprobs[at] if logprobs is not None else None)
-                except PolicyError as error:
-                    game.see(error)
-                else:
-                    moves.append((game.episode, action))
-                    moving.append(game)
-            for game, step in zip(moving, threads.run_in_background(self._episodes.step_many(moves)), strict=True):
-                game.see(step)
+    def _step_many(self, moves: Sequence[tuple[Any, Any]]) -> list[Any]:
+        steps: list[Any] = threads.run_in_background(self._episodes.step_many(moves))
+        return steps
 
     def _range(self, num_tasks: int | None, first: int) -> range:
         if num_tasks is None:
@@ -299,7 +291,7 @@ class TrlTasks(Hooks):
                         "tasks have tools, of which a model is told only in rollouts: pass rollout_func"
                     )
             moves = [(episodes[at], self.act(answers[at], episodes[at].info)) for at in live]
-            steps = dict(zip(live, threads.run_in_background(self._episodes.step_many(moves)), strict=True))
+            steps = dict(zip(live, self._step_many(moves), strict=True))
         return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]
 
     def _score_of(self, step: Any) -> float | None:

@@ -21,8 +21,7 @@ from typing import Any, Self
 from treetune.chat.tokens import ChatTokens, Prompt
 from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, format_error
 from treetune.system import threads
-from treetune.trainers.game import FailureLog, Game, Hooks
-from treetune.trainers.play import Sampled, play_episode
+from treetune.trainers.token_episode import FailureLog, Hooks, Sampled, TokenEpisode, play_episode
 from treetune.trainers.trl.groups import Group
 from treetune.trainers.trl.live import LiveEpisodes
 from treetune.trainers.trl.vllm import VllmServer
@@ -152,16 +151,16 @@ class RolloutWorker:
     ) -> None:
         try:
             began = time.monotonic()
-            game = await self._play(index, server, chat, longest)
-            reward = None if game is None else game.reward
-            self._count(game, reward, time.monotonic() - began)
-            group.add(game, reward)
+            played = await self._play(index, server, chat, longest)
+            reward = None if played is None else played.reward
+            self._count(played, reward, time.monotonic() - began)
+            group.add(played, reward)
             if group.complete:
                 await self._put(group)
         finally:
             slots.release()
 
-    async def _play(self, index: int, server: VllmServer, chat: ChatTokens, longest: int | None) -> Game | None:
+    async def _play(self, index: int, server: VllmServer, chat: ChatTokens, longest: int | None) -> TokenEpisode | None:
         """None where the model could not be asked."""
 
         async def sample(prompt: Prompt) -> Sampled:
@@ -175,29 +174,26 @@ class RolloutWorker:
                         raise
                     # The weights are newer by now, and those that were asked for are gone.
 
-        hooks = self._hooks
         try:
-            game = await play_episode(
-                lambda: self._start(index), chat, hooks, sample, longest_prompt=longest, max_turns=hooks.max_turns
-            )
+            played = await play_episode(lambda: self._start(index), chat, self._hooks, sample, longest_prompt=longest)
         except EndpointRefusal:
             raise  # the next one would be refused too
         except PolicyError as error:
             self._problem = error
             self._unanswered.add(error)
             return None
-        if game.failure is not None:
-            self._problem = game.failure
-            self._lost.add(game.failure)
-        elif not game.turns:
+        if played.failure is not None:
+            self._problem = played.failure
+            self._lost.add(played.failure)
+        elif not played.turns:
             self._problem = UsageError("the first prompt is too long", remedy="serve the model with more context")
-        return game
+        return played
 
     async def _start(self, index: int) -> _Episode:
         return _Episode(self._live, await _in_background(self._live.start(index)))
 
-    def _count(self, game: Game | None, reward: float | None, seconds: float) -> None:
-        turns = game.turns if game is not None else 0
+    def _count(self, played: TokenEpisode | None, reward: float | None, seconds: float) -> None:
+        turns = played.turns if played is not None else 0
         metrics: dict[str, Any] = {
             "rollout/lost_frac": (float(reward is None), 1.0),
             "rollout/turns_mean": (float(turns), 1.0),

@@ -27,10 +27,9 @@ from treetune.core.score import total
 from treetune.data.rows.formats import task_to_score
 from treetune.errors import MissingExtraError, UsageError
 from treetune.serve import ServeError
-from treetune.trainers.game import FailureLog, Game, Hooks
-from treetune.trainers.play import play_episode
 from treetune.trainers.row_episodes import is_misuse, share_episodes
 from treetune.trainers.single_turn import scorer_in
+from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode, play_episode
 from treetune.trainers.verl.groups import Ended, Groups
 from treetune.trainers.verl.loop_config import LoopConfig
 from treetune.trainers.verl.model_calls import ModelCalls
@@ -67,13 +66,13 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         on_failure, v1 = self.settings.on_failure, "session_id" in row
         with groups.join(str(row.get("uid") or uuid4().hex)) as member:
             calls = self._calls(sampling_params, row)
-            game = await self._play(calls, row, v1)
-            if (reward := game.reward) is not None:
+            played = await self._play(calls, row, v1)
+            if (reward := played.reward) is not None:
                 TreetuneLoop.played += 1
-                ended = Ended(reward, float(game.info.get("success", total(game.rewards) >= 1)))
+                ended = Ended(reward, float(played.info.get("success", total(played.rewards) >= 1)))
                 member.end(ended)
-                return self._write(game, calls, ended, v1)
-            failure = game.failure or ServeError("its time was over before its first turn")
+                return self._write(played, calls, ended, v1)
+            failure = played.failure or ServeError("its time was over before its first turn")
             failures.add(failure)
             lost_all = not TreetuneLoop.played and failures.failures.total() >= MOST_LOST
             if on_failure == "raise" or is_misuse(failure) or lost_all:
@@ -102,7 +101,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             priority=priority,
         )
 
-    async def _play(self, calls: ModelCalls, row: Mapping[str, Any], v1: bool) -> Game:
+    async def _play(self, calls: ModelCalls, row: Mapping[str, Any], v1: bool) -> TokenEpisode:
         settings, extra, source = self.settings, row.get("extra_info") or {}, row.get("data_source")
         scorer = scorer_in(extra, source)
         truth = (row.get("reward_model") or {}).get("ground_truth")
@@ -125,7 +124,6 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             self,
             calls.sample,
             longest_prompt=calls.longest_prompt,
-            max_turns=self.max_turns,
             seconds=settings.seconds,
             attempts=settings.attempts,
         )
@@ -136,24 +134,24 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
 
     # What verl gets
 
-    def _write(self, game: Game, calls: ModelCalls, ended: Ended, v1: bool) -> Any:
-        sequences = game.tokens.sequences
+    def _write(self, played: TokenEpisode, calls: ModelCalls, ended: Ended, v1: bool) -> Any:
+        sequences = played.tokens.sequences
         experts = calls.experts_of(sequences)
         if len(sequences) > 1 and not v1:
             failures.warn_once("history was rewritten in an episode: verl's v0 trainer gets only what was said since")
             sequences, experts = sequences[-1:], experts[-1:]
         information = {
             "acc": ended.passed,
-            "num_turns": game.turns,
-            "truncated": float(bool(game.info.get("truncated"))),
+            "num_turns": played.turns,
+            "truncated": float(bool(played.info.get("truncated"))),
             "failed": 0.0,
         }
-        fields = {**calls.fields, "turn_scores": list(game.rewards), "reward_extra_info": information}
+        fields = {**calls.fields, "turn_scores": list(played.rewards), "reward_extra_info": information}
         outputs = []
         for sequence, routed in zip(sequences, experts, strict=True):
             given = sequence.mask.index(1) if 1 in sequence.mask else len(sequence.ids)
             logprobs = bool(sequence.logprobs)
-            output = self._sample(sequence, given, logprobs, ended.reward, 2 * game.turns, calls, fields)
+            output = self._sample(sequence, given, logprobs, ended.reward, 2 * played.turns, calls, fields)
             if routed is not None:
                 output.routed_experts = routed[: given + len(output.response_ids)]
             outputs.append(output)

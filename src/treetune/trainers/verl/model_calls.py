@@ -16,8 +16,7 @@ from uuid import uuid4
 
 from treetune.chat.tokens import Prompt, TokenSequence
 from treetune.serve import ServeError
-from treetune.trainers.game import Game
-from treetune.trainers.play import Sampled
+from treetune.trainers.token_episode import Sampled
 
 log = logging.getLogger("treetune.verl")
 
@@ -52,7 +51,7 @@ class ModelCalls:
         self.preempted: int | None = None
         self._experts: list[Any] = []
 
-    def longest_prompt(self, game: Game) -> int | None:
+    def longest_prompt(self) -> int | None:
         """What was given and sampled after the first prompt must fit into verl's response, with room for an answer."""
         return None if self._longest is None else self._longest - 1
 

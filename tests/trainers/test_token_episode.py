@@ -1,4 +1,4 @@
-"""The game that verl, AReaL, slime and TRL's asynchronous trainer play: what its sampling may give."""
+"""The token episode that verl, AReaL, slime and TRL's asynchronous trainer play: what its sampling may give."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from treetune import Task, Taskset
 from treetune.chat.tokens import ChatTokens
 from treetune.errors import PolicyError
 from treetune.play.streams import Streams
-from treetune.trainers.game import Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
-from treetune.trainers.play import Sampled, play_episode
+from treetune.trainers.token_episode import Hooks, Sampled, play_episode
 
 
 class Doubles(Taskset):
@@ -25,7 +24,7 @@ class Doubles(Taskset):
 
 
 def play(*says: Sampled):
-    """The game of an episode in which sampling gives these one after the other, and how many were asked for."""
+    """The episode in which sampling gives these one after the other, and how many were asked for."""
     left = list(says)
 
     async def sample(prompt):
@@ -34,7 +33,7 @@ def play(*says: Sampled):
     async def main():
         episodes = LocalEpisodes(Streams(Doubles()))
         chat, hooks = ChatTokens(Letters(plain)), Hooks(max_turns=3, turn_discount=1.0)
-        return await play_episode(lambda: episodes.start(0), chat, hooks, sample, longest_prompt=None, max_turns=3)
+        return await play_episode(lambda: episodes.start(0), chat, hooks, sample, longest_prompt=None)
 
     return asyncio.run(main()), len(says) - len(left)
 
@@ -53,15 +52,15 @@ BAD = [
 
 @pytest.mark.parametrize("bad", BAD)
 def test_a_sample_that_is_none_costs_no_zero_and_the_episode_is_played_again(bad):
-    game, asked = play(bad, GOOD)
-    assert (game.reward, game.failure, asked) == (1.0, None, 2)
-    assert [sequence.logprobs[-1] for sequence in game.tokens.sequences] == [-0.5]
+    played, asked = play(bad, GOOD)
+    assert (played.reward, played.failure, asked) == (1.0, None, 2)
+    assert [sequence.logprobs[-1] for sequence in played.tokens.sequences] == [-0.5]
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_an_engine_that_gives_only_such_samples_is_the_failure(bad):
-    game, asked = play(bad, bad)
-    assert (game.reward, asked) == (None, 2)
-    assert isinstance(game.failure, PolicyError)
-    assert "sampled token 0 of" in game.failure.message
-    assert not game.tokens.sequences
+    played, asked = play(bad, bad)
+    assert (played.reward, asked) == (None, 2)
+    assert isinstance(played.failure, PolicyError)
+    assert "sampled token 0 of" in played.failure.message
+    assert not played.tokens.sequences

@@ -1,0 +1,279 @@
+"""A TokenEpisode is an episode as a trainer plays it: prompts in tokens, sampled tokens, rewards, and three hooks.
+
+    async def sample(prompt):
+        return Sampled(*await engine.generate(prompt.ids))
+
+    played = await play_episode(lambda: episodes.start(scorer, task), chat, hooks, sample, longest_prompt=4096)
+    played.reward, played.tokens, played.failure
+
+The trainer's bridge gives the sampler; the turn loop is `play_turns`, as for every rollout.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from treetune.chat.message import Message, begins_answer
+from treetune.chat.sampled_tokens import check_ids
+from treetune.chat.tokens import ChatTokens, Prompt, Tokens
+from treetune.core.environment import Action, Observation, Step
+from treetune.core.score import finite, total
+from treetune.errors import PolicyError, TreetuneError, UsageError
+from treetune.play.rollout import play_turns
+from treetune.serve import ServeError
+from treetune.trainers.local_episodes import or_error
+
+log = logging.getLogger("treetune.trainers")
+
+
+class Hooks:
+    def __init__(self, max_turns: int, turn_discount: float) -> None:
+        if max_turns < 1:
+            raise UsageError(f"max_turns must be at least 1, got {max_turns}")
+        if not 0 < turn_discount <= 1:
+            raise UsageError(f"turn_discount must be above 0 and at most 1, got {turn_discount}")
+        self.max_turns, self.turn_discount = max_turns, turn_discount
+
+    def format_observation_to_messages(self, observation: dict[str, Any], history: list[Message]) -> list[Message]:
+        """The conversation to show the model: what was said so far, and what the environment shows now. Where that ends
+        with a text of the user's, the text is the `observation`, and messages before it are at the end of `history`."""
+        return history + Observation(observation["type"], observation["content"]).messages()
+
+    def format_agent_output_to_action(self, agent_output: str, info: dict[str, Any]) -> Any:
+        """The action for what the model said: text, or `{"type": ..., "content": ...}`. `info` is the last one."""
+        return agent_output
+
+    def postprocess_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
+        """The reward to train on, from the sum over the steps."""
+        return float(reward * self.turn_discount**num_turns)
+
+    def show(self, observation: Observation, history: list[Message]) -> list[Message]:
+        """What the hook makes of an observation. It is given text wherever nothing is lost by that, so that a hook
+        which only knows text reads openings with a system message too."""
+        history = [dict(message) for message in history]  # a hook may change the messages that it is given
+        kind, content = observation.type, observation.content
+        if kind == "messages" and content and _is_user_text(content[-1]):
+            history += [dict(message) for message in content[:-1]]
+            kind, content = "text", content[-1]["content"]
+        return self.format_observation_to_messages({"type": kind, "content": content}, history)
+
+    def act(self, answer: str, info: dict[str, Any]) -> Action:
+        """What the hook makes of an answer."""
+        action = self.format_agent_output_to_action(answer, info)
+        if isinstance(action, dict) and set(action) == {"type", "content"}:
+            return Action(action["type"], action["content"])
+        return Action.of(action)
+
+    def shape_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
+        return finite(self.postprocess_reward(reward, num_turns, info), "the postprocessed reward")
+
+
+def _is_user_text(message: Message) -> bool:
+    text = message.get("content")
+    return message.keys() == {"role", "content"} and message["role"] == "user" and isinstance(text, str) and text != ""
+
+
+class PlayedEpisode:
+    """What came of an episode so far: the rewards of its steps and the last `info`, or the failure that ended it."""
+
+    def __init__(self, hooks: Hooks, episode: Any) -> None:
+        """`episode` is one of a task server or of this process, or the error that there was instead."""
+        self.hooks = hooks
+        self.failure: ServeError | PolicyError | None = episode if isinstance(episode, ServeError) else None
+        self.episode: Any = None if self.failure else episode
+        self.rewards: list[float] = []
+        """Of each step."""
+        self.info: dict[str, Any] = self.episode.info if self.episode else {}
+        """That of the last step; `truncated` where a limit of the trainer's ended the episode."""
+        self.over = self.failure is not None
+
+    def observe(self, step: Step | ServeError | PolicyError) -> None:
+        """Takes in what the environment answered, or why there is no answer."""
+        if isinstance(step, ServeError | PolicyError):
+            self.failure, self.over = step, True
+        else:
+            self.rewards.append(step.reward)
+            self.info, self.over = step.info, step.done
+
+    def score(self, turns: int) -> float | None:
+        """The reward to train on, for so many turns; None where the episode failed."""
+        return None if self.failure is not None else self.hooks.shape_reward(total(self.rewards), turns, self.info)
+
+
+class Sampled(NamedTuple):
+    """What a model answered to a prompt."""
+
+    ids: list[int]
+    logprobs: list[float] | None = None
+    versions: list[int] | None = None
+    """The version of the weights that sampled each token."""
+    prompt_ids: list[int] | None = None
+    """The prompt that the engine used, where it changed the given one."""
+
+
+Sample = Callable[[Prompt], Awaitable[Sampled | None]]
+"""Samples the answer to a prompt; None where the engine has no room for one, which ends the episode."""
+LongestPrompt = int | None | Callable[[], int | None]
+"""How many tokens a prompt may have: a number, or a function that is asked before each turn."""
+
+
+class TokenEpisode(PlayedEpisode):
+    def __init__(
+        self,
+        chat: ChatTokens,
+        hooks: Hooks,
+        episode: Any,
+        sample: Sample,
+        *,
+        longest_prompt: LongestPrompt = None,
+        seconds: float | None = None,
+    ) -> None:
+        """`seconds` limits one call of `play`; it is checked between turns."""
+        super().__init__(hooks, episode)
+        self._chat = chat if self.episode is None else chat.with_tools(self.episode.tools)
+        self._sample, self._longest_prompt, self._seconds = sample, longest_prompt, seconds
+        self._until = math.inf
+        self.tokens = Tokens()
+        self.prompt = Prompt([])
+        self.turns = 0
+        self._observation: Any = self.episode.observation if self.episode else None
+        self._shown: list[Message] = []
+        self._history: list[Message] = []
+        self._continues = False
+
+    async def play(self, step: Callable[[Action], Awaitable[Step | ServeError]] | None = None) -> None:
+        """Plays until the environment or a limit ends the episode. A failure of the environment or its server becomes
+        the `failure`; so does a `ServeError` of the sampling, and an answer whose tokens are refused. Any other error
+        of the sampling is raised, and `play` may then be called again to go on. `step` replaces the episode's own."""
+        self._until = math.inf if self._seconds is None else time.monotonic() + self._seconds
+        await play_turns(self._answer, step or self._step, self.observe)
+
+    async def _step(self, action: Action) -> Step | ServeError:
+        return await or_error(self.episode.step(action))
+
+    async def _answer(self) -> Action | None:
+        if not self._has_turn():
+            return None
+        try:
+            sampled = await self._sample(self.prompt)
+        except ServeError as error:
+            self.observe(error)
+            return None
+        if sampled is None:
+            self._cut_off()
+            return None
+        if sampled.prompt_ids:
+            self.prompt = self.prompt._replace(ids=sampled.prompt_ids)
+        try:
+            return self._read(sampled)
+        except PolicyError as error:
+            self.observe(error)
+            return None
+
+    def _has_turn(self) -> bool:
+        """Whether the model is to answer; sets the prompt."""
+        if self.over:
+            return False
+        if self.turns < self.hooks.max_turns:
+            longest = self._longest_prompt() if callable(self._longest_prompt) else self._longest_prompt
+            self.prompt = self._show()
+            if longest is None or len(self.prompt.ids) <= longest:
+                if time.monotonic() < self._until:
+                    return True
+            elif not self.turns:
+                log.warning("left out: the first prompt has %d tokens, %d fit", len(self.prompt.ids), longest)
+        self._cut_off()
+        return False
+
+    def _cut_off(self) -> None:
+        """A limit of the trainer's ends it; what it has earned so far stands."""
+        self.info = {**self.info, "truncated": True}
+        self.over = True
+
+    def _show(self) -> Prompt:
+        history = self._history
+        # A hook may change the messages that it is given: then the prompt shows the changed conversation.
+        self._shown = self.hooks.show(self._observation, history)
+        # The beginning of an answer may be written already; the last answer itself is none.
+        self._continues = len(self._shown) > len(history) and begins_answer(self._shown)
+        return self._chat.next_prompt(self._shown, self.tokens, continues=self._continues)
+
+    def _read(self, sampled: Sampled) -> Action:
+        """The action for an answer: its calls of tools, or what the hook makes of its text. Raises `PolicyError` where
+        the tokens or logprobs are invalid."""
+        ids = check_ids(sampled.ids, "sampled token")  # before a tokenizer decodes them
+        message = self._chat.read(self.prompt, ids, self.turns)
+        self.turns += 1
+        self.tokens.add_turn(self.prompt, ids, sampled.logprobs, sampled.versions, message)
+        self._history = [*(self._shown[:-1] if self._continues else self._shown), message]
+        if message.get("tool_calls"):
+            return Action("json", message)
+        return self.hooks.act(message["content"], self.info)
+
+    def observe(self, step: Step | ServeError | PolicyError) -> None:
+        super().observe(step)
+        if isinstance(step, Step):
+            self._observation = step.observation
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation up to the last answer."""
+        return self._history
+
+    @property
+    def reward(self) -> float | None:
+        """None where it was not played: it was lost to the task server, or its first prompt was too long."""
+        return self.score(self.turns) if self.turns else None
+
+
+async def play_episode(
+    start: Callable[[], Awaitable[Any]],
+    chat: ChatTokens,
+    hooks: Hooks,
+    sample: Sample,
+    *,
+    longest_prompt: LongestPrompt,
+    seconds: float | None = None,
+    attempts: int = 2,
+) -> TokenEpisode:
+    """Starts an episode, plays it and closes it, whatever happens. One that fails for a reason other than the model is
+    played again from its start, `attempts` times in all; the last one has the `failure`. A start that fails is not
+    repeated here: `RowEpisodes` does that."""
+    for _ in range(attempts):
+        started = await or_error(start())
+        played = TokenEpisode(chat, hooks, started, sample, longest_prompt=longest_prompt, seconds=seconds)
+        if isinstance(started, ServeError):
+            return played
+        async with started:
+            await played.play()
+        if played.failure is None:
+            break
+    return played
+
+
+class FailureLog:
+    """Counts what was lost to a server, not to the model; logs the first, and later ones ever more rarely."""
+
+    def __init__(self, log: Any, server: str = "the task server") -> None:
+        self._log, self._server = log, server
+        self.failures: Counter[str] = Counter()
+        """By kind."""
+        self._warned: set[str] = set()
+
+    def add(self, error: TreetuneError) -> None:
+        self.failures[getattr(error, "kind", "failed")] += 1
+        total = self.failures.total()
+        if total & (total - 1) == 0:
+            counts = f"{total} so far: {dict(self.failures)}"
+            server = "the server of the model" if isinstance(error, PolicyError) else self._server
+            self._log.error("an episode was lost to %s, not to the model (%s): %s", server, counts, error)
+
+    def warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._log.warning(text)

@@ -1,0 +1,115 @@
+"""The rollouts of a GRPOTrainer: all processes sample in step, and all episodes of a batch are played together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from contextlib import suppress
+from types import coroutine
+from typing import Any
+
+from treetune.chat.tokens import TokenSequence
+from treetune.errors import UsageError
+from treetune.trainers.token_episode import Sampled, TokenEpisode
+
+Generate = Callable[[list[list[int]], Any], tuple[list[list[int]], list[list[float]] | None]]
+"""Samples one answer to each prompt: (prompts in tokens, the trainer) -> (tokens sampled, their logprobs if known)."""
+
+_Playing = Coroutine[Any, Any, None]
+
+
+def pad_to_longest_batch(prompts: list[list[int]], trainer: Any) -> list[list[int]]:
+    """Processes sample together: vLLM as a server and sharded weights want all of them to ask equally often, and each
+    for equally many answers. Whoever needs fewer asks for some that nobody reads."""
+    if getattr(getattr(trainer, "accelerator", None), "num_processes", 1) == 1:
+        return prompts
+    from accelerate.utils import gather_object
+
+    most: int = max(gather_object([len(prompts)]))
+    spare = prompts[:1] or [[trainer.processing_class.pad_token_id]]
+    return prompts + spare * (most - len(prompts))
+
+
+def sample_by_trainer(prompts: list[list[int]], trainer: Any) -> tuple[list[list[int]], list[list[float]] | None]:
+    sample = getattr(trainer, "_generate_single_turn", None)
+    if sample is None:
+        raise UsageError("this TRL samples in another way than 1.16 does", remedy="pass generate=... to TrlTasks")
+    completions, logprobs = sample(prompts, None, {}, 1)
+    return completions, logprobs
+
+
+def play_together(
+    episodes: Sequence[TokenEpisode], generate: Generate, step_many: Callable[[list[Any]], list[Any]], trainer: Any
+) -> None:
+    """Plays episodes made with `hand_over` as their sampler, all at once: a turn of each is one batch of the trainer's.
+    Hooks may block, so they run in the thread of the caller; `step_many` plays (episode, action) pairs elsewhere."""
+    asking = _resume((_play(episode), None) for episode in episodes)
+    while prompts := pad_to_longest_batch([prompt.ids for _, prompt in asking], trainer):
+        sampled, logprobs = generate(prompts, trainer)
+        answers = (
+            (playing, Sampled(sampled[at], None if logprobs is None else logprobs[at]))
+            for at, (playing, _) in enumerate(asking)
+        )
+        moving = _resume(answers)
+        steps = step_many([move for _, move in moving])
+        asking = _resume((playing, step) for (playing, _), step in zip(moving, steps, strict=True))
+
+
+@coroutine
+def hand_over(asked: Any) -> Generator[Any, Any, Any]:
+    """Suspends an episode, hands what it asks for to `play_together`, and goes on with the reply."""
+    return (yield asked)
+
+
+async def _play(episode: TokenEpisode) -> None:
+    await episode.play(lambda action: hand_over((episode.episode, action)))
+
+
+def _resume(replies: Iterable[tuple[_Playing, Any]]) -> list[tuple[_Playing, Any]]:
+    """Gives each its reply; those that go on, each with what it asks for next."""
+    going = []
+    for playing, reply in replies:
+        with suppress(StopIteration):
+            going.append((playing, playing.send(reply)))
+    return going
+
+
+def longest_prompt(trainer: Any) -> int | None:
+    """How long a prompt may be for an answer to fit behind it."""
+    config = trainer.model.config
+    trained: int | None = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    limits = [limit for limit in (trained, getattr(trainer.args, "vllm_max_model_length", None)) if limit]
+    if not limits:
+        return None
+    answer: int = trainer.args.max_completion_length or 1
+    if answer >= min(limits):
+        raise UsageError(
+            f"answers of {answer} tokens leave no room for a prompt in a context of {min(limits)}",
+            remedy="lower max_completion_length in GRPOConfig: it is that of one turn",
+        )
+    return min(limits) - answer
+
+
+def columns_of(episodes: list[TokenEpisode], end_token: int) -> dict[str, Any]:
+    """What TRL takes: the prompt is what stands before the first sampled token, the rest is the completion."""
+    rows = [_tokens_of(each, end_token) for each in episodes]
+    starts = [row.mask.index(1) if 1 in row.mask else len(row.ids) - 1 for row in rows]
+    cut = list(zip(rows, starts, strict=True))
+    with_logprobs = all(row.logprobs for row in rows)
+    return {
+        "prompt_ids": [row.ids[:start] for row, start in cut],
+        "completion_ids": [row.ids[start:] for row, start in cut],
+        "logprobs": [row.logprobs[start:] for row, start in cut] if with_logprobs else None,
+        "env_mask": [row.mask[start:] for row, start in cut],
+        "task_reward": [each.reward for each in episodes],
+        "num_turns": [each.turns for each in episodes],
+        "turn_rewards": [each.rewards for each in episodes],
+    }
+
+
+def _tokens_of(played: TokenEpisode, end_token: int) -> TokenSequence:
+    """The tokens to train on. TRL has one row for a prompt: where there are several sequences it is the last."""
+    if played.tokens.sequences:
+        return played.tokens.sequences[-1]
+    # Nothing was said, but TRL wants a token: this one is masked out.
+    ids = [*(played.prompt.ids or [end_token]), end_token]
+    return TokenSequence(ids=ids, mask=[0] * len(ids), logprobs=[0.0] * len(ids))
