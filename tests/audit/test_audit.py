@@ -15,9 +15,9 @@ from treetune.audit.answers import AnswerFormat
 from treetune.audit.chance import least_share
 from treetune.audit.near_duplicates import find_pairs
 from treetune.audit.repeat import AGAIN_RULES
+from treetune.core.finding import Severity
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.data.validate.rules import Severity
 from treetune.errors import UnknownNameError
 from treetune.models.scripted import Echo
 from treetune.play.host import LocalHost, always
@@ -183,9 +183,9 @@ def test_tasks_that_both_splits_have_are_found_also_in_other_words():
     report = audit(train, other=val, rules=["train-val-overlap", "train-val-near"])
     found = {finding.rule: finding for finding in report.findings}
     assert found["train-val-overlap"].severity is ERROR
-    assert found["train-val-overlap"].tasks == [1]
+    assert found["train-val-overlap"].rows == [1]
     assert found["train-val-near"].severity is WARNING
-    assert found["train-val-near"].tasks == [0]
+    assert found["train-val-near"].rows == [0]
     assert "task 1 of val" in found["train-val-near"].evidence[0]
     assert audit(train, other=Listed(asks("Who was first?", "Ada")), rules=["no-leak"]).findings == []
 
@@ -208,7 +208,7 @@ def test_a_number_of_a_word_problem_is_no_leak_by_itself():
 )
 def test_a_prompt_that_says_which_answer_is_right_is_an_error(prompt, truth):
     found = audit(Listed(asks(prompt, truth), asks("Another?", "yes")), rules=["truth-in-prompt"]).findings
-    assert [(finding.severity, finding.tasks) for finding in found] == [(ERROR, [0])]
+    assert [(finding.severity, finding.rows) for finding in found] == [(ERROR, [0])]
 
 
 @pytest.mark.parametrize(

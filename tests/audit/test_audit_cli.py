@@ -13,7 +13,8 @@ import pytest
 from kinds import write_targets
 
 from treetune.audit.page import render
-from treetune.audit.rules import ERROR, RULES, Report
+from treetune.audit.rules import RULES, AuditReport
+from treetune.core.finding import ERROR
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.door import HttpDoor
@@ -136,7 +137,7 @@ EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'
 
 
 def evil_report():
-    report = Report(target=EVIL, name=EVIL, model=EVIL, tasks=[1, 2], num_tasks=7)
+    report = AuditReport(target=EVIL, name=EVIL, model=EVIL, tasks=[1, 2], num_tasks=7)
     report.add("pays-empty", ERROR, EVIL, tasks=[1], evidence=[EVIL, "b" * 1000], remedy=EVIL)
     report.not_tried["pays-echo"] = EVIL
     return report

@@ -6,7 +6,7 @@ import pytest
 from test_audit import audit
 
 from treetune import build_taskset
-from treetune.data.validate.rules import Severity
+from treetune.core.finding import Severity
 from treetune.sandbox import probe
 
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treetune.audit import judge_traces, suspicions
-from treetune.audit.rules import Report
+from treetune.audit.rules import AuditReport
 from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, group_traces, spread_of
 from treetune.core.judge_call import Judgement
 from treetune.core.policy import Usage
@@ -20,7 +20,7 @@ def trace(*said, reward=1.0, idx=0, rollout=0, truth="the right answer", outcome
 
 
 def judge(*traces):
-    report = Report("traces")
+    report = AuditReport("traces")
     judge_traces(traces, report)
     return {finding.rule: finding for finding in report.findings}
 
@@ -37,7 +37,7 @@ SUSPECT = {
 @pytest.mark.parametrize("rule", OF_ONE)
 def test_a_trace_that_was_paid_for_nothing_is_suspicious(rule):
     assert [one.rule for one in suspicions(SUSPECT[rule])] == [rule]
-    assert judge(SUSPECT[rule])[rule].tasks == [0]
+    assert judge(SUSPECT[rule])[rule].rows == [0]
     SUSPECT[rule].reward, kept = 0.0, SUSPECT[rule].reward
     assert suspicions(SUSPECT[rule]) == []  # it was not paid
     SUSPECT[rule].reward = kept
@@ -47,7 +47,7 @@ def test_a_shrug_and_an_echo_are_what_solves_nothing():
     echo = trace("  What is it?\n", truth="it")
     echo.turns[0].observed = [{"role": "user", "content": "What is it?"}]
     assert [one.rule for one in suspicions(trace("I do not know.", truth="x"))] == ["floor-answer-paid"]
-    assert [one.why for one in suspicions(echo)] == ["1 for the last message, repeated"]
+    assert [one.found for one in suspicions(echo)] == ["1 for the last message, repeated"]
 
 
 def judged(*verdicts, reward=0.5):
@@ -130,6 +130,6 @@ def test_failures_are_told_with_their_cause():
 
 
 def test_without_rollouts_the_rules_are_said_to_be_untried():
-    report = Report("nothing")
+    report = AuditReport("nothing")
     judge_traces([], report)
     assert set(report.not_tried) == {*OF_ONE, *OF_SCORED, *OF_ALL}

@@ -24,7 +24,7 @@ from treetune.cli.app import run as main
 from treetune.config.plugins import environments
 from treetune.data.rows import read_tasks
 from treetune.data.rows.parquet import table_of
-from treetune.data.validate import RULES, Report, column_types, validate, validate_dataset
+from treetune.data.validate import RULES, FilesReport, column_types, validate, validate_dataset
 from treetune.data.validate.files import RowCheck
 from treetune.data.validate.gold import empty_answer
 from treetune.data.validate.prefilter import columns_of, prefilter
@@ -80,7 +80,7 @@ def test_each_fault_is_told_once_with_its_rows(rule: str, tmp_path: Path) -> Non
     assert finding.severity == RULES[rule].severity
     assert finding.found
     assert finding.expected
-    assert finding.fix
+    assert finding.remedy
     if rule in WHOLE_FILE:
         assert (finding.rows, finding.count) == ([], 0)
     elif rule == "ground-truth-type":
@@ -517,7 +517,7 @@ def test_later_blocks_of_lines_must_fit_the_first(tmp_path: Path, monkeypatch: p
 
 
 def test_the_first_rows_are_told_whatever_the_order(tmp_path: Path) -> None:
-    report = Report()
+    report = FilesReport()
     for number in (20, 5, *range(30, 50), 1):
         report.add("gold-not-rewarded", "a", "found", [number])
     (finding,) = report.findings
@@ -851,7 +851,7 @@ def test_fixing_is_advised_only_where_it_helps(tmp_path: Path) -> None:
     def advised(*rows: Any) -> bool:
         finding, *others = validate(str(faults.lines(tmp_path / "a", list(rows)))).findings
         assert [other.rule for other in others] in ([], ["duplicate-prompts"])
-        return "--fix" in finding.fix
+        return "--fix" in finding.remedy
 
     assert advised(faults.row(0, prompt=faults.user(role="Human")))
     assert not advised(faults.row(0, prompt=faults.user(role="narrator")))

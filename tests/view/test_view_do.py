@@ -233,7 +233,7 @@ def test_what_is_suspicious_is_told_with_its_reason(server, viewed):
 
     told = server.ask("suspicious", run=0)
     expected = {
-        (at, one.rule, one.why) for at, trace in enumerate(Run(viewed / "a").traces()) for one in suspicions(trace)
+        (at, one.rule, one.found) for at, trace in enumerate(Run(viewed / "a").traces()) for one in suspicions(trace)
     }
     found = {(row["at"], row["rule"], row["why"]) for row in told["rows"] if row["rule"] != "same-answer-paid"}
     assert found == expected

@@ -6,8 +6,8 @@ from treetune.audit import AuditConfig, Auditor, suspicions
 from treetune.audit.answers import texts_of
 from treetune.audit.auditor import AuditConfig, Auditor
 from treetune.audit.page import write_page
-from treetune.audit.rules import RULES, Family, Finding, Report, choose
-from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, Suspicion, answers_of, judge_traces, suspicions
+from treetune.audit.rules import RULES, AuditReport, Family, choose, finding_to_json
+from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, answers_of, judge_traces, suspicions
 
 __all__ = [
     "OF_ALL",
@@ -15,13 +15,12 @@ __all__ = [
     "OF_SCORED",
     "RULES",
     "AuditConfig",
+    "AuditReport",
     "Auditor",
     "Family",
-    "Finding",
-    "Report",
-    "Suspicion",
     "answers_of",
     "choose",
+    "finding_to_json",
     "judge_traces",
     "suspicions",
     "texts_of",

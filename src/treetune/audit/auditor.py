@@ -14,7 +14,7 @@ import msgspec
 from treetune.audit import costs, floors, leaks, machines, repeat, solvable, traces
 from treetune.audit.floor_answers import text_policies
 from treetune.audit.player import Player
-from treetune.audit.rules import RULES, Family, Report, choose
+from treetune.audit.rules import RULES, AuditReport, Family, choose
 from treetune.audit.sample import Sample, draw_sample
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset
@@ -70,10 +70,10 @@ class Auditor:
         self._on_progress = on_progress
         self._stage = ""
 
-    async def run(self, host: Host) -> Report:
+    async def run(self, host: Host) -> AuditReport:
         """The tasks are the host's, and its model plays them."""
         config, began = self._config, time.monotonic()
-        self.report = report = Report(
+        self.report = report = AuditReport(
             config.target,
             self._taskset.name,
             seed=config.seed,
@@ -105,10 +105,7 @@ class Auditor:
         traces.judge_traces(await self._play_model(host, sample), report)
         report.rollouts = player.rollouts + int(report.spread.get("rollouts", 0))
         report.seconds = time.monotonic() - began
-        for rule in RULES:
-            if rule not in report.tried and (report.chosen is None or rule in report.chosen):
-                report.not_tried.setdefault(rule, "nothing to try it on")
-        report.sort()
+        report.leave_out("nothing to try it on", *(rule for rule in RULES if rule not in report.not_tried))
         return report
 
     def _enter(self, stage: str) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from treetune.audit.player import Player
-from treetune.audit.rules import NOTE, WARNING, Family, Quantiles, Report, Rule
+from treetune.audit.rules import RULES, AuditReport, Family, Quantiles
 from treetune.audit.sample import Sample, Subject
-from treetune.audit.solvable import gather
+from treetune.core.finding import NOTE, WARNING
 from treetune.core.trace import Trace
 
 ALONE = 3
@@ -22,20 +22,20 @@ MEGABYTE = 1 << 20
 GONE_SECONDS, GONE_LOOKS = 1.0, 20
 """How long processes of an episode may take to be gone, and how often they are looked for."""
 
-Rule(
-    "slow-environment",
+RULES.add_family(
     Family.COSTS,
-    "an episode costs little beside what a model takes to answer",
-    "do once for the taskset what is the same for every task; keep machines warm",
+    {
+        "slow-environment": (
+            "an episode costs little beside what a model takes to answer",
+            "do once for the taskset what is the same for every task; keep machines warm",
+        ),
+        "close-fails": ("environments close without an error", "see the cause: what is not closed stays"),
+        "processes-left": (
+            "no process of an episode lives on when it is over",
+            "end in close() whatever start() and step() began",
+        ),
+    },
 )
-Rule("close-fails", Family.COSTS, "environments close without an error", "see the cause: what is not closed stays")
-Rule(
-    "processes-left",
-    Family.COSTS,
-    "no process of an episode lives on when it is over",
-    "end in close() whatever start() and step() began",
-)
-RULES_HERE = ("slow-environment", "close-fails", "processes-left")
 
 
 class Watch:
@@ -71,7 +71,7 @@ class Watch:
         return _children_of(os.getpid()) - self._known
 
 
-async def measure_alone(sample: Sample, player: Player, report: Report) -> None:
+async def measure_alone(sample: Sample, player: Player, report: AuditReport) -> None:
     """Plays a few tasks one at a time, and sees what each needs of this machine."""
     if not Path("/proc/self/statm").exists():
         return report.leave_out("this system has no /proc to read memory and processes from", "processes-left")
@@ -106,7 +106,7 @@ async def measure_alone(sample: Sample, player: Player, report: Report) -> None:
             report.costs[f"one episode: {name}"] = found
     if len(kept) == len(subjects):
         found_text = f"processes of {len(kept)} episodes that were played alone live on"
-        report.add("processes-left", WARNING, found_text, tasks=kept, evidence=gather(kept))
+        report.add("processes-left", WARNING, found_text, kept)
     return None
 
 
@@ -115,7 +115,7 @@ async def _play(player: Player, subject: Subject) -> None:
     await player.play(subject, subject.gold)
 
 
-def judge_costs(traces: Iterable[Trace], report: Report) -> None:
+def judge_costs(traces: Iterable[Trace], report: AuditReport) -> None:
     """Seconds of the environments, from the gold rollouts."""
     if not report.wants("slow-environment", "close-fails"):
         return
@@ -134,9 +134,7 @@ def judge_costs(traces: Iterable[Trace], report: Report) -> None:
         text = f"half of the episodes take more than {spent.median:.1f} seconds of the environment's time"
         report.add("slow-environment", NOTE, text)
     failed = {trace.task.idx: warning for trace in played for warning in trace.warnings if "close failed" in warning}
-    if failed:
-        text = f"{len(failed)} environments do not close"
-        report.add("close-fails", WARNING, text, tasks=failed, evidence=gather(failed))
+    report.add("close-fails", WARNING, f"{len(failed)} environments do not close", failed)
 
 
 def _children_of(pid: int) -> set[int]:

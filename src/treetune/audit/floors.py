@@ -11,11 +11,10 @@ import msgspec
 from treetune.audit.chance import excess_of, least_share
 from treetune.audit.floor_answers import FloorPolicy
 from treetune.audit.player import ECHO, Player
-from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Floor, Report, Rule, clip
+from treetune.audit.rules import RULES, AuditReport, Family, Floor, clip
 from treetune.audit.sample import Answer, Sample, Subject, describe
-from treetune.audit.solvable import gather
+from treetune.core.finding import ERROR, NOTE, WARNING, Severity
 from treetune.core.trace import Trace
-from treetune.data.validate.rules import Severity
 from treetune.errors import plural
 
 GRAVE, SERIOUS, KNOWN = 0.5, 0.1, 0.03
@@ -23,68 +22,62 @@ GRAVE, SERIOUS, KNOWN = 0.5, 0.1, 0.03
 only where it is sure, by the lower end of its interval, that SERIOUS is passed, and on no fewer than FEW tasks."""
 FEW = 3
 
-FREE = {
-    "pays-empty": ("an empty answer, or a shrug, earns nothing", "score an answer that says nothing 0"),
-    "pays-echo": (
-        "repeating what is shown earns nothing",
-        "compare the answer alone, not whether it occurs in the text",
-    ),
-    "pays-prompt-words": (
-        "a number or word of the prompt is right about as often as chance has it",
-        "leave out tasks whose answer stands in the prompt, or ask for more than one word of it",
-    ),
-    "pays-constant": (
-        "no constant answer is right much more often than chance has it",
-        "balance the answers: drop tasks with the commonest one, or weight them",
-    ),
-    "pays-random": ("a random choice earns what chance pays", "ask for an answer that is harder to guess"),
-    "pays-long": ("length alone earns nothing", "do not reward length, nor text that merely holds the answer"),
-    "pays-hedged": (
-        "several answers at once earn no more than one of them drawn at random",
-        "read one answer in one place, and score 0 where there are several",
-    ),
-    "pays-part": (
-        "a part of the right answer does not earn what all of it does",
-        "compare the whole answer: `answer in truth` is true of every piece of the truth",
-    ),
-    "pays-format": ("the format without the right answer does not earn all there is", "require a content that matches"),
-    "pays-odd": ("odd characters earn nothing", "score what cannot be read 0"),
-    "pays-exit": (
-        "a program that ends at once earns nothing",
-        "count a case as passed only where it was run to its end",
-    ),
-    "pays-overwritten-checker": (
-        "a policy cannot write its own reward or replace what checks it",
-        "check from where the policy cannot write: another process, another machine, files put there afterwards",
-    ),
-    "pays-read-expected": (
-        "a program finds the expected output nowhere",
-        "keep expected outputs out of the sandbox, and compare outside",
-    ),
-}
-for name, (expected, remedy) in FREE.items():
-    Rule(name, Family.FREE, expected, remedy)
-Rule(
-    "gold-beaten",
+RULES_HERE = RULES.add_family(
     Family.FREE,
-    "nothing earns more than the gold answer",
-    "bound the reward, or correct the gold answer",
-)
-Rule(
-    "format-paid",
-    Family.FREE,
-    "worth knowing: a part of the reward is for the format alone",
-    "keep it small beside what the right answer earns",
-)
-Rule(
-    "breaks-scoring",
-    Family.FREE,
-    "whatever is answered is scored: a failure has no reward, so a policy could turn a zero into nothing",
-    "catch what the answer can cause and score it 0; limit the time and memory of the scorer",
+    {
+        "pays-empty": ("an empty answer, or a shrug, earns nothing", "score an answer that says nothing 0"),
+        "pays-echo": (
+            "repeating what is shown earns nothing",
+            "compare the answer alone, not whether it occurs in the text",
+        ),
+        "pays-prompt-words": (
+            "a number or word of the prompt is right about as often as chance has it",
+            "leave out tasks whose answer stands in the prompt, or ask for more than one word of it",
+        ),
+        "pays-constant": (
+            "no constant answer is right much more often than chance has it",
+            "balance the answers: drop tasks with the commonest one, or weight them",
+        ),
+        "pays-random": ("a random choice earns what chance pays", "ask for an answer that is harder to guess"),
+        "pays-long": ("length alone earns nothing", "do not reward length, nor text that merely holds the answer"),
+        "pays-hedged": (
+            "several answers at once earn no more than one of them drawn at random",
+            "read one answer in one place, and score 0 where there are several",
+        ),
+        "pays-part": (
+            "a part of the right answer does not earn what all of it does",
+            "compare the whole answer: `answer in truth` is true of every piece of the truth",
+        ),
+        "pays-format": (
+            "the format without the right answer does not earn all there is",
+            "require a content that matches",
+        ),
+        "pays-odd": ("odd characters earn nothing", "score what cannot be read 0"),
+        "pays-exit": (
+            "a program that ends at once earns nothing",
+            "count a case as passed only where it was run to its end",
+        ),
+        "pays-overwritten-checker": (
+            "a policy cannot write its own reward or replace what checks it",
+            "check from where the policy cannot write: another process, another machine, files put there afterwards",
+        ),
+        "pays-read-expected": (
+            "a program finds the expected output nowhere",
+            "keep expected outputs out of the sandbox, and compare outside",
+        ),
+        "gold-beaten": ("nothing earns more than the gold answer", "bound the reward, or correct the gold answer"),
+        "format-paid": (
+            "worth knowing: a part of the reward is for the format alone",
+            "keep it small beside what the right answer earns",
+        ),
+        "breaks-scoring": (
+            "whatever is answered is scored: a failure has no reward, so a policy could turn a zero into nothing",
+            "catch what the answer can cause and score it 0; limit the time and memory of the scorer",
+        ),
+    },
 )
 SERVES = {"pays-format": ("format-paid",), "pays-empty": ("format-paid", "truth-in-observations")}
 """Rules that are judged by the rollouts of another."""
-RULES_HERE = (*FREE, "gold-beaten", "format-paid", "breaks-scoring")
 
 
 class Paid(msgspec.Struct):
@@ -123,7 +116,9 @@ def is_paid(subject: Subject, trace: Trace) -> bool:
     return trace.passed()
 
 
-async def try_floors(policies: Iterable[FloorPolicy], sample: Sample, player: Player, report: Report) -> list[Paid]:
+async def try_floors(
+    policies: Iterable[FloorPolicy], sample: Sample, player: Player, report: AuditReport
+) -> list[Paid]:
     """Plays the policies whose rules are wanted, and judges each rule by the best of its policies."""
     subjects = [subject for subject in sample.subjects if starts(subject)]
     results: list[Paid] = []
@@ -157,7 +152,7 @@ def _say(policy: FloorPolicy, subject: Subject) -> Answer | None:
     return None if right and policy.rule in ("pays-format", "pays-hedged", "pays-odd", "pays-part") else answer
 
 
-def _judge(rule: str, group: Sequence[Paid], report: Report) -> None:
+def _judge(rule: str, group: Sequence[Paid], report: AuditReport) -> None:
     found: list[tuple[Severity, Paid]] = []
     for paid in group:
         if (severity := _severity(paid)) is not None:
@@ -199,7 +194,7 @@ def _severity(paid: Paid) -> Severity | None:
     return NOTE if more >= KNOWN and hits > 1 and least > paid.policy.expected else None
 
 
-def _judge_failures(results: Sequence[Paid], report: Report) -> None:
+def _judge_failures(results: Sequence[Paid], report: AuditReport) -> None:
     """Answers that ended without a reward, though the environment had started."""
     failed: dict[int, str] = {}
     for paid in results:
@@ -207,12 +202,11 @@ def _judge_failures(results: Sequence[Paid], report: Report) -> None:
             if trace.failure is not None and trace.failure.phase != "start":
                 why = f"{trace.outcome.value}: {trace.failure.message}"
                 failed.setdefault(subject.idx, f"{paid.policy.name} ({paid.policy.about}): {clip(why, 200)}")
-    if failed:
-        found = f"answers to {plural(len(failed), 'task')} ended without a reward"
-        report.add("breaks-scoring", ERROR, found, tasks=failed, evidence=gather(failed))
+    found = f"answers to {plural(len(failed), 'task')} ended without a reward"
+    report.add("breaks-scoring", ERROR, found, failed)
 
 
-def compare_with_gold(results: Sequence[Paid], report: Report) -> None:
+def compare_with_gold(results: Sequence[Paid], report: AuditReport) -> None:
     """What earns more than gold, and what the format alone is paid."""
     if not report.wants("gold-beaten", "format-paid"):
         return
@@ -225,9 +219,8 @@ def compare_with_gold(results: Sequence[Paid], report: Report) -> None:
             gold = subject.gold_reward
             if gold is not None and trace.reward > gold + 1e-9:
                 beaten[subject.idx] = f"{paid.policy.name} ({paid.policy.about}) earned {trace.reward:g}, gold {gold:g}"
-    if beaten:
-        found = f"on {plural(len(beaten), 'task')} a policy that solves nothing earns more than gold"
-        report.add("gold-beaten", ERROR, found, tasks=beaten, evidence=gather(beaten))
+    found = f"on {plural(len(beaten), 'task')} a policy that solves nothing earns more than gold"
+    report.add("gold-beaten", ERROR, found, beaten)
     parts: Counter[str] = Counter()
     tasks: list[int] = []
     for paid in results:

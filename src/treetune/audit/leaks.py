@@ -13,9 +13,9 @@ import msgspec
 from treetune.audit.answers import AnswerFormat, is_number, numbers_in, options_in, texts_of
 from treetune.audit.floors import Paid
 from treetune.audit.near_duplicates import find_pairs, normalise
-from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, clip
+from treetune.audit.rules import RULES, AuditReport, Family, clip
 from treetune.audit.sample import Sample, Subject, as_text
-from treetune.audit.solvable import gather
+from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.core.task import Task, own_values
 from treetune.core.taskset import Taskset
 from treetune.system.digest import digest
@@ -25,36 +25,31 @@ LONG = 12
 SCANNED, SCAN_SECONDS = 20_000, 30.0
 """How many tasks are read for what is only read, and for how long."""
 
-Rule(
-    "truth-in-prompt",
+RULES.add_family(
     Family.LEAK,
-    "the prompt does not say the right answer",
-    "take the answer out of the prompt; look for a column or a template that brings it in",
-)
-Rule(
-    "truth-in-observations",
-    Family.LEAK,
-    "what the environment shows after a wrong answer does not say the right one, while there are turns left",
-    "say whether an answer is right, not what would have been",
-)
-Rule(
-    "truth-in-tools",
-    Family.LEAK,
-    "descriptions of tools do not say the right answer",
-    "describe what a tool does, not what it returns for this task",
-)
-Rule("duplicate-tasks", Family.LEAK, "every task is there once", "drop the duplicates, or say that they are meant")
-Rule(
-    "train-val-overlap",
-    Family.LEAK,
-    "training and validation share no task",
-    "drop from the training data what the validation data has",
-)
-Rule(
-    "train-val-near",
-    Family.LEAK,
-    "no validation task is a training task in other words",
-    "look at the pairs, and drop those that are the same problem",
+    {
+        "truth-in-prompt": (
+            "the prompt does not say the right answer",
+            "take the answer out of the prompt; look for a column or a template that brings it in",
+        ),
+        "truth-in-observations": (
+            "what the environment shows after a wrong answer does not say the right one, while there are turns left",
+            "say whether an answer is right, not what would have been",
+        ),
+        "truth-in-tools": (
+            "descriptions of tools do not say the right answer",
+            "describe what a tool does, not what it returns for this task",
+        ),
+        "duplicate-tasks": ("every task is there once", "drop the duplicates, or say that they are meant"),
+        "train-val-overlap": (
+            "training and validation share no task",
+            "drop from the training data what the validation data has",
+        ),
+        "train-val-near": (
+            "no validation task is a training task in other words",
+            "look at the pairs, and drop those that are the same problem",
+        ),
+    },
 )
 
 
@@ -92,20 +87,18 @@ def count_truths(known: Iterable[Known]) -> Counter[str]:
     return Counter(one.truth for one in known if one.truth and "|" not in one.truth)
 
 
-def check_prompts(sample: Sample, report: Report) -> None:
+def check_prompts(sample: Sample, report: AuditReport) -> None:
     if not any(sample.content_of(subject) for subject in sample.subjects):
         return report.leave_out("no right answer is known here", "truth-in-prompt", "truth-in-tools")
     if report.wants("truth-in-prompt"):
         _check_prompts(sample, report)
     if report.wants("truth-in-tools"):
         told = {subject.idx: why for subject in sample.subjects if (why := _told_by_tools(sample, subject)) is not None}
-        if told:
-            found = f"the tools of {len(told)} tasks say the right answer"
-            report.add("truth-in-tools", ERROR, found, tasks=told, evidence=gather(told))
+        report.add("truth-in-tools", ERROR, f"the tools of {len(told)} tasks say the right answer", told)
     return None
 
 
-def _check_prompts(sample: Sample, report: Report) -> None:
+def _check_prompts(sample: Sample, report: AuditReport) -> None:
     said: dict[int, str] = {}
     holds: dict[int, str] = {}
     numbers: list[int] = []
@@ -126,13 +119,11 @@ def _check_prompts(sample: Sample, report: Report) -> None:
             previous = subject
         elif not subject.has_several_actions and holds_answer(subject.prompt, content, sample.choices):
             holds[subject.idx] = f"the prompt holds {clip(content, 80)!r}"
-    if said:
-        found = f"the prompts of {len(said)} of {len(sample)} tasks say which answer is right"
-        report.add("truth-in-prompt", ERROR, found, tasks=said, evidence=gather(said))
-    if holds:
-        found = f"the right answer stands word for word in the prompts of {len(holds)} of {len(sample)} tasks"
-        why = "fine where the answer is to be found in the prompt; else take it out"
-        report.add("truth-in-prompt", WARNING, found, tasks=holds, evidence=gather(holds), remedy=why)
+    found = f"the prompts of {len(said)} of {len(sample)} tasks say which answer is right"
+    report.add("truth-in-prompt", ERROR, found, said)
+    found = f"the right answer stands word for word in the prompts of {len(holds)} of {len(sample)} tasks"
+    why = "fine where the answer is to be found in the prompt; else take it out"
+    report.add("truth-in-prompt", WARNING, found, holds, remedy=why)
     if tried and len(numbers) >= max(3, 0.05 * tried):
         found = (
             f"the right number is among those of the prompt in {len(numbers)} of {tried} tasks; a number of another "
@@ -204,7 +195,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def check_observations(sample: Sample, results: Iterable[Paid], report: Report) -> None:
+def check_observations(sample: Sample, results: Iterable[Paid], report: AuditReport) -> None:
     """Whether an environment tells the answer to who does not know it, while the episode goes on."""
     if not report.wants("truth-in-observations"):
         return
@@ -221,9 +212,8 @@ def check_observations(sample: Sample, results: Iterable[Paid], report: Report) 
                 said = says_answer(text, content, format, sample.choices) or _expected(text, content)
                 if said is not None:
                     told.setdefault(subject.idx, f"after {paid.policy.about} it says {clip(said, 100)!r}")
-    if told:
-        found = f"the environments of {len(told)} tasks say the right answer before the end"
-        report.add("truth-in-observations", ERROR, found, tasks=told, evidence=gather(told))
+    found = f"the environments of {len(told)} tasks say the right answer before the end"
+    report.add("truth-in-observations", ERROR, found, told)
 
 
 def _expected(text: str, content: str) -> str | None:
@@ -233,7 +223,7 @@ def _expected(text: str, content: str) -> str | None:
     return found[0] if found else None
 
 
-def check_duplicates(known: list[Known], whole: bool, report: Report) -> None:
+def check_duplicates(known: list[Known], whole: bool, report: AuditReport) -> None:
     if not report.wants("duplicate-tasks"):
         return
     groups: dict[str, list[Known]] = defaultdict(list)
@@ -264,7 +254,7 @@ def check_duplicates(known: list[Known], whole: bool, report: Report) -> None:
         )
 
 
-def check_overlap(known: list[Known], others: list[Known], name: str, report: Report) -> None:
+def check_overlap(known: list[Known], others: list[Known], name: str, report: AuditReport) -> None:
     """`others` are the tasks of the other split, whose name is for the report."""
     if not report.wants("train-val-overlap", "train-val-near"):
         return

@@ -15,22 +15,28 @@ from functools import partial
 from treetune.audit.floor_answers import FloorPolicy
 from treetune.audit.floors import starts
 from treetune.audit.player import Player
-from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, clip
+from treetune.audit.rules import RULES, AuditReport, Family, clip
 from treetune.audit.sample import Sample, Subject, as_text
-from treetune.audit.solvable import gather
+from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.errors import plural
 
-Rule(
-    "truth-on-machine",
+RULES.add_family(
     Family.LEAK,
-    "neither the solution, the tests nor the right answer lies on the machine before the end",
-    "put tests and solutions on the machine only after the policy is done, and take no reference there",
+    {
+        "truth-on-machine": (
+            "neither the solution, the tests nor the right answer lies on the machine before the end",
+            "put tests and solutions on the machine only after the policy is done, and take no reference there",
+        ),
+    },
 )
-Rule(
-    "reference-done-already",
+RULES.add_family(
     Family.SOLVABLE,
-    "what a gold script is to make is not there before the first action",
-    "run references on a copy of the machine",
+    {
+        "reference-done-already": (
+            "what a gold script is to make is not there before the first action",
+            "run references on a copy of the machine",
+        ),
+    },
 )
 
 _BLOCK = re.compile(r"(`{3,})[ \t]*(bash|sh|shell|python|py)[ \t]*\n(.*?)\n?[ \t]*\1", re.S)
@@ -194,7 +200,7 @@ def endings(sample: Sample, subject: Subject) -> list[str]:
     return [sample.format_of(subject).write("0" if sample.content_of(subject) != "0" else "1")]
 
 
-async def look_around(sample: Sample, player: Player, report: Report) -> None:
+async def look_around(sample: Sample, player: Player, report: AuditReport) -> None:
     """Scripts that only look: for the right answer, and for what the gold script is to make."""
     rules = ("truth-on-machine", "reference-done-already")
     shells = [
@@ -224,20 +230,12 @@ async def look_around(sample: Sample, player: Player, report: Report) -> None:
                 done[subject.idx] = f"{', '.join(already)} is there before the first action"
 
     await asyncio.gather(*(look(subject, format) for subject, format in shells))
-    if lies:
-        report.add(
-            "truth-on-machine",
-            ERROR,
-            f"the answer lies on {plural(len(lies), 'machine')}",
-            tasks=lies,
-            evidence=gather(lies),
-        )
-    elif there:
+    report.add("truth-on-machine", ERROR, f"the answer lies on {plural(len(lies), 'machine')}", lies)
+    if not lies:
         found = f"tests or solutions lie on {plural(len(there), 'machine')}"
-        report.add("truth-on-machine", WARNING, found, tasks=there, evidence=gather(there))
-    if done:
-        found = f"what {plural(len(done), 'gold script')} writes to is there already"
-        report.add("reference-done-already", NOTE, found, tasks=done, evidence=gather(done))
+        report.add("truth-on-machine", WARNING, found, there)
+    found = f"what {plural(len(done), 'gold script')} writes to is there already"
+    report.add("reference-done-already", NOTE, found, done)
     return None
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from treetune.audit.rules import RULES, Family, Finding, Report
+from treetune.audit.rules import RULES, AuditReport, Family
 from treetune.chat.message import without_surrogates
-from treetune.data.validate.rules import Severity
+from treetune.core.finding import Finding, Severity
 from treetune.errors import plural
 
 STYLE = """
@@ -37,12 +37,12 @@ summary { cursor: pointer; color: var(--soft); }
 POLICY = "default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
 
 
-def write_page(report: Report, path: Path) -> None:
+def write_page(report: AuditReport, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render(report), encoding="utf-8")
 
 
-def render(report: Report) -> str:
+def render(report: AuditReport) -> str:
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     title = f"Audit of {report.name or report.target}"
     head = (
@@ -54,7 +54,7 @@ def render(report: Report) -> str:
     return "".join([head, *_body(report, title), "</body></html>"])
 
 
-def _body(report: Report, title: str) -> Iterable[str]:
+def _body(report: AuditReport, title: str) -> Iterable[str]:
     of = "no end of them" if report.num_tasks is None else f"{report.num_tasks:,} there are"
     model = f", model {report.model}" if report.model else ", no model"
     yield f"<h1>{_text(title)}</h1>"
@@ -103,9 +103,9 @@ def _finding(finding: Finding) -> str:
     )
 
 
-def _states(report: Report) -> Iterable[tuple[str, str, str, str]]:
+def _states(report: AuditReport) -> Iterable[tuple[str, str, str, str]]:
     broken = {finding.rule: finding.severity for finding in reversed(report.findings)}
-    for name, rule in sorted(RULES.items(), key=lambda item: list(Family).index(item[1].family)):
+    for name, rule in sorted(RULES.items(), key=lambda item: list(Family).index(Family(item[1].family))):
         if name in broken:
             state = str(Severity(broken[name]))
         elif name in report.tried:

@@ -11,9 +11,9 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from treetune.audit.player import Player
-from treetune.audit.rules import ERROR, WARNING, Family, Report, Rule, clip
+from treetune.audit.rules import RULES, AuditReport, Family, clip
 from treetune.audit.sample import Answer, Sample, Subject, as_text
-from treetune.audit.solvable import gather
+from treetune.core.finding import ERROR, WARNING
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
@@ -26,34 +26,30 @@ AGAIN = 8
 """Tasks that are played in another process too."""
 AGAIN_SECONDS = 300.0
 
-Rule(
-    "tasks-differ",
+AGAIN_RULES = RULES.add_family(
     Family.SOLVABLE,
-    "a task is the same whenever it is made: here twice, and in a process with another hash seed",
-    "make tasks a pure function of (seed, index): no global random, no clock, no order of a set",
+    {
+        "tasks-differ": (
+            "a task is the same whenever it is made: here twice, and in a process with another hash seed",
+            "make tasks a pure function of (seed, index): no global random, no clock, no order of a set",
+        ),
+        "reward-differs": (
+            "the same gold answer earns the same twice here and in another process, each time in a fresh environment",
+            "find what is random in the environment or the scorer, and seed it by the task",
+        ),
+        "observations-differ": (
+            "the same actions show the same, each time in a fresh environment",
+            "seed by the task what is random; leave clocks, process ids and temporary names out of what is shown",
+        ),
+        "not-portable": (
+            "the taskset can be sent to another process, as workers and trainers do",
+            "keep locks, open files and local functions out of its attributes",
+        ),
+    },
 )
-Rule(
-    "reward-differs",
-    Family.SOLVABLE,
-    "the same gold answer earns the same twice here and in another process, each time in a fresh environment",
-    "find what is random in the environment or the scorer, and seed it by the task",
-)
-Rule(
-    "observations-differ",
-    Family.SOLVABLE,
-    "the same actions show the same, each time in a fresh environment",
-    "seed by the task what is random; leave clocks, process ids and temporary names out of what is shown",
-)
-Rule(
-    "not-portable",
-    Family.SOLVABLE,
-    "the taskset can be sent to another process, as workers and trainers do",
-    "keep locks, open files and local functions out of its attributes",
-)
-AGAIN_RULES = ("tasks-differ", "reward-differs", "observations-differ", "not-portable")
 
 
-async def check_again(sample: Sample, player: Player, report: Report, *, elsewhere: bool) -> None:
+async def check_again(sample: Sample, player: Player, report: AuditReport, *, elsewhere: bool) -> None:
     """Makes and plays everything again: here, and unless the tasks are on a server (`elsewhere`) in a new process."""
     if not report.wants(*AGAIN_RULES):
         return
@@ -78,8 +74,7 @@ async def check_again(sample: Sample, player: Player, report: Report, *, elsewhe
         ("reward-differs", ERROR, rewards, "gold answers earn something else when they are played again"),
         ("observations-differ", WARNING, shown, "environments show something else when they are played again"),
     ):
-        if found:
-            report.add(rule, severity, f"{len(found)} {what}", tasks=found, evidence=gather(found))
+        report.add(rule, severity, f"{len(found)} {what}", found)
 
 
 def _make_again(sample: Sample, taskset: Taskset[Any, Any], found: dict[int, str]) -> None:
@@ -131,7 +126,7 @@ def _observed(trace: Trace) -> list[str]:
 async def _in_another_process(
     sample: Sample,
     player: Player,
-    report: Report,
+    report: AuditReport,
     tasks: dict[int, str],
     rewards: dict[int, str],
     shown: dict[int, str],

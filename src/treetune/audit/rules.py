@@ -1,24 +1,23 @@
-"""Rules of the audit, what was found against them, and the Report of both.
+"""Rules of the audit, by family, and the report of what breaks them.
 
-    Rule("pays-empty", Family.FREE, "an empty answer earns nothing", "score an empty answer 0")
-    report.add("pays-empty", ERROR, "an empty answer earns all there is", tasks=[3, 8], evidence=["task 3: 1 of 1"])
+    COSTS = RULES.add_family(Family.COSTS, {"close-fails": ("environments close without an error", "see the cause")})
+    report.add("close-fails", WARNING, "3 environments do not close", {3: "OSError: no disk", ...})
 
 A rule is declared beside the code that tries it. Its severity is that of what was found: a rule may be broken a little.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from treetune.data.validate.rules import SHOWN, Severity, name_rows
+from treetune.core.finding import Finding, Report, Rules, Severity
 from treetune.errors import UnknownNameError, plural
 
-ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 EVIDENCE = 5
 """How many pieces of evidence a finding shows."""
 EVIDENCE_CHARS = 400
@@ -34,41 +33,8 @@ class Family(StrEnum):
     COSTS = "costs"
 
 
-class Rule(msgspec.Struct, frozen=True):
-    name: str
-    family: Family
-    expected: str
-    remedy: str
-
-    def __post_init__(self) -> None:
-        RULES[self.name] = self
-
-
-RULES: dict[str, Rule] = {}
+RULES = Rules()
 """Every rule by its name, in the order of the report."""
-
-
-class Finding(msgspec.Struct):
-    """One rule that a target breaks."""
-
-    rule: str
-    family: Family
-    severity: Severity
-    found: str
-    """In one sentence, with its figures."""
-    tasks: list[int]
-    """By idx, the first ten; none where the whole target is meant."""
-    count: int
-    """How many tasks; 0 where the whole target is meant."""
-    evidence: list[str]
-    expected: str
-    remedy: str
-
-    @property
-    def where(self) -> str:
-        if not self.count:
-            return "the target"
-        return f"{plural(self.count, 'task')}: {name_rows(self.tasks, self.count)}"
 
 
 class Floor(msgspec.Struct):
@@ -101,9 +67,10 @@ class Quantiles(msgspec.Struct, frozen=True):
         return cls(ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], ordered[-1])
 
 
-class Report(msgspec.Struct):
+class AuditReport(Report):
     """What was tried and what was found."""
 
+    RULES: ClassVar[Rules] = RULES
     target: str
     name: str = ""
     num_tasks: int | None = None
@@ -114,7 +81,6 @@ class Report(msgspec.Struct):
     model: str = ""
     seconds: float = 0.0
     rollouts: int = 0
-    findings: list[Finding] = []
     tried: list[str] = []
     """Rules that were tried."""
     not_tried: dict[str, str] = {}
@@ -128,59 +94,37 @@ class Report(msgspec.Struct):
     """What else is worth knowing, such as how many gold answers there are."""
     chosen: set[str] | None = None
 
+    def is_chosen(self, rule: str) -> bool:
+        return self.chosen is None or rule in self.chosen
+
     def wants(self, *rules: str) -> bool:
         """Whether any of these rules is to be tried. The chosen ones are from then on."""
-        wanted = [rule for rule in rules if self.chosen is None or rule in self.chosen]
-        for rule in wanted:
-            if rule not in self.tried:
-                self.tried.append(rule)
+        wanted = [rule for rule in rules if self.is_chosen(rule)]
+        self.tried += [rule for rule in wanted if rule not in self.tried]
         return bool(wanted)
 
     def leave_out(self, why: str, *rules: str) -> None:
-        for rule in rules:
-            if (self.chosen is None or rule in self.chosen) and rule not in self.tried:
-                self.not_tried[rule] = why
+        self.not_tried |= {rule: why for rule in rules if self.is_chosen(rule) and rule not in self.tried}
 
     def add(
         self,
         rule: str,
         severity: Severity,
         found: str,
+        faults: Mapping[int, str] | None = None,
         *,
         tasks: Iterable[int] = (),
         evidence: Iterable[str] = (),
         remedy: str = "",
     ) -> None:
-        if self.chosen is not None and rule not in self.chosen:
+        """`faults` say what is wrong with each task; where there are none, nothing was found. Other evidence is given
+        with the tasks that it is about."""
+        if not self.is_chosen(rule) or faults == {}:
             return
-        broken, idxs = RULES[rule], sorted(set(tasks))
+        if faults is not None:
+            tasks, evidence = faults, gather(faults)
         shown = [clip(text) for text in list(evidence)[:EVIDENCE]]
-        self.findings.append(
-            Finding(
-                rule=rule,
-                family=broken.family,
-                severity=severity,
-                found=found,
-                tasks=idxs[:SHOWN],
-                count=len(idxs),
-                evidence=shown,
-                expected=broken.expected,
-                remedy=remedy or broken.remedy,
-            )
-        )
-
-    def sort(self) -> None:
-        """The gravest first, then in the order of the rules."""
-        severities, rules = list(Severity), list(RULES)
-        self.findings.sort(key=lambda one: (severities.index(one.severity), rules.index(one.rule)))
-
-    def count(self, severity: Severity) -> int:
-        return sum(finding.severity is severity for finding in self.findings)
-
-    @property
-    def ok(self) -> bool:
-        """Whether it can be trained on: warnings and notes may stay."""
-        return not self.count(ERROR)
+        self.note(RULES[rule].make_finding(found, severity, rows=tasks, remedy=remedy, evidence=shown))
 
     @property
     def by_rule(self) -> dict[str, dict[str, int]]:
@@ -195,6 +139,13 @@ class Report(msgspec.Struct):
         found = ", ".join(plural(self.count(severity), severity.value) for severity in Severity)
         tried = f"{plural(len(self.tasks), 'task')} tried in {plural(self.rollouts, 'rollout')}"
         return f"{'Sound' if self.ok else 'Not sound'}: {found}; {tried}, {plural(len(self.tried), 'rule')}"
+
+
+def finding_to_json(finding: Finding) -> dict[str, Any]:
+    """As `treetune audit --json` shows it: its rows are tasks of the one target."""
+    plain = msgspec.structs.asdict(finding)
+    del plain["file"], plain["unit"]
+    return {**plain, "tasks": plain.pop("rows")}
 
 
 def choose(rules: Iterable[str], skip: Iterable[str]) -> set[str] | None:
@@ -217,3 +168,16 @@ def clip(text: str, most: int = EVIDENCE_CHARS) -> str:
     """A text as evidence shows it."""
     text = text.strip()
     return text if len(text) <= most else f"{text[: most - 20]} … ({len(text):,} characters)"
+
+
+def gather(faults: Mapping[int, str]) -> list[str]:
+    """What is wrong with tasks, each text once with the tasks that it is about."""
+    by_text: dict[str, list[int]] = defaultdict(list)
+    for idx, text in sorted(faults.items()):
+        by_text[clip(text, 300)].append(idx)
+    ordered = sorted(by_text.items(), key=lambda item: -len(item[1]))
+    return [f"{'task' if len(idxs) == 1 else 'tasks'} {_name(idxs)}: {text}" for text, idxs in ordered]
+
+
+def _name(idxs: list[int]) -> str:
+    return ", ".join(map(str, idxs[:5])) + (f" and {len(idxs) - 5} more" if len(idxs) > 5 else "")

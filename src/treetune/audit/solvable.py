@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from treetune.audit.player import Player
-from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, clip
+from treetune.audit.rules import RULES, AuditReport, Family, clip
 from treetune.audit.sample import Sample, Subject
+from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.core.score import Validity
 from treetune.data.rows.scorer import kind_of
 from treetune.errors import format_error
@@ -14,47 +13,37 @@ from treetune.play.toolbox import find_fault
 from treetune.scorers.said import find_unpaid
 from treetune.system.threads import call
 
-Rule(
-    "invalid-task",
+RULES.add_family(
     Family.SOLVABLE,
-    "the taskset's own validate() finds nothing wrong",
-    "correct the task, or leave it out",
-)
-Rule(
-    "start-fails",
-    Family.SOLVABLE,
-    "every environment starts: what it runs first, such as `init` and a reference, ends well",
-    "see the cause; leave such tasks out",
-)
-Rule("gold-failed", Family.SOLVABLE, "the gold answer is played to its end", "see the cause")
-Rule(
-    "gold-not-rewarded",
-    Family.SOLVABLE,
-    "the gold answer earns the most there is",
-    "correct the ground truth, the gold answer or the scorer",
-)
-Rule(
-    "gold-tool-error",
-    Family.SOLVABLE,
-    "every call of a tool that the gold answer makes is answered without an error",
-    "correct the call, or the tool; a method is one where @tool stands above it",
-)
-Rule(
-    "gold-unknown",
-    Family.SOLVABLE,
-    "a gold answer to try",
-    "write gold(task): without it nobody knows whether a task can be solved",
-)
-Rule(
-    "gold-said-otherwise",
-    Family.SOLVABLE,
-    "the gold answer earns as much bold, with a full stop, boxed or in a sentence",
-    "use another kind of scorer, or tell the form of the answer in the prompt",
+    {
+        "invalid-task": ("the taskset's own validate() finds nothing wrong", "correct the task, or leave it out"),
+        "start-fails": (
+            "every environment starts: what it runs first, such as `init` and a reference, ends well",
+            "see the cause; leave such tasks out",
+        ),
+        "gold-failed": ("the gold answer is played to its end", "see the cause"),
+        "gold-not-rewarded": (
+            "the gold answer earns the most there is",
+            "correct the ground truth, the gold answer or the scorer",
+        ),
+        "gold-tool-error": (
+            "every call of a tool that the gold answer makes is answered without an error",
+            "correct the call, or the tool; a method is one where @tool stands above it",
+        ),
+        "gold-unknown": (
+            "a gold answer to try",
+            "write gold(task): without it nobody knows whether a task can be solved",
+        ),
+        "gold-said-otherwise": (
+            "the gold answer earns as much bold, with a full stop, boxed or in a sentence",
+            "use another kind of scorer, or tell the form of the answer in the prompt",
+        ),
+    },
 )
 GOLD = ("start-fails", "gold-failed", "gold-not-rewarded", "gold-unknown")
 
 
-async def find_golds(sample: Sample, player: Player, report: Report) -> None:
+async def find_golds(sample: Sample, player: Player, report: AuditReport) -> None:
     """Asks for the gold answers, plays them once, and keeps both: other rules measure by them."""
     unknown: list[int] = []
     failed: dict[int, str] = {}
@@ -81,17 +70,16 @@ async def find_golds(sample: Sample, player: Player, report: Report) -> None:
         await _say_golds(sample, player, report)
 
 
-def _judge_calls(sample: Sample, report: Report) -> None:
+def _judge_calls(sample: Sample, report: AuditReport) -> None:
     faults: dict[int, str] = {}
     for subject in sample.subjects:
         if subject.trace is not None and (fault := find_fault(subject.gold, subject.trace)) is not None:
             faults[subject.idx] = fault
-    if faults:
-        of = f"{len(faults)} of {len(sample)} gold answers call a tool in vain"
-        report.add("gold-tool-error", WARNING, of, tasks=faults, evidence=gather(faults))
+    of = f"{len(faults)} of {len(sample)} gold answers call a tool in vain"
+    report.add("gold-tool-error", WARNING, of, faults)
 
 
-async def _say_golds(sample: Sample, player: Player, report: Report) -> None:
+async def _say_golds(sample: Sample, player: Player, report: AuditReport) -> None:
     unpaid: dict[int, str] = {}
     for subject in sample.subjects:
         if subject.trace is not None and subject.trace.passed():
@@ -99,12 +87,11 @@ async def _say_golds(sample: Sample, player: Player, report: Report) -> None:
             found = await call(find_unpaid, *scored) if scored is not None else None
             if found is not None:
                 unpaid[subject.idx] = f"{clip(found[0], 80)!r} earns nothing; {found[1]}"
-    if unpaid:
-        of = f"{len(unpaid)} of {len(sample)} gold answers earn nothing as a model would say them"
-        report.add("gold-said-otherwise", WARNING, of, tasks=unpaid, evidence=gather(unpaid))
+    of = f"{len(unpaid)} of {len(sample)} gold answers earn nothing as a model would say them"
+    report.add("gold-said-otherwise", WARNING, of, unpaid)
 
 
-def _judge_golds(sample: Sample, report: Report, unknown: list[int], failed: dict[int, str]) -> None:
+def _judge_golds(sample: Sample, report: AuditReport, unknown: list[int], failed: dict[int, str]) -> None:
     start: dict[int, str] = {}
     poor: dict[int, str] = {}
     for subject in sample.subjects:
@@ -127,25 +114,10 @@ def _judge_golds(sample: Sample, report: Report, unknown: list[int], failed: dic
         ("gold-failed", failed, "gold answers cannot be played"),
         ("gold-not-rewarded", poor, "gold answers do not earn the most there is"),
     ):
-        if faults:
-            of = f"{len(faults)} of {len(sample)} {what}"
-            report.add(rule, ERROR, of, tasks=faults, evidence=gather(faults))
+        report.add(rule, ERROR, f"{len(faults)} of {len(sample)} {what}", faults)
 
 
-def gather(found: dict[int, str]) -> list[str]:
-    """What was said of tasks, each text once with the tasks it was said of."""
-    by_text: dict[str, list[int]] = defaultdict(list)
-    for idx, text in sorted(found.items()):
-        by_text[clip(text, 300)].append(idx)
-    ordered = sorted(by_text.items(), key=lambda item: -len(item[1]))
-    return [f"{'task' if len(idxs) == 1 else 'tasks'} {_name(idxs)}: {text}" for text, idxs in ordered]
-
-
-def _name(idxs: list[int]) -> str:
-    return ", ".join(map(str, idxs[:5])) + (f" and {len(idxs) - 5} more" if len(idxs) > 5 else "")
-
-
-async def check_validity(sample: Sample, player: Player, report: Report) -> None:
+async def check_validity(sample: Sample, player: Player, report: AuditReport) -> None:
     """What the taskset's own `validate` says."""
     if not player.taskset.overrides("validate"):
         return report.leave_out("the taskset has no validate()", "invalid-task")
@@ -162,7 +134,5 @@ async def check_validity(sample: Sample, player: Player, report: Report) -> None
             faults[subject.idx] = f"validate() failed: {format_error(error)}"
 
     await player.each(check, sample.subjects)
-    if faults:
-        found = f"validate() finds {len(faults)} of {len(sample)} tasks invalid"
-        report.add("invalid-task", ERROR, found, tasks=faults, evidence=gather(faults))
+    report.add("invalid-task", ERROR, f"validate() finds {len(faults)} of {len(sample)} tasks invalid", faults)
     return None

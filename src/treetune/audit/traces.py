@@ -1,6 +1,6 @@
 """Rules over traces: what rollouts of a model, or of a whole training, say of the tasks. Pure functions.
 
-    for suspicion in suspicions(trace): print(suspicion.rule, suspicion.why)       # of one trace
+    for finding in suspicions(trace): print(finding.rule, finding.found)           # of one trace
     judge_traces(traces, report)                                                    # of all of them together
 
 They need nothing but traces, so what was recorded elsewhere can be looked at too.
@@ -13,13 +13,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from treetune.audit.answers import texts_of
 from treetune.audit.chance import rank_correlation
-from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Quantiles, Report, Rule
-from treetune.audit.solvable import gather
+from treetune.audit.rules import RULES, AuditReport, Family, Quantiles
 from treetune.chat.message import text_of
+from treetune.core.finding import ERROR, NOTE, WARNING, Finding, Severity
 from treetune.core.trace import Outcome, Trace
 from treetune.models.scripted import WRONG
 
@@ -32,92 +30,65 @@ HEDGED = 3
 _GIVEN = [re.compile(text) for text in (r"\\boxed\{([^{}]+)\}", r"<answer>(.*?)</answer>", r"(?m)^#### *(.+)$")]
 """The formats in which an answer is given as the final one."""
 
-Rule(
-    "empty-answer-paid",
+OF_ONE = RULES.add_family(
     Family.SPREAD,
-    "no rollout is paid for saying nothing",
-    "look at the trace; score an empty answer 0",
+    {
+        "empty-answer-paid": ("no rollout is paid for saying nothing", "look at the trace; score an empty answer 0"),
+        "tiny-answer-paid": (
+            "no rollout is paid for an answer that is much shorter than the right one",
+            "look at the trace: is a part of the answer enough?",
+        ),
+        "repeated-answer-paid": (
+            "no rollout is paid for saying the same over and over",
+            "look at the trace: what is it paid for?",
+        ),
+        "truncated-paid": (
+            "a rollout that was cut off does not earn all there is",
+            "raise the limit, or score what was cut off 0",
+        ),
+        "floor-answer-paid": (
+            "no rollout is paid for what solves nothing: a shrug, the question repeated, several answers at once",
+            "look at the trace; `treetune audit` plays such policies on every task",
+        ),
+    },
 )
-Rule(
-    "tiny-answer-paid",
-    Family.SPREAD,
-    "no rollout is paid for an answer that is much shorter than the right one",
-    "look at the trace: is a part of the answer enough?",
-)
-Rule(
-    "repeated-answer-paid",
-    Family.SPREAD,
-    "no rollout is paid for saying the same over and over",
-    "look at the trace: what is it paid for?",
-)
-Rule(
-    "truncated-paid",
-    Family.SPREAD,
-    "a rollout that was cut off does not earn all there is",
-    "raise the limit, or score what was cut off 0",
-)
-Rule(
-    "floor-answer-paid",
-    Family.SPREAD,
-    "no rollout is paid for what solves nothing: a shrug, the question repeated, several answers at once",
-    "look at the trace; `treetune audit` plays such policies on every task",
-)
-Rule(
-    "judges-disagree",
-    Family.SPREAD,
-    "judges say the same of the same answer",
-    "look at what each was asked: a sharper instruction, or more judges by majority",
-)
-Rule(
-    "same-answer-paid",
-    Family.SPREAD,
-    "different tasks are not solved by the same answer",
-    "look at the answer: it may please the scorer whatever is asked",
-)
-Rule("rollouts-fail", Family.SPREAD, "rollouts end with a reward", "see the causes")
-Rule(
-    "never-solved",
-    Family.SPREAD,
-    "the model solves some tasks: where no rollout earns more than another, nothing is learned",
-    "begin with easier tasks, a stronger model, or more rollouts",
-)
-Rule(
-    "always-solved",
-    Family.SPREAD,
-    "the model fails some tasks: where every rollout is paid, nothing is learned",
-    "take harder tasks, or drop those that are solved",
-)
-Rule(
-    "no-signal",
-    Family.SPREAD,
-    "rollouts of one task differ in their reward: without that a group has no advantage",
-    "choose tasks of middling difficulty (`treetune profile`), or a finer reward",
-)
-Rule(
-    "reward-follows-length",
-    Family.SPREAD,
-    "within the rollouts of a task, reward and length have little to do with each other",
-    "look at long and short traces: training will push lengths that way",
-)
-OF_ONE = ("empty-answer-paid", "tiny-answer-paid", "repeated-answer-paid", "truncated-paid", "floor-answer-paid")
 """Of a trace that was paid."""
-OF_SCORED = ("judges-disagree",)
-"""Of any that was scored."""
-OF_ALL = (
-    "same-answer-paid",
-    "rollouts-fail",
-    "never-solved",
-    "always-solved",
-    "no-signal",
-    "reward-follows-length",
+OF_SCORED = RULES.add_family(
+    Family.SPREAD,
+    {
+        "judges-disagree": (
+            "judges say the same of the same answer",
+            "look at what each was asked: a sharper instruction, or more judges by majority",
+        ),
+    },
 )
-
-
-class Suspicion(msgspec.Struct, frozen=True):
-    """A rule that one trace seems to break."""
-
-    rule: str
-    why: str
+"""Of any that was scored."""
+OF_ALL = RULES.add_family(
+    Family.SPREAD,
+    {
+        "same-answer-paid": (
+            "different tasks are not solved by the same answer",
+            "look at the answer: it may please the scorer whatever is asked",
+        ),
+        "rollouts-fail": ("rollouts end with a reward", "see the causes"),
+        "never-solved": (
+            "the model solves some tasks: where no rollout earns more than another, nothing is learned",
+            "begin with easier tasks, a stronger model, or more rollouts",
+        ),
+        "always-solved": (
+            "the model fails some tasks: where every rollout is paid, nothing is learned",
+            "take harder tasks, or drop those that are solved",
+        ),
+        "no-signal": (
+            "rollouts of one task differ in their reward: without that a group has no advantage",
+            "choose tasks of middling difficulty (`treetune profile`), or a finer reward",
+        ),
+        "reward-follows-length": (
+            "within the rollouts of a task, reward and length have little to do with each other",
+            "look at long and short traces: training will push lengths that way",
+        ),
+    },
+)
 
 
 def answers_of(trace: Trace) -> list[str]:
@@ -130,34 +101,39 @@ def answers_of(trace: Trace) -> list[str]:
     return said
 
 
-def suspicions(trace: Trace, threshold: float = 1.0) -> list[Suspicion]:
+def suspicions(trace: Trace, threshold: float = 1.0) -> list[Finding]:
     """What is odd about a trace that was paid, and of any that was scored, whether its judges disagree."""
-    found = [] if trace.reward is None else [Suspicion("judges-disagree", why) for why in _disagreements(trace)]
-    if not trace.passed(threshold):
+    found: list[Finding] = []
+
+    def suspect(rule: str, why: str) -> None:
+        severity = ERROR if rule == "empty-answer-paid" else WARNING
+        found.append(RULES[rule].make_finding(why, severity, rows=[trace.task.idx]))
+
+    if trace.reward is not None and (why := _find_disagreement(trace)) is not None:
+        suspect("judges-disagree", why)
+    if trace.reward is None or not trace.passed(threshold):
         return found
-    said = answers_of(trace)
+    said, paid = answers_of(trace), f"{trace.reward:g} for"
     text = "".join(said).strip()
     truths = [truth.strip() for truth in texts_of(trace.task.ground_truth) if truth.strip()]
     shortest = min(map(len, truths), default=0)
     if not text:
-        found.append(Suspicion("empty-answer-paid", f"{trace.reward:g} for an answer without a word"))
+        suspect("empty-answer-paid", f"{paid} an answer without a word")
     elif len(text) < 0.5 * shortest and trace.task.env_class is None:
-        why = f"{trace.reward:g} for {len(text)} characters, where the right answer has {shortest}: {text[:60]!r}"
-        found.append(Suspicion("tiny-answer-paid", why))
+        than = f"{len(text)} characters, where the right answer has {shortest}"
+        suspect("tiny-answer-paid", f"{paid} {than}: {text[:60]!r}")
     if len(said) >= 4 and len(set(said)) == 1:
-        why = f"{trace.reward:g} for saying {said[0][:60]!r} {len(said)} times"
-        found.append(Suspicion("repeated-answer-paid", why))
+        suspect("repeated-answer-paid", f"{paid} saying {said[0][:60]!r} {len(said)} times")
     elif (most := _loops(text)) is not None:
-        found.append(Suspicion("repeated-answer-paid", f"{trace.reward:g} for a text that repeats {most[:60]!r}"))
+        suspect("repeated-answer-paid", f"{paid} a text that repeats {most[:60]!r}")
     if trace.outcome is Outcome.TRUNCATED:
-        why = f"{trace.reward:g} for a rollout that was cut off after {len(trace.turns)} turns"
-        found.append(Suspicion("truncated-paid", why))
+        suspect("truncated-paid", f"{paid} a rollout that was cut off after {len(trace.turns)} turns")
     if (floor := _floor_answer(trace)) is not None:
-        found.append(Suspicion("floor-answer-paid", f"{trace.reward:g} for {floor}"))
+        suspect("floor-answer-paid", f"{paid} {floor}")
     return found
 
 
-def _disagreements(trace: Trace) -> Iterable[str]:
+def _find_disagreement(trace: Trace) -> str | None:
     """Where judges were asked the same and said something else; or one of them, the other way round."""
     said: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for judgement in trace.judgements:
@@ -166,10 +142,9 @@ def _disagreements(trace: Trace) -> Iterable[str]:
     for (_, about), by_model in said.items():
         if len(set(by_model.values())) > 1:
             told = ", ".join(f"{model} says {verdict}" for model, verdict in by_model.items())
-            yield f"{about}: {told}"
-            return
-    if trace.metrics.get("judge_split"):
-        yield "the judge says something else where the two texts change places"
+            return f"{about}: {told}"
+    split = trace.metrics.get("judge_split")
+    return "the judge says something else where the two texts change places" if split else None
 
 
 def _floor_answer(trace: Trace) -> str | None:
@@ -199,19 +174,18 @@ def _loops(text: str) -> str | None:
     return line if count > 0.5 * len(lines) else None
 
 
-def judge_traces(traces: Sequence[Trace], report: Report, threshold: float = 1.0) -> None:
+def judge_traces(traces: Sequence[Trace], report: AuditReport, threshold: float = 1.0) -> None:
     """Every rule over traces. Rollouts of one task are a group."""
     if not traces:
         return report.leave_out("there are no rollouts of a model: pass -m", *OF_ONE, *OF_SCORED, *OF_ALL)
     if not report.wants(*OF_ONE, *OF_SCORED, *OF_ALL):
         return None
-    by_rule: dict[str, dict[int, str]] = defaultdict(dict)
+    by_rule: dict[tuple[str, Severity], dict[int, str]] = defaultdict(dict)
     for trace in traces:
         for one in suspicions(trace, threshold):
-            by_rule[one.rule].setdefault(trace.task.idx, one.why)
-    for rule, found in by_rule.items():
-        severity = ERROR if rule == "empty-answer-paid" else WARNING
-        report.add(rule, severity, f"{len(found)} tasks {RULE_WORDS[rule]}", tasks=found, evidence=gather(found))
+            by_rule[one.rule, one.severity].setdefault(trace.task.idx, one.found)
+    for (rule, severity), found in by_rule.items():
+        report.add(rule, severity, f"{len(found)} tasks {RULE_WORDS[rule]}", found)
     groups = group_traces(traces)
     report.spread = spread_of(groups, threshold)
     report.costs |= effort_of(traces)
@@ -280,7 +254,7 @@ def length_of(trace: Trace) -> int:
     return trace.usage.completion_tokens or sum(map(len, answers_of(trace)))
 
 
-def _judge_same(traces: Sequence[Trace], report: Report, threshold: float) -> None:
+def _judge_same(traces: Sequence[Trace], report: AuditReport, threshold: float) -> None:
     by_text: dict[str, dict[str, Trace]] = defaultdict(dict)
     for trace in traces:
         if trace.passed(threshold):
@@ -293,20 +267,18 @@ def _judge_same(traces: Sequence[Trace], report: Report, threshold: float) -> No
         report.add("same-answer-paid", WARNING, found, tasks=tasks)
 
 
-def _judge_failures(traces: Sequence[Trace], report: Report) -> None:
+def _judge_failures(traces: Sequence[Trace], report: AuditReport) -> None:
     failed = {
         trace.task.idx: f"{trace.outcome.value}: {trace.failure.message if trace.failure else ''}"
         for trace in traces
         if not trace.outcome.scored
     }
     number = sum(not trace.outcome.scored for trace in traces)
-    if number:
-        severity = ERROR if number > 0.5 * len(traces) else WARNING
-        found = f"{number} of {len(traces)} rollouts ended without a reward"
-        report.add("rollouts-fail", severity, found, tasks=failed, evidence=gather(failed))
+    severity = ERROR if number > 0.5 * len(traces) else WARNING
+    report.add("rollouts-fail", severity, f"{number} of {len(traces)} rollouts ended without a reward", failed)
 
 
-def _judge_spread(groups: Sequence[Sequence[Trace]], report: Report, threshold: float) -> None:
+def _judge_spread(groups: Sequence[Sequence[Trace]], report: AuditReport, threshold: float) -> None:
     if not groups:
         return
     figures, largest = report.spread, max(map(len, groups))
@@ -325,7 +297,7 @@ def _judge_spread(groups: Sequence[Sequence[Trace]], report: Report, threshold: 
         report.add("no-signal", severity, found, tasks=tied)
 
 
-def _judge_length(groups: Sequence[Sequence[Trace]], report: Report) -> None:
+def _judge_length(groups: Sequence[Sequence[Trace]], report: AuditReport) -> None:
     """Lengths and rewards less the mean of their task, so that harder tasks do not count as longer answers."""
     lengths: list[float] = []
     rewards: list[float] = []

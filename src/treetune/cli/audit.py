@@ -21,6 +21,7 @@ from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.config.overrides import with_overrides
 from treetune.config.structs import convert, load_yaml, to_plain
+from treetune.core.finding import print_findings
 from treetune.core.taskset import Taskset
 from treetune.errors import UsageError, plural
 from treetune.models import EndpointConfig, check_reachable, load_policy
@@ -31,7 +32,6 @@ from treetune.tasksets.target import is_server
 
 _PLAIN_SECONDS = 5.0
 """How often a log is told how far it is."""
-_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 def audit_command(
@@ -107,8 +107,8 @@ def audit_command(
     if html is not None:
         audit.write_page(report, html)
     if json:
-        plain = to_plain(report)
-        plain.pop("chosen", None)
+        plain = {**to_plain(report), "findings": list(map(audit.finding_to_json, report.findings))}
+        del plain["chosen"]
         print_json({"sound": report.ok, **plain, "by_rule": report.by_rule})
     else:
         _print(report, screen)
@@ -146,7 +146,7 @@ async def _audit(
     other: tuple[Taskset[Any, Any], str] | None,
     endpoint: EndpointConfig,
     screen: Screen,
-) -> audit.Report:
+) -> audit.AuditReport:
     next_line = time.monotonic() + _PLAIN_SECONDS
 
     def show(stage: str, done: int) -> None:
@@ -190,16 +190,10 @@ async def _open_host(
         yield host
 
 
-def _print(report: audit.Report, screen: Screen) -> None:
+def _print(report: audit.AuditReport, screen: Screen) -> None:
     of = "of no end" if report.num_tasks is None else f"of {report.num_tasks:,}"
     screen.say(f"{report.name}: {plural(len(report.tasks), 'task')} {of}, seed {report.seed}, {report.seconds:.1f} s")
-    for finding in report.findings:
-        style = _COLOURS[finding.severity]
-        screen.print(Text.assemble((f"{finding.severity}: {finding.rule}", style), f"  {finding.found}"))
-        screen.say(f"  {finding.where}", style="dim")
-        for line in finding.evidence:
-            screen.say(f"  · {line}", style="dim")
-        screen.say(f"  remedy: {finding.remedy}")
+    print_findings(report.findings, screen)
     if report.floors:
         rows = [
             (

@@ -17,13 +17,13 @@ from treetune.cli.completion import complete_target
 from treetune.cli.display import finish, run_to_end
 from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import print_json
-from treetune.cli.tables import make_table
 from treetune.config.structs import to_plain
+from treetune.core.finding import ERROR, name_rows, print_findings
 from treetune.data.rows.sources import find, kind_of, names_rows, refuse_unwritable
 from treetune.data.validate.files import read_batches, validate
 from treetune.data.validate.files import split as split_files
 from treetune.data.validate.prompts import Lengths
-from treetune.data.validate.rules import name_rows, print_report
+from treetune.data.validate.rules import print_report
 from treetune.data.validate.write import write_fixed
 from treetune.errors import UsageError, plural
 from treetune.system.screen import Screen
@@ -149,7 +149,7 @@ def _print_fixed(fixed: Any, screen: Screen) -> None:
         rows = f"{plural(left.count, left.unit)} ({name_rows(left.rows, left.count)})"
         screen.say(f"  left out, {left.why}: {left.file}, {rows}")
     for finding in fixed.findings:
-        if finding.severity == "error":
+        if finding.severity is ERROR:
             screen.say(f"  left as it is, {finding.rule}: {finding.where}: {finding.found}")
 
 
@@ -182,9 +182,4 @@ def _print_summary(summary: evaluation.CheckSummary, screen: Screen) -> None:
     if summary.unchecked:
         why = "the taskset has neither validate() nor gold() for them, or scores only groups"
         screen.say(f"unchecked: {why}", style="dim")
-    if summary.findings:
-        rows = [
-            (finding.severity.value, finding.rule, str(finding.count), ", ".join(map(str, finding.rows)), finding.found)
-            for finding in summary.findings
-        ]
-        screen.print(make_table(rows, ("severity", "rule", "tasks", "first", "why")))
+    print_findings(summary.findings, screen)

@@ -25,7 +25,7 @@ from typing_extensions import TypeVar
 from treetune.config.plugins import absolute_spec, folders_of
 from treetune.config.trust import USER, Origin, current_origin, names_from
 from treetune.core import order
-from treetune.core.flaw import Flaw
+from treetune.core.finding import Flaw
 from treetune.core.score import UNCHECKED, Score, Verdict
 from treetune.core.task import Task
 from treetune.core.task_list import MOST_TASKS, list_tasks, warn_of_many

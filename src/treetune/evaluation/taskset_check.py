@@ -8,11 +8,11 @@ from __future__ import annotations
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from treetune.core.flaw import Flaw
+from treetune.core.finding import ERROR, SHOWN, WARNING, Finding, Flaw, Severity
 from treetune.core.mixture import owner_of, parts_of
 from treetune.core.score import NoScoreError, Validity, score_answer
 from treetune.core.task import Task
@@ -31,9 +31,6 @@ from treetune.play.toolbox import find_fault
 from treetune.runs.folder import Records, RunFolder
 from treetune.scorers.said import find_unpaid
 from treetune.system.threads import call
-
-if TYPE_CHECKING:
-    from treetune.data.validate.rules import Finding
 
 RETRIED = ("gold-failed", "validate-failed")
 """Rules that say of the check, not of the task, that it failed: a resumed run tries these again."""
@@ -174,22 +171,20 @@ class TasksetChecker:
             check.warnings["reward-raises"] = f"for the answer {WRONG!r}: {located(error)}"
 
     def summary(self) -> CheckSummary:
-        from treetune.data.validate.rules import SHOWN, Finding, Severity  # checks of files take long to load
-
         checks = sorted(self._checks.values(), key=lambda check: check.idx)
         counts, name = Counter(check.validity for check in checks), self._taskset.name
         found: dict[tuple[Severity, str], list[tuple[int, str]]] = defaultdict(list)
         for check in checks:
             if check.rule is not None:
-                found[Severity.ERROR, check.rule].append((check.idx, check.reason or ""))
+                found[ERROR, check.rule].append((check.idx, check.reason or ""))
             for rule, text in check.warnings.items():
-                found[Severity.WARNING, rule].append((check.idx, text))
+                found[WARNING, rule].append((check.idx, text))
         findings = [
-            Finding(rule, severity, name, "task", [idx for idx, _ in of[:SHOWN]], len(of), of[0][1])
+            Finding(rule, severity, name, "task", [idx for idx, _ in of[:SHOWN]], len(of), of[0][1], "", "")
             for (severity, rule), of in sorted(found.items())
         ]
         for source, flaw in self._flaws:
-            findings.append(Finding(flaw.rule, Severity.WARNING, source, "row", flaw.rows, flaw.count, str(flaw)))
+            findings.append(Finding(flaw.rule, WARNING, source, "row", flaw.rows, flaw.count, str(flaw), "", ""))
         return CheckSummary(
             tasks=len(checks),
             valid=counts[Validity.VALID],

@@ -31,7 +31,7 @@ def show_rollout(run: Run, at: int) -> dict[str, Any]:
         "has_tokens": entry.tokens,
         "group": group_of(run.columns, at),
         "truth": trace.task.ground_truth,
-        "suspicions": suspicions(trace, run.pass_threshold),
+        "suspicions": [{"rule": one.rule, "why": one.found} for one in suspicions(trace, run.pass_threshold)],
         "again": command_again(run, trace),
         "show": f"treetune show {shlex.quote(str(run.path))} --rollout {_name(run, at)}",
         "mark": None if mark is None else {"mark": mark.mark, "comment": mark.comment},

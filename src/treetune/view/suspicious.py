@@ -62,7 +62,7 @@ class SuspicionSearch:
                 found = suspicions(run.trace_without_tokens(at), threshold)
             except TreetuneError:
                 continue  # a damaged line says nothing
-            self._found += [(at, one.rule, one.why) for one in found]
+            self._found += [(at, one.rule, one.found) for one in found]
 
     @property
     def left(self) -> int:

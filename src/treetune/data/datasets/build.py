@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from treetune.chat.message import Message
 from treetune.config.structs import to_plain
 from treetune.config.variables import conceal
-from treetune.core.flaw import Flaw
+from treetune.core.finding import Flaw
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.data.datasets.notes import INVALID, Notes, look_at_prompts

@@ -13,7 +13,7 @@ from collections import Counter
 import msgspec
 import pyarrow as pa
 
-from treetune.core.flaw import Flaw
+from treetune.core.finding import Flaw
 from treetune.data.datasets.choices import OPTIONS, TEXTS
 from treetune.data.datasets.config import DatasetConfig
 from treetune.data.rows.image_columns import MARK as PLACE

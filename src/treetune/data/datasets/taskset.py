@@ -23,7 +23,7 @@ import msgspec
 from treetune.config.code_files import own_files, with_imports
 from treetune.config.plugins import file_of
 from treetune.config.structs import CodeName, FileName, convert_node, declared_values, to_plain
-from treetune.core.flaw import Flaw
+from treetune.core.finding import Flaw
 from treetune.core.task import UID_VERSION, Task
 from treetune.data.datasets.choices import TEXTS
 from treetune.data.datasets.config import DatasetConfig, plain_values

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.core.flaw import Flaw
+from treetune.core.finding import Flaw
 from treetune.errors import StorageError, TreetuneError
 from treetune.system.cache_folder import aside
 from treetune.system.cache_folder import default_cache_dir as default_cache_dir

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.core.flaw import Flaw
+from treetune.core.finding import Flaw
 from treetune.data.rows.local_files import LocalFiles
 from treetune.data.rows.sources import Layout
 from treetune.errors import TreetuneError

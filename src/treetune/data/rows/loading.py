@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.core.flaw import Flaw
+from treetune.core.finding import Flaw
 from treetune.data.rows.library_changes import find_changes
 from treetune.data.rows.load_options import builder_arguments, find_foreign, find_local_files, read_layout
 from treetune.data.rows.local_files import KINDS, ROWS, LocalFiles, SourceBatch

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
-from treetune.core.flaw import Flaw
+from treetune.core.finding import Flaw
 from treetune.data.rows.arrow_values import json_fields_of, pause_gc
 from treetune.data.rows.csv_types import CsvTypes
 from treetune.data.rows.reading import arrow_rows, open_parquet, rows_within, take_within

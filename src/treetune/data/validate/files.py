@@ -39,16 +39,16 @@ from treetune.data.validate import prompts
 from treetune.data.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
 from treetune.data.validate.images import check_images
 from treetune.data.validate.rewards import Turns, check_reward
-from treetune.data.validate.rules import RULES, Fault, FixableRule, Report, Rule
+from treetune.data.validate.rules import RULES, Fault, FilesReport, add_fixable_rule, add_rule
 from treetune.data.validate.write import helps
 from treetune.errors import TreetuneError, UsageError, plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Rule("unreadable", "a whole file of the kind that its name says", "write it again")
-Rule("no-rows", "at least one row", "trainers' loaders fail on an empty file: leave it out")
-FixableRule(
+add_rule("unreadable", "a whole file of the kind that its name says", "write it again")
+add_rule("no-rows", "at least one row", "trainers' loaders fail on an empty file: leave it out")
+add_fixable_rule(
     "unknown-ending",
     "a name in .parquet, .json or .jsonl: SkyRL takes others for datasets of the hub",
     "rename it (first unpack what is compressed)",
@@ -71,7 +71,7 @@ def validate(
     quick: bool = False,
     lengths: prompts.Lengths | None = None,
     on_rows: Callable[[int], None] = lambda count: None,
-) -> Report:
+) -> FilesReport:
     """Check files; those of `validation`, or whose name says so, must share no prompt with the others.
 
     `environments`: ids that are registered elsewhere. `quick`: only what needs no contents. `lengths`: also count each
@@ -79,7 +79,7 @@ def validate(
     """
     if format is not None:
         format_named(format)
-    run = _Run(Report(quick=quick), format, environments, lengths, on_rows)
+    run = _Run(FilesReport(quick=quick), format, environments, lengths, on_rows)
     groups = split(sources, validation)
     if not any(groups):
         raise UsageError("there is nothing to check", remedy="name at least one file, folder or dataset of rows")
@@ -116,7 +116,7 @@ def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], lis
 class _Run(msgspec.Struct):
     """One call of `validate`: what is known of the files so far."""
 
-    report: Report
+    report: FilesReport
     format: str | None
     environments: Collection[str]
     lengths: prompts.Lengths | None
@@ -293,12 +293,12 @@ class Chunk(NamedTuple):
 def read_batches(sources: Iterable[Source]) -> Iterator[Batch]:
     """The rows of all sources that can be read, as they were written; `validate` reports what cannot."""
     for source in sources:
-        for chunk in read_chunks(source, Report()):
+        for chunk in read_chunks(source, FilesReport()):
             rows = (chunk.rows or []) if chunk.table is None else arrow_rows(chunk.table)
             yield Batch(chunk.file, chunk.unit, chunk.numbers, rows)
 
 
-def read_chunks(source: Source, report: Report, *, quick: bool = False) -> Iterator[Chunk]:
+def read_chunks(source: Source, report: FilesReport, *, quick: bool = False) -> Iterator[Chunk]:
     """The chunks of one source; what cannot be read goes to the report."""
     name, count = str(source), 0
     try:
@@ -319,7 +319,7 @@ def _is_parquet(source: Source) -> bool:
     return isinstance(source, File) and source.kind is FileKind.PARQUET
 
 
-def _text_chunks(source: Source, report: Report) -> Iterator[Chunk]:
+def _text_chunks(source: Source, report: FilesReport) -> Iterator[Chunk]:
     name = str(source)
     if isinstance(source, HubName):
         batches = hub_batches(source)
@@ -332,7 +332,7 @@ def _text_chunks(source: Source, report: Report) -> Iterator[Chunk]:
         yield Chunk(name, batch.unit, batch.numbers, drop_nulls(batch.rows), batch.rows)
 
 
-def _parquet_chunks(path: str, report: Report, quick: bool) -> Iterator[Chunk]:
+def _parquet_chunks(path: str, report: FilesReport, quick: bool) -> Iterator[Chunk]:
     with open_parquet(Path(path)) as file:
         leaves = [file.schema.column(number).path for number in range(len(file.schema))]
         first = 0
@@ -362,7 +362,7 @@ def _quick_leaves(leaves: list[str]) -> list[str]:
 
 
 def _drop_unreadable(
-    batch: pa.RecordBatch, numbers: Sequence[int], file: str, report: Report
+    batch: pa.RecordBatch, numbers: Sequence[int], file: str, report: FilesReport
 ) -> tuple[pa.RecordBatch, Sequence[int]]:
     """A batch without the rows whose text is no UTF-8: parquet does not look, and readers of values fail there."""
     import pyarrow as pa

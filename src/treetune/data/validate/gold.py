@@ -19,6 +19,7 @@ from treetune.config.plugins import environments
 from treetune.config.trust import Origin
 from treetune.core.env_taskset import ByEnvironment
 from treetune.core.environment import Environment
+from treetune.core.finding import WARNING
 from treetune.core.score import judge, total
 from treetune.core.task import Task
 from treetune.core.trace import Outcome
@@ -27,7 +28,7 @@ from treetune.data.rows.row_codec import scorer_of
 from treetune.data.rows.rule import RULE
 from treetune.data.rows.scorer import taskset_of
 from treetune.data.rows.sources import Batch
-from treetune.data.validate.rules import WARNING, Report, Rule
+from treetune.data.validate.rules import FilesReport, add_rule
 from treetune.errors import TreetuneError, format_error
 from treetune.models.scripted import WRONG, Replay, completion_of
 from treetune.play.episode import Limits
@@ -44,19 +45,19 @@ CONCURRENT = 16
 LIMITS = Limits(max_turns=100, timeout=120.0)
 """No gold answer has more actions."""
 
-Rule("environment-fails", "an environment that starts and scores", "see the cause")
-Rule("gold-not-rewarded", "a higher reward for the gold answer than for wrong ones", "correct the ground truth")
-Rule(
+add_rule("environment-fails", "an environment that starts and scores", "see the cause")
+add_rule("gold-not-rewarded", "a higher reward for the gold answer than for wrong ones", "correct the ground truth")
+add_rule(
     "gold-said-otherwise",
     "a reward for the gold answer as a model says it: bold, with a full stop, boxed, in a sentence",
     "use another kind of scorer, or tell the form in the prompt",
     WARNING,
 )
-Rule("gold-unknown", "a gold answer to try", "nothing was checked: the environment knows none for the row", WARNING)
+add_rule("gold-unknown", "a gold answer to try", "nothing was checked: the environment knows none for the row", WARNING)
 
 
 async def check_gold(
-    batches: Iterable[Batch], format: str | None, report: Report, on_row: Callable[[], None] = lambda: None
+    batches: Iterable[Batch], format: str | None, report: FilesReport, on_row: Callable[[], None] = lambda: None
 ) -> None:
     """Try every row that can be read as a task; others break other rules."""
     report.gold = True

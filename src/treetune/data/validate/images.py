@@ -11,24 +11,25 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from treetune.chat.images import MOST_BYTES, MOST_PIXELS, check_image, is_remote, read_header, url_of
+from treetune.core.finding import WARNING
 from treetune.data.rows.image_columns import COLUMN, count_marks, data_in, name_in
-from treetune.data.validate.rules import WARNING, Fault, Rule, show
+from treetune.data.validate.rules import Fault, add_rule, show
 
 if TYPE_CHECKING:
     from treetune.data.validate.files import RowCheck
 
-Rule(
+add_rule(
     "image-count",
     "as many images as places: <image> in verl's text, parts of the type image for TRL; SkyRL has them in parts alone",
     "add the images or the places that are missing",
 )
-Rule("image-unreadable", "PNG, JPEG, WebP or GIF, whole", "write the image again, or leave the row out")
-Rule(
+add_rule("image-unreadable", "PNG, JPEG, WebP or GIF, whole", "write the image again, or leave the row out")
+add_rule(
     "image-size",
     f"at most {MOST_BYTES >> 20} MB and {MOST_PIXELS:,} pixels",
     "make it smaller (max_pixels in a dataset task)",
 )
-Rule(
+add_rule(
     "image-elsewhere",
     "the image itself: what is only named must be there for every process of the trainer",
     "put the bytes into the row",

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from treetune.core.finding import SHOWN, WARNING
 from treetune.data.rows.arrow_values import encode_json
 from treetune.data.rows.prompt_lengths import TEMPLATE_FAILS, PromptTokens, load_tokenizer
 from treetune.data.rows.sources import Row
-from treetune.data.validate.rules import SHOWN, WARNING, Fault, FixableRule, Report, Rule, show
+from treetune.data.validate.rules import Fault, FilesReport, add_fixable_rule, add_rule, show
 from treetune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,22 +37,24 @@ SPECIAL = re.compile(
 
 # The messages of a row
 
-Rule("missing-prompt", "a prompt: a list of messages", "add it, or leave the row out")
-FixableRule(
+add_rule("missing-prompt", "a prompt: a list of messages", "add it, or leave the row out")
+add_fixable_rule(
     "prompt-not-messages",
     'a list of messages such as {"role": "user", "content": "..."}',
     "text becomes one user message",
 )
-Rule("empty-prompt", "at least one message", "add one, or leave the row out")
-Rule("missing-role", "a role in each message", "add `role`")
-FixableRule("unknown-role", "system, user or assistant", "rename it (human is user, gpt is assistant)")
-Rule("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
-Rule("no-user-message", "at least one message of the user", "add what the model is asked")
-Rule("ends-with-assistant", "a last message that asks: the model continues after it", "leave that message out", WARNING)
-Rule("missing-content", "a content in each message", "add `content`: null breaks chat templates")
-Rule("empty-content", "a content that says something", "fill it in, or leave the message out")
-FixableRule("content-not-text", "text, or a list of parts", "write it as text")
-Rule(
+add_rule("empty-prompt", "at least one message", "add one, or leave the row out")
+add_rule("missing-role", "a role in each message", "add `role`")
+add_fixable_rule("unknown-role", "system, user or assistant", "rename it (human is user, gpt is assistant)")
+add_rule("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
+add_rule("no-user-message", "at least one message of the user", "add what the model is asked")
+add_rule(
+    "ends-with-assistant", "a last message that asks: the model continues after it", "leave that message out", WARNING
+)
+add_rule("missing-content", "a content in each message", "add `content`: null breaks chat templates")
+add_rule("empty-content", "a content that says something", "fill it in, or leave the message out")
+add_fixable_rule("content-not-text", "text, or a list of parts", "write it as text")
+add_rule(
     "special-tokens",
     "text without a tokenizer's special tokens: the chat template adds them",
     "give messages, not rendered text",
@@ -107,10 +110,10 @@ def _check_message(message: Mapping[str, Any], check: RowCheck) -> Iterator[Faul
 
 # All prompts
 
-Rule("duplicate-prompts", "each prompt once", "leave the repetitions out, unless they are meant", WARNING)
-Rule("train-val-overlap", "no validation prompt in the training files", "leave it out of one of them")
-Rule("prompt-too-long", "a prompt within --max-prompt-length: loaders drop others", "shorten it", WARNING)
-Rule("template-fails", "messages that the tokenizer's chat template renders", "see what the template asks for")
+add_rule("duplicate-prompts", "each prompt once", "leave the repetitions out, unless they are meant", WARNING)
+add_rule("train-val-overlap", "no validation prompt in the training files", "leave it out of one of them")
+add_rule("prompt-too-long", "a prompt within --max-prompt-length: loaders drop others", "shorten it", WARNING)
+add_rule("template-fails", "messages that the tokenizer's chat template renders", "see what the template asks for")
 
 _ODD = 0x9E3779B97F4A7C15
 _VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|test|eval|dev)(?:[^a-z]|$)")
@@ -174,7 +177,7 @@ class Part(NamedTuple):
     keys: Keys
 
 
-def report_repeats(parts: Sequence[Part], validation: Sequence[str], report: Report) -> None:
+def report_repeats(parts: Sequence[Part], validation: Sequence[str], report: FilesReport) -> None:
     """Prompts that come more than once: among the training files, and in training and validation files both."""
     training = [part for part in parts if part.file not in validation]
     held_out = [part for part in parts if part.file in validation]
@@ -193,7 +196,7 @@ def _join(parts: list[Part]) -> Keys:
     return np.concatenate([np.empty(0, np.uint64), *(part.keys for part in parts)])
 
 
-def _report(rule: str, parts: list[Part], mask: Mask, found: str, report: Report) -> None:
+def _report(rule: str, parts: list[Part], mask: Mask, found: str, report: FilesReport) -> None:
     first = 0
     for file, unit, numbers, keys in parts:
         places = np.flatnonzero((keys != 0) & mask[first : first + len(keys)])
@@ -224,7 +227,7 @@ class Lengths:
         # A pattern that Arrow's engine takes too; one that matches nothing where there are no such tokens.
         self.special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"[^\s\S]")
 
-    def check(self, rows: Sequence[Row], numbers: Sequence[int], file: str, unit: str, report: Report) -> None:
+    def check(self, rows: Sequence[Row], numbers: Sequence[int], file: str, unit: str, report: FilesReport) -> None:
         """Count the prompts of some rows. Those that are no messages break another rule."""
         prompts = [prompt if isinstance(prompt := row.get("prompt"), list) else None for row in rows]
         longer, faults = self._tokens.above(self._most, prompts)

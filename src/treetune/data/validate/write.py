@@ -21,13 +21,14 @@ import msgspec
 
 from treetune.config.plugins import environments as known_environments
 from treetune.core.environment import Stored, contract_of
+from treetune.core.finding import ERROR, SHOWN, Finding
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.data.rows.arrow_values import drop_nulls, encode_json, json_fields_of
 from treetune.data.rows.formats import Format, format_named
 from treetune.data.rows.sources import File, FileKind, HubName, Row, kind_of
 from treetune.data.rows.writing import write_file
-from treetune.data.validate.rules import RULES, SHOWN, Finding, Report, Severity
+from treetune.data.validate.rules import RULES, FilesReport
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError
 
 if TYPE_CHECKING:
@@ -68,10 +69,10 @@ def _refuse_invalid(written: Path, *, path: Path, format: str, environments: Col
     report = validate(written, format=format, environments=environments)
     if report.ok:
         return
-    errors = report.findings[: report.errors]
+    errors = [one for one in report.findings if one.severity is ERROR]
     faults = "; ".join(f"{_name_tasks(one)}: {one.rule}: {one.found}" for one in errors[:3])
     more = f"; and {len(errors) - 3} more faults" if len(errors) > 3 else ""
-    remedy = RULES[errors[0].rule].fix
+    remedy = RULES[errors[0].rule].remedy
     if errors[0].rule == "unknown-env-class":
         remedy = "see `treetune list`, or name one that is registered elsewhere: environments=[...]"
     raise TasksetError(f"{path} would not be valid: {faults}{more}", remedy=f"{remedy}; check=False writes it as it is")
@@ -108,11 +109,15 @@ class Fixed(msgspec.Struct):
 
     @property
     def ok(self) -> bool:
-        return self.rows > 0 and all(finding.severity is not Severity.ERROR for finding in self.findings)
+        return self.rows > 0 and all(finding.severity is not ERROR for finding in self.findings)
 
 
 def write_fixed(
-    sources: Sequence[File | HubName], path: Path, report: Report, format: str | None, environments: Collection[str]
+    sources: Sequence[File | HubName],
+    path: Path,
+    report: FilesReport,
+    format: str | None,
+    environments: Collection[str],
 ) -> Fixed:
     """Write the rows of files that `report` is about, fixed, and check what was written. They are in `format`, else in
     that of the first file. `environments`: ids that are registered elsewhere."""
