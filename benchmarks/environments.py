@@ -23,7 +23,7 @@ DOCUMENTS, QUERIES = 20_000, 200
 
 
 def ours(create: Callable[[str, Task], Environment]) -> None:
-    task = Task(prompt="How many?", env_class="gsm8k", reward_spec={"ground_truth": "72"})
+    task = Task(prompt="How many?", env_class="gsm8k", ground_truth="72")
 
     async def episodes() -> None:
         for _ in range(EPISODES):

@@ -125,7 +125,7 @@ def make_run(folder: Path, tasks: int, seed: int = 0) -> int:
             for idx in range(first, min(tasks, first + 64)):
                 source = SOURCES[idx % len(SOURCES)]
                 prompt = [{"role": "system", "content": "Solve it."}, {"role": "user", "content": writer.text(400)}]
-                task = Task(idx=idx, prompt=prompt, data_source=source, reward_spec={"ground_truth": "17"})
+                task = Task(idx=idx, prompt=prompt, data_source=source, ground_truth="17")
                 uid, chance = task.uid, writer.random.choice((0, 0, 0.1, 0.3, 0.5, 0.7, 0.9, 1, 1))
                 began = 1.7e9 + idx
                 traces += [make_trace(writer, task, uid, number, chance, began) for number in range(ROLLOUTS)]

@@ -30,7 +30,7 @@ LARGE = """
 from treetune import ShuffleConfig, Task, Taskset, TasksetConfig
 class Large(Taskset):
     def count(self): return 10_000_000
-    def task_at(self, index): return Task(prompt=f"What is {index} + 1?", reward_spec={"ground_truth": str(index + 1)})
+    def task_at(self, index): return Task(prompt=f"What is {index} + 1?", ground_truth=str(index + 1))
     def reward(self, task, answer): return float(answer == task.ground_truth)
     def gold(self, task): return task.ground_truth
 """

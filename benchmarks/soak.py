@@ -54,7 +54,7 @@ class Talk(Environment):
 class Soak(Taskset):
     INFINITE = True
     def task_at(self, index):
-        return Task(prompt=str(index), reward_spec={"ground_truth": "last"}, extra_info={"text": "x" * (index % 2000)})
+        return Task(prompt=str(index), ground_truth="last", extra_info={"text": "x" * (index % 2000)})
     def environment(self, task): return Talk(task)
     def gold(self, task): return task.ground_truth
 """

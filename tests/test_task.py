@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from treetune import Outcome, Task, Trace, Turn
 from treetune.core.trace import Failure
+from treetune.errors import UsageError
 from treetune.system.digest import canonical
 
 values = st.recursive(
@@ -103,3 +105,22 @@ def test_a_trace_is_shown_in_a_line():
     assert repr(trace) == "Trace(task 4 of sums, rollout 1: completed, reward 0.5, 2 turns, '42')"
     trace.fail(Outcome.TIMEOUT, Failure("TimeoutError", "no end after 5 seconds", "step", ""))
     assert repr(trace) == "Trace(task 4 of sums, rollout 1: timeout, no reward, 2 turns, 'no end after 5 seconds')"
+
+
+def test_a_ground_truth_stands_in_reward_spec() -> None:
+    task = Task(prompt="2 + 3?", ground_truth="5", reward_spec={"method": "rule"})
+    assert task.ground_truth == "5"
+    assert task.reward_spec == {"method": "rule", "ground_truth": "5"}
+    written = Task(prompt="2 + 3?", reward_spec={"method": "rule", "ground_truth": "5"})
+    assert task == written
+    assert task.uid == written.uid
+    assert msgspec.json.encode(task) == msgspec.json.encode(written)
+    assert pickle.loads(pickle.dumps(task)) == task
+    assert Maze(prompt="x", ground_truth=3, walls=[1]).reward_spec == {"ground_truth": 3}
+    assert Task(prompt="x", ground_truth=None) == Task(prompt="x")
+    assert Task(ground_truth="5", reward_spec={"ground_truth": "5"}).ground_truth == "5"
+
+
+def test_two_different_ground_truths_are_an_error() -> None:
+    with pytest.raises(UsageError, match="two ground truths: '5', and '6' in reward_spec"):
+        Task(prompt="2 + 3?", ground_truth="5", reward_spec={"ground_truth": "6"})

@@ -299,13 +299,13 @@ class Levelled(Task):
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [
-        (lambda: Task(prompt="hi", ground_truth="3"), 'write reward_spec={"ground_truth": ...}'),
-        (lambda: Task(prompt="hi", answer="3"), 'write reward_spec={"ground_truth": ...}'),
+        (lambda: Task(prompt="hi", target="3"), "write ground_truth=..."),
+        (lambda: Task(prompt="hi", answer="3"), "write ground_truth=..."),
         (lambda: Task(question="hi"), "write prompt=..."),
         (lambda: Task(prompt="hi", extrainfo={}), "a Task has no field 'extrainfo'; did you mean 'extra_info'?"),
         (lambda: Levelled(prompt="hi", levle=3), "a Levelled has no field 'levle'; did you mean 'level'?"),
         (lambda: Task(prompt="hi", zzz=3), "a Task has no field 'zzz'; write extra_info={'zzz': ...}"),
-        (lambda: Task("hi", "3"), 'name its fields: Task(prompt=..., reward_spec={"ground_truth": ...})'),
+        (lambda: Task("hi", "3"), "name its fields: Task(prompt=..., ground_truth=...)"),
         (lambda: int("hi", base=10, of=3), None),
         (lambda: int("hi"), None),
     ],

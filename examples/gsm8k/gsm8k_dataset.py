@@ -21,7 +21,8 @@ def create_example(question: str, answer: str, idx: int, split: str) -> Task:
         data_source="openai/gsm8k",
         prompt=[{"role": "user", "content": f"{question} {INSTRUCTION}"}],
         env_class="gsm8k",
-        reward_spec={"method": "rule", "ground_truth": final_number(answer)},
+        ground_truth=final_number(answer),
+        reward_spec={"method": "rule"},
         ability="math",
         extra_info={"split": split, "index": idx, "answer": answer, "question": question},
     )

@@ -48,7 +48,8 @@ def create_example(a: int, b: int, idx: int, config: MultiplicationConfig) -> Ta
         data_source="synthetic_multiply",
         prompt=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"What is {a} * {b}?"}],
         env_class="multiply",
-        reward_spec={"method": "rule", "ground_truth": str(a * b)},
+        ground_truth=str(a * b),
+        reward_spec={"method": "rule"},
         extra_info={"num_digits": config.num_digits, "split": config.split, "index": idx},
     )
 

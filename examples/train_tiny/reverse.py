@@ -14,7 +14,7 @@ class Reverse(Taskset):
     def load_tasks(self):
         for letters in product(LETTERS, repeat=3):
             word = "".join(letters)
-            yield Task(prompt=word, reward_spec={"ground_truth": word[::-1]})
+            yield Task(prompt=word, ground_truth=word[::-1])
 
     def reward(self, task, answer):
         return float(answer == task.ground_truth)

@@ -67,7 +67,7 @@ def test_a_faulty_dataset_fails_the_script(treetune, script, tmp_path):
     file = tmp_path / "sums/sums_dataset.py"
     broken = {
         'env_class="gsm8k"': 'env_class="gsm9k"',
-        '"ground_truth": answer': '"ground_truth": [answer]',
+        "ground_truth=answer": "ground_truth=[answer]",
         'split == "validation"': "False",  # both splits ask the same
     }
     for right, wrong in broken.items():

@@ -1,6 +1,6 @@
 """A Task is one problem: frozen, serialisable, no behaviour.
 
-    Task(prompt="What is 2 + 3?", reward_spec={"ground_truth": "5"})
+    Task(prompt="What is 2 + 3?", ground_truth="5")
 
 Subclass it to add typed fields; they travel with the task and come back as the concrete type.
 """
@@ -10,15 +10,49 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from treetune.chat.message import Message
+from treetune.errors import UsageError
 from treetune.system.digest import canonical
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class _TaskMeta(msgspec.StructMeta):
+    """Lets `Task(ground_truth=...)` stand for `Task(ground_truth=...)`: a task has one form in memory,
+    in files and on the wire."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        if "ground_truth" in fields and "ground_truth" not in cls.__struct_fields__:
+            truth, spec = fields.pop("ground_truth"), fields.get("reward_spec", {})
+            if truth is not None:
+                if (other := spec.get("ground_truth", truth)) != truth:
+                    problem = f"a task has two ground truths: {truth!r:.80}, and {other!r:.80} in reward_spec"
+                    raise UsageError(problem, remedy="leave one of them out")
+                fields["reward_spec"] = {**spec, "ground_truth": truth}
+        return _construct(cls, *args, **fields)
+
+
+_construct = msgspec.StructMeta.__call__
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TaskMeta):
+    """One problem: what the model sees, and what its answer is scored by.
+
+    Subclass it to add typed fields:
+
+        class Sum(Task, frozen=True, kw_only=True):
+            level: int = 1
+
+        class Sums(Taskset[Sum]):
+            scorer = number()                # from treetune.scorers; or write reward(self, task, answer)
+
+            def load_tasks(self):
+                for n in range(100):
+                    yield Sum(prompt=f"What is {n} + 1?", ground_truth=n + 1, level=len(str(n)))
+    """
+
     idx: int = -1
     """Its position in the taskset, set by the taskset when the task is drawn: `taskset[task.idx] == task`."""
 
@@ -32,7 +66,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The environment that runs it: a registered id, `module:Class` or `file.py:Class`. None: one answer."""
 
     reward_spec: dict[str, Any] = {}
-    """What the scorer needs, above all `ground_truth`."""
+    """What the scorer needs. `Task(ground_truth="5")` is short for `Task(ground_truth="5")`."""
 
     ability: str | None = None
     """A category such as `math` or `code`."""
@@ -53,9 +87,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             return [{"role": "user", "content": self.prompt}]
         return self.prompt
 
-    @property
-    def ground_truth(self) -> Any:
-        return self.reward_spec.get("ground_truth")
+    if TYPE_CHECKING:
+        ground_truth: Any = None
+    else:
+
+        @property
+        def ground_truth(self) -> Any:
+            """What a right answer is compared with; None where the task has none."""
+            return self.reward_spec.get("ground_truth")
 
     def __repr__(self) -> str:
         """What is set, each value cut short, and images by name."""

@@ -3,7 +3,7 @@
     class Doubles(Taskset):
         def load_tasks(self):
             for n in range(100):
-                yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
+                yield Task(prompt=f"Double {n}.", ground_truth=str(2 * n))
 
 `task_at` instead of `load_tasks` gives random access: then any worker can serve any index, and nothing is held in
 memory.

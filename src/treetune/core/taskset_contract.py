@@ -51,12 +51,12 @@ def suggest_fields(error: Exception, task_type: type[Task]) -> str | None:
     if not isinstance(error, TypeError):
         return None
     if said == "Extra positional arguments provided":
-        return f'name its fields: {kind}(prompt=..., reward_spec={{"ground_truth": ...}})'
+        return f"name its fields: {kind}(prompt=..., ground_truth=...)"
     if (unknown := re.fullmatch(r"Unexpected keyword argument '(\w+)'", said)) is None:
         return None
     meant = keys_meant(unknown[1])
     if "ground_truth" in meant:
-        return 'write reward_spec={"ground_truth": ...}'
+        return "write ground_truth=..."
     if "prompt_template" in meant:
         return "write prompt=..."
     near = did_you_mean(unknown[1], task_type.__struct_fields__)

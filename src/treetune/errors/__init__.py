@@ -156,16 +156,22 @@ class MissingExtraError(TreetuneError):
         return cls(f"{what} is not installed", remedy=f"pip install 'treetune[{extra}]'")
 
 
-@contextmanager
-def user_code(what: str, suggest: Callable[[Exception], str | None] = lambda error: None) -> Iterator[None]:
-    """Whatever user code raises becomes a `TasksetError` that says where, with the remedy that `suggest` knows; errors
-    for the user pass as they are."""
-    try:
-        yield
-    except TreetuneError:
-        raise
-    except Exception as error:
-        raise TasksetError(f"{what} failed: {format_error(error)}", remedy=suggest(error)) from error
+class user_code:
+    """Within it every error of user code becomes a `TasksetError` that says where it was raised, with the remedy that
+    `suggest` knows. Treetune's own errors pass unchanged. A class, since each draw enters it."""
+
+    __slots__ = ("_suggest", "_what")
+
+    def __init__(self, what: str, suggest: Callable[[Exception], str | None] = lambda error: None) -> None:
+        self._what, self._suggest = what, suggest
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, TreetuneError):
+            problem = f"{self._what} failed: {format_error(error)}"
+            raise TasksetError(problem, remedy=self._suggest(error)) from error
 
 
 @contextmanager

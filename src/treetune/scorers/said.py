@@ -1,6 +1,6 @@
 r"""The gold answer as a model would say it, and whether a scorer pays for it.
 
-    find_unpaid(rule(), Task(prompt="Capital of France?", reward_spec={"ground_truth": "Paris"}))
+    find_unpaid(rule(), Task(prompt="Capital of France?", ground_truth="Paris"))
     # ("The answer is Paris.", "use scorer: includes")
 
 A sentence around it, bold, a full stop, `\boxed{}`, and for an option its letter in brackets and its text. A prompt

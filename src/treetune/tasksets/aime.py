@@ -1,6 +1,6 @@
 r"""Competition math, one answer: what follows the last `Answer:` against the ground truth, for 1 or -1.
 
-    Task(prompt="...", env_class="aime", reward_spec={"ground_truth": "204"})   # "Answer: $\boxed{204}$" earns 1
+    Task(prompt="...", env_class="aime", ground_truth="204")   # "Answer: $\boxed{204}$" earns 1
 
 As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a `<`, and a box without
 `Answer:` does not count. A ground truth that is a number is compared as a number; any other is normalised, as the

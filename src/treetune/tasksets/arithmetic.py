@@ -39,7 +39,7 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
                 break
         return Task(
             prompt=f"What is {expression}? Answer with just the number.",
-            reward_spec={"ground_truth": str(result)},
+            ground_truth=str(result),
             ability="math",
             extra_info={"expression": expression, "level": level},
         )

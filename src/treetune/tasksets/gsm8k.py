@@ -1,7 +1,7 @@
 """Grade-school math: the number after `####` against the ground truth, in one answer or in several attempts.
 
-    Task(prompt="2 + 3?", env_class="gsm8k", reward_spec={"ground_truth": "5"})   # "#### 5" earns 1
-    Task(prompt="2 + 3?", env_class="gsm8k_multi_turn", reward_spec={"ground_truth": "5"}, extra_info={"max_turns": 3})
+    Task(prompt="2 + 3?", env_class="gsm8k", ground_truth="5")   # "#### 5" earns 1
+    Task(prompt="2 + 3?", env_class="gsm8k_multi_turn", ground_truth="5", extra_info={"max_turns": 3})
 
 The number after the last `####` counts, with or without a unit (`$5`, `5%`, `5 apples`), and is compared as a number.
 An answer with several different ones earns nothing. With `extra_info.strict: false` it is read as skyrl-gym's strict

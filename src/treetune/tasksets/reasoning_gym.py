@@ -71,7 +71,7 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
         return Task(
             prompt=[{"role": "system", "content": system}, {"role": "user", "content": question}],
             data_source=f"reasoning-gym/{self.config.dataset}",
-            reward_spec={} if answer is None else {"ground_truth": str(answer)},
+            ground_truth=None if answer is None else str(answer),
             ability="reasoning",
         )
 

@@ -12,7 +12,7 @@ class ReverseText(Taskset):
     def load_tasks(self) -> Iterator[Task]:
         for text in TEXTS:
             prompt = f"Reverse this text letter by letter, answer with the reversed text only: {text}"
-            yield Task(prompt=prompt, reward_spec={"ground_truth": text[::-1]})
+            yield Task(prompt=prompt, ground_truth=text[::-1])
 
     def reward(self, task: Task, answer: str) -> float:
         return float(same(strip_thinking(answer), task.ground_truth))

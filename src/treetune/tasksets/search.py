@@ -1,6 +1,6 @@
 """Questions answered with the help of a search, and of Python.
 
-    Task(prompt="...", env_class="search", reward_spec={"ground_truth": ["Kansas City Chiefs", "Chiefs"]},
+    Task(prompt="...", env_class="search", ground_truth=["Kansas City Chiefs", "Chiefs"],
          extra_info={"corpus": "wiki.jsonl"})
 
 `search` ends with `<answer>…</answer>`, `searchcode` with `<solution>…</solution>`: the number in there counts, as in

@@ -1,6 +1,6 @@
 """Questions to an SQLite database: try queries with `<sql>`, hand in the last with `<solution>`.
 
-    Task(prompt="...", env_class="text2sql", reward_spec={"ground_truth": "SELECT count(*) FROM singer"},
+    Task(prompt="...", env_class="text2sql", ground_truth="SELECT count(*) FROM singer",
          extra_info={"db_id": "concert_singer", "data": "spider"})
 
 The solution earns 1 if it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript breaks

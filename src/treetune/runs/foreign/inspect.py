@@ -211,7 +211,7 @@ def _trace_of(sample: dict[str, Any], spec: Mapping[str, Any], idx: int = -1) ->
         idx=idx,
         prompt=prompt,
         data_source=str(spec.get("task") or ""),
-        reward_spec={} if sample.get("target") in (None, "", []) else {"ground_truth": sample["target"]},
+        ground_truth=None if sample.get("target") in ("", []) else sample.get("target"),
         extra_info={**(sample.get("metadata") or {}), **choices, "inspect_id": sample["id"]},
     )
     trace = Trace(task=task, uid="", model=str(spec.get("model") or ""))

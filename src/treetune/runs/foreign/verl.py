@@ -65,7 +65,7 @@ def _found(parts: list[dict[str, Any]], position: int) -> Found:
     task = Task(
         prompt=str(first.get("input") or ""),
         data_source=str(first.get("data_source") or ""),
-        reward_spec={} if truth is None else {"ground_truth": truth},
+        ground_truth=truth,
     )
     reward, metrics = number_of(last.get("score")), numbers_in(last, without=_OWN)
     trace = Trace(task=task, uid="", reward=reward, metrics=metrics)

@@ -1,7 +1,7 @@
 """Coding problems, one answer: its last code block is run on test cases, in a sandbox.
 
     Task(prompt="Print the square of a number.", env_class="lcb",
-         reward_spec={"ground_truth": [{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}]})
+         ground_truth=[{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}])
 
 The answer earns 1 if every case is right. Expected outputs never enter the sandbox, and everything is compared outside
 of it. docs/environments.md tells what a case is.
