@@ -11,10 +11,10 @@ import random
 from itertools import accumulate
 from pathlib import Path
 
+from treetune.chat.calls import ToolCall
 from treetune.chat.tokens import Tokens, TokenSequence
 from treetune.core.policy import Usage
 from treetune.core.task import Task
-from treetune.core.tool import ToolCall
 from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn
 from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.chat.call_formats import FORMATS, call_id, detect, parse
-from treetune.chat.text_tools import as_text, describe, with_tools
+from treetune.chat.call_formats import FORMATS, detect, parse
+from treetune.chat.calls import call_id
+from treetune.chat.tool_template import with_tools, write_as_text, write_instructions
 
 TEA = [("find", {"what": "tea", "most": 3})]
 TWO = [*TEA, ("buy", {})]
@@ -168,23 +169,23 @@ SAID = {"role": "assistant", "content": "I look.", "tool_calls": [
 def test_the_system_tells_of_tools_or_the_user_where_there_is_none():
     asked = [{"role": "user", "content": "Where?"}]
     system, question = with_tools(asked, SCHEMAS)
-    assert (system["role"], system["content"], question) == ("system", describe(SCHEMAS), asked[0])
+    assert (system["role"], system["content"], question) == ("system", write_instructions(SCHEMAS), asked[0])
     (joined, _) = with_tools([{"role": "system", "content": "Be brief."}, *asked], SCHEMAS)
-    assert joined["content"] == f"Be brief.\n\n{describe(SCHEMAS)}"
+    assert joined["content"] == f"Be brief.\n\n{write_instructions(SCHEMAS)}"
     (user,) = with_tools(asked, SCHEMAS, teller="user")
-    assert user == {"role": "user", "content": f"{describe(SCHEMAS)}\n\nWhere?"}
+    assert user == {"role": "user", "content": f"{write_instructions(SCHEMAS)}\n\nWhere?"}
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_a_model_is_told_names_its_tools_and_how_they_are_called(format):
-    told = describe(SCHEMAS, format)
+    told = write_instructions(SCHEMAS, format)
     assert json.dumps(SCHEMAS[0]) in told
     assert parse(told, format)[1] == []  # it is no call itself
 
 
 def test_results_that_stand_together_are_one_message_with_what_the_user_says_then():
     results = [{"role": "tool", "tool_call_id": "1", "content": text} for text in ("a", "b")]
-    said, answer = as_text([SAID, *results, {"role": "user", "content": "And?"}])
+    said, answer = write_as_text([SAID, *results, {"role": "user", "content": "And?"}])
     assert said["content"] == 'I look.\n<tool_call>\n{"name": "find", "arguments": {"what": "tea"}}\n</tool_call>'
     assert "tool_calls" not in said
     a, b = ("<tool_response>\na\n</tool_response>", "<tool_response>\nb\n</tool_response>")
@@ -193,13 +194,13 @@ def test_results_that_stand_together_are_one_message_with_what_the_user_says_the
 
 def test_images_of_results_stay_what_they_are():
     picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
-    (shown, text) = as_text([{"role": "tool", "content": picture}, {"role": "tool", "content": "b"}])
+    (shown, text) = write_as_text([{"role": "tool", "content": picture}, {"role": "tool", "content": "b"}])
     assert (shown, text["content"]) == ({"role": "user", "content": picture}, "<tool_response>\nb\n</tool_response>")
 
 
 @pytest.mark.parametrize("arguments", ["{broken", "[1]", 3, None])
 def test_calls_with_arguments_that_are_no_object_can_be_shown_all_the_same(arguments):
     said = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
-    (shown,) = as_text([said])
+    (shown,) = write_as_text([said])
     (call,) = parse(shown["content"], "hermes")[1]
     assert call["function"]["name"] == "f"

@@ -15,8 +15,8 @@ from treetune.chat.images import (
     Header,
     check_image,
     decode_url,
-    describe,
     image_part,
+    label,
     name_images,
     read_header,
     to_url,
@@ -101,7 +101,7 @@ def test_an_image_is_named_and_its_base64_never_shown():
     assert shown.startswith("What is\n[image: png 4 x 3, 73 bytes, ")
     assert "https://example.org/cat.png" in shown
     assert "base64" not in shown
-    assert describe("data:image/png;base64,AAAA").startswith("unreadable: ")
+    assert label("data:image/png;base64,AAAA").startswith("unreadable: ")
     assert urls_in([{"role": "user", "content": parts}]) == [url, "https://example.org/cat.png"]
 
 

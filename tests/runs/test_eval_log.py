@@ -18,8 +18,8 @@ from pictures import png
 from task_servers import free_port
 
 from treetune import Task
+from treetune.chat.calls import ToolCall
 from treetune.chat.images import image_part, to_url
-from treetune.core.tool import ToolCall
 from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn
 from treetune.evaluation import TRACES, RunFolder
 from treetune.runs.discovery import open_run

@@ -10,7 +10,7 @@ from pictures import COLOURS, png
 from scripted_judges import named
 
 from treetune.chat.images import to_url
-from treetune.chat.text_tools import call_as_text
+from treetune.chat.tool_template import write_calls
 from treetune.cli.listing import TargetKind, TaskKind
 from treetune.core.tool import message_of_action
 
@@ -136,7 +136,7 @@ KINDS: dict[TaskKind, tuple[str, list[Any]]] = {
 
 def written(action: Any) -> str:
     """An action as a model writes it that is told of its tools in text."""
-    return action if isinstance(action, str) else str(call_as_text(action, "hermes")["content"])
+    return action if isinstance(action, str) else str(write_calls(action, "hermes")["content"])
 
 
 def write_targets(folder: Path) -> None:

@@ -14,12 +14,12 @@ from random import Random
 
 from viewed_tasks import MARK, MOVES, SOURCES, Viewed, ViewedConfig, board, make_task, route
 
+from treetune.chat.calls import ToolCall
 from treetune.chat.message import text_of
 from treetune.chat.tokens import Tokens, TokenSequence
 from treetune.core.judge_call import Judgement
 from treetune.core.policy import Usage
 from treetune.core.task import Task
-from treetune.core.tool import ToolCall
 from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn
 from treetune.evaluation import TRACES, EvalConfig, Evaluation, Run, RunFolder, Tally, remember
 from treetune.play.episode import Limits

@@ -3,7 +3,7 @@
     detect(template)                                      # "hermes", "mistral", ...: a name in FORMATS, or None
     parse("<tool_call>{...}</tool_call>", "hermes")      # -> (the text beside them, the calls in the form of OpenAI)
 
-What cannot be read is text: then there are no calls. `chat/text_tools.py` goes the other way round.
+What cannot be read is text: then there are no calls. `chat/tool_template.py` writes them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from treetune.chat.calls import call_id, function_of, write_call
 from treetune.chat.message import Message
 from treetune.errors import UnknownNameError
 
@@ -60,22 +61,8 @@ def parse(text: str, format: str, tools: Sequence[Schema] = (), turn: int = 0) -
         return text, []
     if not found:
         return text, []
-    calls = [
-        {"id": call_id(turn, number), "type": "function", "function": {"name": name, "arguments": arguments}}
-        for number, (name, arguments) in enumerate(found)
-    ]
+    calls = [write_call(call_id(turn, number), *call) for number, call in enumerate(found)]
     return (text[:thought] + beside).rstrip(), calls
-
-
-def call_id(turn: int, number: int) -> str:
-    """What names a call that came without a name: nine letters, as Mistral's templates want it."""
-    return f"c{turn % 10_000:04}{number % 10_000:04}"
-
-
-def function_of(call: Schema) -> Schema:
-    """The inner part of a tool or a call as OpenAI has them; the whole where it stands alone."""
-    inner = call.get("function")
-    return inner if isinstance(inner, dict) else call
 
 
 # JSON, strictly: what a model writes must be what a tool gets

@@ -2,7 +2,7 @@
 
     part = image_part(to_url(data))     # {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}
     read_header(data)                   # Header("png", 640, 480)
-    describe(url_of(part))              # "png 640 x 480, 12,345 bytes, 3f2a91c0"
+    label(url_of(part))                 # "png 640 x 480, 12,345 bytes, 3f2a91c0"
 
 PNG, JPEG, WebP and GIF, known by their bytes and never by their name. Nothing here fetches an address.
 """
@@ -207,7 +207,7 @@ def _iter_urls(messages: Sequence[Message]) -> Iterator[str]:
 # On a screen
 
 
-def describe(url: str) -> str:
+def label(url: str) -> str:
     """What an image is, in a few words; never its base64."""
     try:
         data = decode_url(url)
@@ -231,14 +231,14 @@ def name_images(content: Any) -> Any:
     for part in content:
         url = url_of(part)
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
-        shown.append(str(text) if url is None else f"[image: {describe(url)}]")
+        shown.append(str(text) if url is None else f"[image: {label(url)}]")
     return "\n".join(shown)
 
 
 def name_all(value: Any) -> Any:
     """Any value with the images in it named in the place of their bytes, however deep they lie."""
     if isinstance(value, str):
-        return f"[image: {describe(value)}]" if value.startswith("data:image/") else value
+        return f"[image: {label(value)}]" if value.startswith("data:image/") else value
     if isinstance(value, bytes):
         return f"[{len(value)} bytes]"
     if isinstance(value, Mapping):

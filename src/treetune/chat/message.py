@@ -10,6 +10,7 @@ from typing import Any
 
 Message = dict[str, Any]
 """A chat message: `role`, `content`, and whatever else the chat format knows (`name`, `tool_calls`)."""
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def text_of(content: Any) -> str | None:
@@ -19,6 +20,20 @@ def text_of(content: Any) -> str | None:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return "\n".join(str(part.get("text") or "") for part in content)
     return None
+
+
+def flatten(message: Message) -> Message:
+    """The message with its parts as one text, where they are all text."""
+    content = message.get("content")
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return message
+    text = text_of(content)
+    return message if text is None else {**message, "content": text}
+
+
+def reasoning_of(message: Message) -> str:
+    """The thoughts that a server of models sends beside the content."""
+    return next((value for key in _REASONING if isinstance(value := message.get(key), str)), "")
 
 
 def without_surrogates(value: Any) -> Any:

@@ -19,9 +19,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from treetune.chat.call_formats import Schema, check_name, parse
+from treetune.chat.calls import is_same, is_shown_by, with_arguments
 from treetune.chat.images import has_images
-from treetune.chat.message import Message, text_of
-from treetune.chat.normalize import flatten, is_same, is_shown_by, with_arguments
+from treetune.chat.message import Message, flatten, text_of
 from treetune.chat.sampled_tokens import check_ids, check_logprobs
 from treetune.chat.tool_template import ToolTemplate
 from treetune.errors import PolicyError, UsageError, format_error

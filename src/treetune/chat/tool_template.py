@@ -1,18 +1,22 @@
-"""A ToolTemplate is how one chat template takes tools: which of tools, calls and results it has words for.
+"""A ToolTemplate is how one chat template takes tools: which of tools, calls and results it can write.
 
-What it has no words for is told in plain text instead, so that every model can be given tools.
+What it cannot write becomes plain text, so that every model can be given tools. Trainers that pass on only text use
+the same functions:
+
+    with_tools(messages, tools)         # the system message lists them, as Qwen's chat templates do
+    write_as_text(messages)             # calls as a model writes them, results as messages of the user
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-from treetune.chat.call_formats import FORMATS, Schema, call_id, check_name, detect
-from treetune.chat.message import Message
-from treetune.chat.normalize import with_arguments
-from treetune.chat.text_tools import as_text, call_as_text, with_tools
+from treetune.chat.call_formats import FORMATS, Schema, check_name, detect
+from treetune.chat.calls import call_id, function_of, read_arguments, with_arguments, write_call
+from treetune.chat.message import Message, text_of
 from treetune.errors import UsageError
 
 Render = Callable[..., str | None]
@@ -56,7 +60,7 @@ class ToolTemplate(NamedTuple):
     def take(self, messages: Sequence[Message], told: bool = False) -> Sequence[Message]:
         """A conversation as the template can show it. Without `told` it is a whole one."""
         if self.most_calls == 0:
-            messages = as_text(messages, self.format)
+            messages = write_as_text(messages, self.format)
         else:
             messages = [self._take_calls(message) for message in messages]
         return messages if told or self.told else with_tools(messages, self.tools, self.format, self.teller)
@@ -66,7 +70,7 @@ class ToolTemplate(NamedTuple):
         if not isinstance(calls, list) or not calls:
             return message
         if len(calls) > self.most_calls == 1 or (message.get("content") and not self.beside):
-            return call_as_text(message, self.format)
+            return write_calls(message, self.format)
         return message if message.get("content") else {**message, "content": self.empty}
 
 
@@ -91,10 +95,7 @@ def _find_calls(render: Render, asked: list[Message], mark: str) -> tuple[type |
 def _writes(render: Render, asked: list[Message], mark: str, number: int, content: str | None, kind: type) -> bool:
     """Whether a template writes calls and their results."""
     names = [f"{mark}call{at}" for at in range(number)]
-    calls = [
-        {"id": call_id(0, at), "type": "function", "function": {"name": name, "arguments": {mark: at}}}
-        for at, name in enumerate(names)
-    ]
+    calls = [write_call(call_id(0, at), name, {mark: at}) for at, name in enumerate(names)]
     results = [
         {"role": "tool", "tool_call_id": call_id(0, at), "name": name, "content": f"{name}result"}
         for at, name in enumerate(names)
@@ -103,3 +104,73 @@ def _writes(render: Render, asked: list[Message], mark: str, number: int, conten
     text = render([*asked, with_arguments(said, kind), *results]) or ""
     shown = [text.find(name) < text.rfind(f"{name}result") for name in names if name in text]
     return len(shown) == number and all(shown) and "None" not in text
+
+
+# As text
+
+
+def write_instructions(tools: Sequence[Schema], format: str = "hermes") -> str:
+    """What a model is told of its tools, where its chat template does not tell it: as Qwen's templates put it."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    call = FORMATS[format].write([("<function-name>", "{}")]).replace("{}", "<args-json-object>")
+    if format == "hermes":
+        call = call.replace('"<function-name>"', "<function-name>")
+        how = "return a json object with function name and arguments within <tool_call></tool_call> XML tags"
+    else:
+        how = "write"
+    return (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        "You are provided with function signatures within <tools></tools> XML tags:\n"
+        f"<tools>\n{listed}\n</tools>\n\nFor each function call, {how}:\n{call}"
+    )
+
+
+def with_tools(
+    messages: Sequence[Message], tools: Sequence[Schema], format: str = "hermes", teller: str = "system"
+) -> list[Message]:
+    """The conversation with its tools described at the beginning, by the system or the user."""
+    told = write_instructions(tools, format)
+    first, *others = list(messages) or [{"role": teller, "content": ""}]
+    text = text_of(first.get("content")) if first.get("role") == teller else None
+    if text is None:
+        return [{"role": teller, "content": told}, first, *others]
+    return [{**first, "content": f"{text}\n\n{told}" if teller == "system" else f"{told}\n\n{text}"}, *others]
+
+
+def write_as_text(messages: Sequence[Message], format: str = "hermes") -> list[Message]:
+    """The conversation without calls and results: calls as a model writes them, results as messages of the user's, one
+    for all that stand together with what the user says then."""
+    written: list[Message] = []
+    answers = False
+    for message in messages:
+        joins, is_result = answers, message.get("role") == "tool"
+        if is_result:
+            message = _write_result(message)
+        if joins and message.get("role") == "user" and isinstance(message.get("content"), str):
+            message = {**message, "content": f"{written.pop()['content']}\n{message['content']}"}
+        written.append(write_calls(message, format))
+        answers = is_result and isinstance(message["content"], str)
+    return written
+
+
+def _write_result(message: Message) -> Message:
+    content = message.get("content")
+    text = "" if content is None else text_of(content)
+    shown = content if text is None else f"<tool_response>\n{text}\n</tool_response>"  # images stay parts
+    return {"role": "user", "content": shown}
+
+
+def write_calls(message: Message, format: str) -> Message:
+    calls = [function_of(call) for call in message.get("tool_calls") or [] if isinstance(call, dict)]
+    if not calls:
+        return message
+    found = [(str(call.get("name")), _as_object(call.get("arguments"))) for call in calls]
+    parts = [text_of(message.get("content")), FORMATS[format].write(found)]
+    others = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**others, "content": "\n".join(filter(None, parts))}
+
+
+def _as_object(given: Any) -> str:
+    """Arguments as they are written into a call: anything else than an object is shown as a text of it."""
+    arguments, error = read_arguments(given)
+    return json.dumps(arguments if error is None else {"": arguments}, ensure_ascii=False)

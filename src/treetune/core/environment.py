@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import msgspec
 
+from treetune.chat.calls import ToolCall
 from treetune.chat.message import Message
 from treetune.config.plugins import environments
 from treetune.config.trust import Origin, current_origin
 from treetune.core.score import Rewarding, finite, judge
 from treetune.core.task import Task
-from treetune.core.tool import Gold, ToolCall, read_tools
+from treetune.core.tool import Gold, read_tools
 from treetune.errors import EnvironmentFault, TreetuneError, UsageError
 
 if TYPE_CHECKING:

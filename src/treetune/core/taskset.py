@@ -37,9 +37,9 @@ from treetune.core.tool import (
     Tool,
     ToolSource,
     bind_tools,
-    calls_of,
     check_tool,
     find_tool,
+    gold_calls,
     name_tools,
     read_tools,
 )
@@ -413,7 +413,7 @@ class Taskset(Generic[TaskT, ConfigT]):
         gold = await call(self.gold, task)
         if gold is None or isinstance(gold, str):
             return gold
-        if isinstance(gold, list | tuple) and all(isinstance(action, str) or calls_of(action) for action in gold):
+        if isinstance(gold, list | tuple) and all(isinstance(action, str) or gold_calls(action) for action in gold):
             return list(gold)
         problem = f"{self.name}.gold() gave a {type(gold).__name__} for task {task.idx}: {gold!r:.80}"
         remedy = "return the answer as text, a list of texts and calls ({'tool': name, 'arguments': {}}), or None"

@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, overload
 
-import msgspec
-
+from treetune.chat.calls import write_call
 from treetune.chat.message import Message
 from treetune.config.plugins import tools as registry
 from treetune.config.trust import Origin
@@ -33,23 +32,6 @@ Gold = str | list[Any] | None
 """An answer, a list of actions, or None where it is not known. An action is text, a call of a tool as
 `{"tool": name, "arguments": {...}}`, or a list of calls that one answer makes."""
 _MARK = "__treetune_tool__"
-
-
-class ToolCall(msgspec.Struct):
-    """A call that a model made, and what came of it."""
-
-    id: str
-    """By which its result is known: the `tool_call_id` of the message."""
-    name: str
-    """The tool."""
-    arguments: Any = None
-    """As they were read from JSON; the text itself where it is none."""
-    result: Any = ""
-    """What the model was shown: text, or parts with images."""
-    seconds: float = 0.0
-    """How long it took."""
-    error: str | None = None
-    """What went wrong; None where the tool gave its result."""
 
 
 class Tool:
@@ -273,7 +255,7 @@ class _OneTool(ToolSource):
         return [self._found if isinstance(self._found, Tool) else Tool.of(self._found, self.task)]
 
 
-def calls_of(action: Any) -> list[dict[str, Any]] | None:
+def gold_calls(action: Any) -> list[dict[str, Any]] | None:
     """The calls that an action of a gold answer makes; None where it is none."""
     calls = action if isinstance(action, list | tuple) else [action]
     named = (isinstance(call, dict) and isinstance(call.get("tool"), str) and not call.keys() - _KEYS for call in calls)
@@ -285,15 +267,10 @@ _KEYS = {"tool", "arguments"}
 
 def message_of_action(action: Any) -> Message:
     """An action of a gold answer as a model says it."""
-    calls = calls_of(action)
+    calls = gold_calls(action)
     if calls is None:
         return {"role": "assistant", "content": str(action)}
     written = [
-        {
-            "id": f"call_{number}",
-            "type": "function",
-            "function": {"name": call["tool"], "arguments": msgspec.json.encode(call.get("arguments") or {}).decode()},
-        }
-        for number, call in enumerate(calls)
+        write_call(f"call_{number}", call["tool"], call.get("arguments") or {}) for number, call in enumerate(calls)
     ]
     return {"role": "assistant", "content": "", "tool_calls": written}

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
+from treetune.chat.calls import ToolCall
 from treetune.chat.message import Message, begins_answer, without_surrogates
 from treetune.chat.tokens import Tokens
 from treetune.core.judge_call import Judgement
 from treetune.core.policy import Usage
 from treetune.core.task import Task
-from treetune.core.tool import ToolCall
 from treetune.errors import place_of, traceback_of
 
 _BRIEF = 300

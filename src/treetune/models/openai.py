@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import msgspec
-
-from treetune.chat.call_formats import call_id, check_name, function_of, parse
+from treetune.chat.call_formats import check_name, parse
+from treetune.chat.calls import call_id, function_of, write_call
 from treetune.chat.message import Message, text_of
-from treetune.chat.text_tools import as_text, with_tools
+from treetune.chat.tool_template import with_tools, write_as_text
 from treetune.core.policy import Completion, Request, Sampling, Usage, cannot_continue
 from treetune.errors import PolicyError
 from treetune.models import EndpointConfig
@@ -92,7 +91,7 @@ class OpenAIPolicy:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.tools and self._call_format is not None:
             body["messages"] = with_tools(
-                as_text(request.messages, self._call_format), request.tools, self._call_format
+                write_as_text(request.messages, self._call_format), request.tools, self._call_format
             )
         elif request.tools:
             if "tools" in sampling.extra:
@@ -148,16 +147,10 @@ def _read_calls(message: Message, turn: int) -> list[Message]:
     """Takes the calls out of a message, in whatever shape the server gives them, and gives them in one."""
     calls = message.pop("tool_calls", None) or []
     old = message.pop("function_call", None)  # before there were several
-    return [_read_call(call, turn, number) for number, call in enumerate(calls or ([old] if old else []))]
+    return [_normalize(call, turn, number) for number, call in enumerate(calls or ([old] if old else []))]
 
 
-def _read_call(call: Message, turn: int, number: int) -> Message:
+def _normalize(call: Message, turn: int, number: int) -> Message:
     function = function_of(call)
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = msgspec.json.encode({} if arguments is None else arguments).decode()
-    return {
-        "id": str(call.get("id") or call_id(turn, number)),
-        "type": "function",
-        "function": {"name": str(function.get("name") or ""), "arguments": arguments or "{}"},
-    }
+    id, name = call.get("id") or call_id(turn, number), function.get("name") or ""
+    return write_call(str(id), str(name), function.get("arguments"))

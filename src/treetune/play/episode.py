@@ -17,6 +17,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
+from treetune.chat.calls import ToolCall, call_message, read_calls
 from treetune.chat.message import without_surrogates
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Sink, Step, check_step, show_to
 from treetune.core.judge_call import Judgement, recording
@@ -24,7 +25,7 @@ from treetune.core.score import finite, total
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.taskset_contract import scored_in_group
-from treetune.core.tool import Tool, ToolCall, ToolSource, bind_tools
+from treetune.core.tool import Tool, ToolSource, bind_tools
 from treetune.core.tool_messages import as_text, message_of
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError, format_error
 from treetune.play.toolbox import Toolbox
@@ -236,22 +237,33 @@ class Episode:
         self.tools = self._toolbox.schemas
 
     async def step(self, action: Any) -> Step:
-        """The answer to an action. Whoever plays waits for it before the next; a host's book sees to that."""
+        """The answer to an action. The next action may come only after it."""
+        return await self.play_turn(_make_readable(Action.of(action)))
+
+    async def call(self, name: str, arguments: dict[str, Any], id: str) -> Step:
+        """A step that calls one tool. An environment that runs calls itself gets them as a message."""
+        if self._toolbox is None:
+            return await self.step(Action("json", call_message(name, arguments, id)))
+        return await self.play_turn([ToolCall(id, name, without_surrogates(arguments))])
+
+    async def play_turn(self, action: Action | list[ToolCall]) -> Step:
+        """The one way to a step, of an action or of calls that are read already."""
         if self._environment is None:
             raise UsageError("this episode is over", remedy="start another")
-        step = await self._play(self._environment, _make_readable(Action.of(action)))
+        step = await self._play(self._environment, action)
         if step.done:
             self.finished = True
             await self.close()
         return step
 
-    async def _play(self, environment: Environment, action: Action) -> Step:
+    async def _play(self, environment: Environment, action: Action | list[ToolCall]) -> Step:
         began = time.perf_counter()
         try:
             with recording(self.result.judgements):
-                work = call(environment.step, action) if self._toolbox is None else self._answer(environment, action)
+                toolbox = self._toolbox
+                work = call(environment.step, action) if toolbox is None else self._answer(toolbox, environment, action)
                 answer = await with_deadline(work, self._limits, self._until)
-            step = check_step(environment, answer) if self._toolbox is None else answer
+            step = check_step(environment, answer) if toolbox is None else answer
             self.result.add(step)
         except BaseException as error:
             try:
@@ -269,13 +281,14 @@ class Episode:
             step.done = step.truncated = self.cut_short = True
         return step
 
-    async def _answer(self, environment: Environment, action: Action) -> Step:
+    async def _answer(self, toolbox: Toolbox, environment: Environment, action: Action | list[ToolCall]) -> Step:
         """A step where tools may be called: by them, or by the environment where the answer calls none."""
-        toolbox, message = self._toolbox, message_of(action)
-        assert toolbox is not None
         has_step = type(environment).step is not Environment.step
-        if message is not None and (calls := message.get("tool_calls")):
-            step = await toolbox.answer(calls if isinstance(calls, list) else [calls])
+        calls, message = (action, None) if isinstance(action, list) else ([], message_of(action))
+        if message is not None and (written := message.get("tool_calls")):
+            calls = read_calls(written)
+        if calls:
+            step = await toolbox.answer(calls)
             if toolbox.submitted is None or not has_step:
                 return step
             scored = check_step(environment, await call(environment.step, Action("text", toolbox.submitted)))

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+from treetune.chat.calls import with_calls
 from treetune.chat.message import Message, begins_answer, without_surrogates
 from treetune.chat.tokens import Tokens
 from treetune.core.environment import Action, Step
@@ -20,7 +21,6 @@ from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampli
 from treetune.core.score import finite
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.core.tool_messages import with_calls
 from treetune.core.trace import Failure, Outcome, Trace, Turn
 from treetune.errors import ContextFullError, EnvironmentFault, PolicyError
 from treetune.play.episode import DeadlinePassed, Episode, Limits, Recorded, with_deadline

@@ -1,7 +1,7 @@
 """The calls of an episode: whatever a model asks of the tools, and what it is told.
 
     toolbox = await Toolbox.open(environment_tools, offered, most_calls=100)
-    step = await toolbox.answer(message)         # runs the calls of one answer, side by side
+    step = await toolbox.answer(calls)           # runs the calls of one answer, side by side
     await toolbox.close()
 
 Whatever a call does wrong is a message that the model can act on, never the end of a rollout: a wrong name, arguments
@@ -17,13 +17,14 @@ from typing import Any
 
 import msgspec
 
+from treetune.chat.calls import ToolCall
 from treetune.chat.message import Message, text_of, without_surrogates
 from treetune.core.environment import Observation, Step, check_step
 from treetune.core.score import Score, finite, total
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.core.tool import Gold, NamedTool, Tool, ToolCall, ToolSource, bind_tools, calls_of
-from treetune.core.tool_messages import read_calls, render
+from treetune.core.tool import Gold, NamedTool, Tool, ToolSource, bind_tools, gold_calls
+from treetune.core.tool_messages import render
 from treetune.core.trace import Trace
 from treetune.errors import InvalidAction, ToolError, UsageError, did_you_mean, format_error
 from treetune.system.threads import call as call_user_code
@@ -95,9 +96,8 @@ class Toolbox:
     def metrics(self) -> dict[str, float]:
         return {"tool_calls": float(self.calls), "tool_errors": float(self.errors)}
 
-    async def answer(self, calls: Sequence[Any]) -> Step:
+    async def answer(self, made: list[ToolCall]) -> Step:
         """What the calls of one answer come to, in their order. A final tool is called after the others."""
-        made = read_calls(calls)
         recorded = self._recorded_calls()
         allowed = min(MOST_AT_ONCE, self._most_calls - self.calls)
         if allowed <= 0 and self._told_to_stop:
@@ -203,7 +203,7 @@ def find_fault(gold: Gold, trace: Trace, threshold: float = 1.0) -> str | None:
         if call.error is not None:
             return call.error
     actions = gold if isinstance(gold, list) else []
-    called = next((call["tool"] for action in actions for call in calls_of(action) or ()), None)
+    called = next((call["tool"] for action in actions for call in gold_calls(action) or ()), None)
     if called is None or trace.tools or trace.passed(threshold):
         return None
     return f"gold calls {called!r}, and the task offers no tools"

@@ -16,10 +16,9 @@ from typing import Any
 
 import msgspec
 
+from treetune.chat.calls import ToolCall
 from treetune.chat.images import url_of
-from treetune.chat.message import Message, text_of
-from treetune.chat.normalize import reasoning_of
-from treetune.core.tool import ToolCall
+from treetune.chat.message import Message, reasoning_of, text_of
 from treetune.core.trace import Outcome, Trace, Turn
 from treetune.runs.foreign.chat import calls_of
 from treetune.runs.foreign.inspect import REWARD, SUCCESS

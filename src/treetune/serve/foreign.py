@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
+from treetune.chat.calls import ToolCall
 from treetune.chat.message import Message
 from treetune.core.environment import Environment
 from treetune.core.task import Task
-from treetune.core.tool import ToolCall
 from treetune.core.tool_messages import render
 from treetune.errors import UsageError, did_you_mean
 from treetune.serve.remote_taskset import Served, ServedConfig

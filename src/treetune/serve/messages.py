@@ -14,10 +14,10 @@ from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
+from treetune.chat.calls import ToolCall
 from treetune.chat.message import without_surrogates
 from treetune.core.environment import Observation, Step
 from treetune.core.policy import Sampling
-from treetune.core.tool import ToolCall
 from treetune.errors import TreetuneError, UsageError
 from treetune.play.episode import DeadlinePassed, Limits
 from treetune.play.host import PROTOCOL

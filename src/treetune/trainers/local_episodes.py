@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, Self, TypeVar
 
-from treetune.core.environment import Environment, Observation, SingleTurn, Step
+from treetune.chat.calls import ToolCall
+from treetune.core.environment import Action, Environment, Observation, SingleTurn, Step
 from treetune.errors import format_error
 from treetune.play.episode import DeadlinePassed, Episode, Limits
 from treetune.play.streams import Streams
@@ -27,8 +28,8 @@ class LocalEpisode(Episode):
     scores_answers = True
     """An answer that calls no tool is scored; else it only ends the episode."""
 
-    async def step(self, action: Any) -> Step:
-        return self.with_ending(await super().step(action))
+    async def play_turn(self, action: Action | list[ToolCall]) -> Step:
+        return self.with_ending(await super().play_turn(action))
 
     async def begin(self) -> Observation:
         observation = await super().begin()

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from treetune.chat.calls import write_call
 from treetune.chat.message import Message
 from treetune.chat.tokens import Tokens
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Timing, Trace
-from treetune.runs.foreign.chat import call_of, turns_of
+from treetune.runs.foreign.chat import turns_of
 from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, decode, files_in, number_of, numbers_in, time_of
 from treetune.runs.plain_files import open_regular, read_regular
 from treetune.system.digest import digest
@@ -155,7 +156,7 @@ def _messages(step: dict[str, Any]) -> Iterator[Message]:
             message["reasoning_content"] = step["reasoning_content"]
         if calls:
             message["tool_calls"] = [
-                call_of(call["function_name"], call.get("arguments"), call["tool_call_id"]) for call in calls
+                write_call(call["tool_call_id"], call["function_name"], call.get("arguments")) for call in calls
             ]
         yield message
     else:

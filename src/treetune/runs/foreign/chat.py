@@ -5,13 +5,13 @@ turns, final = turns_of(prompt, messages)       # the prompt is what the first t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
+import msgspec
+
+from treetune.chat.calls import ToolCall, read_call
 from treetune.chat.message import Message
-from treetune.core.tool import ToolCall
 from treetune.core.trace import Turn
 
 
@@ -34,20 +34,8 @@ def turns_of(prompt: Sequence[Message], messages: Sequence[Message]) -> tuple[li
 
 
 def calls_of(message: Message) -> list[ToolCall]:
-    """The calls of tools that a message makes, without their results."""
-    found = []
-    for call in message.get("tool_calls") or []:
-        function = call.get("function") or {}
-        found.append(ToolCall(str(call.get("id") or ""), str(function.get("name") or ""), _arguments_of(function)))
-    return found
-
-
-def _arguments_of(function: dict[str, Any]) -> Any:
-    arguments = function.get("arguments")
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
+    """The calls of tools that a message makes, without their results and errors."""
+    return [msgspec.structs.replace(read_call(call), error=None) for call in message.get("tool_calls") or []]
 
 
 def _note_result(calls: list[ToolCall], message: Message) -> None:
@@ -56,12 +44,6 @@ def _note_result(calls: list[ToolCall], message: Message) -> None:
     open_calls = [call for call in calls if (call.id == wanted if wanted else call.result == "")]
     if open_calls:
         open_calls[0].result = message.get("content") or ""
-
-
-def call_of(name: str, arguments: Any, id: str) -> dict[str, Any]:
-    """A call as OpenAI's API has it."""
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def split_chat(prompt: str, answer: str) -> tuple[list[Message], list[Message]] | None:

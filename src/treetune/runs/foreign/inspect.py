@@ -7,6 +7,7 @@ C is 1, P a half, I and N are 0. The metrics hold what each scorer says, by its 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import zipfile
@@ -18,12 +19,13 @@ from typing import Any
 
 import msgspec
 
+from treetune.chat.calls import write_call
 from treetune.chat.images import image_part
 from treetune.chat.message import Message
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Timing, Trace
-from treetune.runs.foreign.chat import call_of, turns_of
+from treetune.runs.foreign.chat import turns_of
 from treetune.runs.foreign.kind import Found, Kind, Stamp, decode, number_of, time_of
 from treetune.runs.plain_files import open_regular
 
@@ -328,6 +330,11 @@ def _note_end(trace: Trace, sample: Mapping[str, Any]) -> None:
 # Messages
 
 
+def _arguments(call: Mapping[str, Any]) -> str:
+    given = call.get("arguments")
+    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+
 def _message(message: Mapping[str, Any], kept: Mapping[str, str]) -> Message:
     """As OpenAI's API has it; `kept` has what the log keeps apart, by its name."""
     role, content = message.get("role"), _resolve(message.get("content"), kept)
@@ -340,7 +347,7 @@ def _message(message: Mapping[str, Any], kept: Mapping[str, str]) -> Message:
         if thoughts:
             made["reasoning_content"] = "\n".join(thoughts)
     if calls := message.get("tool_calls"):
-        made["tool_calls"] = [call_of(each["function"], each.get("arguments"), str(each.get("id"))) for each in calls]
+        made["tool_calls"] = [write_call(str(each.get("id")), each["function"], _arguments(each)) for each in calls]
     if role == "tool":
         error = message.get("error") or {}
         told = {"tool_call_id": message.get("tool_call_id"), "name": message.get("function")}

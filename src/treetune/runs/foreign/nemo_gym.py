@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treetune.chat.message import Message
-from treetune.chat.normalize import flatten
+from treetune.chat.message import Message, flatten
 from treetune.chat.tokens import Tokens
 from treetune.core.policy import Usage
 from treetune.core.task import Task

@@ -20,9 +20,9 @@ from typing import Any, Self, TypeVar, get_args
 
 import msgspec
 
+from treetune.chat.calls import ToolCall, call_message
 from treetune.core.environment import Action, ContentType, Observation, Step
 from treetune.core.score import finite
-from treetune.core.tool import ToolCall
 from treetune.core.tool_messages import message_of
 from treetune.errors import TreetuneError, UsageError
 from treetune.serve.errors import Busy, Denied, Misused, ServeError, Unreachable
@@ -164,6 +164,10 @@ class RemoteEpisode:
         truncated = bool(reply.done and reply.info.get("truncated"))
         observation = read_observation(reply.observation)
         return Step(observation, reward, reply.done, reply.info, truncated, reply.calls)
+
+    async def call(self, name: str, arguments: dict[str, Any], id: str) -> Step:
+        """A step that calls one tool."""
+        return await self.step(Action("json", call_message(name, arguments, id)))
 
     async def cancel(self) -> None:
         """Tells the server that nobody will step it again. A server that does not hear it lets it expire."""

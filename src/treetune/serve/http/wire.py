@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from treetune.chat.calls import ToolCall
 from treetune.core.environment import Observation, Step
-from treetune.core.tool import ToolCall
 from treetune.errors import EnvironmentFault, TreetuneError
 from treetune.play.episode import DeadlinePassed
 from treetune.play.episode_table import EpisodeEnded, NameTaken, WrongTurn

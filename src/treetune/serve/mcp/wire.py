@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from mcp_types import CallToolResult, ImageContent, TextContent, Tool
 
+from treetune.chat.calls import call_message
 from treetune.core.environment import Step
 from treetune.core.task import Task
 from treetune.core.tool_messages import parts_of
@@ -68,12 +69,7 @@ def read_action(name: str, arguments: dict[str, Any]) -> Any:
         return text
     if name.removeprefix(_CLASH) in OWN_NAMES:
         name = name.removeprefix(_CLASH)
-    function = {"name": name, "arguments": encode(arguments).decode()}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],
-    }
+    return call_message(name, arguments)
 
 
 def start_result(started: Started, index: int, task: Task) -> CallToolResult:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from treetune.chat.calls import call_message
 from treetune.core.environment import Step
 from treetune.serve.http.wire import HttpError, read_body
 from treetune.serve.openenv.session import Session
-from treetune.serve.openenv.wire import Fault, call_of, describe_tool, fault_of, show
+from treetune.serve.openenv.wire import Fault, describe_tool, fault_of, show
 
 if TYPE_CHECKING:
     from treetune.serve.openenv.door import OpenEnvDoor
@@ -123,7 +124,7 @@ async def _use_tools(asked: Request, session: Session) -> Any:
     tools = await _tools_of(session)
     if not has_tool(with_answer(tools), name):
         raise RpcError(INVALID_PARAMS, f"Tool not found: {name}")
-    return _result(await session.play(read_call(name, arguments, tools)))
+    return _result(await session.play(action_of_call(name, arguments, tools)))
 
 
 async def _tools_of(session: Session) -> list[dict[str, Any]]:
@@ -147,12 +148,12 @@ def with_answer(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*tools, {"type": "function", "function": function}]
 
 
-def read_call(name: str, arguments: dict[str, Any], tools: list[dict[str, Any]]) -> Any:
+def action_of_call(name: str, arguments: dict[str, Any], tools: list[dict[str, Any]]) -> Any:
     """A call as an episode takes it: of one of the tools of its task, or what is said."""
     text = arguments.get("text")
     if name == ANSWER and not has_tool(tools, ANSWER) and isinstance(text, str) and len(arguments) == 1:
         return text
-    return call_of(name, arguments)
+    return call_message(name, arguments)
 
 
 def _result(step: Step) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from urllib.parse import quote
 
 import msgspec
 
+from treetune.chat.calls import ToolCall, read_calls
 from treetune.chat.message import Message
 from treetune.config.trust import Origin
 from treetune.core.environment import Action, Environment, Observation, Step
 from treetune.core.task import Task
-from treetune.core.tool import ToolCall
-from treetune.core.tool_messages import message_of, read_calls, render
+from treetune.core.tool_messages import split_action
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError
 from treetune.serve.foreign import ForeignConfig, ForeignTasks, as_schema, tool_message
 from treetune.serve.openenv.client import OpenEnvClient, OpenEnvSession, Refused
@@ -139,11 +139,9 @@ class OpenEnvEnvironment(Environment):
         return list(found["tools"]) if isinstance(found, dict) else []
 
     async def step(self, action: Action) -> Step:
-        message = message_of(action)
-        calls = message.get("tool_calls") if message is not None else None
+        text, calls = split_action(action)
         if calls and not self._actions.takes_calls:
             return await self._call(read_calls(calls))
-        text = action.text if message is None else str(render(message.get("content")) or "")
         if calls:
             return self._read_step(await self._ask("step", {"message": text, "tool_calls": calls}))
         if self._actions.field is not None:

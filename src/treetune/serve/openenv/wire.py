@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from treetune.chat.calls import call_message
 from treetune.chat.message import text_of
 from treetune.core.environment import Observation, Step
 from treetune.errors import TreetuneError
@@ -163,17 +164,11 @@ class ToolAction(NamedTuple):
 
     @property
     def value(self) -> Any:
-        return call_of(self.name, self.arguments)
+        return call_message(self.name, self.arguments)
 
 
 class ListTools(NamedTuple):
     """OpenEnv's `ListToolsAction`."""
-
-
-def call_of(name: str, arguments: dict[str, Any]) -> Any:
-    """A call of a tool as an episode takes it."""
-    function = {"name": name, "arguments": encode(arguments).decode()}
-    return write_message("", [{"id": "call_0", "type": "function", "function": function}])
 
 
 _FIELDS = {"message": "string", "tool_calls": "list", "metadata": "dict"}

@@ -16,7 +16,7 @@ from treetune.serve.errors import Busy
 from treetune.serve.http.asgi import Events, HttpRequest, Route
 from treetune.serve.http.streaming import format_event
 from treetune.serve.http.wire import HttpError, encode, read_body
-from treetune.serve.openenv.rpc import read_call, with_answer
+from treetune.serve.openenv.rpc import action_of_call, with_answer
 from treetune.serve.openenv.session import Session
 from treetune.serve.openenv.wire import Reset, describe_tool, fault_of, read_reset
 from treetune.serve.ors.wire import CallBody, CreateBody, blocks_of, error_result, events_of, result_of
@@ -56,7 +56,7 @@ class OrsSession(Session):
     async def _run(self, name: str, arguments: dict[str, Any]) -> str:
         assert self.opening is not None
         try:
-            return result_of(await self.play(read_call(name, arguments, self.opening.tools)))
+            return result_of(await self.play(action_of_call(name, arguments, self.opening.tools)))
         except EpisodeEnded as error:
             if error.why is not FINISHED:
                 raise

@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from treetune.chat.calls import ToolCall, read_calls
 from treetune.chat.message import Message
 from treetune.config.trust import Origin
 from treetune.core.environment import Action, Environment, Observation, Step
 from treetune.core.task import Task
-from treetune.core.tool import ToolCall
-from treetune.core.tool_messages import message_of, read_calls, render
+from treetune.core.tool_messages import render, split_action
 from treetune.errors import EnvironmentFault, UsageError
 from treetune.serve.foreign import ForeignConfig, ForeignTasks, as_schema, tool_message
 from treetune.serve.openenv.rpc import ANSWER
@@ -99,13 +99,11 @@ class OrsEnvironment(Environment):
     async def step(self, action: Action) -> Step:
         if self._session is None:
             raise UsageError("the episode was not started")
-        message = message_of(action)
-        calls = message.get("tool_calls") if message is not None else None
+        text, calls = split_action(action)
         if calls:
             return await self._call(self._session, read_calls(calls))
         if self._answer is None:
             return Step(done=True, info={"explanation": "the answer calls no tool, which ends it"})
-        text = action.text if message is None else str(render(message.get("content")) or "")
         try:
             return _read_output(await self._session.call(self._answer[0], {self._answer[1]: text}))
         except CallRefused as error:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from treetune.chat.calls import read_arguments
 from treetune.chat.message import Message, text_of
 from treetune.core.environment import Action, Rendered, Step, show
 from treetune.core.task import Task
@@ -257,13 +258,8 @@ def _parse_call(content: Any) -> Move:
         return _parse_call(content["function"])
     if "name" not in content and isinstance(content.get("content"), str):
         return _parse_text(content["content"])
-    arguments = content.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError):
-            arguments = None
-    if not isinstance(arguments, dict):
+    arguments, error = read_arguments(content.get("arguments") or {})
+    if error is not None:
         return Move("invalid", "the arguments of a call are a JSON object")
     match str(content.get("name", "")).removesuffix("_action"):
         case "bash" if isinstance(arguments.get("script"), str):

@@ -24,7 +24,7 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv
 
 from treetune.chat.call_formats import check_name, parse
 from treetune.chat.message import Message
-from treetune.chat.text_tools import as_text, with_tools
+from treetune.chat.tool_template import with_tools, write_as_text
 from treetune.core.env_taskset import ByEnvironment
 from treetune.core.environment import Environment
 from treetune.core.task import Task
@@ -77,7 +77,7 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             observed = run_in_background(episode.begin()).messages()
             refuse_begun_answer(observed, self._id)
             if episode.tools:
-                observed = with_tools(as_text(observed, self._call_format), episode.tools, self._call_format)
+                observed = with_tools(write_as_text(observed, self._call_format), episode.tools, self._call_format)
         return copy.deepcopy(observed), {}  # the trainer appends the conversation to it
 
     def step(self, action: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             step = run_in_background(episode.step(self._read(action, episode)))
             observed = step.observation.messages()
             if episode.tools:
-                observed = as_text(observed, self._call_format)
+                observed = write_as_text(observed, self._call_format)
             if not step.done:
                 refuse_begun_answer(observed, self._id)
         if episode.cut_short:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from treetune.chat.call_formats import call_id
+from treetune.chat.calls import call_id
 from treetune.chat.images import decode_url, url_of
 from treetune.chat.message import Message, text_of
 from treetune.core.environment import Action
 from treetune.core.score import total
-from treetune.core.tool import message_of_action
 from treetune.errors import TreetuneError, UsageError
 from treetune.serve import ServeError
 from treetune.system import threads
@@ -62,9 +61,8 @@ class CalledEpisode:
             return "Error: not run: the environment is gone"
         if self._episode.over:
             return "Error: not run: the episode has ended"
-        message = message_of_action({"tool": name, "arguments": arguments})
-        message["tool_calls"][0]["id"] = call_id(len(self._rewards), 0)
-        step = threads.run_in_background(or_error(self._episode.step(Action("json", message))))
+        id = call_id(len(self._rewards), 0)
+        step = threads.run_in_background(or_error(self._episode.call(name, arguments, id)))
         if isinstance(step, ServeError):
             self._fail(step)
             return "Error: not run: the environment is gone"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
+from treetune.chat.calls import function_of
 from treetune.chat.message import text_of
 
 
@@ -32,8 +33,8 @@ def count_answers(completion: Any, ended_by: tuple[Container[str], int] | None =
         if message.get("role") == "assistant":
             turns += 1
             if ended_by is not None:
-                calls = [call.get("function") or call for call in message.get("tool_calls") or ()]
-                made += sum(call.get("name") in ended_by[0] for call in calls)
+                called = [function_of(call).get("name") for call in message.get("tool_calls") or ()]
+                made += sum(name in ended_by[0] for name in called)
                 if made >= ended_by[1]:
                     break
     return turns

@@ -17,6 +17,7 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 
+from treetune.chat.calls import ToolCall, read_call
 from treetune.system.http_body import read_body
 
 __all__ = ["ChatHarness"]
@@ -67,7 +68,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
                 if not message.get("tool_calls"):
                     return ProgramResult(exit_code=0, stdout="", stderr="")
                 for call in message["tool_calls"]:
-                    content = await _call(connections, dispatch, call["function"])
+                    content = await _call(connections, dispatch, read_call(call))
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
 
     def _opening(self, data: vf.TaskData) -> list[dict[str, Any]]:
@@ -78,12 +79,10 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         return messages + [message_to_wire(message) for message in prompt or []]
 
 
-async def _call(connections: Any, dispatch: Any, function: dict[str, Any]) -> Any:
+async def _call(connections: Any, dispatch: Any, call: ToolCall) -> Any:
     """The result of a call; what is wrong with it is for the model to read."""
-    try:
-        arguments = json.loads(function.get("arguments") or "{}")
-    except ValueError as error:
-        return f"error: the arguments are no JSON: {error}"
-    if not isinstance(arguments, dict) or function["name"] not in dispatch:
-        return f"error: no such call: {function['name']}"
-    return await call_mcp(connections, dispatch, function["name"], arguments)
+    if call.error is not None:
+        return f"error: {call.error}"
+    if call.name not in dispatch:
+        return f"error: no such call: {call.name}"
+    return await call_mcp(connections, dispatch, call.name, call.arguments)

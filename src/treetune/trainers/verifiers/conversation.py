@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 from aiohttp import web
 
-from treetune.chat.call_formats import function_of
+from treetune.chat.calls import read_call
 from treetune.chat.message import Message, text_of
 from treetune.errors import EnvironmentFault
 
@@ -110,17 +110,9 @@ class Conversation:
 
 def _gist(message: Message) -> tuple[Any, ...]:
     """What a message says, in whichever form it was sent."""
-    calls = [function_of(call) for call in message.get("tool_calls") or []]
-    said = [(str(call.get("name")), _arguments(call.get("arguments"))) for call in calls]
+    calls = [(call.name, call.arguments) for call in map(read_call, message.get("tool_calls") or [])]
     content = message.get("content")
-    return message.get("role"), (text_of(content) or "").strip(), said
-
-
-def _arguments(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
+    return message.get("role"), (text_of(content) or "").strip(), calls
 
 
 # The endpoint
