@@ -442,7 +442,7 @@ def test_processes_that_are_started_run_nothing_of_the_current_folder(mark, tmp_
 
 
 def test_scores_previewed_in_the_viewer_run_nothing_of_the_current_folder(mark, tmp_path):
-    from treetune.view.rescoring import Rescoring
+    from treetune.view.calls import Rescoring
 
     make_run(tmp_path / "run", [Task(prompt="x", reward_spec={"ground_truth": "1"})], own=True)
     shadow(mark, "treetune", "msgspec", "numpy")

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from treetune.errors import TreetuneError as TreetuneError
     from treetune.evaluation.api import evaluate as evaluate
     from treetune.evaluation.api import evaluate_async as evaluate_async
-    from treetune.evaluation.compare import compare as compare
+    from treetune.evaluation.comparison import compare as compare
     from treetune.play.episode import Limits as Limits
     from treetune.play.rollout import run_rollout as run_rollout
     from treetune.runs.discovery import open_run as open_run
@@ -66,7 +66,7 @@ _HOMES = {
         "play.episode": "Limits",
         "errors": "InvalidAction ToolError TreetuneError",
         "evaluation.api": "evaluate evaluate_async",
-        "evaluation.compare": "compare",
+        "evaluation.comparison": "compare",
         "core.mixture": "Mixture Union",
         "core.policy": "Completion Policy Request Sampling",
         "play.rollout": "run_rollout",

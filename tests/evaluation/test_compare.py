@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from made_runs import make_run, run_in_memory
 
-from treetune.evaluation import compare
-from treetune.evaluation.paired import Paired, shuffled_p_value
+from treetune.evaluation import compare, comparison
+from treetune.evaluation.comparison import Paired, shuffled_p_value
 
 MANY = os.environ.get("TREETUNE_TEST_EXAMPLES") == "many"
 
@@ -34,12 +34,10 @@ def test_a_planted_difference_is_what_a_computation_by_hand_says(tmp_path):
 def test_drawn_and_normal_p_values_are_near_the_exact_one(monkeypatch):
     random = np.random.default_rng(3)
     differences = random.choice([-0.5, 0.0, 0.5, 1.0], 30, p=[0.2, 0.35, 0.25, 0.2])
-    from treetune.evaluation import paired
-
     figures = []
     for exact, drawn in ((25, 64), (4, 64), (4, 4)):
-        monkeypatch.setattr(paired, "_EXACT", exact)
-        monkeypatch.setattr(paired, "_DRAWN", drawn)
+        monkeypatch.setattr(comparison, "_EXACT", exact)
+        monkeypatch.setattr(comparison, "_DRAWN", drawn)
         figures.append(Paired(differences).p_value)
     assert figures[1] == pytest.approx(figures[0], abs=0.01)
     assert figures[2] == pytest.approx(figures[0], abs=0.03)

@@ -30,7 +30,7 @@ from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset
 from treetune.errors import ConfigError, MissingExtraError, TreetuneError, UsageError, plural
 from treetune.loggers import About, open_loggers
-from treetune.loggers.curve import RewardCurve
+from treetune.loggers.figures import RewardCurve
 from treetune.models import EndpointConfig, check_reachable
 from treetune.play.episode import Limits
 from treetune.runs.rolling import RollingRun

@@ -3,7 +3,7 @@
 from treetune import evaluation
 """
 
-from treetune.evaluation.compare import Comparison, Difference, TaskChange, compare, compare_tasks
+from treetune.evaluation.comparison import Comparison, Difference, TaskChange, compare, compare_tasks
 from treetune.evaluation.config import (
     EvalConfig,
     Evaluation,

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from treetune.errors import ResumeError, StorageError, UsageError
-from treetune.evaluation.compare import Comparison, compare
+from treetune.evaluation.comparison import Comparison, compare
 from treetune.evaluation.plan import Plan
 from treetune.runs.folder import FINGERPRINT, name_run, slug
 from treetune.runs.run import Run, is_run

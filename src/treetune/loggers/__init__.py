@@ -23,7 +23,7 @@ import msgspec
 from treetune.errors import MissingExtraError, UnknownNameError, format_error
 
 LOGGERS = {"wandb": "WandbLogger", "mlflow": "MlflowLogger", "tensorboard": "TensorboardLogger"}
-"""Each with its class, in the module of its name; the package that it needs, and the extra, have that name too."""
+"""Each with its class in `backends.py`; the package that it needs, and the extra, have the same name."""
 
 Sample = dict[str, Any]
 
@@ -87,5 +87,5 @@ def open_loggers(names: Iterable[str]) -> Loggers:
         found = find_spec(name)
         if found is None or found.origin is None:  # a folder of that name, as W&B makes one, is no package
             raise MissingExtraError.of(name, name)
-        opened[name] = getattr(import_module(f"treetune.loggers.{name}"), LOGGERS[name])()
+        opened[name] = getattr(import_module("treetune.loggers.backends"), LOGGERS[name])()
     return Loggers(opened)

@@ -1,8 +1,16 @@
-"""What is told of a run: its summary as named numbers, some of its rollouts, its config as flat keys."""
+"""What is logged of a run: its summary as named numbers, some of its rollouts, its config as flat keys; and while a
+server keeps traces, the rewards of each source over the steps of a training.
+
+    curve = RewardCurve(loggers, About("traces", config, folder))
+    curve.add(entries)               # of traces that were just written
+    curve.close()
+"""
 
 from __future__ import annotations
 
 import re
+import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +21,8 @@ from treetune.chat.images import name_images
 from treetune.chat.message import Message
 from treetune.core.trace import Trace
 from treetune.errors import TreetuneError
-from treetune.loggers import Sample
+from treetune.loggers import About, Loggers, Sample
+from treetune.runs.entry import Entry
 from treetune.runs.run import Run
 from treetune.runs.summary import Summary
 
@@ -25,6 +34,9 @@ _PLAIN = (
 )
 _LONGEST = 4000
 """Letters of a text in a sample."""
+_SECONDS = 10.0
+_LAST_SECONDS = 30.0
+"""For what is still to be sent when a server ends."""
 
 
 def figures_of(summary: Summary) -> dict[str, float]:
@@ -84,3 +96,69 @@ def flatten(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield from flatten(value, here)
         else:
             yield here, value
+
+
+class _Point:
+    """The rollouts of one step."""
+
+    def __init__(self) -> None:
+        self.rollouts = self.failed = 0
+        self.rewards: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, entry: Entry) -> None:
+        self.rollouts += 1
+        if entry.reward is None:
+            self.failed += 1
+        else:
+            self.rewards[entry.source].append(entry.reward)
+
+    def figures(self) -> dict[str, float]:
+        every = [reward for rewards in self.rewards.values() for reward in rewards]
+        found = {f"reward/{clean_name(name)}": sum(some) / len(some) for name, some in self.rewards.items()}
+        found |= {"mean_reward": sum(every) / len(every)} if every else {}
+        return {**found, "rollouts": float(self.rollouts), "failed": float(self.failed)}
+
+
+class RewardCurve:
+    """A step is the trainer's own where the trainer names one. It is logged once a later one has begun, and again where
+    rollouts of it come late. Elsewhere a point is logged every few seconds, over the number of rollouts so far."""
+
+    def __init__(self, loggers: Loggers, about: About) -> None:
+        self._loggers, self._about = loggers, about
+        self._points: dict[int, _Point] = {}
+        self._without_step = _Point()
+        self._seen = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="treetune loggers", daemon=True)
+        self._thread.start()
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        with self._lock:
+            for entry in entries:
+                self._seen += 1
+                point = self._without_step if entry.step is None else self._points.setdefault(entry.step, _Point())
+                point.add(entry)
+
+    def close(self) -> None:
+        """Logs what there is, and ends the run of each logger."""
+        self._ended.set()
+        self._thread.join(_LAST_SECONDS)
+
+    def _run(self) -> None:
+        self._loggers.start(self._about)
+        while not self._ended.wait(_SECONDS):
+            self._log()
+        self._log(every=True)
+        self._loggers.finish()
+
+    def _log(self, every: bool = False) -> None:
+        with self._lock:
+            latest = max(self._points, default=0)
+            steps = [step for step in sorted(self._points) if every or step < latest]
+            points = [(step, self._points.pop(step)) for step in steps]
+            if self._without_step.rollouts:
+                points.append((self._seen, self._without_step))
+                self._without_step = _Point()
+        for step, point in points:
+            self._loggers.log(point.figures(), step)

@@ -7,7 +7,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,19 +23,20 @@ from treetune.runs.columns import NOTES, NUMBERS, TEXTS
 from treetune.runs.query import WORDS
 from treetune.runs.rolling import EARLIER
 from treetune.serve import encode, read_body
-from treetune.view.comparisons import compare_runs, rollouts_of
 from treetune.view.figures import details, steps_of
-from treetune.view.one_rollout import show_rollout, show_tokens
+from treetune.view.one_rollout import load_texts, show_rollout, show_tokens, tokenizer_of
 from treetune.view.overviews import Overviews
-from treetune.view.rescoring import Rescoring, refusal
 from treetune.view.run_list import RunList
 from treetune.view.selection import Selection
 from treetune.view.suspicious import Suspicions
-from treetune.view.tables import list_groups, list_rollouts
-from treetune.view.token_texts import load_texts, tokenizer_of
+from treetune.view.tables import compare_runs, list_groups, list_rollouts, rollouts_of
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=10_000)]
+
+_MOST_RESCORED = 1000
+"""Rollouts of a preview."""
+_RESCORE_SECONDS = 600.0
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -195,7 +200,7 @@ class Calls:
     def rescore(self, body: OfQuery) -> dict[str, Any]:
         shown = self._runs[body.run]
         if not shown.is_own:
-            return refusal(f"a run of {shown.kind} does not say how its answers are scored")
+            return _refusal(f"a run of {shown.kind} does not say how its answers are scored")
         return self._rescoring.preview(shown.path, body.query)
 
     def tag(self, body: Tagged) -> dict[str, Any]:
@@ -257,3 +262,61 @@ def _place(run: Run, body: OfRollout) -> int:
     if body.name is None:
         raise UsageError("no rollout is named", remedy="pass `at`, or `name`: UID/0")
     return run.row(body.name)
+
+
+def _refusal(why: str) -> dict[str, Any]:
+    return {"rows": [], "changed": 0, "failed": 0, "left": 0, "refused": why}
+
+
+class Rescoring:
+    """Previews `treetune rescore`: what scorers, as they are now, say of recorded answers. Nothing is written.
+
+        Rescoring().preview(Path("runs/x"), "source=gsm8k")["changed"]
+
+    It is the verb itself, in a process of its own: so the code of the task is loaded as it is now, however often it is
+    edited meanwhile, and it cannot harm the server."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._children: set[subprocess.Popen[bytes]] = set()
+
+    def preview(self, run: Path, query: str) -> dict[str, Any]:
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "treetune",
+            "rescore",
+            str(run),
+            "--dry-run",
+            "-n",
+            str(_MOST_RESCORED),
+            "--json",
+        ]
+        command += ["--where", query] if query.strip() else []
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with self._lock:
+            self._children.add(child)
+        try:
+            said, complaints = child.communicate(timeout=_RESCORE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise UsageError(
+                f"it took more than {_RESCORE_SECONDS:g} s", remedy="select fewer rollouts by a query"
+            ) from None
+        finally:
+            child.kill()
+            with self._lock:
+                self._children.discard(child)
+        try:
+            found: dict[str, Any] = msgspec.json.decode(said)
+        except msgspec.MsgspecError:
+            raise TreetuneError(f"rescore failed: {complaints.decode(errors='replace')[-2000:]}") from None
+        if "error" in found:
+            why = found["error"] + (f" ({found['remedy']})" if found.get("remedy") else "")
+            return _refusal(why)
+        return {**found, "refused": None}
+
+    def close(self) -> None:
+        with self._lock:
+            for child in self._children:
+                child.kill()

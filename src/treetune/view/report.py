@@ -22,9 +22,8 @@ from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.evaluation import Run
 from treetune.serve import encode
 from treetune.system.cache_folder import write_atomically
-from treetune.view.bundle import bundle
 from treetune.view.calls import Body, Calls, OfRollout, OfRun, OfRuns, OfTask
-from treetune.view.pages import page_files
+from treetune.view.pages import bundle, page_files
 from treetune.view.run_list import ShownRun
 from treetune.view.tables import describe, list_groups
 

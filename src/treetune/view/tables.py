@@ -1,4 +1,5 @@
-"""The tables of a run: its groups, and its rollouts one by one, sorted, filtered, and only the part that is shown.
+"""The tables of a run: its groups, and its rollouts one by one, sorted, filtered, and only the part that is shown; and
+what changed between two runs, task by task.
 
 list_groups(run, query="reward<0.5", sort="variance", descending=True, start=0, count=50)
 """
@@ -12,13 +13,17 @@ import numpy as np
 
 from treetune.chat.message import text_of
 from treetune.errors import UsageError, did_you_mean
-from treetune.evaluation import Run
+from treetune.evaluation import Run, TaskChange, compare_tasks
 from treetune.runs.annotations import key_of
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
 from treetune.runs.plain_files import UNREADABLE
 from treetune.view.figures import FLAGS, flags_of, plain
 
 _QUESTION = 160
+_MOST_TASKS = 5000
+"""Of a comparison, those that changed first."""
+_LONGEST = 20_000
+"""Characters of what was said last."""
 SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
 
 
@@ -183,3 +188,62 @@ def question_of(run: Run, at: int) -> str:
             content = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         prompt = text_of(content)
     return " ".join((prompt or "")[: 4 * _QUESTION].split())[:_QUESTION]
+
+
+# Two runs
+
+
+def compare_runs(before: Run, after: Run, query: str = "") -> dict[str, Any]:
+    """Of the tasks of which a rollout fits the query in either run: a choice by one run alone would favour it."""
+    only = None if not query.strip() else _keys(before, query) | _keys(after, query)
+    comparison, changes = compare_tasks(before, after, only)
+    plain = msgspec.to_builtins(comparison)
+    for name in ("fixed", "broken"):  # they are in `tasks`
+        plain[name] = len(plain[name])
+    changes.sort(key=lambda change: -abs(change.change))
+    return {
+        "comparison": {**plain, "is_loss": comparison.is_loss},
+        "verdict": comparison.verdict,
+        "tasks": [_describe_change(change) for change in changes[:_MOST_TASKS]],
+        "left": max(0, len(changes) - _MOST_TASKS),
+    }
+
+
+def _keys(run: Run, query: str) -> set[tuple[str, int]]:
+    columns = run.columns
+    groups = columns.groups()
+    firsts = groups.first[np.unique(groups.task[run.fits(query)])]
+    texts, codes, occurrences = columns.texts("uid"), columns.codes("uid"), columns.places("occurrence")
+    return {(texts[codes[at]], int(occurrences[at])) for at in firsts.tolist()}
+
+
+def _describe_change(change: TaskChange) -> dict[str, Any]:
+    kind = "fixed" if change.change > 0 else "broken" if change.change < 0 else "unchanged"
+    plain: dict[str, Any] = msgspec.to_builtins(change)
+    return {**plain, "kind": kind}
+
+
+def rollouts_of(run: Run, uid: str, occurrence: int) -> list[dict[str, Any]]:
+    """Those of one task, with what each said last."""
+    columns = run.columns
+    if uid not in columns.texts("uid"):
+        return []
+    code = columns.texts("uid").index(uid)
+    found = np.flatnonzero((columns.codes("uid") == code) & (columns.places("occurrence") == occurrence))
+    return [_said(run, at) for at in found.tolist()]
+
+
+def _said(run: Run, at: int) -> dict[str, Any]:
+    entry, said = run.columns.entries[at], ""
+    for turn in reversed(run.trace_without_tokens(at).turns):
+        if turn.message is not None and (text := text_of(turn.message.get("content"))):
+            said = text[-_LONGEST:]
+            break
+    return {
+        "at": at,
+        "rollout": entry.rollout,
+        "reward": entry.reward,
+        "outcome": entry.outcome,
+        "answer": entry.answer,
+        "said": said,
+    }

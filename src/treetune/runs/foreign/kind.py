@@ -14,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -103,6 +103,30 @@ def read_rows(file: Path, after: int = 0) -> Iterator[Row]:
             yield Row(values, after, fault)
 
 
+def read_grouped(
+    file: Path,
+    after: int,
+    answer: str,
+    goes_on: Callable[[dict[str, Any], dict[str, Any]], bool],
+    make: Callable[[list[dict[str, Any]], int], Found],
+) -> Iterator[Found]:
+    """A rollout of each stretch of lines of which each goes on from the one before. Every line must have the key
+    `answer`."""
+    parts: list[dict[str, Any]] = []
+    position = after
+    for row in read_rows(file, after):
+        if parts and not (row.values and goes_on(parts[-1], row.values)):
+            yield make(parts, position)
+            parts = []
+        position = row.position
+        if row.values is None or answer not in row.values:
+            yield Found(None, position, fault=row.fault or f"{file.name}, before byte {position}: no output")
+        else:
+            parts.append(row.values)
+    if parts:
+        yield make(parts, position)
+
+
 class Keys:
     """Recognises JSON objects by keys that they have. Nothing of their values is made, however large or deep they are:
     so this may look at files that anyone has written.
@@ -166,6 +190,12 @@ def files_in(folder: Path) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+def numbered_files(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    """The files of a folder with such names, in the order of the number in them."""
+    found = [match for match in map(name.fullmatch, files_in(folder)) if match]
+    return [folder / match[0] for match in sorted(found, key=lambda match: int(match[1]))]
 
 
 def number_of(value: Any) -> float | None:

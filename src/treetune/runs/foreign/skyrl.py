@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from treetune.chat.tokens import Tokens, TokenSequence
 from treetune.core.task import Task
 from treetune.core.trace import Outcome, Trace, Turn
 from treetune.runs.foreign.chat import split_chat, turns_of
-from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, read_rows
+from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, read_grouped
 from treetune.runs.plain_files import open_regular
 from treetune.system.digest import digest
 
@@ -54,21 +55,8 @@ class SkyRL(Kind):
 
     def read(self, file: Path, after: int) -> Iterator[Found]:
         if file.suffix == ".pkl":
-            yield from _read_batch(file, after, _step_of(file))
-            return
-        parts: list[dict[str, Any]] = []
-        position = after
-        for row in read_rows(file, after):
-            if parts and not (row.values and _goes_on(parts[-1], row.values)):
-                yield _found(parts, position, _step_of(file))
-                parts = []
-            position = row.position
-            if row.values is None or "output_response" not in row.values:
-                yield Found(None, position, fault=row.fault or f"{file.name}, before byte {position}: no output")
-            else:
-                parts.append(row.values)
-        if parts:
-            yield _found(parts, position, _step_of(file))
+            return _read_batch(file, after, _step_of(file))
+        return read_grouped(file, after, "output_response", _goes_on, partial(_found, step=_step_of(file)))
 
 
 def _is_dump(file: Path) -> bool:

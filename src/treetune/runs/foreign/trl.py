@@ -21,7 +21,7 @@ from treetune.chat.message import Message
 from treetune.core.task import Task
 from treetune.core.trace import Trace
 from treetune.runs.foreign.chat import turns_of
-from treetune.runs.foreign.kind import Found, Kind, files_in, number_of, numbers_in, prune
+from treetune.runs.foreign.kind import Found, Kind, number_of, numbered_files, numbers_in, prune
 from treetune.runs.plain_files import open_regular
 
 _FILE = re.compile(r"completions_(\d+)\.parquet")
@@ -36,8 +36,7 @@ class Trl(Kind):
     def files(self, path: Path) -> list[Path]:
         if _FILE.fullmatch(path.name):
             return [path] if path.is_file() else []
-        steps = [match for match in map(_FILE.fullmatch, files_in(path)) if match]
-        return [path / match[0] for match in sorted(steps, key=lambda match: int(match[1]))]
+        return numbered_files(path, _FILE)
 
     def read(self, file: Path, after: int) -> Iterator[Found]:
         table = _read(file)

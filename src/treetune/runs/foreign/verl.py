@@ -16,7 +16,7 @@ from typing import Any
 from treetune.chat.message import Message
 from treetune.core.task import Task
 from treetune.core.trace import Trace, Turn
-from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, numbers_in, read_rows
+from treetune.runs.foreign.kind import Found, Keys, Kind, number_of, numbered_files, numbers_in, read_grouped
 
 _FILE = re.compile(r"(\d+)\.jsonl")
 _UID = re.compile(r"(.+)_(\d+)_(\d+)", re.DOTALL)
@@ -28,29 +28,15 @@ class Verl(Kind):
     name = "verl"
 
     def files(self, path: Path) -> list[Path]:
-        if path.suffix == ".jsonl":
-            found = [path]
-        else:
-            steps = [match for match in map(_FILE.fullmatch, files_in(path)) if match]
-            found = [path / match[0] for match in sorted(steps, key=lambda match: int(match[1]))]
+        found = [path] if path.suffix == ".jsonl" else numbered_files(path, _FILE)
         return found if found and _ROLLOUTS.begin(found[0]) else []
 
     def read(self, file: Path, after: int) -> Iterator[Found]:
-        parts: list[dict[str, Any]] = []
-        position = after
-        for row in read_rows(file, after):
-            if parts and (row.values is None or _rollout(row.values) != _rollout(parts[0])):
-                yield _found(parts, position)
-                parts = []
-            position = row.position
-            if row.values is None or "output" not in row.values:
-                yield Found(None, position, fault=row.fault or f"{file.name}, before byte {position}: no output")
-            elif _rollout(row.values) is None:
-                yield _found([row.values], position)
-            else:
-                parts.append(row.values)
-        if parts:
-            yield _found(parts, position)
+        return read_grouped(file, after, "output", _goes_on, _found)
+
+
+def _goes_on(before: dict[str, Any], row: dict[str, Any]) -> bool:
+    return (named := _rollout(row)) is not None and named == _rollout(before)
 
 
 def _rollout(row: dict[str, Any]) -> tuple[str, int] | None:
@@ -69,7 +55,7 @@ def _found(parts: list[dict[str, Any]], position: int) -> Found:
     )
     reward, metrics = number_of(last.get("score")), numbers_in(last, without=_OWN)
     trace = Trace(task=task, uid="", reward=reward, metrics=metrics)
-    trace.turns = [Turn(observed=[_message("user", part.get("input"))], message=_said(part)) for part in parts]
+    trace.turns = [_turn(part) for part in parts]
     trace.turns[-1].reward = reward or 0.0
     trace.turns[-1].info = {name: last[name] for name in last if name not in _OWN and name not in metrics}
     step = first.get("step")
@@ -78,9 +64,6 @@ def _found(parts: list[dict[str, Any]], position: int) -> Found:
     return Found(trace, position, named[1] if named else None, named[0] if named else "")
 
 
-def _said(part: dict[str, Any]) -> Message:
-    return _message("assistant", part["output"])
-
-
-def _message(role: str, text: Any) -> Message:
-    return {"role": role, "content": str(text or "")}
+def _turn(part: dict[str, Any]) -> Turn:
+    observed: Message = {"role": "user", "content": str(part.get("input") or "")}
+    return Turn(observed=[observed], message={"role": "assistant", "content": str(part["output"] or "")})
