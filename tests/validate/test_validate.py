@@ -25,10 +25,10 @@ from treetune.config.plugins import environments
 from treetune.data.rows import read_tasks
 from treetune.data.rows.parquet import table_of
 from treetune.data.validate import RULES, FilesReport, column_types, validate, validate_dataset
-from treetune.data.validate.files import RowCheck
 from treetune.data.validate.gold import empty_answer
-from treetune.data.validate.prefilter import columns_of, prefilter
-from treetune.data.validate.prompts import Lengths, is_validation, key_of, keys_of
+from treetune.data.validate.prefilter import columns_of, keys_of, prefilter
+from treetune.data.validate.prompts import Lengths, is_validation, key_of
+from treetune.data.validate.row import RowCheck
 from treetune.errors import UsageError
 
 OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}

@@ -8,8 +8,6 @@ One chunk is in memory, and 8 bytes for each prompt. Parquet comes as Arrow, whi
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -18,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from treetune.config.plugins import environments as known_environments
-from treetune.core.environment import Contract, contract_of
 from treetune.data.rows.arrow_values import drop_nulls, pause_gc, to_rows
 from treetune.data.rows.formats import FORMATS, detect, format_named
 from treetune.data.rows.image_columns import COLUMN as IMAGES
@@ -37,10 +33,9 @@ from treetune.data.rows.sources import (
 )
 from treetune.data.validate import prompts
 from treetune.data.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
-from treetune.data.validate.images import check_images
-from treetune.data.validate.rewards import Turns, check_reward
-from treetune.data.validate.rules import RULES, Fault, FilesReport, add_fixable_rule, add_rule
-from treetune.data.validate.write import helps
+from treetune.data.validate.rewards import Turns
+from treetune.data.validate.row import RowCheck, helps
+from treetune.data.validate.rules import RULES, SPECIAL, FilesReport, add_fixable_rule, add_rule
 from treetune.errors import TreetuneError, UsageError, plural
 
 if TYPE_CHECKING:
@@ -79,7 +74,7 @@ def validate(
     """
     if format is not None:
         format_named(format)
-    run = _Run(FilesReport(quick=quick), format, environments, lengths, on_rows)
+    run = FilesCheck(FilesReport(quick=quick), format, environments, lengths, on_rows)
     groups = split(sources, validation)
     if not any(groups):
         raise UsageError("there is nothing to check", remedy="name at least one file, folder or dataset of rows")
@@ -113,7 +108,7 @@ def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], lis
     return list(training), [*by_name, *held_out]
 
 
-class _Run(msgspec.Struct):
+class FilesCheck(msgspec.Struct):
     """One call of `validate`: what is known of the files so far."""
 
     report: FilesReport
@@ -121,7 +116,7 @@ class _Run(msgspec.Struct):
     environments: Collection[str]
     lengths: prompts.Lengths | None
     on_rows: Callable[[int], None]
-    parts: list[prompts.Part] = []
+    parts: list[prompts.PromptKeys] = []
     features: dict[str, dict[str, Feature]] = {}
     turns: dict[str, tuple[Turns, str]] = {}
 
@@ -191,18 +186,18 @@ class _Run(msgspec.Struct):
                 format = detect(set(columns), default=STRICTEST).name
             except TreetuneError:
                 format = STRICTEST
-        special = None if self.lengths is None else self.lengths.special
+        special = SPECIAL if self.lengths is None else self.lengths.special
         return RowCheck(format, self.environments, contents=not self.report.quick, special=special)
 
     def _check_chunk(self, chunk: Chunk, check: RowCheck, turns: Turns) -> None:
         positions = every = np.arange(len(chunk.numbers))
         keys = None
         if chunk.table is not None and IMAGES not in chunk.table.schema.names:
-            from treetune.data.validate.prefilter import columns_of, prefilter
+            from treetune.data.validate.prefilter import columns_of, keys_of, prefilter
 
             if (columns := columns_of(chunk.table)) is not None:
                 positions = np.flatnonzero(prefilter(columns, check))
-                keys = prompts.keys_of(columns)
+                keys = keys_of(columns)
         rows = list(map(check.format.to_plain, chunk.rows_at(positions)))
         for position, row in zip(positions.tolist(), rows, strict=True):
             number = chunk.numbers[position]
@@ -217,51 +212,9 @@ class _Run(msgspec.Struct):
         if needs_keys:
             keys = np.array([prompts.key_of(row.get("prompt"), row.get(IMAGES)) for row in rows], np.uint64)
         if keys is not None:
-            self.parts.append(prompts.Part(chunk.file, chunk.unit, chunk.numbers, keys))
+            self.parts.append(prompts.PromptKeys(chunk.file, chunk.unit, chunk.numbers, keys))
         if self.lengths is not None:
             self.lengths.check(rows, chunk.numbers, chunk.file, chunk.unit, self.report)
-
-
-class RowCheck:
-    """What is wrong with one row: the one place that knows, for every kind of file.
-
-        check = RowCheck("skyrl")
-        list(check(row))   # [("ground-truth-type", "gsm8k reads text, this is a number: 42")]
-
-    `known`: ids of environments beside those that are registered here. `contents`: whether messages have theirs.
-    """
-
-    def __init__(
-        self, format: str, known: Collection[str] = (), *, contents: bool = True, special: re.Pattern[str] | None = None
-    ) -> None:
-        self.format = format_named(format)
-        self.registered = {*known_environments.names(), *(_list_gym_ids() if self.format.has_environments else ())}
-        self.known = {*self.registered, *known}
-        self.contents = contents
-        self.special = special or prompts.SPECIAL
-        self._contracts: dict[str, Contract | None] = {}
-
-    def __call__(self, row: Row) -> Iterator[Fault]:
-        row = self.format.to_plain(row)
-        yield from prompts.check_prompt(row, self)
-        yield from check_images(row, self)
-        yield from check_reward(row, self)
-
-    def contract(self, env_class: str) -> Contract | None:
-        if env_class not in self._contracts:
-            self._contracts[env_class] = contract_of(env_class) if env_class in self.known else None
-        return self._contracts[env_class]
-
-    def has_turns(self, env_class: str) -> bool:
-        """Whether SkyRL plays an environment of this name for several turns."""
-        contract = self.contract(env_class) if self.format.has_environments else None
-        return contract is not None and contract.max_turns > 1
-
-
-def _list_gym_ids() -> Collection[str]:
-    """The environments that skyrl-gym knows, where this process has loaded it."""
-    ids: Collection[str] = getattr(sys.modules.get("skyrl_gym.envs.registration"), "registry", ())
-    return ids
 
 
 # Reading

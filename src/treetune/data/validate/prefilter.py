@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from treetune.core.environment import Contract, Kind, Stored
-from treetune.data.validate.prompts import ROLES, SPECIAL
+from treetune.data.validate.prompts import ODD, ROLES, Keys, Mask
+from treetune.data.validate.rules import SPECIAL, RowContext
 
-if TYPE_CHECKING:
-    from treetune.data.validate.files import RowCheck
-
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-Keys = np.ndarray[Any, np.dtype[np.uint64]]
 Numbers = np.ndarray[Any, Any]
 
 
@@ -53,7 +50,7 @@ def columns_of(batch: pa.RecordBatch) -> Columns | None:
     return Columns(rows, offsets_of(prompts).astype(np.int64), roles.dictionary_encode(), contents)
 
 
-def prefilter(columns: Columns, check: RowCheck) -> Mask:
+def prefilter(columns: Columns, check: RowContext) -> Mask:
     """Which rows need a look: all of a format other than SkyRL's, or where a column is not as usual."""
     environments, extra = _values_at(columns.rows, "env_class"), _values_at(columns.rows, "extra_info")
     truths = _values_at(columns.rows, "reward_spec", "ground_truth")
@@ -65,7 +62,7 @@ def prefilter(columns: Columns, check: RowCheck) -> Mask:
     return _may_have_odd_prompts(columns, check) | _may_break_contracts(environments.dictionary_encode(), truths, check)
 
 
-def _may_have_odd_prompts(columns: Columns, check: RowCheck) -> Mask:
+def _may_have_odd_prompts(columns: Columns, check: RowContext) -> Mask:
     roles = columns.roles
     odd = ~_where(roles, ROLES.__contains__)
     if check.contents:
@@ -85,7 +82,7 @@ def _may_be_special(texts: pa.Array, special: re.Pattern[str]) -> Mask:
     return _mask_of(pc.match_substring_regex(texts, special.pattern))
 
 
-def _may_break_contracts(environments: pa.DictionaryArray, truths: pa.Array, check: RowCheck) -> Mask:
+def _may_break_contracts(environments: pa.DictionaryArray, truths: pa.Array, check: RowContext) -> Mask:
     missing, blank = _mask_of(truths.is_null()), _is_blank(truths)
     look = ~_where(environments, check.known.__contains__) | missing
     for name in environments.dictionary.to_pylist():
@@ -107,6 +104,25 @@ def _reads_one_text(contract: Contract) -> bool:
         return False
     plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is Contract
     return plain or contract.stored is Stored.TEXT
+
+
+def keys_of(columns: Columns) -> Keys | None:
+    """The keys of all prompts of a batch; None where contents are not there."""
+    from xxhash import xxh3_64_intdigest
+
+    if columns.contents is None:
+        return None
+    starts, offsets, data = columns.starts, offsets_of(columns.contents), bytes_of(columns.contents)
+    texts = (data[begin:end] for begin, end in pairwise(offsets[starts].tolist()))
+    hashes = np.fromiter(map(xxh3_64_intdigest, texts), np.uint64, len(starts) - 1)
+    counts = np.diff(starts)
+    place = np.arange(starts[0], starts[-1]) - np.repeat(starts[:-1], counts) + 1
+    lengths = np.diff(offsets)[starts[0] : starts[-1]].astype(np.int64)
+    total = np.concatenate(([0], np.cumsum(lengths * place)))
+    ends = total[starts[1:] - starts[0]] - total[starts[:-1] - starts[0]]
+    keys = hashes + ends.astype(np.uint64) * np.uint64(ODD)
+    keys[counts == 0] = 0
+    return np.asarray(keys)
 
 
 # Arrow arrays as numpy arrays, without a copy where that is possible

@@ -1,4 +1,7 @@
-"""Rules of prompts: of each row's messages, and of all rows together, where none should come twice or be too long.
+"""Rules of prompts: of each row's messages and images, and of all rows together, where none should come twice or be too
+long.
+
+Headers are read of every image; where Pillow is installed, every image is decoded. Nothing is fetched.
 
 A prompt is kept as a 64-bit key: the xxh3 of the contents one after another, plus a sum that tells where each message
 ends. Rows and Arrow columns give the same keys, so that a JSON file can be compared with a parquet file.
@@ -6,34 +9,31 @@ ends. Rows and Arrow columns give the same keys, so that a JSON file can be comp
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from treetune.chat.images import MOST_BYTES, MOST_PIXELS, check_image, is_remote, read_header, url_of
 from treetune.core.finding import SHOWN, WARNING
 from treetune.data.rows.arrow_values import encode_json
+from treetune.data.rows.image_columns import COLUMN as IMAGES
+from treetune.data.rows.image_columns import count_marks, data_in, name_in
 from treetune.data.rows.prompt_lengths import TEMPLATE_FAILS, PromptTokens, load_tokenizer
 from treetune.data.rows.sources import Row
-from treetune.data.validate.rules import Fault, FilesReport, add_fixable_rule, add_rule, show
+from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show
 from treetune.errors import UsageError
 
-if TYPE_CHECKING:
-    from treetune.data.validate.files import RowCheck
-    from treetune.data.validate.prefilter import Columns, Keys, Mask
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Keys = np.ndarray[Any, np.dtype[np.uint64]]
 
 ROLES = ("system", "user", "assistant")
 RARE_ROLES = ("tool", "developer", "function")
 """Roles of chat formats that not every chat template knows."""
-
-SPECIAL = re.compile(
-    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|</?s>|<(?:bos|eos|pad|unk)>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
-)
-"""The special tokens of the usual tokenizers."""
 
 # The messages of a row
 
@@ -62,7 +62,7 @@ add_rule(
 )
 
 
-def check_prompt(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
+def check_prompt(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
     prompt = row.get("prompt")
     if prompt is None:
         yield "missing-prompt", "none"
@@ -83,7 +83,7 @@ def check_prompt(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
         yield from faults.items()
 
 
-def _check_message(message: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
+def _check_message(message: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
     role, content = message.get("role"), message.get("content")
     if role is None:
         yield "missing-role", f"a message with only {', '.join(message) or 'nothing'}"
@@ -108,6 +108,97 @@ def _check_message(message: Mapping[str, Any], check: RowCheck) -> Iterator[Faul
         yield "special-tokens", special[0]
 
 
+# The images of a row
+
+add_rule(
+    "image-count",
+    "as many images as places: <image> in verl's text, parts of the type image for TRL; SkyRL has them in parts alone",
+    "add the images or the places that are missing",
+)
+add_rule("image-unreadable", "PNG, JPEG, WebP or GIF, whole", "write the image again, or leave the row out")
+add_rule(
+    "image-size",
+    f"at most {MOST_BYTES >> 20} MB and {MOST_PIXELS:,} pixels",
+    "make it smaller (max_pixels in a dataset task)",
+)
+add_rule(
+    "image-elsewhere",
+    "the image itself: what is only named must be there for every process of the trainer",
+    "put the bytes into the row",
+    WARNING,
+)
+
+_OTHER_MARKS = re.compile("<video>|<audio>")
+
+
+def check_images(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
+    if not check.contents:
+        return
+    prompt, images = row.get("prompt"), row.get(IMAGES)
+    messages = [one for one in prompt if isinstance(one, dict)] if isinstance(prompt, list) else []
+    parts = [part for one in messages if isinstance(one.get("content"), list) for part in one["content"]]
+    faults: dict[str, str] = {}
+    for item in [url for part in parts if (url := url_of(part)) is not None]:
+        faults |= dict(_check_image(item))
+    if isinstance(images, list):
+        for item in images:
+            faults |= dict(_check_image(item))
+        if (found := _miscount(messages, images, check)) is not None:
+            faults["image-count"] = found
+    elif images is not None:
+        faults["image-unreadable"] = f"no list of images, {show(images)}"
+    yield from faults.items()
+
+
+def _miscount(messages: list[dict[str, Any]], images: list[Any], check: RowContext) -> str | None:
+    if check.format.name == "skyrl":
+        return f"{len(images)} in a column that SkyRL does not read" if images else None
+    texts = [one["content"] for one in messages if isinstance(one.get("content"), str)]
+    if images and check.format.name == "verl" and (found := _OTHER_MARKS.search(" ".join(texts))):
+        return f"{found[0]} in the text, for which there is nothing"
+    places = count_marks(messages)
+    if check.format.name == "trl" and not places and len(texts) == len(messages):
+        return None  # TRL puts them first
+    return f"{len(images)} images, {places} places" if places != len(images) else None
+
+
+def _check_image(item: Any) -> Iterator[Fault]:
+    try:
+        data = data_in(item)
+        if data is None:
+            name = name_in(item)
+            if "://" in name and not is_remote(name):
+                yield "image-unreadable", f"{name!r:.80}, which trainers do not fetch"
+            else:
+                yield "image-elsewhere", f"{name!r:.80}"
+            return
+        read_header(data)
+    except (ValueError, TypeError, AttributeError) as error:
+        yield "image-unreadable", str(error)
+        return
+    try:
+        check_image(data)
+    except ValueError as error:
+        yield "image-size", str(error)
+        return
+    if (problem := _decode(data)) is not None:
+        yield "image-unreadable", problem
+
+
+def _decode(data: bytes) -> str | None:
+    """What is wrong with an image as a whole; None where nothing is, or Pillow is not there to tell."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return None
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+    except Exception as error:  # whatever a damaged file makes a decoder raise
+        return f"it cannot be decoded: {error}"
+    return None
+
+
 # All prompts
 
 add_rule("duplicate-prompts", "each prompt once", "leave the repetitions out, unless they are meant", WARNING)
@@ -115,7 +206,7 @@ add_rule("train-val-overlap", "no validation prompt in the training files", "lea
 add_rule("prompt-too-long", "a prompt within --max-prompt-length: loaders drop others", "shorten it", WARNING)
 add_rule("template-fails", "messages that the tokenizer's chat template renders", "see what the template asks for")
 
-_ODD = 0x9E3779B97F4A7C15
+ODD = 0x9E3779B97F4A7C15
 _VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|test|eval|dev)(?:[^a-z]|$)")
 _TRAINING = re.compile(r"(?:^|[^a-z])(?:train|training)(?:[^a-z]|$)")
 
@@ -130,34 +221,13 @@ def key_of(prompt: Any, images: Any = None) -> int:
     contents = [_encode(message.get("content")) for message in prompt]
     contents += [] if not images else [msgspec.json.encode(images, enc_hook=repr)]
     ends = sum(len(content) * (place + 1) for place, content in enumerate(contents))
-    return (xxh3_64_intdigest(b"".join(contents)) + ends * _ODD) & ((1 << 64) - 1)
+    return (xxh3_64_intdigest(b"".join(contents)) + ends * ODD) & ((1 << 64) - 1)
 
 
 def _encode(content: Any) -> bytes:
     if isinstance(content, str):
         return content.encode(errors="replace")
     return b"" if content is None else encode_json(content)
-
-
-def keys_of(columns: Columns) -> Keys | None:
-    """The keys of all prompts of a batch; None where contents are not there."""
-    from xxhash import xxh3_64_intdigest
-
-    from treetune.data.validate.prefilter import bytes_of, offsets_of
-
-    if columns.contents is None:
-        return None
-    starts, offsets, data = columns.starts, offsets_of(columns.contents), bytes_of(columns.contents)
-    texts = (data[begin:end] for begin, end in pairwise(offsets[starts].tolist()))
-    hashes = np.fromiter(map(xxh3_64_intdigest, texts), np.uint64, len(starts) - 1)
-    counts = np.diff(starts)
-    place = np.arange(starts[0], starts[-1]) - np.repeat(starts[:-1], counts) + 1
-    lengths = np.diff(offsets)[starts[0] : starts[-1]].astype(np.int64)
-    total = np.concatenate(([0], np.cumsum(lengths * place)))
-    ends = total[starts[1:] - starts[0]] - total[starts[:-1] - starts[0]]
-    keys = hashes + ends.astype(np.uint64) * np.uint64(_ODD)
-    keys[counts == 0] = 0
-    return np.asarray(keys)
 
 
 def is_validation(file: str) -> bool:
@@ -168,7 +238,7 @@ def is_validation(file: str) -> bool:
     return bool(_VALIDATION.search(path.stem.lower()) or _VALIDATION.fullmatch(path.parent.name.lower()))
 
 
-class Part(NamedTuple):
+class PromptKeys(NamedTuple):
     """The keys of some rows of one file."""
 
     file: str
@@ -177,7 +247,7 @@ class Part(NamedTuple):
     keys: Keys
 
 
-def report_repeats(parts: Sequence[Part], validation: Sequence[str], report: FilesReport) -> None:
+def report_repeats(parts: Sequence[PromptKeys], validation: Sequence[str], report: FilesReport) -> None:
     """Prompts that come more than once: among the training files, and in training and validation files both."""
     training = [part for part in parts if part.file not in validation]
     held_out = [part for part in parts if part.file in validation]
@@ -192,11 +262,11 @@ def report_repeats(parts: Sequence[Part], validation: Sequence[str], report: Fil
         _report("train-val-overlap", held_out, both, "prompts that are in the training files too", report)
 
 
-def _join(parts: list[Part]) -> Keys:
+def _join(parts: list[PromptKeys]) -> Keys:
     return np.concatenate([np.empty(0, np.uint64), *(part.keys for part in parts)])
 
 
-def _report(rule: str, parts: list[Part], mask: Mask, found: str, report: FilesReport) -> None:
+def _report(rule: str, parts: list[PromptKeys], mask: Mask, found: str, report: FilesReport) -> None:
     first = 0
     for file, unit, numbers, keys in parts:
         places = np.flatnonzero((keys != 0) & mask[first : first + len(keys)])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,11 +15,8 @@ from treetune.core.environment import Contract, Kind, Stored, kind_of
 from treetune.core.finding import WARNING
 from treetune.data.rows.rule import RULE
 from treetune.data.validate.column_types import Places
-from treetune.data.validate.rules import Fault, FilesReport, add_fixable_rule, add_rule, show
+from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show
 from treetune.errors import did_you_mean
-
-if TYPE_CHECKING:
-    from treetune.data.validate.files import RowCheck
 
 MAKE_NUMBERS = ("gsm8k_multi_turn",)
 """SkyRL's environments that read `extra_info.max_turns` too, and text as a number."""
@@ -47,7 +44,7 @@ add_fixable_rule("ground-truth-value", "a ground truth that some answer can matc
 add_rule("ground-truth-free", "a ground truth that an empty answer does not match", "correct it, or leave the row out")
 
 
-def check_reward(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
+def check_reward(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
     extra = row.get("extra_info", {})
     if not isinstance(extra, dict):
         yield "extra-info-not-a-mapping", show(extra)
@@ -74,7 +71,7 @@ def check_reward(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
 
 
 def _check_truth(
-    row: Mapping[str, Any], check: RowCheck, env_class: Any, contract: Contract | None, scorer: Any
+    row: Mapping[str, Any], check: RowContext, env_class: Any, contract: Contract | None, scorer: Any
 ) -> Iterator[Fault]:
     column = check.format.reward
     if check.format.has_environments:
@@ -223,7 +220,7 @@ class Turns:
         self._null_inside = Places()
         """Those of JSON in whose `extra_info` a null is written."""
 
-    def add(self, row: Mapping[str, Any], number: int, check: RowCheck) -> None:
+    def add(self, row: Mapping[str, Any], number: int, check: RowContext) -> None:
         """A row, that of JSON with its nulls."""
         env_class, extra = row.get("env_class"), row.get("extra_info")
         if row.get("max_turns") is not None or not (isinstance(env_class, str) and check.has_turns(env_class)):

@@ -1,4 +1,4 @@
-"""Rules that rows must keep, and the report of those that files break.
+"""Rules that rows must keep, what they need to know of a row, and the report of the rules that files break.
 
     add_rule("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
 
@@ -8,11 +8,16 @@ rules, and the docs list them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+from treetune.config.plugins import environments
+from treetune.core.environment import Contract, contract_of
 from treetune.core.finding import ERROR, SHOWN, WARNING, Finding, Report, Rules, print_findings
+from treetune.data.rows.formats import format_named
 from treetune.errors import plural
 
 ADVICE = ", or `--fix OUT.parquet`"
@@ -32,6 +37,44 @@ def show(value: Any) -> str:
     text = repr(value)
     text = text if len(text) <= 60 else f"{text[:57]}..."
     return text if isinstance(value, str) else f"{names.get(type(value), type(value).__name__)} {text}"
+
+
+SPECIAL = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|</?s>|<(?:bos|eos|pad|unk)>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
+)
+"""The special tokens of the usual tokenizers."""
+
+
+class RowContext:
+    """What the rules of a row need to know: its format, the environments, and what was read of it.
+
+    `known`: ids of environments beside those that are registered here. `contents`: whether messages have theirs.
+    """
+
+    def __init__(
+        self, format: str, known: Collection[str] = (), *, contents: bool = True, special: re.Pattern[str] = SPECIAL
+    ) -> None:
+        self.format = format_named(format)
+        self.registered = {*environments.names(), *(_list_gym_ids() if self.format.has_environments else ())}
+        self.known = {*self.registered, *known}
+        self.contents, self.special = contents, special
+        self._contracts: dict[str, Contract | None] = {}
+
+    def contract(self, env_class: str) -> Contract | None:
+        if env_class not in self._contracts:
+            self._contracts[env_class] = contract_of(env_class) if env_class in self.known else None
+        return self._contracts[env_class]
+
+    def has_turns(self, env_class: str) -> bool:
+        """Whether SkyRL plays an environment of this name for several turns."""
+        contract = self.contract(env_class) if self.format.has_environments else None
+        return contract is not None and contract.max_turns > 1
+
+
+def _list_gym_ids() -> Collection[str]:
+    """The environments that skyrl-gym knows, where this process has loaded it."""
+    ids: Collection[str] = getattr(sys.modules.get("skyrl_gym.envs.registration"), "registry", ())
+    return ids
 
 
 class FilesReport(Report):

@@ -1,0 +1,116 @@
+"""One row: which rules it breaks, and the same row with what is safe to fix fixed.
+
+    check = RowCheck("skyrl")
+    list(check(row))   # [("ground-truth-type", "gsm8k reads text, this is a number: 42")]
+
+Safe is what changes how a row says something, not what it says: a ground truth in the type that its environment reads,
+a prompt that was plain text, a role under another name, columns where the environment looks for them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from treetune.config.plugins import environments as known_environments
+from treetune.core.environment import Stored, contract_of
+from treetune.core.task import Task
+from treetune.data.rows.arrow_values import drop_nulls
+from treetune.data.rows.formats import Format
+from treetune.data.rows.sources import Row
+from treetune.data.validate.prompts import check_images, check_prompt
+from treetune.data.validate.rewards import check_reward
+from treetune.data.validate.rules import Fault, RowContext
+from treetune.errors import TreetuneError
+
+
+class RowCheck(RowContext):
+    """What is wrong with one row: the one place that knows, for every kind of file."""
+
+    def __call__(self, row: Row) -> Iterator[Fault]:
+        row = self.format.to_plain(row)
+        yield from check_prompt(row, self)
+        yield from check_images(row, self)
+        yield from check_reward(row, self)
+
+
+def helps(rule: str, row: Row, check: RowCheck) -> bool:
+    """Whether a row that breaks a rule breaks it no more when it is fixed."""
+    try:
+        _, written = fix_task(row, check.format, check.format)
+    except TreetuneError:
+        return False
+    return all(found != rule for found, _ in check(drop_nulls(written)))
+
+
+def fix_task(row: Row, read: Format, write: Format, turns: bool = False) -> tuple[Task, Row]:
+    """The task of a row, fixed, and the row that is written of it; raises where it is none whatever is done."""
+    spec, model = row.get("reward_spec"), row.get("reward_model")
+    if isinstance(spec, dict) and isinstance(model, dict):  # as SkyRL's aime has them
+        one, two = spec.get("ground_truth"), model.get("ground_truth")
+        if one is not None and two is not None and str(one) != str(two):
+            raise TreetuneError("two ground truths")
+    task = read.task_of_pruned(fix(row, turns=turns))
+    if not isinstance(task.env_class, str | None):
+        raise TreetuneError("an env_class that is no text")
+    if not task.messages:
+        raise TreetuneError("no prompt")
+    if isinstance(task.ground_truth, float) and not math.isfinite(task.ground_truth):
+        raise TreetuneError("a ground truth that is no number")
+    try:
+        return task, write.row_of(task)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever values a faulty row has
+        raise TreetuneError(f"values that are no task's: {error}") from None
+
+
+def fix(row: Row, *, turns: bool = False) -> Row:
+    """A row, fixed where that is safe. What the writer does anyway (types of ground truths, columns) is left to it.
+
+    `turns`: put the turns of a row that has none into a column, for other rows have it.
+    """
+    row = dict(row)
+    if "prompt" in row:
+        row["prompt"] = _fix_prompt(row["prompt"])
+    env_class, spec, extra = row.get("env_class"), row.get("reward_spec"), row.get("extra_info", {})
+    registered = isinstance(env_class, str) and env_class in known_environments.names()
+    contract = contract_of(env_class) if registered else None
+    if contract is None:
+        return row
+    truth = spec.get("ground_truth") if isinstance(spec, dict) else None
+    if isinstance(spec, dict) and isinstance(truth, str) and contract.stored is Stored.TEXT and contract.pattern:
+        # A number in text as answers have it: without spaces and thousands separators.
+        plain = truth.strip().replace(",", "")
+        if re.fullmatch(contract.pattern, plain):
+            row["reward_spec"] = {**spec, "ground_truth": plain}
+    if contract.max_turns > 1 and "max_turns" not in row:
+        if isinstance(extra, dict):
+            row["extra_info"] = {"max_turns": contract.max_turns, **extra}
+        if turns:
+            row["max_turns"] = contract.max_turns
+    return row
+
+
+def _fix_prompt(prompt: Any) -> Any:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if isinstance(prompt, dict) and "role" in prompt:
+        prompt = [prompt]
+    if not isinstance(prompt, list):
+        return prompt
+    return [_fix_message(message) if isinstance(message, dict) else message for message in prompt]
+
+
+ROLES = dict.fromkeys(("human", "prompter"), "user") | dict.fromkeys(("gpt", "bot", "model", "ai"), "assistant")
+"""Names that other chat formats have for our roles."""
+
+
+def _fix_message(message: dict[str, Any]) -> dict[str, Any]:
+    if "from" in message and "value" in message and "role" not in message:  # ShareGPT's names
+        message = {"role": message["from"], "content": message["value"]}
+    role, content = message.get("role"), message.get("content")
+    if isinstance(role, str):
+        plain = role.strip().lower()
+        message = {**message, "role": ROLES.get(plain, plain)}
+    return {**message, "content": str(content)} if isinstance(content, bool | int | float) else message
