@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -31,17 +32,15 @@ from treetune.data.datasets.notes import INVALID, Notes, look_at_prompts
 from treetune.data.datasets.row_builder import RowBuilder
 from treetune.data.datasets.selection import length_filter
 from treetune.data.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_environment
-from treetune.data.rows.agent_column import Needed, name_agent_in_place
-from treetune.data.rows.arrow_values import schema_tree
+from treetune.data.rows.arrow_values import arrow_rows, schema_tree
 from treetune.data.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.data.rows.formats import FORMATS, Format, format_named
-from treetune.data.rows.growing_parquet import GrowingParquet
+from treetune.data.rows.growing_parquet import GrowingParquet, write_taken
 from treetune.data.rows.library_changes import describe_change
 from treetune.data.rows.loading import Source
 from treetune.data.rows.local_files import ROWS, LocalFiles, SourceBatch
-from treetune.data.rows.reading import arrow_rows
 from treetune.data.rows.rule import RuleTaskset
-from treetune.data.rows.writing import attach_scorers, write_parquet
+from treetune.data.rows.writing import write_parquet, write_scored
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, format_error
 from treetune.play.episode import Episode
 from treetune.system.ray_cluster import SILENT_SECONDS, join_cluster, why_waiting
@@ -95,11 +94,9 @@ def write_draws(taskset: DatasetTaskset, path: Path, built: tuple[Sidecar, Path,
     sidecar, rows, _ = built
     profile = taskset.config.profile
     wanted = profile.rows if profile is not None and profile.rows is not None else sidecar.rows
-    positions = pa.array([taskset.position_at(index, None) for index in range(wanted)], pa.int64())
-    with GrowingParquet(path) as writer:
-        writer.write(pq.read_table(rows).take(positions))
+    write_taken([rows], [taskset.position_at(index, None) for index in range(wanted)], path)
     config = {**taskset.config.for_key(), "format": sidecar.config.get("format")}
-    return msgspec.structs.replace(sidecar, config=config, rows=writer.rows)
+    return msgspec.structs.replace(sidecar, config=config, rows=wanted)
 
 
 def build_rows(
@@ -121,13 +118,10 @@ def build_rows(
         return episode.observation.messages()
 
     def write(path: Path) -> Sidecar:
-        needed = Needed(taskset)
-        tasks = needed.look_at(attach_scorers(taskset.draw(num_tasks), taskset))
-        rows = write_parquet(tasks, path, rows_format, lambda task: run_in_background(read_opening(task)))
+        write_opened = partial(write_parquet, opening=lambda task: run_in_background(read_opening(task)))
+        rows = write_scored(taskset.draw(num_tasks), taskset, path, rows_format, write_opened)
         if not rows:
             raise EmptyTasksetError(f"{taskset.name} has no tasks")
-        if needed.found and rows_format.one_answer:
-            name_agent_in_place(path)
         return Sidecar(
             config=conceal(config),
             source=taskset.name,

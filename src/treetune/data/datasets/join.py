@@ -8,7 +8,7 @@ built stays; its converted copy is kept in the cache beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.data.rows.agent_column import COLUMN as AGENT
-from treetune.data.rows.agent_column import name_agent
+from treetune.data.rows.agent_column import with_agent
 from treetune.data.rows.arrow_values import (
     children_of,
     find_clashes,
-    json_fields_of,
     schema_tree,
     set_column,
     struct_of,
@@ -62,29 +61,38 @@ def join_files(
         return list(built)
     converters = _choose_converters(tasksets, built)
     schema, json_fields = _widen_schemas(names, built, converters)
+    asked = {"schema": str(schema), "json": sorted(json_fields)}
     files: list[File] = []
     for name, taskset, file, convert in zip(names, tasksets, built, converters, strict=True):
         changed = find_clashes(file[0].schema, schema_tree(schema))
         if changed and not taskset.config.join:
             remedy = f"set join: true in task {name}, which then gets the types of the others: {'; '.join(changed)}"
             raise TasksetError(clashes, remedy=remedy)
-        files.append(_convert_file(taskset, file, convert, schema, json_fields) if changed else file)
+        files.append(_change_file(taskset, file, asked, convert, schema, json_fields) if changed else file)
     return files
 
 
 def _name_agent(taskset: DatasetTaskset, file: File, agent: str) -> File:
-    """The file with the column that names an agent loop, from the cache; one that has it stays."""
-    sidecar, path, hit = file
-    if AGENT in sidecar.schema:
+    """The file with the column that names an agent loop; one that has it stays."""
+    if AGENT in file[0].schema:
         return file
+    return _change_file(taskset, file, {AGENT: agent}, partial(with_agent, agent=agent))
+
+
+def _change_file(taskset: DatasetTaskset, file: File, asked: Mapping[str, Any], change: Converter, *wider: Any) -> File:
+    """The file with changed tables, from the cache. `asked` identifies the change; `wider` are the schema that the rows
+    get, and which of its fields are JSON text."""
+    sidecar, path, hit = file
     cache = Cache(taskset.cache_dir)
-    key = f"{sidecar.key.partition('_')[0]}_{config_hash({'like': sidecar.key, AGENT: agent}, {})}"
+    key = f"{sidecar.key.partition('_')[0]}_{config_hash({'like': sidecar.key, **asked}, {})}"
 
     def write(place: Path) -> Sidecar:
-        return msgspec.structs.replace(sidecar, schema=schema_tree(name_agent(path, place, agent)))
+        from treetune.data.rows.growing_parquet import write_changed
 
-    named, named_hit = cache.get_or_build(key, write)
-    return named, cache.path(key), hit and named_hit
+        return msgspec.structs.replace(sidecar, schema=schema_tree(write_changed(path, place, change, *wider)))
+
+    changed, changed_hit = cache.get_or_build(key, write)
+    return changed, cache.path(key), hit and changed_hit
 
 
 def _find_clashes(names: Sequence[str], built: Sequence[File]) -> Iterator[str]:
@@ -159,29 +167,3 @@ def _widen_schemas(
             remedy = f"no key makes them alike: a custom_cls of task {name} can give them one shape"
             raise TasksetError(next(_find_clashes(names, built)), remedy=remedy) from None
     return wide, json_fields
-
-
-def _convert_file(
-    taskset: DatasetTaskset, file: File, convert: Converter, schema: pa.Schema, json_fields: set[str]
-) -> File:
-    """The file with the types of a wider schema, from the cache."""
-    sidecar, path, hit = file
-    cache = Cache(taskset.cache_dir)
-    asked = {"like": sidecar.key, "schema": str(schema), "json": sorted(json_fields)}
-    key = f"{sidecar.key.partition('_')[0]}_{config_hash(asked, {})}"
-
-    def write(place: Path) -> Sidecar:
-        import pyarrow.parquet as pq
-
-        from treetune.data.rows.growing_parquet import GrowingParquet, with_mark
-
-        with pq.ParquetFile(path) as source, GrowingParquet(place) as writer:
-            metadata = source.metadata.metadata
-            writer.json_fields = json_fields.union(json_fields_of(metadata))
-            writer.schema = with_mark(schema) if writer.json_fields else schema
-            for number in range(source.num_row_groups):
-                writer.write(convert(source.read_row_group(number)).replace_schema_metadata(metadata))
-            return msgspec.structs.replace(sidecar, schema=schema_tree(writer.schema))
-
-    converted, converted_hit = cache.get_or_build(key, write)
-    return converted, cache.path(key), hit and converted_hit

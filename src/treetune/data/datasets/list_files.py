@@ -11,7 +11,7 @@ many as the tasks have rows together, so that an epoch stays as long as without 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +23,6 @@ from treetune.data.datasets.join import File, join_files
 from treetune.data.datasets.taskset import BUILDER_VERSION, DatasetTaskset
 from treetune.data.rows.arrow_values import schema_tree
 from treetune.data.rows.cache import Cache, Sidecar, config_hash
-
-TOGETHER = 20_000
-"""Draws that are written at a time."""
 
 Build = Callable[[DatasetTaskset], File]
 
@@ -86,10 +83,12 @@ def _draw_file(tasksets: Sequence[DatasetTaskset], files: Sequence[File], format
     cache = Cache(tasksets[0].cache_dir)
 
     def write(path: Path) -> Sidecar:
+        from treetune.data.rows.growing_parquet import write_taken
+
         starts = [sum(sidecar.rows for sidecar in sidecars[:number]) for number in range(len(files))]
         mixture = Mixture.of(tasksets, weights)
         places = [mixture.place(mixture.position_at(index, None)) for index in range(wanted)]
-        schema = _write_draws([path for _, path, _ in files], [starts[source] + row for source, row in places], path)
+        schema = write_taken([path for _, path, _ in files], [starts[source] + row for source, row in places], path)
         drawn = Counter(source for source, _ in places)
         shares = [
             Share(taskset.name, weight, drawn[number], sidecar.rows)
@@ -110,33 +109,3 @@ def _draw_file(tasksets: Sequence[DatasetTaskset], files: Sequence[File], format
     shares = msgspec.convert(sidecar.config["mixture"], list[Share])
     hit = drawn_hit and all(was_hit for _, _, was_hit in files)
     return ListFile("mixture", sidecar, cache.path(key), hit, shares)
-
-
-def _write_draws(files: Sequence[Path], rows: Sequence[int], path: Path) -> Any:
-    """Write rows, counted through all files, in this order; gives the schema."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from treetune.data.rows.growing_parquet import GrowingParquet
-
-    together = path.with_name(f"{path.name}.all")
-    try:
-        with GrowingParquet(together) as stack:  # under one schema
-            for table in _read_groups(files):
-                stack.write(table)
-        with pq.ParquetFile(together) as file, GrowingParquet(path) as writer:
-            table = file.read().replace_schema_metadata(file.metadata.metadata)
-            for first in range(0, len(rows), TOGETHER):
-                writer.write(table.take(pa.array(rows[first : first + TOGETHER], pa.int64())))
-        return writer.schema
-    finally:
-        together.unlink(missing_ok=True)
-
-
-def _read_groups(files: Sequence[Path]) -> Iterator[Any]:
-    import pyarrow.parquet as pq
-
-    for path in files:
-        with pq.ParquetFile(path) as file:
-            for number in range(file.num_row_groups):
-                yield file.read_row_group(number).replace_schema_metadata(file.metadata.metadata)

@@ -17,12 +17,12 @@ from treetune.data.datasets.images import ImageReader
 from treetune.data.datasets.map_function import Row, plain, store_truth
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows import parquet
-from treetune.data.rows.arrow_values import drop_nulls, to_json_text, with_json_fields
+from treetune.data.rows.arrow_values import MARK, drop_nulls, to_json_text, with_json_fields
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.image_columns import COLUMN as IMAGES
 from treetune.data.rows.image_columns import MARK as PLACE
 from treetune.data.rows.image_columns import fill_parts, image_column, join_images, note_images, to_marks
-from treetune.data.rows.row_codec import KEY, MARK, ROW, encode_unseen
+from treetune.data.rows.row_codec import KEY, ROW, encode_unseen
 from treetune.data.rows.rule import RULE
 from treetune.errors import TasksetError
 

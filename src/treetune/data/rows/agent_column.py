@@ -1,14 +1,13 @@
-"""The column `agent_name` of verl's rows: by which agent loop verl plays them, where one answer is not all.
+"""The column `agent_name` of verl's rows: the agent loop that plays them, where one answer does not end the episode.
 
-    name_agent("rows.parquet", "named.parquet")
+    if needs_loop(taskset, task):
+        table = with_agent(table)
 
 verl joins files, and takes the default loop only where the column is missing: all rows of a training have it, or none.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,25 +97,6 @@ def is_silent(scorer: str) -> bool:
         return False
 
 
-class Needed:
-    """Notes whether one of the tasks that go by needs the loop."""
-
-    def __init__(self, taskset: Taskset[Any, Any] | None) -> None:
-        self._taskset = taskset
-        self.found = False
-
-    def look_at(self, tasks: Iterator[tuple[Task, str | None]]) -> Iterator[tuple[Task, str | None]]:
-        for task, scorer in tasks:
-            self.found = self.found or self._needs(task, scorer)
-            yield task, scorer
-
-    def _needs(self, task: Task, scorer: str | None) -> bool:
-        if self._taskset is not None:
-            return needs_loop(self._taskset, task)
-        named = task.extra_info.get("scorer")
-        return row_needs_loop(task, named if isinstance(named, str) else scorer)
-
-
 def with_agent(table: pa.Table, agent: str = LOOP) -> pa.Table:
     """The table with the column; one that has it already stays as it is."""
     import pyarrow as pa
@@ -124,32 +104,3 @@ def with_agent(table: pa.Table, agent: str = LOOP) -> pa.Table:
     if COLUMN in table.column_names:
         return table
     return table.append_column(COLUMN, pa.array([agent] * table.num_rows, pa.string()))
-
-
-def name_agent(source: Path, target: Path, agent: str = LOOP) -> Any:
-    """Write the rows of a parquet file again, with the column; gives their schema."""
-    import pyarrow.parquet as pq
-
-    from treetune.data.rows.growing_parquet import GrowingParquet
-
-    with pq.ParquetFile(source) as file, GrowingParquet(target) as writer:
-        metadata = file.metadata.metadata
-        for number in range(file.num_row_groups):
-            table = file.read_row_group(number).replace_schema_metadata(metadata)
-            writer.write(with_agent(table, agent))
-    return writer.schema
-
-
-def name_agent_in_place(path: Path) -> None:
-    """The same for a file that was just written, whatever it is called: parquet, or JSON with a row on each line."""
-    named = path.with_name(f"{path.name}.named")
-    with path.open("rb") as source:
-        if source.read(4) == b"PAR1":
-            name_agent(path, named)
-        else:
-            source.seek(0)
-            mark, column = f'"{COLUMN}":'.encode(), f'{{"{COLUMN}":"{LOOP}",'.encode()
-            with named.open("wb") as target:
-                for line in source:
-                    target.write(column + line[1:] if line.startswith(b"{") and mark not in line else line)
-    os.replace(named, path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -165,11 +165,36 @@ def pause_gc() -> Iterator[None]:
 JSON_FIELDS = b"treetune.json_fields"
 """Schema metadata: the dotted paths whose values are JSON text, because their types were mixed."""
 
+MARK = "treetune_json"
+"""The key of `extra_info` that lists the dotted paths whose values are JSON text. Trainers do not see what a file's
+metadata says."""
+
 
 def json_fields_of(metadata: Mapping[bytes, bytes] | None) -> list[str]:
     """What the metadata of a schema or a file says."""
     fields: list[str] = decode_json((metadata or {}).get(JSON_FIELDS, b"[]"))
     return fields
+
+
+def parse_json_fields(row: dict[str, Any], json_fields: Sequence[str]) -> dict[str, Any]:
+    """`row` with the values at these dotted paths parsed: they are JSON text."""
+    for path in json_fields:
+        name, _, key = path.partition(".")
+        place, last = (row.get(name), key) if key else (row, name)
+        if isinstance(place, dict) and isinstance(place.get(last), str):
+            place[last] = drop_nulls(decode_json(place[last]))
+    extra = row.get("extra_info")
+    if isinstance(extra, dict):
+        extra.pop(MARK, None)
+    return row
+
+
+def arrow_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows without nulls; what the metadata of their schema lists is parsed, for it is JSON text."""
+    with pause_gc():
+        rows = to_rows(batch.schema.names, batch.columns, batch.num_rows)
+    json_fields = json_fields_of(batch.schema.metadata)
+    return [parse_json_fields(row, json_fields) for row in rows] if json_fields else rows
 
 
 def with_json_fields(table: pa.Table, json_fields: list[str]) -> pa.Table:

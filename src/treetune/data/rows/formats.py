@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -23,6 +24,7 @@ from treetune.core.environment import Contract, contract_of
 from treetune.core.task import ForeignTask, Task
 from treetune.data.rows import agent_column, image_columns, nemo_gym, row_codec
 from treetune.data.rows.arrow_values import (
+    arrow_rows,
     children_of,
     drop_nulls,
     json_fields_of,
@@ -155,9 +157,8 @@ class Format:
         """Row by row, where the columns alone do not say how."""
         from treetune.data.rows.parquet import table_of
 
-        json_fields, verl = json_fields_of(table.schema.metadata), FORMATS["verl"]
-        rows = [row_codec.parse_json_fields(row, json_fields) for row in drop_nulls(table.to_pylist())]
-        tasks = [(verl.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in rows]
+        rows = chain.from_iterable(map(arrow_rows, table.to_batches()))
+        tasks = ((FORMATS["verl"].task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in rows)
         made = [self.row_of(task, scorer=scorer) for task, scorer in tasks]
         if image_columns.COLUMN in table.column_names:
             made = list(map(row_codec.with_parts, made))
@@ -317,9 +318,6 @@ IN_PARQUET = tuple(format.name for format in FORMATS.values() if format.in_parqu
 
 COLUMNS = frozenset(row_codec.SHARED).union(*(format.columns for format in FORMATS.values()))
 """The columns of all formats; any other column is the user's own."""
-
-MAPPINGS = ("extra_info", *filter(None, (format.reward for format in FORMATS.values())))
-"""Columns whose keys each have a type of their own."""
 
 
 def format_named(name: str) -> Format:

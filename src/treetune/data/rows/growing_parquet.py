@@ -6,7 +6,8 @@ with GrowingParquet(path, exact=True) as writer:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,16 +16,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from treetune.data.rows.arrow_values import JSON_FIELDS, children_of, drop_nulls, json_fields_of, set_column, struct_of
-from treetune.data.rows.formats import MAPPINGS
+from treetune.data.rows.arrow_values import (
+    JSON_FIELDS,
+    MARK,
+    children_of,
+    drop_nulls,
+    json_fields_of,
+    set_column,
+    struct_of,
+)
 from treetune.data.rows.image_columns import COLUMN as IMAGES
 from treetune.data.rows.image_columns import HUGGINGFACE, image_type
-from treetune.data.rows.parquet import TRUTHS, MixedTruths, conform, is_open, json_array, refuse_truths, unify_types
-from treetune.data.rows.row_codec import MARK
+from treetune.data.rows.parquet import MixedTruths, conform, is_open, json_array, refuse_truths, unify_types
+from treetune.data.rows.row_codec import MAPPINGS, TRUTHS
 from treetune.errors import TasksetError
 
 ROW_GROUP = 2_000
 """Rows of one row group: reading one row reads all of its group."""
+
+
+TOGETHER = 20_000
+"""Rows that are taken of files at a time."""
 
 
 class GrowingParquet:
@@ -46,6 +58,11 @@ class GrowingParquet:
     def __exit__(self, *exception: object) -> None:
         self._close()
 
+    def expect(self, schema: pa.Schema, json_fields: set[str]) -> None:
+        """Begin with a schema that is wider than that of the first table."""
+        self.json_fields = json_fields
+        self.schema = with_mark(schema) if json_fields else schema
+
     def write(self, table: pa.Table) -> None:
         already = frozenset(json_fields_of(table.schema.metadata))
         table = table.replace_schema_metadata(None)
@@ -66,9 +83,8 @@ class GrowingParquet:
         self._close()
         earlier = self.path.with_name(f"{self.path.name}.narrow")
         self.path.rename(earlier)
-        with pq.ParquetFile(earlier) as file:
-            for number in range(file.num_row_groups):
-                self._put(file.read_row_group(number), json_fields)
+        for table in read_groups(earlier):
+            self._put(table, json_fields)
         earlier.unlink()
 
     def _put(self, table: pa.Table, already_json: frozenset[str]) -> None:
@@ -91,6 +107,46 @@ class GrowingParquet:
             if self.json_fields:
                 writer.add_key_value_metadata({JSON_FIELDS: msgspec.json.encode(sorted(self.json_fields))})
             writer.close()
+
+
+def read_groups(path: Path) -> Iterator[pa.Table]:
+    """The row groups of a file, with the metadata that says which values are JSON text."""
+    with pq.ParquetFile(path) as file:
+        for number in range(file.num_row_groups):
+            yield file.read_row_group(number).replace_schema_metadata(file.metadata.metadata)
+
+
+def write_changed(
+    source: Path,
+    target: Path,
+    change: Callable[[pa.Table], pa.Table],
+    schema: pa.Schema | None = None,
+    json_fields: Iterable[str] = (),
+) -> pa.Schema:
+    """Write the rows of a file again, changed, under a `schema` that is wider if one is given; gives their schema."""
+    with GrowingParquet(target) as writer:
+        if schema is not None:
+            writer.expect(schema, {*json_fields, *json_fields_of(pq.read_metadata(source).metadata)})
+        for table in read_groups(source):
+            writer.write(change(table))
+    return writer.schema
+
+
+def write_taken(files: Sequence[Path], rows: Sequence[int], target: Path) -> pa.Schema:
+    """Write rows in this order, counted through all files; gives their schema."""
+    together = target.with_name(f"{target.name}.all")
+    try:
+        if len(files) > 1:
+            with GrowingParquet(together) as stack:  # under one schema
+                for table in chain.from_iterable(map(read_groups, files)):
+                    stack.write(table)
+        with pq.ParquetFile(together if len(files) > 1 else files[0]) as file, GrowingParquet(target) as writer:
+            table = file.read().replace_schema_metadata(file.metadata.metadata)
+            for first in range(0, len(rows), TOGETHER):
+                writer.write(table.take(pa.array(rows[first : first + TOGETHER], pa.int64())))
+        return writer.schema
+    finally:
+        together.unlink(missing_ok=True)
 
 
 def _first_value(table: pa.Table, path: str, position: int) -> dict[int, Any]:

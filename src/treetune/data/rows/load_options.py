@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from treetune.data.rows.files import open_parquet
 from treetune.data.rows.local_files import KINDS, LocalFiles
 from treetune.data.rows.sources import FILE_FORMATS, Layout, LoadingParams, ReadError, without_compression
 
@@ -137,8 +138,6 @@ def _is_read_here(file: Path, kind: str) -> bool:
 
 def _has_plain_values(file: Path) -> bool:
     """Whether the values of a parquet file are as they are stored, whatever `datasets` has noted of them."""
-    from treetune.data.rows.reading import open_parquet
-
     try:
         with open_parquet(file) as opened:
             schema = opened.schema_arrow

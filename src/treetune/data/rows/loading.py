@@ -21,24 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.core.finding import Flaw
+from treetune.data.rows.files import refuse_encoding
 from treetune.data.rows.library_changes import find_changes
 from treetune.data.rows.load_options import builder_arguments, find_foreign, find_local_files, read_layout
-from treetune.data.rows.local_files import KINDS, ROWS, LocalFiles, SourceBatch
+from treetune.data.rows.local_files import KINDS, ROWS, LocalFiles, SourceBatch, refuse_name
 from treetune.data.rows.saved_folder import is_saved, load_saved
 from treetune.data.rows.sources import (
     FILE_FORMATS,
-    File,
     FileKind,
     LoadingParams,
-    ReadError,
     format_called,
     known_kind,
     open_plain,
-    spell_format,
     without_compression,
 )
 from treetune.data.rows.split_slices import parse_split
-from treetune.data.rows.text_files import refuse_encoding
 from treetune.errors import (
     EmptyTasksetError,
     NetworkError,
@@ -340,32 +337,24 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
     """What is wrong with the files that are named, where something is."""
     for place in params.local_sources():
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if not file.is_file():
-                continue
-            kind, ending = str(params.args[0]), without_compression(file).suffix[1:]
-            fault = _fault_of_file(file, kind)
-            if kind != (meant := format_called(ending)) and {kind, meant} <= KINDS:
-                said = fault.message if isinstance(fault, ReadError) else f"{file} cannot be read as {kind}"
-                return UsageError(said, remedy=f"it is called {file.name}: write {spell_format(ending)}")
-            if fault is not None:
+            if file.is_file() and (fault := _fault_of_file(file, str(params.args[0]))) is not None:
                 return fault
     return None
 
 
 def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
-    from treetune.data.rows.reading import batches_of
-
-    shape = known_kind(file)
-    if kind in ("json", "parquet") and shape is not FileKind.LINES:
-        shape = FileKind(kind)
+    if kind not in KINDS and kind != "text":  # a folder
+        if (shape := known_kind(file)) is None:
+            return None
+        kind = "json" if shape is FileKind.LINES else shape.value
     try:
-        if shape is FileKind.CSV or kind in ("csv", "text"):
+        if kind in ("csv", "text"):  # whose cells only the library can read, by its arguments
+            refuse_name(file, kind, f"{file} cannot be read as {kind}")
             with open_plain(file) as opened:
                 rows = sum(not line.decode().isspace() for line in opened) - (kind != "text")
-        elif shape is not None:
-            rows = sum(len(batch.rows) for batch in batches_of(File(file, shape)))
         else:
-            return None
+            rows = sum(map(len, LocalFiles(kind, {"train": [file]}).batches()))
+            refuse_name(file, kind, f"{file} cannot be read as {kind}")
     except TreetuneError as error:
         return error
     except UnicodeDecodeError as error:

@@ -5,7 +5,7 @@
     for batch in files.batches(): ...
 
 They are read twice, a batch at a time: first for the columns and the number of rows, then for the values. Rows come as
-Python values, and of parquet as tables. The types of CSV columns are those of `csv_types`.
+Python values, and of parquet as tables. The types of CSV columns are those of `CsvTypes`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,19 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 
 from treetune.core.finding import Flaw
-from treetune.data.rows.arrow_values import json_fields_of, pause_gc
-from treetune.data.rows.csv_types import CsvTypes
-from treetune.data.rows.reading import arrow_rows, open_parquet, rows_within, take_within
+from treetune.data.rows.arrow_values import arrow_rows, json_fields_of, pause_gc
+from treetune.data.rows.files import (
+    CsvTypes,
+    check_cells,
+    decode_row,
+    holds_lines,
+    iter_line_blocks,
+    iter_records,
+    open_parquet,
+    refuse_encoding,
+    rows_within,
+    take_within,
+)
 from treetune.data.rows.sources import (
     File,
     FileKind,
@@ -35,14 +45,6 @@ from treetune.data.rows.sources import (
     without_compression,
 )
 from treetune.data.rows.split_slices import Piece, parse_split
-from treetune.data.rows.text_files import (
-    check_cells,
-    decode_row,
-    holds_lines,
-    iter_line_blocks,
-    iter_records,
-    refuse_encoding,
-)
 from treetune.errors import EmptyTasksetError, UsageError
 
 if TYPE_CHECKING:
@@ -207,7 +209,7 @@ class LocalFiles:
                     counts[file] = self._scan_file(file, columns)
         if not sum(counts.values()):
             for file in counts:
-                self._refuse_name(file, f"{file} cannot be read as {self.kind}")
+                refuse_name(file.path, self.kind, f"{file} cannot be read as {self.kind}")
             name = next(iter(counts), "the source")
             raise EmptyTasksetError(f"{name} has no rows", remedy="give it rows, or leave it out of data_files")
         return counts, columns
@@ -255,17 +257,19 @@ class LocalFiles:
         try:
             yield
         except ReadError as error:
-            self._refuse_name(file, error.message)
+            refuse_name(file.path, self.kind, error.message)
             raise
         except UnicodeDecodeError as error:
             raise refuse_encoding(file.path, error) from None
         except OSError as error:
             raise ReadError(f"{file} cannot be read: {error.strerror or error}") from None
 
-    def _refuse_name(self, file: File, problem: str) -> None:
-        ending = without_compression(file.path).suffix[1:]
-        if (meant := format_called(ending)) != self.kind and meant in KINDS:
-            raise UsageError(problem, remedy=f"it is called {file.path.name}: write {spell_format(ending)}") from None
+
+def refuse_name(file: Path, kind: str, problem: str) -> None:
+    """Raises where a file of a kind is called as one of another kind."""
+    ending = without_compression(file).suffix[1:]
+    if kind in KINDS and (meant := format_called(ending)) != kind and meant in KINDS:
+        raise UsageError(problem, remedy=f"it is called {file.name}: write {spell_format(ending)}") from None
 
 
 def _shape(path: Path, kind: str) -> FileKind:

@@ -32,13 +32,11 @@ from treetune.data.rows.arrow_values import (
     to_python,
     with_json_fields,
 )
-from treetune.data.rows.formats import FORMATS, MAPPINGS
 from treetune.data.rows.image_columns import COLUMN as IMAGES
 from treetune.data.rows.image_columns import image_column
-from treetune.data.rows.row_codec import with_parts
+from treetune.data.rows.row_codec import MAPPINGS, TRUTHS, with_parts
 from treetune.errors import TasksetError
 
-TRUTHS = tuple(".".join(format.truth) for format in FORMATS.values())
 _READ_BY_TRAINERS = frozenset((*TRUTHS, *MAPPINGS, "prompt", IMAGES))
 
 MOST_KEYS = 64

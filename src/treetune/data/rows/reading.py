@@ -12,31 +12,31 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from treetune.core.task import Task
-from treetune.data.rows.arrow_values import decode_json, drop_nulls, json_fields_of, pause_gc, to_rows
-from treetune.data.rows.formats import MAPPINGS, Format, detect, format_named
-from treetune.data.rows.row_codec import parse_json_fields
+from treetune.data.rows.arrow_values import arrow_rows, decode_json, drop_nulls, pause_gc
+from treetune.data.rows.files import (
+    Cells,
+    check_cells,
+    decode_row,
+    iter_records,
+    open_parquet,
+    rows_within,
+    take_within,
+)
+from treetune.data.rows.formats import Format, detect, format_named
+from treetune.data.rows.loading import open_source
+from treetune.data.rows.row_codec import MAPPINGS
 from treetune.data.rows.sources import BATCH, Batch, File, FileKind, HubName, ReadError, Row, Sources, find
-from treetune.data.rows.text_files import Cells, check_cells, decode_row, iter_records, refuse_several
 from treetune.errors import NetworkError, TreetuneError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-T = TypeVar("T")
-
-BUFFER = 1 << 20
-"""Bytes of a column of parquet that are read at a time."""
-
-TOGETHER_BYTES = 64 << 20
-"""Bytes of rows that are in memory at a time, more or less."""
 
 OnFault = Callable[[int, str], None]
 """Called with the number of a faulty row and what is wrong with it."""
@@ -106,35 +106,6 @@ def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
             yield batch.replace_schema_metadata(file.metadata.metadata)
 
 
-@contextmanager
-def open_parquet(path: Path) -> Iterator[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        # Buffering ahead keeps what was read until the end.
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
-            refuse_several(file.schema_arrow.names, path)
-            yield file
-    except (pa.ArrowException, OSError) as error:
-        raise ReadError(f"{path} cannot be read as parquet: {error}") from None
-
-
-def rows_within(file: Any, most: int) -> int:
-    """How many rows of a parquet file are read at a time: fewer than `most` where they are large, as images are."""
-    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
-    size: int = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
-    return max(1, min(most, TOGETHER_BYTES // max(1, size)))
-
-
-def arrow_rows(batch: pa.RecordBatch) -> list[Row]:
-    """Rows without nulls; what the metadata of their schema lists is parsed, for it is JSON text."""
-    with pause_gc():
-        rows = to_rows(batch.schema.names, batch.columns, batch.num_rows)
-    json_fields = json_fields_of(batch.schema.metadata)
-    return [parse_json_fields(row, json_fields) for row in rows] if json_fields else rows
-
-
 def _number_rows(name: str, batches: Iterable[list[Row]]) -> Iterator[Batch]:
     first = 0
     for rows in batches:
@@ -143,8 +114,6 @@ def _number_rows(name: str, batches: Iterable[list[Row]]) -> Iterator[Batch]:
 
 
 def hub_batches(source: HubName) -> Iterator[Batch]:
-    from treetune.data.rows.loading import open_source
-
     try:
         opened = open_source(source.loading_params())
     except NetworkError as error:
@@ -191,18 +160,6 @@ def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Bat
                 yield Batch(str(path), unit, list(rows), list(rows.values()))
     except OSError as error:
         raise ReadError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def take_within(items: Iterator[T], most: int, size_of: Callable[[T], int]) -> list[T]:
-    """The next items, at most so many, and no more once they are large together."""
-    taken: list[T] = []
-    total = 0
-    for item in items:
-        taken.append(item)
-        total += size_of(item)
-        if len(taken) >= most or total >= TOGETHER_BYTES:
-            break
-    return taken
 
 
 def _decode(text: bytes) -> Row:

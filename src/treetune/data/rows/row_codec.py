@@ -9,14 +9,14 @@ Treetune needs for itself, the fields of a subclass. Most rows need no note. Wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from treetune.chat.message import Message
 from treetune.core.task import UID_LENGTH, ForeignTask, Task, own_values
-from treetune.data.rows.arrow_values import decode_json, drop_nulls, to_json_text
+from treetune.data.rows.arrow_values import MARK, decode_json, drop_nulls, parse_json_fields, to_json_text
 from treetune.data.rows.image_columns import COLUMN, restore_prompt, to_parts
 from treetune.data.rows.rule import RULE
 from treetune.errors import TasksetError
@@ -30,10 +30,6 @@ ROW = "row_json"
 """The key of `extra_info` with the other columns as JSON, for rows whose scorer may want them: verl passes only
 `data_source`, the ground truth and `extra_info` on."""
 
-MARK = "treetune_json"
-"""The key of `extra_info` that lists the dotted paths whose values are JSON text. Trainers do not see what a file's
-metadata says."""
-
 ADDED = ("num_turns", "rollout_reward_scores")
 """Keys that verl's reward managers put into `extra_info`, whatever stands there."""
 
@@ -42,6 +38,15 @@ SCORED = "scored"
 
 SHARED = ("data_source", "prompt", "ability", "extra_info")
 """The columns that every format has."""
+
+REWARDS = ("reward_model", "reward_spec")
+"""Columns that hold a reward specification, each in some format."""
+
+MAPPINGS = ("extra_info", *REWARDS)
+"""Columns whose keys each have a type of their own."""
+
+TRUTHS = (*(f"{name}.ground_truth" for name in REWARDS), "ground_truth")
+"""The paths of ground truths in all formats."""
 
 _OWN = frozenset(("env_class", "scorer", ROW, MARK, KEY, ""))
 """Keys of `extra_info` that have a meaning here (and one that no parquet path can name)."""
@@ -201,19 +206,6 @@ def restore_json(row: Row, under: str = "") -> dict[str, Any]:
         return dict(row)
     copy = {name: dict(value) if isinstance(value, dict) else value for name, value in row.items()}
     return parse_json_fields(copy, [path for path in decode_json(extra[MARK]) if path.startswith(under)])
-
-
-def parse_json_fields(row: dict[str, Any], json_fields: Sequence[str]) -> dict[str, Any]:
-    """`row` with the values at these dotted paths parsed: they are JSON text."""
-    for path in json_fields:
-        name, _, key = path.partition(".")
-        place, last = (row.get(name), key) if key else (row, name)
-        if isinstance(place, dict) and isinstance(place.get(last), str):
-            place[last] = drop_nulls(decode_json(place[last]))
-    extra = row.get("extra_info")
-    if isinstance(extra, dict):
-        extra.pop(MARK, None)
-    return row
 
 
 def truth_text(truth: Any) -> Any:

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from treetune.core.task import UID_VERSION
-from treetune.data.rows.arrow_values import pause_gc
+from treetune.data.rows.arrow_values import arrow_rows, pause_gc
 from treetune.data.rows.cache import Cache, Sidecar, config_hash, content_hash
+from treetune.data.rows.files import BUFFER
 from treetune.data.rows.loading import open_source
-from treetune.data.rows.reading import BUFFER, arrow_rows, batches_of
+from treetune.data.rows.reading import batches_of
 from treetune.data.rows.row_uid import row_uid
 from treetune.data.rows.sources import File, HubName, ReadError, Row
 from treetune.errors import StorageError, TasksetError

@@ -21,10 +21,11 @@ from treetune.chat.images import urls_in
 from treetune.chat.message import Message
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.data.rows.agent_column import Needed, name_agent_in_place
+from treetune.data.rows.agent_column import COLUMN, LOOP, needs_loop, row_needs_loop, with_agent
 from treetune.data.rows.arrow_values import encode_json
+from treetune.data.rows.files import take_within
 from treetune.data.rows.formats import Format, format_named
-from treetune.data.rows.reading import RowTasks, read_rows, take_within
+from treetune.data.rows.reading import RowTasks, read_rows
 from treetune.data.rows.row_codec import with_opening
 from treetune.data.rows.rule import RULE
 from treetune.data.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
@@ -63,13 +64,9 @@ def write_file(
         # Beside the file, so that it can be put in its place in one step.
         with tempfile.TemporaryDirectory(prefix=".treetune-", dir=path.parent) as folder:
             written = Path(folder) / f"rows{path.suffix}"
-            taskset = scorer if isinstance(scorer, Taskset) else tasks if isinstance(tasks, Taskset) else None
-            needed = Needed(taskset)
-            count = write(needed.look_at(attach_scorers(tasks, scorer)), written, rows_format)
+            count = write_scored(tasks, scorer, written, rows_format, write)
             if not count:
                 raise EmptyTasksetError(f"there are no tasks to write to {path}")
-            if needed.found and rows_format.one_answer:
-                name_agent_in_place(written)
             if check is not None:
                 check(written)
             os.replace(written, path)
@@ -78,7 +75,34 @@ def write_file(
     return count
 
 
-def attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[Scored]:
+def write_scored(
+    tasks: Iterable[Task],
+    scorer: str | Taskset[Any, Any] | None,
+    path: Path,
+    format: Format,
+    write: Callable[[Iterator[Scored], Path, Format], int],
+) -> int:
+    """Write tasks and what scores them; gives their number. The rows name our agent loop where a task needs it."""
+    taskset = scorer if isinstance(scorer, Taskset) else tasks if isinstance(tasks, Taskset) else None
+    loop = False
+
+    def notice_loop() -> Iterator[Scored]:
+        nonlocal loop
+        for task, scored_by in _attach_scorers(tasks, scorer):
+            if taskset is not None:
+                loop = loop or needs_loop(taskset, task)
+            else:
+                named = task.extra_info.get("scorer")
+                loop = loop or row_needs_loop(task, named if isinstance(named, str) else scored_by)
+            yield task, scored_by
+
+    count = write(notice_loop(), path, format)
+    if loop and format.one_answer:
+        _name_agent(path)
+    return count
+
+
+def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[Scored]:
     """Each task with what scores it; refused where that is not known."""
     if scorer is None and isinstance(tasks, Taskset):
         scorer = tasks
@@ -89,7 +113,7 @@ def attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None
         if isinstance(scorer, Taskset):
             if (lost := refuse_groups(scorer, task)) is not None and lost not in warned:
                 warned.add(lost)
-                warnings.warn(lost, stacklevel=5)
+                warnings.warn(lost, stacklevel=6)
             yield task, scorer_for(scorer, task) or ""
         elif task.env_class is not None and scorer is None and not of_rows:
             # Not of rows: a file that somebody else's rows name must not become one that this user kept.
@@ -117,6 +141,23 @@ def _write_json(tasks: Iterator[Scored], path: Path, format: Format) -> int:
             file.write((between if count > 1 else before) + encoded)
         file.write(after)
     return count
+
+
+def _name_agent(path: Path) -> None:
+    """Add the column `agent_name` to a file that was just written: parquet, or JSON with a row on each line."""
+    named = path.with_name(f"{path.name}.named")
+    with path.open("rb") as source:
+        if source.read(4) == b"PAR1":
+            from treetune.data.rows.growing_parquet import write_changed
+
+            write_changed(path, named, with_agent)
+        else:
+            source.seek(0)
+            mark, column = f'"{COLUMN}":'.encode(), f'{{"{COLUMN}":"{LOOP}",'.encode()
+            with named.open("wb") as target:
+                for line in source:
+                    target.write(column + line[1:] if line.startswith(b"{") and mark not in line else line)
+    os.replace(named, path)
 
 
 def _name_task(error: TasksetError, number: int) -> TasksetError:
@@ -164,13 +205,13 @@ def write_parquet(
                 warnings.warn(
                     "no parquet column holds these prompts, whose messages differ in type: they are JSON text, which "
                     f"only Treetune reads; for {format.name} write .jsonl",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
             return writer.rows
     if not format.has_environments:
         warnings.warn(
             "ground truths of several types: in parquet all of them become text; Treetune reads them as they were",
-            stacklevel=4,
+            stacklevel=5,
         )
     earlier = path.with_name(f"{path.name}.earlier.parquet")
     done: Iterable[Scored] = ()

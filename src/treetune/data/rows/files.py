@@ -1,9 +1,13 @@
-"""Files of JSON, JSON lines and CSV as rows that are not decoded yet, and what decodes them.
+"""Files of parquet, JSON, JSON lines and CSV, opened: the rows of text are not decoded yet.
 
     unit, records = iter_records(File(path, FileKind.LINES))
     for number, text in records: decode_row(text)
 
-Everything that reads such files reads them here, whatever the rows are for. A fault names its file and line or row.
+Everything that reads such files reads them here, whatever the rows are for. An error names its file and line or row.
+
+A CSV column holds numbers or booleans only where every cell prints back as it stands: `5` is a number, and `007`,
+`1.50`, `+5`, `1e5` and `true` make text of their column. An empty cell is None in any column, and no other text is
+taken for null. Whole numbers over 64 bits stay text, which is their digits.
 """
 
 from __future__ import annotations
@@ -11,10 +15,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,9 +35,49 @@ _decode_lines = msgspec.json.Decoder(dict[str, Any]).decode_lines
 _decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode_lines
 _BOM = b"\xef\xbb\xbf"
 
+BUFFER = 1 << 20
+"""Bytes of a column of parquet that are read at a time."""
+
+TOGETHER_BYTES = 64 << 20
+"""Bytes of rows that are in memory at a time, more or less."""
+
+T = TypeVar("T")
 
 Records = Iterator[tuple[int, Any]]
 """Rows that are not decoded, each with the number of its line or row: JSON, or the names of columns and the cells."""
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Buffering ahead keeps what was read until the end.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
+            refuse_several(file.schema_arrow.names, path)
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise ReadError(f"{path} cannot be read as parquet: {error}") from None
+
+
+def rows_within(file: Any, most: int) -> int:
+    """How many rows of a parquet file are read at a time: fewer than `most` where they are large, as images are."""
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    size: int = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
+    return max(1, min(most, TOGETHER_BYTES // max(1, size)))
+
+
+def take_within(items: Iterator[T], most: int, size_of: Callable[[T], int]) -> list[T]:
+    """The next items, at most so many, and no more once they are large together."""
+    taken: list[T] = []
+    total = 0
+    for item in items:
+        taken.append(item)
+        total += size_of(item)
+        if len(taken) >= most or total >= TOGETHER_BYTES:
+            break
+    return taken
 
 
 def iter_records(file: File, layout: Layout | None = None) -> tuple[str, Records]:
@@ -198,3 +245,55 @@ def refuse_encoding(path: str | Path, error: UnicodeDecodeError) -> ReadError:
 def refuse_several(names: list[str], path: str | Path) -> None:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ReadError(f"{path} has several columns {', '.join(twice)}")
+
+
+# Types of CSV
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+
+Reader = Callable[[str], Any]
+
+
+def _read_boolean(cell: str) -> bool:
+    return cell == "True"
+
+
+def _reader_of(cell: str) -> Reader:
+    """What reads a cell so that it prints back identically."""
+    if cell in ("True", "False"):
+        return _read_boolean
+    if _INTEGER.fullmatch(cell) is not None and -(2**63) <= int(cell) < 2**63:
+        return int
+    try:
+        number = float(cell)
+    except ValueError:
+        return str
+    return float if math.isfinite(number) and repr(number) == cell else str
+
+
+class CsvTypes:
+    """The types of columns, by name, over all rows that were looked at."""
+
+    def __init__(self) -> None:
+        self._readers: dict[str, Reader] = {}
+        self._names: list[str] | None = None
+        self._open: list[tuple[int, str]] = []
+        """The columns of these names that may still turn out to be text."""
+
+    def look_at(self, names: list[str], cells: Sequence[str]) -> None:
+        """Learns the types from one more row."""
+        if names is not self._names:  # of another file
+            self._names = names
+            self._open = [(place, name) for place, name in enumerate(names) if self._readers.get(name) is not str]
+        closed = False
+        for place, name in self._open:
+            if cell := cells[place]:
+                reader = _reader_of(cell)
+                if self._readers.setdefault(name, reader) is not reader:
+                    self._readers[name] = reader = str
+                closed = closed or reader is str
+        if closed:
+            self._open = [(place, name) for place, name in self._open if self._readers.get(name) is not str]
+
+    def readers_of(self, names: Sequence[str]) -> list[Reader]:
+        return [self._readers.get(name, str) for name in names]
