@@ -159,8 +159,8 @@ def test_no_row_runs_code_in_trainers(mark, tmp_path, rows):
     from treetune.core.env_taskset import ByEnvironment
     from treetune.data.rows.agent_column import is_silent, row_needs_loop
     from treetune.data.rows.formats import task_to_play
-    from treetune.trainers.row_episodes import RowEpisodes
-    from treetune.trainers.skyrl.turns import most_turns
+    from treetune.trainers.episodes import RowEpisodes
+    from treetune.trainers.skyrl.launch import most_turns
     from treetune.trainers.slime.samples import ROW as SAMPLE
     from treetune.trainers.slime.samples import task_of
     from treetune.trainers.verl import compute_score

@@ -104,7 +104,7 @@ async def by_http(workers=0):
 
 
 async def by_trl():
-    from treetune.trainers.local_episodes import LocalEpisodes
+    from treetune.trainers.episodes import LocalEpisodes
 
     (episode,) = await LocalEpisodes(await streams.load(Watched())).start_many([0])
     step = await episode.step("end")
@@ -143,10 +143,10 @@ def test_only_the_episode_touches_an_environment_in_skyrl(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "skyrl_gym"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "treetune.trainers.skyrl.environment", raising=False)
-    from treetune.trainers.skyrl.environment import TreetuneEnv
+    from treetune.trainers.skyrl.environment import TreetuneTextEnv
 
     Watching.closed_by.clear()
-    env = TreetuneEnv("watching", Watching, extras={"reward_spec": {"ground_truth": "end"}})
+    env = TreetuneTextEnv("watching", Watching, extras={"reward_spec": {"ground_truth": "end"}})
     messages, _ = env.init([{"role": "user", "content": "Who calls?"}])
     output = env.step("end")
     env.close()

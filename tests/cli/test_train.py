@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from treetune.errors import UsageError
 from treetune.trainers import launch
-from treetune.trainers.areal.run import make_rows, serve
+from treetune.trainers.areal.__main__ import make_rows, serve
 from treetune.trainers.launch import TRAINERS, Launch, TrainRequest, as_text, merge, plan
 from treetune.trainers.verl import DEFAULT_LOOP, LOOPS
 

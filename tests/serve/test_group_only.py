@@ -13,7 +13,7 @@ from treetune.play import streams
 from treetune.play.host import LocalHost, always
 from treetune.serve.errors import Misused
 from treetune.serve.zmq.client import EnvClient
-from treetune.trainers.local_episodes import LocalEpisodes
+from treetune.trainers.episodes import LocalEpisodes
 
 TASKS = """
 from treetune import Task, Taskset

@@ -103,7 +103,7 @@ async def cancelled(taskset):
     try:
         await running
     except asyncio.CancelledError:
-        from treetune.trainers.verifiers.conversation import _open
+        from treetune.trainers.verifiers.model_calls import _open
 
         return len(_open)
 

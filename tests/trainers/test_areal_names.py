@@ -19,7 +19,7 @@ from treetune.cli.app import make_app
 from treetune.cli.options import split_overrides
 from treetune.config.trust import USER
 from treetune.play import streams
-from treetune.trainers.local_episodes import LocalEpisodes
+from treetune.trainers.episodes import LocalEpisodes
 from treetune.trainers.token_episode import Hooks, Sampled, play_episode
 
 ROOT = Path(__file__).parents[2]

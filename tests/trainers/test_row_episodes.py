@@ -17,7 +17,7 @@ from treetune.data.rows.writing import write_file
 from treetune.errors import UsageError
 from treetune.serve import Misused, ServeError
 from treetune.tasksets.target import load_taskset
-from treetune.trainers.row_episodes import RowEpisodes, share_episodes
+from treetune.trainers.episodes import RowEpisodes, share_episodes
 
 COUNTING = """
 from pathlib import Path

@@ -11,7 +11,7 @@ from treetune import Task, Taskset
 from treetune.chat.tokens import ChatTokens
 from treetune.errors import PolicyError
 from treetune.play.streams import Streams
-from treetune.trainers.local_episodes import LocalEpisodes
+from treetune.trainers.episodes import LocalEpisodes
 from treetune.trainers.token_episode import Hooks, Sampled, play_episode
 
 

@@ -18,9 +18,8 @@ from treetune.cli.listing import cells
 from treetune.errors import UsageError
 from treetune.tasksets.target import load_taskset
 from treetune.trainers.verifiers import export_package, packing
-from treetune.trainers.verifiers.intercepted import _with_system
-from treetune.trainers.verifiers.packing import open_taskset
-from treetune.trainers.verifiers.playable import check_playable
+from treetune.trainers.verifiers.model_calls import _with_system
+from treetune.trainers.verifiers.packing import check_playable, open_taskset
 
 
 @pytest.fixture(autouse=True)

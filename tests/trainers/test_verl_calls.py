@@ -9,8 +9,7 @@ import pytest
 
 from treetune.chat.tokens import Prompt, TokenSequence
 from treetune.serve import ServeError
-from treetune.trainers.verl.groups import Ended, Groups
-from treetune.trainers.verl.model_calls import ModelCalls
+from treetune.trainers.verl.rollouts import EpisodeScore, ModelCalls, PromptGroups
 
 
 def engine(asked, *, logprobs=None, seconds=0.0, experts=None, **fields):
@@ -99,7 +98,7 @@ def test_each_sequence_has_the_experts_of_its_last_turn():
     assert calls.experts_of(sequences) == [None, None]
 
 
-# Groups
+# PromptGroups
 
 
 async def take_part(groups, outcome, seconds=0.0, uid="a"):
@@ -107,13 +106,13 @@ async def take_part(groups, outcome, seconds=0.0, uid="a"):
         await asyncio.sleep(seconds)
         if outcome is None:
             return await member.mean_of_others()
-        member.end(Ended(outcome, float(outcome >= 1)))
+        member.end(EpisodeScore(outcome, float(outcome >= 1)))
         return None
 
 
 def test_one_that_failed_gets_the_mean_of_the_others_once_they_have_ended():
     async def main():
-        groups = Groups()
+        groups = PromptGroups()
         parts = [(None, 0.0), (1.0, 0.02), (None, 0.01), (0.5, 0.05)]
         others = [take_part(groups, 0.0, uid="b"), *(take_part(groups, *part) for part in parts)]
         return await asyncio.gather(*others), groups._groups
@@ -125,7 +124,7 @@ def test_one_that_failed_gets_the_mean_of_the_others_once_they_have_ended():
 
 def test_where_no_other_was_played_there_is_no_mean():
     async def main():
-        groups = Groups()
+        groups = PromptGroups()
         return await asyncio.gather(take_part(groups, None), take_part(groups, None, 0.01))
 
     assert asyncio.run(main()) == [None, None]
@@ -133,7 +132,7 @@ def test_where_no_other_was_played_there_is_no_mean():
 
 def test_one_that_is_cancelled_is_not_waited_for():
     async def main():
-        groups = Groups()
+        groups = PromptGroups()
         slow = asyncio.create_task(take_part(groups, 1.0, 60))
         failed = asyncio.create_task(take_part(groups, None))
         done = asyncio.create_task(take_part(groups, 0.0))

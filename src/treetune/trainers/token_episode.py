@@ -26,7 +26,7 @@ from treetune.core.score import finite, total
 from treetune.errors import PolicyError, TreetuneError, UsageError
 from treetune.play.rollout import play_turns
 from treetune.serve import ServeError
-from treetune.trainers.local_episodes import or_error
+from treetune.trainers.episodes import or_error
 
 log = logging.getLogger("treetune.trainers")
 

@@ -37,7 +37,7 @@ from treetune.tasksets.turns import max_turns_of
 from treetune.trainers.single_turn import refuse_begun_answer
 
 
-class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
+class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
     """One episode. `id` is how the rows name the environment, `environment` what Treetune makes of that."""
 
     def __init__(

@@ -31,10 +31,42 @@ from treetune.data.rows.formats import FORMATS
 from treetune.errors import MissingExtraError, PluginError, UnknownNameError
 from treetune.tasksets.search import URL_VARIABLE
 from treetune.tasksets.text2sql import FOLDER_VARIABLE
-from treetune.trainers.skyrl.entries import find_theirs
 
 _VARIABLES = {"search_url": URL_VARIABLE, "db_path": FOLDER_VARIABLE}
 """Keys of skyrl-gym's configs that our environments of the same name take from the process's environment."""
+
+ADAPTER = "treetune.trainers.skyrl.environment:TreetuneTextEnv"
+"""The entry point of each environment of ours."""
+
+_theirs: dict[str, Any] = {}
+"""skyrl-gym's entries whose place ours have taken."""
+
+
+def find_theirs(id: str) -> Any:
+    """skyrl-gym's own entry of an id, though ours may have its place; None where it has none."""
+    entry = registry().get(id)
+    return _theirs.get(id) if entry is not None and is_ours(entry) else entry
+
+
+def registry() -> dict[str, Any]:
+    """skyrl-gym's own, by id."""
+    try:
+        from skyrl_gym.envs import registration
+    except ImportError as error:
+        raise MissingExtraError.of("skyrl-gym", "skyrl") from error
+    known: dict[str, Any] = registration.registry
+    return known
+
+
+def is_ours(entry: Any) -> bool:
+    return bool(entry.entry_point == ADAPTER)
+
+
+def put_entry(entry: Any) -> None:
+    known = registry()
+    if entry.id in known and not is_ours(known[entry.id]):
+        _theirs[entry.id] = known[entry.id]
+    known[entry.id] = entry
 
 
 class SkyRLGymEnvironment(Environment):

@@ -20,8 +20,7 @@ from treetune.config.trust import USER
 from treetune.core.environment import Environment
 from treetune.data.rows.cache import write_atomically
 from treetune.errors import PluginError, StorageError, UsageError
-from treetune.trainers.skyrl.entries import ADAPTER, is_ours, put_entry, registry
-from treetune.trainers.skyrl.gym import class_of
+from treetune.trainers.skyrl.gym import ADAPTER, class_of, is_ours, put_entry, registry
 
 
 def register(

@@ -29,7 +29,7 @@ from treetune.data.rows.reading import batches_of
 from treetune.data.rows.sources import File, FileKind, HubName, Row, find
 from treetune.errors import ConfigError, Faults, MissingExtraError, TreetuneError, UnknownNameError, UsageError
 from treetune.trainers.config import get_value, load_lists, set_value
-from treetune.trainers.skyrl.entries import registry
+from treetune.trainers.skyrl.gym import registry
 from treetune.trainers.skyrl.registry import register
 
 Names = str | Path | Sequence[str | Path]

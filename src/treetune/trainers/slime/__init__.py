@@ -8,7 +8,7 @@ slime itself is never changed, and is imported only where one of these is called
 """
 
 from treetune.trainers.slime.data import TreetuneData
-from treetune.trainers.slime.groups import evaluate, group_rewards, keep_played
 from treetune.trainers.slime.rollouts import generate, reward
+from treetune.trainers.slime.samples import evaluate, group_rewards, keep_played
 
 __all__ = ["TreetuneData", "evaluate", "generate", "group_rewards", "keep_played", "reward"]

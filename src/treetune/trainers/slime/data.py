@@ -27,9 +27,8 @@ from treetune.system import threads
 from treetune.system.cache_folder import default_cache_dir, write_atomically
 from treetune.system.digest import digest
 from treetune.tasksets.target import NEEDS_TASKS, is_server, load_taskset
-from treetune.trainers.slime.groups import set_up
-from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of
-from treetune.trainers.slime.settings import settings_of
+from treetune.trainers.slime.rollouts import settings_of
+from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of, set_up
 
 log = logging.getLogger("treetune.slime")
 

@@ -12,21 +12,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from treetune.chat.tokens import ChatTokens
+from treetune.chat.tokens import ChatTokens, Rewrites
+from treetune.config.structs import convert
 from treetune.core.task import Task
-from treetune.errors import MissingExtraError, PolicyError, TreetuneError
+from treetune.errors import MissingExtraError, PolicyError, TreetuneError, UsageError
 from treetune.serve import ServeError
 from treetune.system import threads
-from treetune.trainers.row_episodes import RowEpisodes, is_misuse
+from treetune.trainers.episodes import RowEpisodes, is_misuse
 from treetune.trainers.single_turn import play_rows
 from treetune.trainers.slime.engine import Aborted, Engine
 from treetune.trainers.slime.samples import DRAW, UNANSWERED, begin_anew, is_lost, lose, task_of
-from treetune.trainers.slime.settings import settings_of
 from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode
 
 log = logging.getLogger("treetune.slime")
@@ -35,9 +35,49 @@ _FEWEST_LOSSES = 64
 """As many episodes at least may be lost in a row before that is an error."""
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_turns: Annotated[int, msgspec.Meta(ge=1)] = 100
+    """The most answers of one episode; most environments end it themselves."""
+    turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """A reward is multiplied by this for each turn."""
+    rewrites: Rewrites | None = None
+    """Where a chat template rewrites history: `split` gives several samples, `keep` goes on from the sampled tokens.
+    Absent: `split`, but `keep` with `--partial-rollout`, for slime stops no rollouts of several samples."""
+    episode_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The most seconds of an episode, looked at between turns; what it has earned by then counts."""
+    call_format: str | None = None
+    """How the model writes calls of tools, where its chat template does not show that."""
+    tries: Annotated[int, msgspec.Meta(ge=1)] = 2
+    """How often an episode is played that its environment fails in."""
+    timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+    """The most seconds of one start or step of an environment."""
+    model_timeout: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
+    """The most seconds of one answer of SGLang."""
+    urls: tuple[str, ...] = ()
+    """Task servers that play the episodes; without them, this process does."""
+    token_env: str = "TREETUNE_TOKEN"
+    """The variable that holds the servers' token."""
+    patience: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """The most seconds to wait for a server that does not answer."""
+
+
+def settings_of(args: Any) -> Settings:
+    """Those of slime's arguments, read once."""
+    found = getattr(args, "treetune", None)
+    if isinstance(found, Settings):
+        return found
+    found = convert(found, Settings, path="treetune", source="--custom-config-path")
+    partial = bool(getattr(args, "partial_rollout", False))
+    if partial and found.rewrites == "split":
+        problem = "--partial-rollout stops no rollouts of several samples, as treetune.rewrites: split makes them"
+        raise UsageError(problem, remedy="set treetune.rewrites: keep, or leave one of them out")
+    args.treetune = msgspec.structs.replace(found, rewrites=found.rewrites or ("keep" if partial else "split"))
+    return settings_of(args)
+
+
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """Plays the episode of a sample, and gives the sample back; several where history was rewritten."""
-    process = _process_of(args)
+    process = _state_of(args)
     rollout = process.waiting.pop(sample.session_id, None)
     most = process.settings.tries
     if rollout is not None:
@@ -72,7 +112,7 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:
     samples = sample if isinstance(sample, list) else [sample]
     open_ones = [one for one in samples if one.reward is None and not is_lost(one)]
     if open_ones:
-        tokenizer = _process_of(args).state.tokenizer
+        tokenizer = _state_of(args).state.tokenizer
         rows = [(*task_of(one), _answer_in(one, tokenizer)) for one in open_ones]
         for one, result in zip(open_ones, await threads.call(play_rows, rows), strict=True):
             one.reward = _as_asked(args, result.reward)
@@ -100,7 +140,7 @@ def _as_asked(args: Any, reward: float | None, evaluation: bool = False) -> Any:
 class _Rollout:
     """An episode under way. slime may stop it, and go on with it after the next update of the weights."""
 
-    def __init__(self, process: _Process, sample: Any, episode: Any, evaluation: bool) -> None:
+    def __init__(self, process: _LoopState, sample: Any, episode: Any, evaluation: bool) -> None:
         args = process.args
         own = getattr(args, "eval_max_context_len", None) if evaluation else None
         context = own or getattr(args, "rollout_max_context_len", None)
@@ -112,7 +152,7 @@ class _Rollout:
         self.seconds = 0.0
 
     @classmethod
-    async def start(cls, process: _Process, sample: Any, evaluation: bool) -> _Rollout:
+    async def start(cls, process: _LoopState, sample: Any, evaluation: bool) -> _Rollout:
         scorer, task = task_of(sample)
         episode = await process.episodes.start(scorer, _with_index(task, sample) if process.settings.urls else task)
         try:
@@ -132,7 +172,7 @@ class _Rollout:
             raise self.played.failure
 
 
-class _Process:
+class _LoopState:
     """What all rollouts of an event loop share."""
 
     def __init__(self, args: Any) -> None:
@@ -199,28 +239,28 @@ class _Process:
         return samples
 
 
-_processes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Process] = WeakKeyDictionary()
+_states: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
 
-def _process_of(args: Any) -> _Process:
+def _state_of(args: Any) -> _LoopState:
     loop = asyncio.get_running_loop()
-    found = _processes.get(loop)
+    found = _states.get(loop)
     if found is None or found.args is not args:
-        found = _processes[loop] = _Process(args)
+        found = _states[loop] = _LoopState(args)
     return found
 
 
 async def close() -> None:
     """Closes what the rollouts of this event loop hold: stopped episodes, connections. So does the end of the process,
     less politely."""
-    process = _processes.pop(asyncio.get_running_loop(), None)
+    process = _states.pop(asyncio.get_running_loop(), None)
     if process is not None:
         for rollout in process.waiting.values():
             await _close(rollout)
         await process.episodes.close()
 
 
-async def _stop(process: _Process, sample: Any, rollout: _Rollout | None) -> Any:
+async def _stop(process: _LoopState, sample: Any, rollout: _Rollout | None) -> Any:
     """slime stops everything. With `--partial-rollout` the sample comes back, and its episode waits for it."""
     if rollout is not None and getattr(process.args, "partial_rollout", False):
         process.waiting[sample.session_id] = rollout

@@ -1,11 +1,21 @@
-"""A task as a `Sample` of slime's carries it: whole, in its metadata, so that any process can play and score it.
+"""slime's samples: a task as a `Sample` carries it, and what becomes of groups and evaluations with lost episodes.
 
-sample = Sample(**fields_of(task, scorer))
-scorer, task = task_of(sample)
+    sample = Sample(**fields_of(task, scorer))
+    scorer, task = task_of(sample)
+
+    --dynamic-sampling-filter-path treetune.trainers.slime.keep_played
+    --custom-reward-post-process-path treetune.trainers.slime.group_rewards
+    --eval-function-path treetune.trainers.slime.evaluate
+
+A sample carries its task whole, in its metadata, so that any process can play and score it. `TreetuneData` names the
+three functions in slime's arguments, in front of what they name already.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,6 +25,10 @@ from treetune.data.rows import row_codec
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.rule import RULE
 from treetune.errors import UsageError
+
+HERE = "treetune.trainers.slime"
+_OTHERS = "treetune_other_functions"
+"""The argument that keeps which functions slime's arguments named before."""
 
 ROW = "treetune_row"
 """The key of the metadata with the row of the task, as JSON."""
@@ -68,3 +82,94 @@ def lose(sample: Any, why: str) -> None:
     sample.metadata |= {LOST: why, TIMES_LOST: sample.metadata.get(TIMES_LOST, 0) + 1}
     sample.remove_sample = True
     sample.status = type(sample.status).ABORTED
+
+
+def set_up(args: Any) -> None:
+    """Names the functions of this module in slime's arguments. What was named there is called by them."""
+    others = dict(getattr(args, _OTHERS, None) or {})
+    for key, name in (("dynamic_sampling_filter_path", "keep_played"), ("eval_function_path", "evaluate")):
+        ours, named = f"{HERE}.{name}", getattr(args, key, None)
+        if named != ours:
+            others[key] = named
+            setattr(args, key, ours)
+    if getattr(args, "custom_reward_post_process_path", None) is None:
+        args.custom_reward_post_process_path = f"{HERE}.group_rewards"
+    setattr(args, _OTHERS, others)
+
+
+def keep_played(args: Any, group: list[Any], **kwargs: Any) -> Any:
+    """A filter for dynamic sampling: a group is left out, and counted, where an episode of it was lost."""
+    from slime.rollout.filter_hub.base_types import DynamicFilterOutput, call_dynamic_filter
+
+    for sample in _flat(group):
+        if is_lost(sample):
+            return DynamicFilterOutput(keep=False, reason=f"lost_{sample.metadata[LOST]}")
+    firsts = [one[0] if isinstance(one, list) else one for one in group]
+    return call_dynamic_filter(_other(args, "dynamic_sampling_filter_path"), args, firsts, **kwargs)
+
+
+def group_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
+    """The rewards, and what they are beside those of their group: slime's own rule, but each episode counts once,
+    however many samples it gave."""
+    raw = [sample.get_reward_value(args) for sample in samples]
+    estimator = getattr(args, "advantage_estimator", "grpo")
+    centred = estimator in ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+    if not (centred and getattr(args, "rewards_normalization", True)):
+        return raw, raw
+    groups: dict[Any, dict[Any, float]] = defaultdict(dict)
+    for sample, reward in zip(samples, raw, strict=True):
+        groups[sample.group_index][_episode_of(sample)] = reward
+    by_deviation = estimator != "reinforce_plus_plus_baseline" and getattr(args, "grpo_std_normalization", True)
+    scales = {name: _scale(list(rewards.values()), by_deviation) for name, rewards in groups.items()}
+    shaped = []
+    for sample, reward in zip(samples, raw, strict=True):
+        mean, deviation = scales[sample.group_index]
+        shaped.append((reward - mean) / deviation)
+    return raw, shaped
+
+
+def _scale(rewards: list[float], by_deviation: bool) -> tuple[float, float]:
+    mean = statistics.fmean(rewards)
+    if not by_deviation or len(rewards) < 2:
+        return mean, 1.0
+    return mean, statistics.stdev(rewards) + 1e-6
+
+
+def _episode_of(sample: Any) -> Any:
+    return sample.index if sample.rollout_id is None else sample.rollout_id
+
+
+def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = True) -> Any:
+    """slime's evaluation, in which lost episodes are counted and not averaged."""
+    from slime.rollout.base_types import call_rollout_fn
+
+    other = _other(args, "eval_function_path") or _load("slime.rollout.sglang_rollout.generate_rollout")
+    output = call_rollout_fn(other, args, rollout_id, data_source, evaluation=evaluation)
+    for name, found in output.data.items() if evaluation else ():
+        samples = found.get("samples") or []
+        kept = [at for at, sample in enumerate(samples) if not is_lost(sample)]
+        if len(kept) == len(samples):
+            continue
+        if not kept:
+            raise RuntimeError(f"every episode of the evaluation {name!r} was lost")
+        for key, values in found.items():
+            if isinstance(values, list) and len(values) == len(samples):
+                found[key] = [values[at] for at in kept]
+        output.metrics = {**(output.metrics or {}), f"eval/{name}/lost": len(samples) - len(kept)}
+    return output
+
+
+def _other(args: Any, key: str) -> Any:
+    path = (getattr(args, _OTHERS, None) or {}).get(key)
+    return None if path is None else _load(path)
+
+
+def _load(path: str) -> Any:
+    from slime.utils.misc import load_function
+
+    return load_function(path)
+
+
+def _flat(group: list[Any]) -> Iterator[Any]:
+    for one in group:
+        yield from one if isinstance(one, list) else [one]

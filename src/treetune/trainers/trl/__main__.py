@@ -1,3 +1,102 @@
-from treetune.trainers.trl.run import main
+"""A training with TRL from a command line, as `treetune train trl` starts it.
 
-main()
+    python -m treetune.trainers.trl TARGET [--taskset.KEY=VALUE] model=MODEL [KEY=VALUE]...
+
+Keys are those of `GRPOConfig`. Ours beside them: `num_tasks`, `max_turns`, and `trainer=async` for AsyncGRPO against
+the vLLM server that its `vllm_server_base_url` names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from treetune.core.from_config import build_taskset
+from treetune.errors import MissingExtraError, TreetuneError, UsageError, did_you_mean
+from treetune.tasksets.target import is_server, read_target
+from treetune.trainers.launch import split_override
+from treetune.trainers.trl.launch import OURS
+from treetune.trainers.trl.tasks import TrlTasks
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    try:
+        run(sys.argv[1:] if arguments is None else arguments)
+    except TreetuneError as error:
+        sys.exit(f"error: {error}")
+
+
+def run(arguments: Sequence[str]) -> Any:
+    """Trains to the end; gives the trainer."""
+    target, of_target, given = read_arguments(arguments)
+    model = given.pop("model", None)
+    if model is None:
+        raise UsageError("model=MODEL is missing", remedy="a folder, or a name on the hub")
+    ours = {key: given.pop(key) for key in OURS if key in given}
+    config_class, trainer_class = find_trainer(ours.get("trainer", "grpo"))
+    args = read_config(config_class, given)
+    count = int(ours["num_tasks"]) if "num_tasks" in ours else None
+    settings: dict[str, Any] = {"max_turns": int(ours["max_turns"])} if "max_turns" in ours else {}
+    tasks = target if is_server(target) else build_taskset(read_target(target, of_target, "train")["taskset"])
+    with TrlTasks(tasks, **settings) as bridge:
+        if ours.get("trainer") == "async":
+            options = bridge.async_trainer_arguments(model, args, count)
+        else:
+            options = bridge.trainer_arguments(count)
+        trainer = trainer_class(model=model, args=args, **options)
+        trainer.train()
+        trainer.save_model(args.output_dir)
+    return trainer
+
+
+def read_arguments(arguments: Sequence[str]) -> tuple[str, dict[str, str], dict[str, str]]:
+    """The target, overrides of its keys, and the keys of TRL."""
+    dashed = [word for word in arguments if word.startswith("--")]
+    plain = [word for word in arguments if not word.startswith("--")]
+    if not plain or "=" in plain[0]:
+        raise UsageError("TARGET is missing", remedy="python -m treetune.trainers.trl TARGET model=MODEL")
+    of_target = dict(split_override(word.removeprefix("--")) for word in dashed)
+    return plain[0], of_target, dict(map(split_override, plain[1:]))
+
+
+def find_trainer(name: str) -> tuple[Any, Any]:
+    try:
+        if name == "grpo":
+            from trl import GRPOConfig, GRPOTrainer
+
+            return GRPOConfig, GRPOTrainer
+        if name == "async":
+            from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+            return AsyncGRPOConfig, AsyncGRPOTrainer
+    except ImportError as error:
+        raise MissingExtraError.of(f"TRL cannot be imported: {error}", "trl") from error
+    raise UsageError(f"trainer={name}: there is no such trainer", remedy="use trainer=grpo or trainer=async")
+
+
+def read_config(config_class: Any, given: Mapping[str, str]) -> Any:
+    """The config, read as TRL's own command line reads it. Without a GPU it trains on the CPU, in its precision."""
+    import torch
+    from transformers import HfArgumentParser
+
+    known = {field.name for field in fields(config_class)}
+    for key in given:
+        if key not in known:
+            near = did_you_mean(key, known)
+            raise UsageError(f"{config_class.__name__} has no {key}{near}", remedy="its own docs list its keys")
+    if not torch.cuda.is_available():
+        given = {"use_cpu": "true", "bf16": "false", **given}
+    words = [word for key, value in given.items() for word in (f"--{key}", value)]
+    try:
+        (args,) = HfArgumentParser(config_class, exit_on_error=False).parse_args_into_dataclasses(
+            words, look_for_args_file=False
+        )
+    except Exception as error:  # of argparse, or of the config's own checks
+        raise UsageError(f"{config_class.__name__}: {error}") from error
+    return args
+
+
+if __name__ == "__main__":
+    main()

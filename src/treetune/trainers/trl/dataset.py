@@ -1,19 +1,23 @@
-"""What tasks show first, as the dataset of TRL's trainers: a row for each task, which says of which task it is."""
+"""What tasks show first, as the dataset of TRL's trainers, and by which argument a GRPOTrainer plays such tasks.
+
+rows = make_dataset(openings)             # a row for each task, with the index of the task
+way, why = choose(openings)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from treetune.chat.images import decode_url, has_images
-from treetune.chat.message import Message
+from treetune.chat.message import Message, begins_answer
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.image_columns import COLUMN as IMAGES
 from treetune.data.rows.image_columns import to_parts
 from treetune.errors import UsageError
 
 
-class Opening(NamedTuple):
+class TaskOpening(NamedTuple):
     """What a task shows first."""
 
     task_index: int
@@ -24,7 +28,7 @@ class Opening(NamedTuple):
     """Any answer is its end; False where that is not known."""
 
 
-def make_dataset(openings: Sequence[Opening], environments: Sequence[str] = ()) -> Any:
+def make_dataset(openings: Sequence[TaskOpening], environments: Sequence[str] = ()) -> Any:
     """The rows as a `datasets.Dataset`, with the name of each one's environment where there are names."""
     from datasets import Dataset, Image, List
 
@@ -53,3 +57,23 @@ def task_index_of(prompt: Any) -> int:
         if message.get("task_index") is not None:
             return int(message["task_index"])
     raise UsageError("a prompt does not say of which task it is", remedy="train on TrlTasks.dataset(...)")
+
+
+Way = Literal["reward_funcs", "rollout_func", "environment_factory"]
+WAYS: tuple[Way, ...] = ("reward_funcs", "rollout_func", "environment_factory")
+
+
+def choose(openings: Sequence[TaskOpening]) -> tuple[Way, str]:
+    """The way, and why it is that one."""
+    with_tools = any(opening.tools for opening in openings)
+    if any(has_images(opening.messages) for opening in openings):
+        if with_tools:
+            return "environment_factory", "prompts have images and tasks have tools; rollouts here are text alone"
+        return "reward_funcs", "prompts have images, and rollouts here are text alone"
+    if with_tools:
+        return "rollout_func", "tasks have tools, and a rollout ends with its episode, whatever the chat template"
+    if any(begins_answer(opening.messages) for opening in openings):
+        return "rollout_func", "prompts end with the beginning of an answer"
+    if all(opening.one_answer for opening in openings):
+        return "reward_funcs", "each task is one answer, which needs nothing else"
+    return "rollout_func", "episodes may have several turns"

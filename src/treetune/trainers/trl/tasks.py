@@ -22,15 +22,19 @@ from treetune.play.episode import CLOSE_SECONDS
 from treetune.serve import ServeError, TaskServerClient
 from treetune.system import threads
 from treetune.tasksets.target import load_taskset
-from treetune.trainers.local_episodes import LocalEpisodes
+from treetune.trainers.episodes import LiveEpisodes, LocalEpisodes
 from treetune.trainers.single_turn import refuse_begun_answer
 from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode
-from treetune.trainers.trl.called_episode import GOES_ON, Backend, CalledEpisode
-from treetune.trainers.trl.choice import WAYS, Way, choose
-from treetune.trainers.trl.completions import count_answers, text_of_completion
-from treetune.trainers.trl.dataset import Opening, make_dataset, task_index_of
-from treetune.trainers.trl.environments import BY_ROLLOUTS, TrlEnvironment, environment_class
-from treetune.trainers.trl.live import LiveEpisodes
+from treetune.trainers.trl.dataset import WAYS, TaskOpening, Way, choose, make_dataset, task_index_of
+from treetune.trainers.trl.environments import (
+    BY_ROLLOUTS,
+    GOES_ON,
+    Backend,
+    CalledEpisode,
+    TrlEnvironment,
+    environment_class,
+)
+from treetune.trainers.trl.rewards import count_answers, text_of_completion
 from treetune.trainers.trl.rollouts import (
     Generate,
     columns_of,
@@ -239,7 +243,7 @@ class TrlTasks(Hooks):
             raise UsageError(f"no task from {first} on", remedy="ask for at least one task, from 0 on")
         return range(first, first + num_tasks)
 
-    def _look_at(self, indices: Sequence[int]) -> list[Opening]:
+    def _look_at(self, indices: Sequence[int]) -> list[TaskOpening]:
         """What each task shows first."""
         openings = []
         for first in range(0, len(indices), _AT_A_TIME):
@@ -249,14 +253,14 @@ class TrlTasks(Hooks):
                 if isinstance(episode, ServeError):
                     raise episode
                 messages = self.show(episode.observation, [])
-                openings.append(Opening(index, messages, episode.tools, getattr(episode, "one_answer", False)))
+                openings.append(TaskOpening(index, messages, episode.tools, getattr(episode, "one_answer", False)))
         return openings
 
-    def _dataset_of(self, openings: Sequence[Opening]) -> Any:
+    def _dataset_of(self, openings: Sequence[TaskOpening]) -> Any:
         names = self._name_environments(openings)
         return make_dataset(openings, names if any(opening.tools for opening in openings) else ())
 
-    def _name_environments(self, openings: Sequence[Opening]) -> list[str]:
+    def _name_environments(self, openings: Sequence[TaskOpening]) -> list[str]:
         """The name of the environment of each, which is the same for those with the same tools."""
         names = []
         for opening in openings:

@@ -1,6 +1,6 @@
 """The vLLM server that an AsyncGRPOTrainer publishes its weights to: tokens in, tokens out.
 
-server = VllmServer.of(args)                 # of an AsyncGRPOConfig
+server = PolicyServer.of(args)                 # of an AsyncGRPOConfig
 await server.learn(version)                  # which models it has, and how long a prompt may be
 ids, logprobs = await server.sample(prompt_ids, version)
 """
@@ -25,7 +25,7 @@ _REMEDY = (
 )
 
 
-class VllmServer:
+class PolicyServer:
     def __init__(self, endpoint: Endpoint, sampling: dict[str, Any], wait: float) -> None:
         """`wait` is how many seconds it may take to come up."""
         self._endpoint, self._sampling, self._wait = endpoint, sampling, wait
@@ -35,7 +35,7 @@ class VllmServer:
         """How many tokens a prompt and its answer may have."""
 
     @classmethod
-    def of(cls, args: Any, patience: float) -> VllmServer:
+    def of(cls, args: Any, patience: float) -> PolicyServer:
         """The server that an `AsyncGRPOConfig` names, sampled as it says; asked again for so many seconds."""
         config = EndpointConfig(
             base_url=f"{args.vllm_server_base_url.rstrip('/')}/v1",

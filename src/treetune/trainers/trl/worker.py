@@ -16,21 +16,91 @@ import queue
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from statistics import fmean, pstdev
 from typing import Any, Self
 
-from treetune.chat.tokens import ChatTokens, Prompt
+from treetune.chat.message import Message
+from treetune.chat.tokens import ChatTokens, Prompt, TokenSequence
 from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, format_error
 from treetune.system import threads
+from treetune.trainers.episodes import LiveEpisodes
 from treetune.trainers.token_episode import FailureLog, Hooks, Sampled, TokenEpisode, play_episode
-from treetune.trainers.trl.groups import Group
-from treetune.trainers.trl.live import LiveEpisodes
-from treetune.trainers.trl.vllm import VllmServer
+from treetune.trainers.trl.vllm import PolicyServer
 
 log = logging.getLogger("treetune.trl")
 _BEAT = 0.5
 _LONGEST_BEAT = 30.0
 """A busy machine may take its time."""
 _STOP_SECONDS = 30.0
+
+_SMALL = 1e-8
+
+
+class EpisodeGroup:
+    def __init__(self, number: int, size: int) -> None:
+        self.number, self.size = number, size
+        self._ended = 0
+        self._scored: list[tuple[TokenEpisode, float]] = []
+
+    def add(self, played: TokenEpisode | None, reward: float | None) -> None:
+        """An episode that has ended. One without a reward is no part of the comparison, and not trained on."""
+        self._ended += 1
+        if played is not None and reward is not None:
+            self._scored.append((played, reward))
+
+    @property
+    def complete(self) -> bool:
+        return self._ended == self.size
+
+    def samples(self) -> list[Any]:
+        """A `RolloutSample` for each sequence of tokens. Those of an episode share its advantage, as in TRL."""
+        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+        if not self._scored:
+            return []
+        rewards = [reward for _, reward in self._scored]
+        mean, spread = fmean(rewards), pstdev(rewards)
+        samples = []
+        for played, reward in self._scored:
+            prompt, completion = _split(played.messages, played.turns)
+            metrics = {
+                "reward": reward,
+                "reward_std": spread,
+                "rewards/treetune": reward,
+                "num_turns": float(played.turns),
+            }
+            for sequence in played.tokens.sequences:
+                if not any(sequence.mask):  # nothing was said
+                    continue
+                samples.append(
+                    RolloutSample(
+                        prompt=prompt,
+                        completion=completion,
+                        **_arrays(sequence),
+                        advantage=(reward - mean) / (spread + _SMALL),
+                        model_version=min(version for version in sequence.versions if version >= 0),
+                        group_id=self.number,
+                        metrics={**metrics, "num_turns": float(played.turns)},
+                    )
+                )
+        return samples
+
+
+def _arrays(sequence: TokenSequence) -> dict[str, Any]:
+    import numpy as np
+
+    return {
+        "input_ids": np.asarray(sequence.ids, dtype=np.int64),
+        "completion_mask": np.asarray(sequence.mask, dtype=np.int64),
+        "old_log_probs": np.asarray(sequence.logprobs, dtype=np.float32),
+    }
+
+
+def _split(messages: list[Message], turns: int) -> tuple[list[Message], list[Message]]:
+    """What the model was shown first, and the rest: from its first answer on."""
+    answers = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
+    first = answers[-turns] if turns else len(messages)
+    return messages[:first], messages[first:]
 
 
 class RolloutWorker:
@@ -115,7 +185,7 @@ class RolloutWorker:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         if self._thread is None:  # stopped before it began
             return
-        server = VllmServer.of(self._args, self._patience)
+        server = PolicyServer.of(self._args, self._patience)
         beating = asyncio.create_task(self._beat_on())
         try:
             await server.learn(self._version)
@@ -137,17 +207,17 @@ class RolloutWorker:
             self._beat = time.monotonic()
             await asyncio.sleep(_BEAT)
 
-    async def _play_groups(self, server: VllmServer, chat: ChatTokens, longest: int | None) -> None:
+    async def _play_groups(self, server: PolicyServer, chat: ChatTokens, longest: int | None) -> None:
         slots = asyncio.Semaphore(max(1, self._args.max_inflight_tasks))
         async with asyncio.TaskGroup() as playing:
             for number, index in enumerate(itertools.cycle(self._indices)):
-                group = Group(number, self._args.num_generations)
+                group = EpisodeGroup(number, self._args.num_generations)
                 for _ in range(group.size):
                     await slots.acquire()
                     playing.create_task(self._play_one(group, index, server, chat, longest, slots))
 
     async def _play_one(
-        self, group: Group, index: int, server: VllmServer, chat: ChatTokens, longest: int | None, slots: Any
+        self, group: EpisodeGroup, index: int, server: PolicyServer, chat: ChatTokens, longest: int | None, slots: Any
     ) -> None:
         try:
             began = time.monotonic()
@@ -160,7 +230,9 @@ class RolloutWorker:
         finally:
             slots.release()
 
-    async def _play(self, index: int, server: VllmServer, chat: ChatTokens, longest: int | None) -> TokenEpisode | None:
+    async def _play(
+        self, index: int, server: PolicyServer, chat: ChatTokens, longest: int | None
+    ) -> TokenEpisode | None:
         """None where the model could not be asked."""
 
         async def sample(prompt: Prompt) -> Sampled:
@@ -189,8 +261,8 @@ class RolloutWorker:
             self._problem = UsageError("the first prompt is too long", remedy="serve the model with more context")
         return played
 
-    async def _start(self, index: int) -> _Episode:
-        return _Episode(self._live, await _in_background(self._live.start(index)))
+    async def _start(self, index: int) -> _BackgroundEpisode:
+        return _BackgroundEpisode(self._live, await _in_background(self._live.start(index)))
 
     def _count(self, played: TokenEpisode | None, reward: float | None, seconds: float) -> None:
         turns = played.turns if played is not None else 0
@@ -204,7 +276,7 @@ class RolloutWorker:
         with contextlib.suppress(queue.Full):
             self.metrics_queue.put_nowait(metrics)
 
-    async def _put(self, group: Group) -> None:
+    async def _put(self, group: EpisodeGroup) -> None:
         """Hands a group to the trainer, and waits while it has enough."""
         for sample in group.samples():
             while True:
@@ -216,7 +288,7 @@ class RolloutWorker:
                     await asyncio.sleep(0.1)
 
 
-class _Episode:
+class _BackgroundEpisode:
     """An episode of the background loop, for the loop of the worker."""
 
     def __init__(self, live: LiveEpisodes, episode: Any) -> None:

@@ -14,12 +14,12 @@ from treetune.core.task import Task
 from treetune.core.tool_messages import message_of
 from treetune.errors import EnvironmentFault, TreetuneError, format_error
 from treetune.system.threads import submit_in_background
-from treetune.trainers.verifiers.conversation import Conversation
+from treetune.trainers.verifiers.model_calls import Conversation
 
 T = TypeVar("T")
 
 
-class Outcome(NamedTuple):
+class EpisodeOutcome(NamedTuple):
     """What verifiers says of an episode that it has played."""
 
     reward: float
@@ -31,14 +31,14 @@ class ScoringFailed(Exception):
     """A reward function raised. An experiment says whose doing it is: where the same task can be scored after other
     answers, it was the policy's, and earns what verifiers gives for that, else 0."""
 
-    def __init__(self, why: str, outcome: Outcome | None = None) -> None:
+    def __init__(self, why: str, outcome: EpisodeOutcome | None = None) -> None:
         super().__init__(why)
-        self.outcome = outcome or Outcome(0.0, {})
+        self.outcome = outcome or EpisodeOutcome(0.0, {})
 
 
 OTHER_ANSWERS = ("0", "I do not know.")
 MOST_ANSWERS = 64
-Play = Callable[[str], Coroutine[Any, Any, Outcome]]
+Play = Callable[[str], Coroutine[Any, Any, EpisodeOutcome]]
 """Plays an episode with the model at an address; raises where it fails."""
 
 
@@ -53,7 +53,7 @@ class ForeignEpisode(Environment):
         super().__init__(task)
         self._play, self._empty = play, empty
         self._conversation: Conversation | None = None
-        self._running: asyncio.Task[Outcome] | None = None
+        self._running: asyncio.Task[EpisodeOutcome] | None = None
 
     async def start(self) -> list[Message]:
         shown = await _in_background(self._begin())
@@ -127,7 +127,7 @@ class ForeignEpisode(Environment):
             conversation.close()
         return False
 
-    async def _outcome(self) -> Outcome:
+    async def _outcome(self) -> EpisodeOutcome:
         assert self._running is not None
         try:
             return await self._running

@@ -30,8 +30,7 @@ from treetune.config.structs import dump_yaml
 from treetune.core.from_config import build_taskset, describe
 from treetune.errors import StorageError, UsageError, plural
 from treetune.tasksets.target import read_target, refuse_server
-from treetune.trainers.verifiers.packing import Packing
-from treetune.trainers.verifiers.playable import check_playable
+from treetune.trainers.verifiers.packing import Packing, check_playable
 
 ALREADY_THERE = "is an environment of verifiers already"
 """What `export` says of one."""

@@ -1,10 +1,12 @@
-"""What a config needs beside itself: the code and data of the user's own that it names, to be carried in a package.
+"""What can be exported to verifiers, and what a package carries: the code and data of the user's own that it names.
 
-packing = Packing()
-node = packing.pack(taskset, node)          # names inside the package: `package:code/tasks.py:Mine`
-packing.files, packing.dependencies
+    check_playable(taskset, tasks)
+    packing = Packing()
+    node = packing.pack(taskset, node)          # names inside the package: `package:code/tasks.py:Mine`
+    packing.files, packing.dependencies
+    open_taskset(folder / "taskset.yaml", {})   # the taskset, where the package is installed
 
-unpack(node, folder)                        # the same node, where the package is installed
+verifiers runs each rollout by itself, in an order of the client's.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from treetune.chat.message import begins_answer
 from treetune.config import plugins
 from treetune.config.code_files import source_of, with_imports
 from treetune.config.code_reference import find_file
@@ -26,6 +29,37 @@ from treetune.core.from_config import build_taskset
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.errors import UsageError
+
+
+def check_playable(taskset: Taskset[Any, Any], tasks: Iterable[Task] = ()) -> None:
+    """Refuses what cannot be played there."""
+    if taskset.learning() is not None:
+        raise UsageError(
+            f"rewards move the order of {taskset.name}, and verifiers draws tasks in an order of its own",
+            remedy="leave out profile.online; prime-rl has difficulty pools of its own",
+        )
+    if taskset.scores_groups:
+        raise _refuse_group(taskset)
+    for task in tasks:
+        check_task(taskset, task)
+
+
+def check_task(taskset: Taskset[Any, Any], task: Task) -> None:
+    if taskset.scores_group_of(task):
+        raise _refuse_group(taskset)
+    if begins_answer(task.messages):
+        raise UsageError(
+            f"task {task.idx} of {taskset.name} begins the answer, and a model behind verifiers cannot go on with it",
+            remedy="leave out the assistant's message at the end of the prompt",
+        )
+
+
+def _refuse_group(taskset: Taskset[Any, Any]) -> UsageError:
+    return UsageError(
+        f"{taskset.name} scores the rollouts of a task together, and verifiers scores each by itself",
+        remedy="serve it (`treetune serve`), where `run_group` scores them; or give it a reward of its own",
+    )
+
 
 SCHEME, SCRIPTED = "package:", "scripted:"
 _LOADERS = {"json", "csv", "parquet", "arrow", "text", "imagefolder", "webdataset", "xml", "sql", "pandas"}

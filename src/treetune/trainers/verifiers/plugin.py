@@ -33,9 +33,8 @@ from treetune.play.leases import Draw
 from treetune.play.rollout import Rollout
 from treetune.play.streams import Streams
 from treetune.system.digest import digest
-from treetune.trainers.verifiers.intercepted import InterceptedModel
-from treetune.trainers.verifiers.packing import open_taskset
-from treetune.trainers.verifiers.playable import check_playable, check_task
+from treetune.trainers.verifiers.model_calls import InterceptedModel
+from treetune.trainers.verifiers.packing import check_playable, check_task, open_taskset
 
 OPENING = "(The environment opens the conversation.)"
 """Stands for a prompt where a task has none: verifiers wants one."""
@@ -85,7 +84,7 @@ def _failed(loading: asyncio.Future[Any]) -> bool:
     return loading.done() and (loading.cancelled() or loading.exception() is not None)
 
 
-class TreetuneData(vf.TaskData):  # type: ignore[misc]
+class TreetuneTaskData(vf.TaskData):  # type: ignore[misc]
     taskset: str = ""
     """Which of the loaded tasksets it is a task of."""
     index: int = -1
@@ -95,7 +94,7 @@ class TreetuneData(vf.TaskData):  # type: ignore[misc]
     uid: str = ""
 
 
-class TreetuneTask(vf.Task[TreetuneData]):  # type: ignore[misc]
+class TreetuneTask(vf.Task[TreetuneTaskData]):  # type: ignore[misc]
     @property
     def key(self) -> str:
         """The same however the tasks are shuffled, and whatever the limits are."""
@@ -161,7 +160,7 @@ class TreetuneTaskset(vf.Taskset[TreetuneTask, TreetuneTasksetConfig]):  # type:
         for index, task in enumerate(_in_order(self.taskset)):
             check_task(self.taskset, task)
             named = {"id": task.uid, "name": task.data_source or None, "prompt": _prompt(task)}
-            data = TreetuneData(**named, taskset=self._key, index=index, position=task.idx, uid=task.uid)
+            data = TreetuneTaskData(**named, taskset=self._key, index=index, position=task.idx, uid=task.uid)
             yield TreetuneTask(data, self.config.task)
 
 
@@ -199,7 +198,7 @@ class TreetuneHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         endpoint: str,
         secret: str,
         mcp_urls: dict[str, str],
-        data: TreetuneData,
+        data: TreetuneTaskData,
     ) -> ProgramResult:
         served = _served.get(getattr(data, "taskset", ""))
         if served is None:

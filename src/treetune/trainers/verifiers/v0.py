@@ -24,7 +24,7 @@ from verifiers.types import ClientConfig
 from treetune.chat.message import Message
 from treetune.core.environment import Environment
 from treetune.errors import EnvironmentFault, UsageError, format_error
-from treetune.trainers.verifiers.foreign_episode import ForeignEpisode, Outcome, ScoringFailed
+from treetune.trainers.verifiers.foreign_episode import EpisodeOutcome, ForeignEpisode, ScoringFailed
 from treetune.trainers.verifiers.imported import (
     VerifiersConfig,
     VerifiersTask,
@@ -111,14 +111,14 @@ class V0Taskset(VerifiersTaskset):
         # v0 takes an empty answer for a failure of the model's server.
         return ForeignEpisode(task, partial(self._play, task), empty=" ")
 
-    async def _play(self, task: VerifiersTask, url: str) -> Outcome:
+    async def _play(self, task: VerifiersTask, url: str) -> EpisodeOutcome:
         client = ClientConfig(api_base_url=url, api_key_var="TREETUNE_NO_KEY", max_retries=0)
         raised: list[str] = []
         _raised.set(raised)
         output = await self.env.run_rollout(dict(task.data), client, "policy", {})
         if error := output.get("error"):
             raise EnvironmentFault(f"verifiers could not play it: {error}")
-        outcome = Outcome(output["reward"], dict(output.get("metrics") or {}), bool(output.get("is_truncated")))
+        outcome = EpisodeOutcome(output["reward"], dict(output.get("metrics") or {}), bool(output.get("is_truncated")))
         if raised:
             raise ScoringFailed(raised[0], outcome)
         return outcome

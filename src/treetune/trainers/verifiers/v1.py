@@ -23,7 +23,7 @@ from treetune.core.environment import Environment
 from treetune.core.score import Score
 from treetune.errors import EnvironmentFault, PluginError, TasksetError, UsageError, format_error
 from treetune.trainers.verifiers import chat_harness
-from treetune.trainers.verifiers.foreign_episode import ForeignEpisode, Held, Outcome, ScoringFailed
+from treetune.trainers.verifiers.foreign_episode import EpisodeOutcome, ForeignEpisode, Held, ScoringFailed
 from treetune.trainers.verifiers.imported import (
     VerifiersConfig,
     VerifiersTask,
@@ -193,7 +193,7 @@ class V1Played(V1Taskset):
     def environment(self, task: VerifiersTask) -> Environment:
         return ForeignEpisode(task, partial(self._play, task))
 
-    async def _play(self, task: VerifiersTask, url: str) -> Outcome:
+    async def _play(self, task: VerifiersTask, url: str) -> EpisodeOutcome:
         client = vf.EvalClientConfig(base_url=url, api_key_var="TREETUNE_NO_KEY")
         context = vf.ModelContext(client=client, model="policy", sampling=vf.SamplingConfig())
         held = self._serving.setdefault(asyncio.get_running_loop(), Held(self.env.serving))
@@ -207,7 +207,7 @@ class V1Played(V1Taskset):
         return _outcome(episode.traces[0])
 
 
-def _outcome(trace: Any) -> Outcome:
+def _outcome(trace: Any) -> EpisodeOutcome:
     """What a finished trace earned; a reward that was not found out is a failure."""
     if missing := [name for name, reward in trace.rewards.items() if reward is None]:
         raise EnvironmentFault(f"verifiers gave no value for the reward {missing[0]}")
@@ -215,7 +215,7 @@ def _outcome(trace: Any) -> Outcome:
         raise EnvironmentFault("verifiers gave no reward: no function of the task is marked with @vf.reward")
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
     parts = {name: reward.value for name, reward in trace.rewards.items()} if len(trace.rewards) > 1 else {}
-    return Outcome(trace.reward, {**parts, **metrics}, bool(trace.is_truncated))
+    return EpisodeOutcome(trace.reward, {**parts, **metrics}, bool(trace.is_truncated))
 
 
 def _messages(data: Any) -> list[Message]:

@@ -13,20 +13,23 @@ from treetune.trainers.verl.config import (
     get_dataset_paths,
     load_tasksets,
     name_agents,
+    play_by_tasks,
     resolve_tasks_into_config,
+    run_with_tasks,
+    start,
+    write_loops,
 )
-from treetune.trainers.verl.loop_config import LoopConfig
 from treetune.trainers.verl.reward import (
     OURS,
     VERL_SOURCES,
+    compute_score,
     find_unscored,
     leaves_scoring,
     reward_function,
     score_by_tasks,
     warn_of_unscored,
 )
-from treetune.trainers.verl.scoring import compute_score
-from treetune.trainers.verl.setup import play_by_tasks, run_with_tasks, start, write_loops
+from treetune.trainers.verl.rollouts import LoopConfig
 
 __all__ = [
     "DEFAULT_LOOP",

@@ -1,23 +1,34 @@
-"""Tasks in a verl config: `train_tasks` and `val_tasks` become the parquet files that verl reads.
+"""Tasks in a verl config, and verl's own training with them.
 
 resolve_tasks_into_config(config)     # config.data.train_files and .val_files now name our files
+play_by_tasks(config)                 # from now on each row is played by its own task, over several turns
+run_with_tasks(config)                # both, and rewards; then verl runs
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from treetune.chat.tokens import NO_IMAGES
+from treetune.config.structs import convert
+from treetune.config.variables import escape_texts
+from treetune.data.datasets.config import plain_values
 from treetune.data.datasets.list_files import build_files
 from treetune.data.datasets.task_lists import check_columns, check_environments, has_turns, load_tasks
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.agent_column import LOOP
-from treetune.errors import ConfigError, Faults, UsageError
+from treetune.errors import ConfigError, Faults, MissingExtraError, StorageError, UsageError
+from treetune.system.cache_folder import default_cache_dir, write_atomically
+from treetune.system.digest import digest
 from treetune.trainers.config import get_value, load_lists, set_value
-from treetune.trainers.verl.reward import Lists, leaves_scoring, warn_of_unscored
+from treetune.trainers.verl.reward import Lists, find_unscored, leaves_scoring, score_by_tasks, warn_of_unscored
+from treetune.trainers.verl.rollouts import LoopConfig
 
 Agents = Mapping[str, Sequence[str] | None]
 LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
@@ -88,3 +99,105 @@ def name_agents(lists: Lists, config: Any = None, *, silent_too: bool = False) -
 
 def _build_paths(tasksets: Sequence[DatasetTaskset], agents: Sequence[str] | None) -> list[str]:
     return [str(file.path) for file in build_files(tasksets, agents=agents)]
+
+
+SETTINGS = "treetune_loop"
+"""The key of a verl config with the settings of our agent loop, where they are not to be the usual ones."""
+TARGET = "treetune.trainers.verl.loop.TreetuneLoop"
+
+
+def run_with_tasks(config: Any) -> Any:
+    """Resolve the tasks of a verl config, have their rows played and scored, and start verl's own training with it.
+
+    Where a task has several turns or tools, or an environment that does not say, verl plays the rows by our agent loop,
+    set up as `treetune_loop` in the config says. Else, where the config names no way of scoring and verl knows none for
+    a data source, each row is scored by its own task. Rows that nothing can score are refused; `leave_scoring: true` in
+    the config leaves all this alone.
+    """
+    lists = load_tasksets(config)
+    tasksets = [taskset for entries in lists.values() for taskset in entries]
+    if any(find_unscored(config, tasksets)):
+        score_by_tasks(config)
+    for problem in find_unscored(config, tasksets):
+        raise problem
+    agents = name_agents(lists, config, silent_too=True)
+    config = build_into_config(config, lists, agents)
+    if any(agents.values()):
+        play_by_tasks(config)
+    for name, entries in lists.items():
+        for taskset, agent in zip(entries, agents[name] or [""] * len(entries), strict=True):
+            if agent != LOOP:
+                _refuse_begun_answers(taskset.get_parquet_path())
+    return start(config)
+
+
+def play_by_tasks(config: Any, cache_dir: str | Path | None = None) -> Any:
+    """Have verl play rows by our agent loop: those that name it (`agent_name`), and those that name none. What
+    `treetune_loop` of the config says goes into a YAML file in the cache folder, which the config names from now on,
+    with the loops of a file that it named before."""
+    settings = plain_values(get_value(config, SETTINGS)) or {}
+    set_value(config, LOOPS, str(write_loops(settings, get_value(config, LOOPS), cache_dir)))
+    if get_value(config, DEFAULT_LOOP) in (None, "single_turn_agent"):
+        set_value(config, DEFAULT_LOOP, LOOP)
+    return config
+
+
+def write_loops(
+    settings: Mapping[str, Any] | None = None, others: str | None = None, cache_dir: str | Path | None = None
+) -> Path:
+    """A YAML file with our agent loop, and those of the file `others`, in the cache folder; where it is."""
+    convert(settings or {}, LoopConfig, path=SETTINGS)  # raises what is wrong with them
+    loops = list(_read_loops(others)) if others else []
+    if not any(loop.get("name") == LOOP for loop in loops):
+        loops.append({"name": LOOP, "_target_": TARGET, **escape_texts(settings or {})})
+    elif settings:
+        raise ConfigError([(SETTINGS, f"{others} has a loop of the name {LOOP} already: write them there")])
+    folder = default_cache_dir(cache_dir) / "verl"
+    path = folder / f"loops_{digest(loops, 8)}.yaml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, msgspec.yaml.encode(loops))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def _read_loops(path: str) -> Iterator[dict[str, Any]]:
+    try:
+        loops = msgspec.yaml.decode(Path(path).expanduser().read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError([(LOOPS, f"{path} cannot be read: {error}")]) from None
+    if not isinstance(loops, list) or not all(isinstance(loop, dict) for loop in loops):
+        raise ConfigError([(LOOPS, f"{path} is no list of agent loops")])
+    yield from loops
+
+
+def _refuse_begun_answers(path: str) -> None:
+    """verl answers every prompt: it does not go on with one that ends with the beginning of an answer."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    first = 0
+    for batch in pq.ParquetFile(path).iter_batches(columns=["prompt"]):
+        prompts = batch.column(0)
+        last = prompts.values.field("role").take(pc.subtract(prompts.offsets[1:], 1))  # no prompt is empty
+        if (at := pc.index(last, "assistant").as_py()) >= 0:
+            raise UsageError(
+                f"{path}, row {first + at}: the prompt ends with the beginning of an answer, a message of the "
+                "assistant's, and verl would answer it",
+                remedy="leave that message out, or filter such rows",
+            )
+        first += len(batch)
+
+
+def start(config: Any) -> Any:
+    """Start the training of the verl that is installed: what `run_ppo(config)` was before verl 0.9."""
+    try:
+        from verl.trainer import main_ppo
+    except ImportError as error:
+        raise MissingExtraError(f"verl cannot be imported: {error}", remedy="install verl") from error
+    runner = inspect.signature(main_ppo.run_ppo).parameters.get("task_runner_class")
+    if runner is not None and runner.default is inspect.Parameter.empty:
+        # From 0.9 on only main() knows which runner belongs to the config; given a config, hydra hands it on.
+        return main_ppo.main(config)
+    return main_ppo.run_ppo(config)

@@ -12,9 +12,8 @@ from treetune.data.datasets.config import plain_values
 from treetune.data.rows.agent_column import COLUMN, LOOP, says_nothing
 from treetune.trainers import launch
 from treetune.trainers.launch import Files, Launch, TrainRequest
-from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS
+from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, SETTINGS, write_loops
 from treetune.trainers.verl.reward import OURS, leaves_scoring
-from treetune.trainers.verl.setup import SETTINGS, write_loops
 
 GROUP = 8
 

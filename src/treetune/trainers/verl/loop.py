@@ -27,19 +27,17 @@ from treetune.core.score import total
 from treetune.data.rows.formats import task_to_score
 from treetune.errors import MissingExtraError, UsageError
 from treetune.serve import ServeError
-from treetune.trainers.row_episodes import is_misuse, share_episodes
+from treetune.trainers.episodes import is_misuse, share_episodes
 from treetune.trainers.single_turn import scorer_in
 from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode, play_episode
-from treetune.trainers.verl.groups import Ended, Groups
-from treetune.trainers.verl.loop_config import LoopConfig
-from treetune.trainers.verl.model_calls import ModelCalls
+from treetune.trainers.verl.rollouts import EpisodeScore, LoopConfig, ModelCalls, PromptGroups
 
 try:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 except ImportError as error:
     raise MissingExtraError(f"verl's agent loops cannot be imported: {error}", remedy="install verl 0.9.1") from error
 
-groups = Groups()
+groups = PromptGroups()
 failures = FailureLog(logging.getLogger("treetune.verl"))
 MOST_TURNS = 50
 """Of an episode, where neither our settings nor verl's say it."""
@@ -69,7 +67,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             played = await self._play(calls, row, v1)
             if (reward := played.reward) is not None:
                 TreetuneLoop.played += 1
-                ended = Ended(reward, float(played.info.get("success", total(played.rewards) >= 1)))
+                ended = EpisodeScore(reward, float(played.info.get("success", total(played.rewards) >= 1)))
                 member.end(ended)
                 return self._write(played, calls, ended, v1)
             failure = played.failure or ServeError("its time was over before its first turn")
@@ -134,7 +132,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
 
     # What verl gets
 
-    def _write(self, played: TokenEpisode, calls: ModelCalls, ended: Ended, v1: bool) -> Any:
+    def _write(self, played: TokenEpisode, calls: ModelCalls, ended: EpisodeScore, v1: bool) -> Any:
         sequences = played.tokens.sequences
         experts = calls.experts_of(sequences)
         if len(sequences) > 1 and not v1:
@@ -157,7 +155,9 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             outputs.append(output)
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _write_masked(self, calls: ModelCalls, others: Ended | None, logprobs: bool, row: Mapping[str, Any]) -> Any:
+    def _write_masked(
+        self, calls: ModelCalls, others: EpisodeScore | None, logprobs: bool, row: Mapping[str, Any]
+    ) -> Any:
         """A sample that trains nothing. Its reward is the mean of its group's, so that this stays what it is."""
         prompt = [self.tokenizer.eos_token_id]
         with contextlib.suppress(Exception):  # it is only there to be looked at

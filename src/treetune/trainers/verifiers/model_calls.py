@@ -1,12 +1,15 @@
-"""The other way round: verifiers plays an episode, and each of its model calls is answered by whoever plays with us.
+"""Model calls between Treetune and verifiers, in both directions.
 
-conversation = await Conversation.open()
-running = asyncio.ensure_future(env.run_episode(task, client_at(conversation.url)))
-shown = await conversation.next(running)            # what the model is asked; None once the episode is over
-conversation.answer({"role": "assistant", "content": "42"})
+    conversation = await Conversation.open()
+    running = asyncio.ensure_future(env.run_episode(task, client_at(conversation.url)))
+    shown = await conversation.next(running)            # what the model is asked; None once the episode is over
+    conversation.answer({"role": "assistant", "content": "42"})
 
-verifiers knows models by their address. So there is an endpoint on the loopback of this process, with a path for each
+Where verifiers plays an episode, each of its model calls is answered by the policy that plays with Treetune. verifiers
+knows models by their address. So there is an endpoint on the loopback of this process, with a path for each
 conversation that cannot be guessed. All of it runs on the background loop.
+
+Where Treetune plays for verifiers, an `InterceptedModel` calls the model through verifiers' own endpoint.
 """
 
 from __future__ import annotations
@@ -20,14 +23,17 @@ from aiohttp import web
 
 from treetune.chat.calls import read_call
 from treetune.chat.message import Message, text_of
-from treetune.errors import EnvironmentFault
+from treetune.core.policy import Completion, Request
+from treetune.errors import ContextFullError, EnvironmentFault, PolicyError
+from treetune.models import EndpointConfig
+from treetune.models.openai import OpenAIPolicy
 
 _open: dict[str, Conversation] = {}
 _endpoints: dict[asyncio.AbstractEventLoop, asyncio.Future[str]] = {}
 """Where the endpoint of each loop listens; there is one loop, and another one after a fork."""
 
 
-class Asked(NamedTuple):
+class ModelCall(NamedTuple):
     """A model call of verifiers'."""
 
     messages: list[Message]
@@ -41,8 +47,8 @@ class Conversation:
     def __init__(self, token: str, base: str) -> None:
         self._token = token
         self.url = f"{base}/{token}/v1"
-        self._asked: asyncio.Queue[Asked] = asyncio.Queue()
-        self._current: Asked | None = None
+        self._asked: asyncio.Queue[ModelCall] = asyncio.Queue()
+        self._current: ModelCall | None = None
         self._told: list[Message] = []
         """What was shown and answered so far."""
         self.tools: list[dict[str, Any]] = []
@@ -99,9 +105,9 @@ class Conversation:
         for asked in waiting:
             asked.reply.cancel()
 
-    def ask(self, body: dict[str, Any]) -> Asked:
+    def ask(self, body: dict[str, Any]) -> ModelCall:
         reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        asked = Asked(
+        asked = ModelCall(
             body["messages"], body.get("tools") or [], bool(body.get("stream")), str(body.get("model")), reply
         )
         self._asked.put_nowait(asked)
@@ -154,3 +160,33 @@ async def _complete(request: web.Request) -> web.StreamResponse:
     events = [json.dumps({**whole, "object": "chat.completion.chunk", **part}) for part in parts]
     text = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
     return web.Response(text=text, content_type="text/event-stream")
+
+
+class InterceptedModel(OpenAIPolicy):
+    def __init__(self, model: str, endpoint: str, secret: str, trace: Any, system: str | None, config: Any) -> None:
+        """`trace` is verifiers' own, which says whether a limit of verifiers' has ended it; `system` takes the place of
+        the task's system prompt."""
+        place = EndpointConfig(base_url=endpoint, timeout=config.model_timeout, max_retries=config.model_retries)
+        super().__init__(model, place)
+        self._server.headers["Authorization"] = f"Bearer {secret}"
+        self._trace, self._system = trace, system
+
+    async def complete(self, request: Request) -> Completion:
+        if self._system is not None:
+            request.messages = _with_system(request.messages, self._system)
+        try:
+            return await super().complete(request)
+        except PolicyError as error:
+            if self._trace.stop_condition is None:
+                raise
+            # Not a failure: it counts with what it has earned so far, as under a limit of our own.
+            raise ContextFullError(f"verifiers ended it: {self._trace.stop_condition}") from error
+
+    def _call_headers(self, request: Request) -> dict[str, str]:
+        # A call that is repeated because its reply was lost is not sampled and recorded twice.
+        return {"Idempotency-Key": f"turn-{request.turn}"}
+
+
+def _with_system(messages: list[Message], system: str) -> list[Message]:
+    rest = messages[1:] if messages and messages[0].get("role") == "system" else messages
+    return [{"role": "system", "content": system}, *rest]

@@ -1,0 +1,226 @@
+"""Episodes that a trainer's bridge plays: of a taskset in this process, or of rows, here or on task servers.
+
+    episode = await LocalEpisodes(streams).start(task_index)      # with the methods of `TaskServerClient`
+    async with await RowEpisodes().start(scorer, task) as episode:
+        step = await episode.step("an answer")
+
+In this process a row is played by the taskset that its `scorer` names, so that it earns what `eval` gives. Servers must
+serve the tasks that the rows were built from: they are asked for a task by its uid, and refused where they have none.
+What fails is a `ServeError` in both places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Sequence
+from functools import lru_cache
+from typing import Any, Self, TypeVar
+
+from treetune.chat.calls import ToolCall
+from treetune.core.environment import Action, Environment, Observation, SingleTurn, Step
+from treetune.core.mixture import ask_owner
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
+from treetune.core.tool import Tool, ToolSource
+from treetune.data.rows.scorer import row_tools, taskset_of, with_type
+from treetune.errors import TreetuneError, UsageError, format_error
+from treetune.play.episode import DeadlinePassed, Episode, Limits
+from treetune.play.streams import Streams
+from treetune.serve import Denied, Misused, RemoteEpisode, ServeError, TaskServerClient
+
+T = TypeVar("T")
+
+
+class LocalEpisode(Episode):
+    info: dict[str, Any] = {}
+    one_answer = False
+    """Any answer is its end: no environment was written for it, and nothing can be called."""
+    scores_answers = True
+    """An answer that calls no tool is scored; else it only ends the episode."""
+
+    async def play_turn(self, action: Action | list[ToolCall]) -> Step:
+        return self.with_ending(await super().play_turn(action))
+
+    async def begin(self) -> Observation:
+        observation = await super().begin()
+        self.one_answer = isinstance(self._environment, SingleTurn) and not self.tools
+        self.scores_answers = getattr(type(self._environment), "step", None) is not Environment.step
+        return observation
+
+    async def cancel(self) -> None:
+        await self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+
+class LocalEpisodes:
+    def __init__(self, streams: Streams, timeout: float = 600.0) -> None:
+        """`timeout` is for one start or step, in seconds."""
+        self._streams, self._limits = streams, Limits(timeout=timeout)
+
+    async def info(self) -> dict[str, Any]:
+        return {"num_tasks": self._streams.count}
+
+    async def start(self, task_index: int) -> LocalEpisode:
+        task = await self._streams.fetch(self._streams.draw_at(task_index))
+        episode = await LocalEpisode.start(self._streams.taskset, task, self._limits)
+        episode.info = {"task_index": task_index, "data_source": task.data_source}
+        return episode
+
+    async def start_many(self, task_indices: Sequence[int]) -> list[LocalEpisode | ServeError]:
+        starting = [asyncio.ensure_future(or_error(self.start(index))) for index in task_indices]
+        try:
+            return list(await asyncio.gather(*starting))
+        except asyncio.CancelledError:  # nobody gets those that have started
+            for begun in await asyncio.gather(*starting, return_exceptions=True):
+                if isinstance(begun, LocalEpisode):
+                    await begun.cancel()
+            raise
+
+    async def step_many(self, moves: Sequence[tuple[LocalEpisode, Any]]) -> list[Step | ServeError]:
+        return list(await asyncio.gather(*(or_error(episode.step(action)) for episode, action in moves)))
+
+    async def close(self) -> None:
+        """Nothing outlives its episode here."""
+
+
+async def or_error(work: Awaitable[T]) -> T | ServeError:
+    """A failure of the environment is one of the machinery, not of the model."""
+    try:
+        return await work
+    except ServeError as error:
+        return error
+    except DeadlinePassed as error:
+        return ServeError(f"the environment did not answer in time: {error}", remedy="allow more: timeout=")
+    except Exception as error:
+        return ServeError(getattr(error, "message", format_error(error)), remedy=getattr(error, "remedy", None))
+
+
+class RowEpisodes:
+    def __init__(
+        self,
+        urls: str | Sequence[str] = (),
+        *,
+        token_env: str = "TREETUNE_TOKEN",
+        timeout: float = 600.0,
+        patience: float = 60.0,
+        attempts: int = 2,
+    ) -> None:
+        """`urls` are task servers; without them rows are played here. `token_env` names the variable that holds their
+        token. `timeout` is for one start or step, `patience` for a server that does not answer. A start that fails by
+        the environment's doing is tried `attempts` times in all."""
+        if attempts < 1:
+            raise UsageError(f"attempts must be at least 1, got {attempts}")
+        urls = [urls] if isinstance(urls, str) else list(urls)
+        token = os.environ.get(token_env) or None
+        self._limits = Limits(timeout=timeout)
+        self._client = TaskServerClient(urls, token=token, timeout=timeout, patience=patience) if urls else None
+        self.attempts = attempts
+
+    async def start(self, scorer: str, task: Task) -> LocalEpisode | RemoteEpisode:
+        """An episode of a row's task; raises a `ServeError` where there is none to be had."""
+        left = self.attempts
+        while True:
+            left -= 1
+            begun = await or_error(self._begin(scorer, task))
+            if not isinstance(begun, ServeError):
+                return begun
+            if not left or is_misuse(begun):
+                raise begun
+
+    async def _begin(self, scorer: str, task: Task) -> LocalEpisode | RemoteEpisode:
+        if self._client is not None:
+            index = task.extra_info.get("index")
+            return await self._client.start(index if isinstance(index, int) else None, uid=task.uid)
+        taskset = taskset_of(scorer)
+        typed = with_type(task, taskset)
+        episode = await LocalEpisode.start(_WithRowTools(taskset) if task.tools else taskset, typed, self._limits)
+        episode.info = {"data_source": task.data_source}
+        return episode
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+
+@lru_cache(maxsize=16)
+def _open(loop: asyncio.AbstractEventLoop, urls: tuple[str, ...], settings: tuple[tuple[str, Any], ...]) -> RowEpisodes:
+    return RowEpisodes(urls, **dict(settings))
+
+
+def share_episodes(urls: str | Sequence[str] = (), **settings: Any) -> RowEpisodes:
+    """Those of the running event loop, made once: for trainers that make their objects anew for every episode."""
+    urls = (urls,) if isinstance(urls, str) else tuple(urls)
+    return _open(asyncio.get_running_loop(), urls, tuple(sorted(settings.items())))
+
+
+def is_misuse(error: TreetuneError) -> bool:
+    """Whether it is a fault of the setup, which every row would meet, and no other attempt mends."""
+    return isinstance(error, Misused | Denied)
+
+
+class _WithRowTools(Taskset[Task, TasksetConfig]):
+    """The taskset of a row that names tools itself."""
+
+    environment = ask_owner("environment")
+    reward = ask_owner("reward")
+
+    def __init__(self, owner: Taskset[Any, Any]) -> None:
+        super().__init__()
+        self.name, self._of_row = owner.name, owner
+
+    def _owner(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
+        return self._of_row, task
+
+    def load_tasks(self) -> list[Task]:
+        return []
+
+    def offers_tools(self, task: Task) -> bool:
+        return True
+
+    def tools_for(self, task: Task) -> list[Tool | ToolSource]:
+        return row_tools(task, self._of_row)
+
+
+class LiveEpisodes:
+    """Used on the background loop, where all episodes live."""
+
+    def __init__(self, episodes: Any) -> None:
+        self._episodes = episodes
+        self._starting: set[asyncio.Task[Any]] = set()
+        self._live: set[Any] = set()
+
+    async def start(self, index: int) -> Any:
+        starting = asyncio.current_task()
+        assert starting is not None
+        self._starting.add(starting)
+        try:
+            episode = await self._episodes.start(index)
+        finally:
+            self._starting.discard(starting)
+        self._live.add(episode)  # known here even where whoever asked has gone
+        return episode
+
+    async def end(self, episode: Any) -> None:
+        try:
+            await episode.cancel()  # one that is over is waited for until it is closed
+        finally:
+            self._live.discard(episode)
+
+    async def end_all(self) -> None:
+        """Ends them all; a start that was given up is waited for too."""
+        if self._starting:
+            await asyncio.wait(self._starting)
+        await asyncio.gather(*map(self.end, list(self._live)), return_exceptions=True)

@@ -1,0 +1,203 @@
+"""What the agent loop needs and can be had without verl: its settings, the model's calls, and the group of a prompt.
+
+    calls = ModelCalls(server_manager.generate, sampling_params, prompt_length=1024, response_length=1024)
+    calls.begin()                              # for each attempt at the episode
+    sampled = await calls.sample(prompt)
+
+    with groups.join(uid) as member:
+        member.end(EpisodeScore(reward, passed))
+        mean = await member.mean_of_others()    # where it failed: once the others have ended
+
+GRPO compares the rewards of a group. A failed episode's sample trains nothing, but verl counts its reward in the mean
+of the group: given the mean of the others, that stays what it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+from uuid import uuid4
+
+import msgspec
+
+from treetune.chat.tokens import Prompt, Rewrites, TokenSequence
+from treetune.serve import ServeError
+from treetune.trainers.token_episode import Sampled
+
+log = logging.getLogger("treetune.verl")
+
+
+class LoopConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Turns after which an episode is cut off, with what it has earned so far. Else verl's own
+    `rollout.multi_turn.max_assistant_turns`, else 50; most environments end earlier."""
+    seconds: float | None = None
+    """The same for time, looked at between turns."""
+    timeout: float = 600.0
+    """Seconds for one start or step of the environment; one that takes longer has failed."""
+    model_timeout: float | None = None
+    """Seconds for one call of the model; one that takes longer has failed."""
+    attempts: Annotated[int, msgspec.Meta(ge=1)] = 2
+    """How often an episode is begun in all, where it fails by no doing of the model's."""
+    on_failure: Literal["mask", "drop", "raise"] = "mask"
+    """What becomes of one that failed each time. `mask`: a sample that trains nothing. `drop`: none, which only verl's
+    v1 trainer takes. `raise`: the trainer is told."""
+    urls: list[str] = []
+    """Task servers that play the episodes; none: each worker of verl's plays its own."""
+    token_env: str = "TREETUNE_TOKEN"
+    """The variable that holds the servers' token."""
+    patience: float = 60.0
+    """Seconds for which a server that does not answer is asked again."""
+    turn_discount: float = 1.0
+    """A reward is multiplied by it for each turn."""
+    rewrites: Rewrites | None = None
+    """Where the chat template rewrites an earlier answer (drops its reasoning): `split` trains each stretch as a sample
+    of its own, the default with the v1 trainer; `keep` goes on from the sampled tokens, the default with v0."""
+    call_format: str | None = None
+    """How the model writes calls of tools, where its chat template does not show that."""
+
+
+class ModelCalls:
+    def __init__(
+        self,
+        generate: Callable[..., Awaitable[Any]],
+        sampling_params: Mapping[str, Any],
+        *,
+        prompt_length: int,
+        response_length: int,
+        timeout: float | None = None,
+        request_id: str | None = None,
+        priority: int | None = None,
+    ) -> None:
+        """`request_id` names the episode where a run is to be repeatable; else each attempt has one of its own.
+        `timeout` is for one call, in seconds."""
+        self._generate, self._params = generate, sampling_params
+        self._prompt_length, self._response_length = prompt_length, response_length
+        self._timeout, self._given_id = timeout, request_id
+        self._further = {} if priority is None else {"priority": priority}
+        self.begin()
+
+    def begin(self) -> None:
+        """An episode begins, or begins again."""
+        self._request_id = self._given_id or uuid4().hex
+        self._longest: int | None = None
+        self.fields: dict[str, Any] = {}
+        """What the engine told: the versions of the weights that sampled the first token and the last."""
+        self.seconds = 0.0
+        self.preempted: int | None = None
+        self._experts: list[Any] = []
+
+    def longest_prompt(self) -> int | None:
+        """What was given and sampled after the first prompt must fit into verl's response, with room for an answer."""
+        return None if self._longest is None else self._longest - 1
+
+    async def sample(self, prompt: Prompt) -> Sampled:
+        ids = prompt.ids
+        if self._longest is None:
+            if len(ids) > self._prompt_length:  # as verl's own loops do
+                log.warning("a prompt of %d tokens is cut to its last %d", len(ids), self._prompt_length)
+                ids = ids[-self._prompt_length :]
+            self._longest = len(ids) + self._response_length
+        room = self._longest - len(ids)
+        limits = {"max_tokens": min(room, self._params.get("max_tokens") or room)}
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._timeout):
+                said = await self._generate(
+                    request_id=self._request_id,
+                    prompt_ids=ids,
+                    sampling_params={**self._params, **limits},
+                    **self._further,
+                )
+        except TimeoutError:
+            remedy = "allow more: model_timeout"
+            raise ServeError(f"the model gave no answer in {self._timeout} seconds", remedy=remedy) from None
+        finally:
+            self.seconds += time.perf_counter() - began
+        self._note(said)
+        wanted = self._params.get("logprobs") or said.log_probs
+        return Sampled(list(said.token_ids), list(said.log_probs or ()) if wanted else None, prompt_ids=ids)
+
+    def _note(self, said: Any) -> None:
+        told = said.extra_fields or {}
+        if not self.fields:
+            self.fields = dict(told)
+        elif told.get("max_global_steps") is not None:
+            self.fields["max_global_steps"] = told["max_global_steps"]
+        if said.num_preempted is not None:
+            self.preempted = (self.preempted or 0) + said.num_preempted
+        self._experts.append(said.routed_experts)
+
+    def experts_of(self, sequences: Sequence[TokenSequence]) -> list[Any]:
+        """The experts that the engine routed each sequence to, where it tells: its last turn has them all."""
+        if not any(routed is not None for routed in self._experts):
+            return [None] * len(sequences)
+        found, turn = [], -1
+        for sequence in sequences:
+            starts = zip([0, *sequence.mask], sequence.mask, strict=False)
+            turn += sum(1 for before, now in starts if now > before)
+            found.append(self._experts[turn] if 0 <= turn < len(self._experts) else None)
+        return found
+
+
+class EpisodeScore(NamedTuple):
+    reward: float
+    passed: float
+
+
+class GroupMember:
+    def __init__(self, group: _PromptGroup) -> None:
+        self._group = group
+        self._playing = True
+
+    def end(self, ended: EpisodeScore) -> None:
+        self._group.ended.append(ended)
+        self.stop()
+
+    async def mean_of_others(self) -> EpisodeScore | None:
+        """None where no other was played."""
+        await asyncio.sleep(0)  # others of the group may be about to begin
+        self.stop()
+        await self._group.all_ended.wait()
+        ended = self._group.ended
+        if not ended:
+            return None
+        return EpisodeScore(*(sum(values) / len(ended) for values in zip(*ended, strict=True)))
+
+    def stop(self) -> None:
+        if self._playing:
+            self._playing = False
+            self._group.playing -= 1
+            if not self._group.playing:
+                self._group.all_ended.set()
+
+
+class _PromptGroup:
+    def __init__(self) -> None:
+        self.members = self.playing = 0
+        self.ended: list[EpisodeScore] = []
+        self.all_ended = asyncio.Event()
+
+
+class PromptGroups:
+    def __init__(self) -> None:
+        self._groups: dict[str, _PromptGroup] = {}
+
+    @contextlib.contextmanager
+    def join(self, uid: str) -> Iterator[GroupMember]:
+        group = self._groups.setdefault(uid, _PromptGroup())
+        group.members += 1
+        group.playing += 1
+        group.all_ended.clear()
+        member = GroupMember(group)
+        try:
+            yield member
+        finally:
+            member.stop()
+            group.members -= 1
+            if not group.members:
+                self._groups.pop(uid, None)
