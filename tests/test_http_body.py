@@ -18,8 +18,8 @@ from treetune import Sampling, run_rollout
 from treetune.core.trace import Outcome
 from treetune.errors import NetworkError, TreetuneError
 from treetune.models import EndpointConfig
+from treetune.models.endpoint import check_endpoint
 from treetune.models.openai import OpenAIPolicy
-from treetune.models.preflight import check_endpoint
 from treetune.models.vllm import find_server
 from treetune.scorers.judges.model import JudgeModel
 from treetune.scorers.judges.model import ask as ask_judge

@@ -7,9 +7,8 @@ import socket
 import pytest
 from vendor_endpoint import vendor
 
-from treetune.models import EndpointConfig, endpoint_of
-from treetune.models.preflight import check_endpoint
-from treetune.models.providers import PROVIDERS, Provider
+from treetune.models import PROVIDERS, EndpointConfig, Provider, endpoint_of
+from treetune.models.endpoint import check_endpoint
 
 
 @pytest.fixture

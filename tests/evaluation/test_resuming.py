@@ -6,7 +6,7 @@ import pytest
 
 from treetune import Task
 from treetune.core.policy import Completion, Request, Sampling
-from treetune.models.resuming import can_go_on, continued, join
+from treetune.models.openai import can_go_on, continued, join
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 

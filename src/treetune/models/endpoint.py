@@ -1,7 +1,12 @@
-"""An OpenAI-compatible server over HTTP: one request, one answer in JSON, repeated where it may help.
+"""An OpenAI-compatible server over HTTP: its calls, and a check before an evaluation.
 
-endpoint = Endpoint(EndpointConfig(base_url="http://127.0.0.1:8000/v1"))
-answer = await endpoint.post("/completions", {"model": "m", "prompt": [1, 2, 3]})
+    endpoint = Endpoint(EndpointConfig(base_url="http://127.0.0.1:8000/v1"))
+    answer = await endpoint.post("/completions", {"model": "m", "prompt": [1, 2, 3]})
+    check_endpoint("Qwen/Qwen3-4B", EndpointConfig(base_url="http://127.0.0.1:8000"))     # UsageError: /v1 is missing
+
+A call is one request and one answer in JSON. It is repeated where that may help. The check lists the models, which
+costs nothing, and asks for one token only where that leaves a doubt. It does not refuse what a good endpoint may do: no
+list, a list without the name, a slow answer.
 """
 
 from __future__ import annotations
@@ -11,20 +16,27 @@ import json
 import random
 import re
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from treetune.core.policy import count_retry
-from treetune.errors import ContextFullError, EndpointRefusal, PolicyError
-from treetune.models import EndpointConfig
+from treetune.errors import ContextFullError, EndpointRefusal, NetworkError, PolicyError, UsageError, did_you_mean
+from treetune.models import PROVIDERS, EndpointConfig, list_headers
 from treetune.system.http_body import BodyTooLarge, read_body
 
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0
 _FULL = re.compile(rb"context[ _]length|context[ _]window|max_model_len|exceed_context_size", re.IGNORECASE)
 """How servers say that a prompt is too long: vLLM, SGLang, llama.cpp, OpenAI."""
+SECONDS = 2.0
+"""In a check, the most seconds until a connection, and then until the next bytes of an answer."""
+_MOST_SECONDS = 30.0
+"""In a check, the most seconds of one whole answer: a server may send a byte at a time."""
+_SHOWN = 12
+"""How many models the message about an unknown one names."""
 
 
 class Endpoint:
@@ -113,3 +125,123 @@ def _retry_after(header: str | None) -> float | None:
         return min(_LONGEST_WAIT, max(0.0, float(header))) if header else None
     except ValueError:
         return None
+
+
+class _Answer(NamedTuple):
+    status: int
+    body: Any
+
+    @property
+    def models(self) -> list[str] | None:
+        """The names in a list of models; None where it is none."""
+        data = self.body.get("data") if isinstance(self.body, dict) else None
+        if self.status != 200 or not isinstance(data, list):
+            return None
+        return [str(entry["id"]) for entry in data if isinstance(entry, dict) and "id" in entry]
+
+    @property
+    def told(self) -> str:
+        """What the server says is wrong."""
+        error = self.body.get("error") or self.body.get("message") if isinstance(self.body, dict) else None
+        text = error.get("message") if isinstance(error, dict) else error
+        return f": {' '.join(str(text).split())[:200]}" if text else ""
+
+
+_LATE = _Answer(0, None)
+"""A connection on which nothing was said in time."""
+
+
+def check_endpoint(model: str, config: EndpointConfig, place: str = "--endpoint") -> None:
+    """Raises what is wrong with a model behind an endpoint, in the words of who has to mend it, at the `place` where it
+    is configured. Not within a loop."""
+    asyncio.run(_check(model, config, place))
+
+
+async def _check(model: str, config: EndpointConfig, place: str) -> None:
+    url = config.base_url.rstrip("/")
+    key = config.api_key(place)
+    headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+    timeout = aiohttp.ClientTimeout(total=_MOST_SECONDS, connect=SECONDS, sock_read=SECONDS)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        listed = await _ask(session, f"{url}/models", place, headers=list_headers(url, key))
+        if listed.models is not None and {model, f"models/{model}"} & set(listed.models):
+            return
+        if listed.models is None and listed.status not in (401, 403):
+            await _look_beside(session, url, listed, place)
+            return
+        body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        asked = await _ask(session, f"{url}/chat/completions", place, json=body)
+        if asked.status in (401, 403):
+            raise _refused_key(url, config, key, asked, place)
+        if listed.models is not None and (
+            asked.status == 404 or (asked.status in (400, 422) and "model" in asked.told)
+        ):
+            raise _unknown_model(model, url, listed.models)
+        if asked.status == 200 and listed.models is not None:
+            _warn_of_misspelling(model, url, listed.models)
+
+
+def _warn_of_misspelling(model: str, url: str, models: list[str]) -> None:
+    """Some servers answer to any name. An alias, the beginning of a listed name, is none."""
+    near = did_you_mean(model, models)
+    if near and not any(name.startswith(model) for name in models):
+        warnings.warn(f"{url} does not list {model!r}, but answers to it{near}", stacklevel=2)
+
+
+async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer, place: str) -> None:
+    """Refuses an address without models where one beside it has some: `/v1` is missing, or a route was copied too."""
+    beside = url.removesuffix("/chat/completions").removesuffix("/completions")
+    if beside == url:
+        beside = f"{url}/v1"
+    if url.endswith("/v1"):
+        beside = url.removesuffix("/v1")
+    if listed.status not in (200, 404, 405):
+        return
+    found = await _ask(session, f"{beside}/models", place)
+    too_much = url.endswith("/v1")  # then a root that is guarded says nothing of models
+    if found.models is not None or (found.status in (401, 403) and not too_much):
+        problem = f"{url} serves no models, and {beside} does"
+        raise UsageError(problem, remedy=f"write {place}.base_url {beside}")
+
+
+async def _ask(session: aiohttp.ClientSession, address: str, place: str, **options: Any) -> _Answer:
+    remedy = f"start the server, or correct {place}.base_url"
+    url = address.removesuffix("/models").removesuffix("/chat/completions")
+    try:
+        async with session.request("POST" if "json" in options else "GET", address, **options) as response:
+            content = await read_body(response)
+            try:
+                return _Answer(response.status, msgspec.json.decode(content))
+            except (msgspec.DecodeError, RecursionError):
+                return _Answer(response.status, None)
+    except aiohttp.ClientConnectorDNSError:
+        problem = f"there is no host {urlsplit(address).hostname!r}"
+    except aiohttp.ClientSSLError as error:
+        problem, remedy = f"no TLS with it: {error}", "write http:// where the server has no certificate"
+    except aiohttp.ClientConnectorError as error:
+        problem = error.os_error.strerror or str(error)
+    except aiohttp.ConnectionTimeoutError:
+        problem = f"no connection within {SECONDS:g} seconds"
+    except aiohttp.InvalidURL:
+        raise UsageError(f"{url} is no address", remedy=f"write {place}.base_url http://HOST:PORT/v1") from None
+    except BodyTooLarge as error:
+        raise NetworkError(error.message, remedy=f"is it a server of models? Correct {place}.base_url") from None
+    except (aiohttp.ClientError, TimeoutError):
+        return _LATE  # it is there; whether it is only busy shows when it is used
+    raise NetworkError(f"nothing answers at {url}: {problem}", remedy=remedy)
+
+
+def _refused_key(url: str, config: EndpointConfig, key: str | None, answer: _Answer, place: str) -> UsageError:
+    vendor = next((f" (or -m {name}/NAME)" for name, found in PROVIDERS.items() if found.base_url == url), "")
+    if key is None:
+        remedy = f"name the environment variable that holds it: {place}.api_key_env NAME{vendor}"
+        return UsageError(f"{url} wants a key, and none was sent{answer.told}", remedy=remedy)
+    told = "" if key in answer.told else answer.told
+    name = config.key_variable
+    return UsageError(f"{url} refuses the key in {name}{told}", remedy=f"set {name} to a key of that server")
+
+
+def _unknown_model(model: str, url: str, models: list[str]) -> UsageError:
+    more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""
+    names = ", ".join(models[:_SHOWN]) + more if models else "nothing"
+    return UsageError(f"{url} has no model {model!r}{did_you_mean(model, models)}", remedy=f"it serves: {names}")

@@ -1,6 +1,10 @@
 """A model behind an OpenAI-compatible endpoint: chat completions over HTTP, with retries and back-off.
 
 Token ids are kept where the server gives them (vLLM: `return_token_ids`), logprobs with `sampling.logprobs`.
+
+A completion that the server aborted is continued from its tokens. The chat route takes only messages, so the rest comes
+from `/completions`, which vLLM and SGLang give token ids. Where the text could differ from an answer in one piece, the
+model is asked again from the start.
 """
 
 from __future__ import annotations
@@ -16,13 +20,22 @@ from treetune.core.policy import Completion, Request, Sampling, Usage, cannot_co
 from treetune.errors import PolicyError
 from treetune.models import EndpointConfig
 from treetune.models.endpoint import Endpoint
-from treetune.models.resuming import can_go_on, continued, join
 from treetune.play.weights import read_version
 
 _EXTRA_TOKENS = 16
 """Some servers count the end token apart, or overshoot by a speculative step."""
 _OTHER_LIMITS = {"max_tokens", "max_completion_tokens"}
 """What `sampling.extra` may set in place of `sampling.max_tokens`."""
+_CHAT_KEYS = (
+    "messages",
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+_INCOMPLETE = "\ufffd"
+"""What stands for a part of a character in text."""
 
 
 class OpenAIPolicy:
@@ -154,3 +167,60 @@ def _normalize(call: Message, turn: int, number: int) -> Message:
     function = function_of(call)
     id, name = call.get("id") or call_id(turn, number), function.get("name") or ""
     return write_call(str(id), str(name), function.get("arguments"))
+
+
+def can_go_on(partial: Completion, request: Request, call_format: str | None) -> bool:
+    """Only where its tokens are known and its text is all that the server made of them."""
+    if not partial.prompt_ids or not partial.completion_ids or partial.text.endswith(_INCOMPLETE):
+        return False
+    if request.tools and call_format is None:
+        return False  # the server reads calls, and only on its chat route
+    said = partial.message or {}
+    if any(value for key, value in said.items() if key not in ("role", "content")):
+        return False  # reasoning apart from the answer, say
+    most = request.sampling.max_tokens
+    return most is None or most > len(partial.completion_ids)
+
+
+def continued(body: dict[str, Any], partial: Completion) -> dict[str, Any]:
+    """The body of a request for the rest."""
+    sampled = partial.completion_ids or []
+    rest = {key: value for key, value in body.items() if key not in _CHAT_KEYS}
+    rest["prompt"] = [*(partial.prompt_ids or []), *sampled]
+    if (most := rest.get("max_tokens")) is not None:
+        rest["max_tokens"] = most - len(sampled)
+    if rest.get("logprobs"):
+        rest["logprobs"] = 1
+    return rest
+
+
+def join(partial: Completion, rest: Any, request: Request) -> Any | None:
+    """The whole as the chat route would have given it; None where the rest has no tokens, or does not fit on."""
+    try:
+        choice = rest["choices"][0]
+        ids, text = choice["token_ids"], choice["text"]
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+        whole_text = partial.text.removeprefix(request.prefix) + text
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return None
+    if not isinstance(ids, list) or text.startswith(_INCOMPLETE) or (partial.logprobs is None) != (logprobs is None):
+        return None
+    if any(stop in whole_text for stop in request.sampling.stop):
+        return None  # half of it was sampled before, so the server did not see it
+    whole: dict[str, Any] = {
+        **choice,
+        "message": {"role": "assistant", "content": whole_text},
+        "token_ids": [*(partial.completion_ids or []), *ids],
+        "logprobs": None,
+    }
+    if logprobs is not None:
+        whole["logprobs"] = {"content": [{"logprob": each} for each in [*(partial.logprobs or []), *logprobs]]}
+    return {
+        **rest,
+        "choices": [whole],
+        "prompt_token_ids": partial.prompt_ids,
+        "usage": {
+            "prompt_tokens": len(partial.prompt_ids or []),
+            "completion_tokens": len(whole["token_ids"]),
+        },
+    }
