@@ -70,10 +70,10 @@ BY_PARAMETER = "treetune.core.mixture:ByParameter"
 SCORERS = {
     "all_of": "treetune.scorers.combined:AllOf",
     "choice": "treetune.scorers.choices:Choice",
-    "code": "treetune.tasksets.code.scorer:Code",
+    "code": "treetune.tasksets.code.scorers:Code",
     "exact": "treetune.scorers.texts:Exact",
     "f1": "treetune.scorers.texts:F1",
-    "ifeval": "treetune.tasksets.ifeval.scorer:IfEval",
+    "ifeval": "treetune.tasksets.ifeval:IfEval",
     "includes": "treetune.scorers.texts:Includes",
     "json": "treetune.scorers.structures:Json",
     "judge": "treetune.scorers.judges:Judge",
@@ -81,7 +81,7 @@ SCORERS = {
     "number": "treetune.scorers.numbers:Number",
     "pattern": "treetune.scorers.patterns:Pattern",
     "rule": "treetune.scorers.by_rule:Rule",
-    "tests": "treetune.tasksets.code.tests_scorer:Tests",
+    "tests": "treetune.tasksets.code.scorers:Tests",
     "weighted": "treetune.scorers.combined:Weighted",
 }
 """The kinds of scorers. No module of that room may have the name of a kind: that is the name of the kind in Python."""

@@ -11,8 +11,8 @@ from venvs import IFEVAL, run, venv
 from treetune import Task
 from treetune.errors import TasksetError
 from treetune.scorers import ifeval
-from treetune.tasksets.ifeval import instructions
-from treetune.tasksets.ifeval.instructions import count_capital_words, count_sentences, find_problem, follows
+from treetune.tasksets.ifeval import INSTRUCTIONS as CHECKS
+from treetune.tasksets.ifeval import count_capital_words, count_sentences, find_problem, follows
 
 LANGUAGE = ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
 
@@ -24,7 +24,7 @@ def needs_langdetect(instruction):
 
 def test_every_instruction_has_cases_and_can_be_followed_or_not():
     pytest.importorskip("langdetect")
-    assert INSTRUCTIONS.keys() == instructions.INSTRUCTIONS.keys()
+    assert INSTRUCTIONS.keys() == CHECKS.keys()
     assert len(INSTRUCTIONS) == 25
     for instruction, all_values in INSTRUCTIONS.items():
         verdicts = {follows(instruction, answer, values) for answer in ANSWERS for values in all_values}

@@ -9,8 +9,8 @@ import pytest
 from treetune import Task
 from treetune.sandbox import probe
 from treetune.scorers import tests as by_tests
-from treetune.tasksets.code import unit_tests
-from treetune.tasksets.code.unit_tests import complete_code, run_tests
+from treetune.tasksets.code import scorers
+from treetune.tasksets.code.scorers import complete_code, run_tests
 
 TESTS = ["assert add(2, 3) == 5", "assert add(1, 1) == 2"]
 
@@ -80,7 +80,7 @@ def test_the_first_test_that_fails_is_quoted():
 
 
 def test_an_answer_without_an_end_is_told_as_such(monkeypatch):
-    monkeypatch.setattr(unit_tests, "CPU_SECONDS", 1)
+    monkeypatch.setattr(scorers, "CPU_SECONDS", 1)
     report = report_of("def add(a, b):\n    while True: pass")
     assert report.why == "assert add(2, 3) == 5: RuntimeError: no end within 1 seconds of processor time"
 

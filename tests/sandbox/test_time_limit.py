@@ -15,8 +15,8 @@ from treetune.sandbox import Bubblewrap, Ended, SandboxLimits
 from treetune.sandbox.probe import probe
 from treetune.sandbox.shell import Shell
 from treetune.sandbox.time_limit import CLOCK_FACTOR, TimeLimit
-from treetune.tasksets.code import lcb, unit_tests
-from treetune.tasksets.code.scorer import Code
+from treetune.tasksets.code import lcb, scorers
+from treetune.tasksets.code.scorers import Code
 from treetune.tasksets.text2sql import Text2SqlEnvironment
 
 in_sandbox = pytest.mark.skipif(not probe().available, reason=str(probe()))
@@ -75,10 +75,10 @@ def test_a_case_on_a_busy_machine_has_its_seconds(monkeypatch):
 @in_sandbox
 def test_tests_on_a_busy_machine_have_their_seconds(monkeypatch):
     limits = SandboxLimits(seconds=2, memory_mb=1024)
-    monkeypatch.setattr(unit_tests, "LIMITS", limits)
+    monkeypatch.setattr(scorers, "LIMITS", limits)
     code = "def work():\n    import time\n    while time.process_time() < 0.8: pass\n    return 1"
     with busy_machine():
-        tested = asyncio.run(unit_tests.run_tests(code, ["assert work() == 1"]))
+        tested = asyncio.run(scorers.run_tests(code, ["assert work() == 1"]))
     assert (tested.passed, tested.why) == (1, "")
 
 

@@ -83,6 +83,18 @@ class CodingProblem(msgspec.Struct, frozen=True):
         calls = [_read_call(case, parameters) for case in cases]
         return cls([Case(*text, *call) for text, call in zip(texts, calls, strict=True)], name)
 
+    async def run(self, code: str, strict: bool = True) -> tuple[int, str]:
+        """Run code on the cases: how many are right before the first that is not, and why it is not."""
+        function = self.choose_function(code)
+        request = await call(make_request, self, code, function)
+        result = await run_python(CASE_RUNNER, stdin=request, limits=limits_of(self))
+        passed, why = await call(judge, self, result, function is not None, strict)
+        return passed, why
+
+    def write_solution(self) -> str:
+        """A right answer: code that knows the cases by heart."""
+        return f"```python\n{memorise(self)}\n```"
+
 
 class CasesContract(Contract, frozen=True, kw_only=True):
     """A contract whose ground truth is test cases, stored as LiveCodeBench has them: JSON, all values text."""
@@ -121,11 +133,8 @@ class LcbEnvironment(TurnEnvironment):
     @classmethod
     def gold(cls, task: Task) -> str | None:
         """`extra_info.solution` where given, else code that knows the cases by heart."""
-        solution = task.extra_info.get("solution")
-        if isinstance(solution, str) and solution:
-            return solution if find_code(solution) else f"```python\n{solution}\n```"
         try:
-            return f"```python\n{memorise(CodingProblem.of(task.ground_truth, task.messages))}\n```"
+            return write_solution(task) or CodingProblem.of(task.ground_truth, task.messages).write_solution()
         except ValueError:
             return None
 
@@ -137,10 +146,8 @@ class LcbEnvironment(TurnEnvironment):
         code = find_code(action.text)
         if code is None:
             return Step(done=True, info={"explanation": "no code block", "success": False})
-        function, total = self._problem.choose_function(code), len(self._problem.cases)
-        request = await call(make_request, self._problem, code, function)
-        result = await run_python(CASE_RUNNER, stdin=request, limits=limits_of(self._problem))
-        passed, explanation = await call(judge, self._problem, result, function is not None, self.strict)
+        passed, explanation = await self._problem.run(code, self.strict)
+        total = len(self._problem.cases)
         return self.end(float(passed == total), explanation, answer=code, metrics={"cases": total, "passed": passed})
 
 
@@ -246,6 +253,14 @@ def _parse_json(text: Any) -> Any:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return _NOTHING
+
+
+def write_solution(task: Task | None) -> str | None:
+    """`extra_info.solution` as an answer."""
+    solution = None if task is None else task.extra_info.get("solution")
+    if not isinstance(solution, str) or not solution:
+        return None
+    return solution if find_code(solution) else f"```python\n{solution}\n```"
 
 
 def memorise(problem: CodingProblem) -> str:

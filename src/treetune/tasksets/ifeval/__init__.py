@@ -1,1 +1,0 @@
-"""IFEval: answers that must follow instructions which a program can verify."""
