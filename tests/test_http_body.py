@@ -27,8 +27,8 @@ from treetune.scorers.judges.question import Question
 from treetune.serve import ServeError
 from treetune.serve.http.transport import HttpTransport
 from treetune.system.http_body import MOST_BYTES, MOST_TOGETHER, BodyTooLarge, read_blocking
-from treetune.tasksets.mcp.config import McpServer
-from treetune.tasksets.mcp.session import McpSession
+from treetune.tasksets.mcp import McpServer
+from treetune.tasksets.mcp.tools import McpSession
 from treetune.tasksets.search import RetrieverError, ask_retriever
 
 TOO_MUCH = r"sent more than \d+ MB in one reply"

@@ -89,7 +89,7 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from treetune.system.package import read_version
+        from treetune.system.folders import read_version
 
         return read_version()
     if name not in _HOMES:

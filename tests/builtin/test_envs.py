@@ -33,8 +33,8 @@ from treetune.errors import EnvironmentFault, MissingExtraError
 from treetune.play.episode import Episode
 from treetune.sandbox import probe
 from treetune.scorers.reading.answers import tagged
+from treetune.system.processes import WorkerPool
 from treetune.system.threads import call
-from treetune.system.worker_process import Workers
 from treetune.tasksets import math_verifier, sql_worker, text2sql
 from treetune.tasksets.alphabet_sort import AlphabetSort, AlphabetSortConfig, AlphabetSortEnvironment
 from treetune.tasksets.search import Index, load_index
@@ -331,7 +331,7 @@ class TestText2Sql:
             play(ask(self.UNINTERRUPTIBLE), "<think>t</think><solution>SELECT 1</solution>")
 
     def test_a_sort_has_a_limit_of_memory_and_writes_no_files(self, ask, monkeypatch, tmp_path):
-        monkeypatch.setattr(text2sql, "_workers", Workers(str(small_worker(tmp_path)), "SQLite", "", ("-I", "-S")))
+        monkeypatch.setattr(text2sql, "_workers", WorkerPool(str(small_worker(tmp_path)), "SQLite", "", ("-I", "-S")))
         monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
         (step,) = play(ask(), f"<sql>{self.SORT}</sql>")
         assert "over 16 MB of memory" in shown(step)

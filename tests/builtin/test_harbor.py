@@ -19,8 +19,7 @@ from treetune.errors import ConfigError, EnvironmentFault, TasksetError, Unknown
 from treetune.evaluation import refuse_unservable
 from treetune.play.rollout import run_rollout
 from treetune.sandbox import Capability, probe
-from treetune.tasksets.harbor.dockerfile import Recipe, Refused, pack
-from treetune.tasksets.harbor.folder import HarborFolder
+from treetune.tasksets.harbor import Dockerfile, HarborFolder, Unservable, pack
 from treetune.tasksets.shell import list_blocks
 from treetune.tasksets.target import load_taskset
 
@@ -640,7 +639,7 @@ def test_links_that_lead_out_of_the_task_are_not_followed(tmp_path):
 def places(dockerfile: str, context: Path) -> dict[str, str]:
     return {
         target: source.relative_to(context).as_posix()
-        for source, target, _ in Recipe.parse(dockerfile, context).files
+        for source, target, _ in Dockerfile.parse(dockerfile, context).files
         if source.is_file()
     }
 
@@ -665,12 +664,12 @@ def test_files_are_copied_where_docker_would_put_them(tmp_path):
         "/src/deep/x",
         "/two words",
     }
-    with pytest.raises(Refused, match="it has no target"):
-        Recipe.parse("FROM x\nCOPY a.txt", tmp_path)
+    with pytest.raises(Unservable, match="it has no target"):
+        Dockerfile.parse("FROM x\nCOPY a.txt", tmp_path)
 
 
 def test_folders_and_variables_follow_each_other(tmp_path):
-    recipe = Recipe.parse(
+    recipe = Dockerfile.parse(
         "# syntax=docker/dockerfile:1\nFROM --platform=linux/amd64 python:3 AS base\n"
         "ENV ROOT=/srv \\\n# why\n  NAME='a b'\n"
         "WORKDIR $ROOT/app\nWORKDIR sub\nENV OLD style value\n",

@@ -20,7 +20,7 @@ from treetune.core.trace import Trace
 from treetune.errors import format_error
 from treetune.play.episode import Limits
 from treetune.system.digest import digest
-from treetune.system.spawned_process import spawn_context
+from treetune.system.processes import spawn_context
 
 AGAIN = 8
 """Tasks that are played in another process too."""

@@ -17,7 +17,7 @@ from treetune.cli import completion, output
 from treetune.cli.options import OVERRIDABLE, option, split_overrides
 from treetune.cli.output import report_error
 from treetune.errors import TasksetError, TreetuneError, format_error, is_of_network, place_of
-from treetune.system.package import FOLDER, read_version
+from treetune.system.folders import FOLDER, read_version
 
 VERBS = {
     "list": ("listing:list_command", "What is installed: tasksets, environments, models."),

@@ -11,7 +11,7 @@ from treetune.errors import UsageError
 from treetune.runs.discovery import find_run, open_run
 from treetune.runs.eval_log import ENDING, write_eval_log
 from treetune.runs.run import Run
-from treetune.system.cache_folder import aside
+from treetune.system.folders import aside
 from treetune.system.screen import Screen
 
 _LINES = ".jsonl"

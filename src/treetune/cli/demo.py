@@ -21,7 +21,7 @@ from treetune.cli.options import Json, option
 from treetune.cli.output import print_json
 from treetune.data.datasets.task_lists import read_declared
 from treetune.errors import MissingExtraError, TreetuneError
-from treetune.system.package import FOLDER
+from treetune.system.folders import FOLDER
 from treetune.system.screen import Screen
 from treetune.tasksets.target import load_taskset
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TypeVar
 
-from treetune.system.package import FOLDER
+from treetune.system.folders import FOLDER
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from treetune.config.code_files import module_name, source_of
 from treetune.config.code_reference import CodeReference, Kind, find_reference, parse_reference
 from treetune.config.trust import USER, Origin, is_installed, is_installed_folder, running_code
 from treetune.errors import PluginError, UnknownNameError, did_you_mean, format_error, suggest_file
-from treetune.system.package import FOLDER
+from treetune.system.folders import FOLDER
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -23,8 +23,8 @@ import msgspec
 from treetune.config.code_files import is_of_file
 from treetune.config.code_reference import CodeReference, Kind
 from treetune.errors import UsageError
-from treetune.system.cache_folder import default_cache_dir
 from treetune.system.digest import digest
+from treetune.system.folders import default_cache_dir
 
 TRUST = "TREETUNE_TRUST"
 """The variable that sets `trust` in processes that take no argument, such as a trainer's workers."""

@@ -21,8 +21,8 @@ from treetune.evaluation.comparison import Comparison, compare
 from treetune.evaluation.plan import Plan
 from treetune.runs.folder import FINGERPRINT, name_run, slug
 from treetune.runs.run import Run, is_run
-from treetune.system.cache_folder import write_atomically
 from treetune.system.digest import canonical
+from treetune.system.folders import write_atomically
 
 SET = "runs.json"
 

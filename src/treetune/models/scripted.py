@@ -75,7 +75,7 @@ def _load_own(spec: str) -> Policy:
     """A policy of the user's own, from a file."""
     made = load_object(parse_reference(spec), current_origin())
     policy: Any = made() if isinstance(made, type) else made
-    return _Named(policy, _complete_of(policy, spec), f"scripted:{spec}")
+    return _OwnPolicy(policy, _complete_of(policy, spec), f"scripted:{spec}")
 
 
 def given_policy(own: Any) -> Policy:
@@ -83,7 +83,7 @@ def given_policy(own: Any) -> Policy:
     named = getattr(own, "name", None) or getattr(own, "__name__", None) or type(own).__name__
     ours = type(own).__module__.startswith(f"{__package__}.")  # whose names `-m` takes
     name = str(named) if ours or str(named).startswith("scripted:") else f"scripted:{named}"
-    return _Named(None, _complete_of(own, repr(own)), name)
+    return _OwnPolicy(None, _complete_of(own, repr(own)), name)
 
 
 def _complete_of(policy: Any, shown: str) -> Any:
@@ -94,7 +94,7 @@ def _complete_of(policy: Any, shown: str) -> Any:
     return complete
 
 
-class _Named(Policy):
+class _OwnPolicy(Policy):
     """A policy of the user's own; it needs neither a name nor `close`."""
 
     def __init__(self, own: Any, complete: Any, name: str) -> None:

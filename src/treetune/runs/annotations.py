@@ -20,7 +20,7 @@ import msgspec
 from treetune.errors import StorageError, UsageError
 from treetune.runs.entry import Entry
 from treetune.runs.plain_files import UNREADABLE, open_to_append, read_regular
-from treetune.system.cache_folder import write_atomically
+from treetune.system.folders import write_atomically
 
 MARKS, TAGS = "marks.jsonl", "tags.json"
 Word = Literal["good", "bad", "look"]

@@ -24,9 +24,8 @@ from treetune.runs.eval_sample import Plain, iso_time, sample_of, summary_of
 from treetune.runs.folder import TRACES
 from treetune.runs.foreign.inspect import REWARD
 from treetune.runs.run import Run
-from treetune.system.cache_folder import aside
 from treetune.system.digest import digest
-from treetune.system.package import read_version
+from treetune.system.folders import aside, read_version
 
 ENDING = ".eval"
 _VERSION = 2

@@ -118,7 +118,7 @@ def _json(value: Any) -> str:
 
 
 def _card(run: AboutRun, repo: str) -> Card:
-    from treetune.system.package import read_version
+    from treetune.system.folders import read_version
 
     of_ours = run.kind == "treetune"
     origin = (

@@ -20,7 +20,7 @@ from treetune.scorers import pattern_worker
 from treetune.scorers.backtracking import bound_of
 from treetune.scorers.reading.answers import Found, one_of, placed, plain, same, strip_thinking
 from treetune.scorers.scorer import Scorer, expected, require_truths
-from treetune.system.worker_process import Workers
+from treetune.system.processes import WorkerPool
 
 STEPS = 10_000_000
 """The most steps of a search in this process: about a tenth of a second."""
@@ -129,5 +129,7 @@ def _literal_prefix(pattern: str) -> str:
 
 
 @cache
-def _workers() -> Workers:
-    return Workers(str(Path(pattern_worker.__file__)), "the search", "check that Python starts: python -c 'import re'")
+def _workers() -> WorkerPool:
+    return WorkerPool(
+        str(Path(pattern_worker.__file__)), "the search", "check that Python starts: python -c 'import re'"
+    )

@@ -1,6 +1,11 @@
 """What Treetune needs of the machine, and nothing about tasks.
 
-Threads for user code (`threads`), processes that can be killed (`worker_process`, `spawned_process`), the Ray cluster
-(`ray_cluster`), the cache folder (`cache_folder`), models of the hub (`hub`), replies within bounds (`http_body`),
-hashes of values (`digest`), the terminal (`screen`), the package itself (`package`).
+- `threads`: user code beside the event loop (`call`), and a loop for code that is not async (`run_in_background`)
+- `processes`: processes that can be killed (`WorkerPool`), pools of processes (`spawn_context`)
+- `ray_cluster`: the Ray cluster to work on (`join_cluster`)
+- `folders`: the package, its version, the cache folder, `write_atomically`
+- `hub`: models and datasets of the Hugging Face hub
+- `http_body`: replies within bounds (`read_body`)
+- `digest`: hashes of values
+- `screen`: the terminal (`Screen`)
 """

@@ -40,7 +40,7 @@ class BodyTooLarge(TreetuneError):
         return cls(f"{url} sent more than {most >> 20} MB in one reply")
 
 
-class Response(Protocol):
+class AiohttpResponse(Protocol):
     """What is used of aiohttp's response. aiohttp is not imported here, since that is slow."""
 
     @property
@@ -66,7 +66,7 @@ class BlockingResponse(Protocol):
     def read1(self, n: int = -1, /) -> bytes: ...
 
 
-async def read_body(response: Response) -> bytes:
+async def read_body(response: AiohttpResponse) -> bytes:
     """The body of aiohttp's response; raises `BodyTooLarge`."""
     if (response.content_length or _UNKNOWN) <= _PLAIN and "Content-Encoding" not in response.headers:
         return await response.read()  # aiohttp reads no more than this length

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.system.worker_process import Workers
+    from treetune.system.processes import WorkerPool
 
 SECONDS, CLOCK_SECONDS = 5.0, 50
 """Of one comparison: the processor time, and the most by the clock, on a busy machine."""
@@ -54,10 +54,10 @@ def compare(truth: str, answer: str) -> bool:
 
 
 @cache
-def _workers() -> Workers:
-    from treetune.system.worker_process import Workers  # here, for a worker needs nothing of Treetune
+def _workers() -> WorkerPool:
+    from treetune.system.processes import WorkerPool  # here, for a worker needs nothing of Treetune
 
-    return Workers(__file__, "math-verify", "pip install --force-reinstall math-verify")
+    return WorkerPool(__file__, "math-verify", "pip install --force-reinstall math-verify")
 
 
 def _serve() -> None:

@@ -22,8 +22,8 @@ from treetune.core.environment import Action, Contract, Kind, Step
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault, did_you_mean
 from treetune.scorers.reading.answers import tagged
+from treetune.system.processes import WorkerPool
 from treetune.system.threads import call, limit_to_cores
-from treetune.system.worker_process import Workers
 from treetune.tasksets import sql_worker
 from treetune.tasksets.turns import TurnEnvironment
 
@@ -117,7 +117,7 @@ class Text2SqlEnvironment(TurnEnvironment):
         return [*replies, *([stopped] * (count - len(replies)))]
 
 
-_workers = Workers(sql_worker.__file__, "SQLite", "install a Python with sqlite3", ("-I", "-S"))
+_workers = WorkerPool(sql_worker.__file__, "SQLite", "install a Python with sqlite3", ("-I", "-S"))
 
 
 def find_database(task: Task) -> Path:

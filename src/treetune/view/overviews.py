@@ -21,8 +21,8 @@ from treetune.evaluation import Run
 from treetune.runs.annotations import read_tags
 from treetune.runs.folder import SUMMARY
 from treetune.runs.plain_files import UNREADABLE, read_regular
-from treetune.system.cache_folder import default_cache_dir, write_atomically
 from treetune.system.digest import digest
+from treetune.system.folders import default_cache_dir, write_atomically
 from treetune.view.figures import overview
 from treetune.view.run_list import RunList, ShownRun, Stamp, Writers
 

@@ -21,7 +21,7 @@ import msgspec
 from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.evaluation import Run
 from treetune.serve import encode
-from treetune.system.cache_folder import write_atomically
+from treetune.system.folders import write_atomically
 from treetune.view.calls import Body, Calls, OfRollout, OfRun, OfRuns, OfTask
 from treetune.view.pages import bundle, page_files
 from treetune.view.run_list import ShownRun

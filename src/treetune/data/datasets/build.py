@@ -139,7 +139,7 @@ def _versions() -> dict[str, str]:
     """Of the libraries that took part."""
     from importlib.metadata import version
 
-    from treetune.system.package import read_version
+    from treetune.system.folders import read_version
 
     return {"treetune": read_version(), "datasets": version("datasets"), "pyarrow": version("pyarrow")}
 
@@ -252,7 +252,7 @@ def _build_in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -
     from concurrent.futures import Future, ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
-    from treetune.system.spawned_process import spawn_context
+    from treetune.system.processes import spawn_context
 
     # Spawned: a fork of a process that has threads (pyarrow's, the library's) may hang.
     with ProcessPoolExecutor(count, spawn_context(), _set_builder, (builder,)) as pool:

@@ -26,10 +26,10 @@ import msgspec
 
 from treetune.core.finding import Flaw
 from treetune.errors import StorageError, TreetuneError
-from treetune.system.cache_folder import aside
-from treetune.system.cache_folder import default_cache_dir as default_cache_dir
-from treetune.system.cache_folder import write_atomically as write_atomically
 from treetune.system.digest import canonical
+from treetune.system.folders import aside
+from treetune.system.folders import default_cache_dir as default_cache_dir
+from treetune.system.folders import write_atomically as write_atomically
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -284,7 +284,7 @@ def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_vers
     Treetune's, any `further_files`, what all these import from beside them, and the version of the builder. A moved
     file is the same code, and a process that knows it under another module name agrees."""
     from treetune.config.code_files import hash_files, source_of
-    from treetune.system.package import FOLDER
+    from treetune.system.folders import FOLDER
 
     files = []
     for base in cls.__mro__:

@@ -85,7 +85,7 @@ def _widen(path: Path, to: Path, schema: pa.Schema) -> None:
 
 
 def _tell(repo: str, counts: Mapping[str, int], scorers: Sequence[str], command: str, format: str) -> str:
-    from treetune.system.package import read_version
+    from treetune.system.folders import read_version
 
     lines = [
         f"Tasks for reinforcement learning of language models, built by Treetune {read_version()} as rows of {format}.",

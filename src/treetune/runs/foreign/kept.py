@@ -33,8 +33,8 @@ from treetune.runs.foreign.kind import Found, Kind, Stamp
 from treetune.runs.foreign.reader import Asked, ask_reader, explain, limited
 from treetune.runs.index import read_entries
 from treetune.runs.plain_files import below
-from treetune.system.cache_folder import default_cache_dir, write_atomically
 from treetune.system.digest import digest
+from treetune.system.folders import default_cache_dir, write_atomically
 
 _VERSION = 2
 """Of what traces are made of records; raised when a kind reads more of them."""

@@ -23,7 +23,7 @@ import msgspec
 from treetune.errors import UsageError, format_error
 
 if TYPE_CHECKING:
-    from treetune.system.worker_process import Workers
+    from treetune.system.processes import WorkerPool
 
 _MEMORY, _MEMORY_RATIO = 320 << 20, 8
 """Bytes of memory, and those for each byte of the largest file."""
@@ -57,10 +57,10 @@ def ask_reader(asked: Asked) -> None:
 
 
 @cache
-def _workers() -> Workers:
-    from treetune.system.worker_process import Workers
+def _workers() -> WorkerPool:
+    from treetune.system.processes import WorkerPool
 
-    return Workers("treetune.runs.foreign.kept", "the reader of runs", "reinstall Treetune", flags=("-P", "-m"))
+    return WorkerPool("treetune.runs.foreign.kept", "the reader of runs", "reinstall Treetune", flags=("-P", "-m"))
 
 
 # In the process

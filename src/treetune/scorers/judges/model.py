@@ -39,7 +39,7 @@ from treetune.models import (
 )
 from treetune.scorers.judges.question import Question, Unreadable
 from treetune.scorers.judges.verdicts import VerdictCache
-from treetune.system.cache_folder import default_cache_dir
+from treetune.system.folders import default_cache_dir
 from treetune.system.threads import submit_in_background
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from treetune.core.policy import Usage
-from treetune.system.cache_folder import default_cache_dir, write_atomically
 from treetune.system.digest import digest
+from treetune.system.folders import default_cache_dir, write_atomically
 
 
 class Said(msgspec.Struct, kw_only=True):

@@ -27,7 +27,7 @@ from treetune.errors import TreetuneError, format_error
 from treetune.play.episode_table import SessionLimits
 from treetune.serve.mcp import wire
 from treetune.serve.server import Door, EnvServer
-from treetune.system.package import read_version
+from treetune.system.folders import read_version
 
 SESSION_HEADER = "mcp-session-id"
 _STDIO = "stdio"

@@ -24,7 +24,7 @@ from treetune.serve.openenv.tasks import TaskRoutes
 from treetune.serve.openenv.wire import Fault, Reset
 from treetune.serve.ors.routes import OrsRoutes
 from treetune.serve.server import Door, EnvServer
-from treetune.system.package import read_version
+from treetune.system.folders import read_version
 
 API_VERSION = "1.0.0"
 """Of OpenEnv's HTTP interface."""

@@ -169,7 +169,7 @@ def limits_of(problem: CodingProblem) -> SandboxLimits:
     )
 
 
-class Report(msgspec.Struct, frozen=True):
+class CaseReport(msgspec.Struct, frozen=True):
     """What the case runner says of a case; as untrusted as the answer itself."""
 
     ended: Literal["done", "error", "timeout"]
@@ -177,11 +177,11 @@ class Report(msgspec.Struct, frozen=True):
     """What was printed or, in JSON, returned; or the error."""
 
 
-def read_reports(output: bytes) -> Iterator[Report]:
+def read_reports(output: bytes) -> Iterator[CaseReport]:
     """What the case runner wrote, case by case, as far as it is well-formed."""
     for line in output.split(b"\n"):
         try:
-            yield msgspec.json.decode(line, type=Report)
+            yield msgspec.json.decode(line, type=CaseReport)
         except ValueError:
             return
 
@@ -199,7 +199,7 @@ def judge(problem: CodingProblem, result: Result, called: bool, strict: bool = T
     return total, "right"
 
 
-def _find_fault(case: Case, report: Report | None, called: bool, strict: bool) -> str | None:
+def _find_fault(case: Case, report: CaseReport | None, called: bool, strict: bool) -> str | None:
     """Why a case is not right; None if it is."""
     if report is None:
         return "it broke off"

@@ -25,8 +25,7 @@ from treetune.errors import EnvironmentFault, UsageError
 from treetune.sandbox.bubblewrap import is_passable
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
 from treetune.sandbox.machines import Machine
-from treetune.tasksets.harbor.dockerfile import pack
-from treetune.tasksets.harbor.folder import HarborFolder, fill_variables
+from treetune.tasksets.harbor import HarborFolder, fill_variables, pack
 from treetune.tasksets.shell import OUT_OF_MEMORY, ShellEnvironment, list_blocks, require_machine
 
 COMMAND_SECONDS = 60.0

@@ -31,8 +31,8 @@ from treetune.errors import ConfigError, StorageError, TasksetError, UnknownName
 from treetune.sandbox.machines import MachineConfig
 from treetune.system.digest import digest
 from treetune.system.http_body import BodyTooLarge, read_blocking
+from treetune.tasksets.harbor import HarborFolder
 from treetune.tasksets.harbor.environment import COMMAND_SECONDS, DISK_MB, HarborEnvironment, HarborTask, folder_of
-from treetune.tasksets.harbor.folder import HarborFolder
 from treetune.tasksets.turns import Positive
 
 REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"

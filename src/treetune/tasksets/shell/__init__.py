@@ -16,6 +16,10 @@ OUT_OF_MEMORY = "it took more memory than there is, and ended the machine"
 FENCE = re.compile(r"(`{3,})[ \t]*(?:bash|sh|shell)?[ \t]*")
 
 
+class Unservable(ValueError):
+    """A task that needs what is not here; the message says what."""
+
+
 class ShellEnvironment(TurnEnvironment):
     """Played in a shell that `start` opens."""
 

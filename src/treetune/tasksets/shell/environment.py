@@ -28,7 +28,7 @@ from treetune.sandbox.limits import Ended, Result, SandboxLimits
 from treetune.sandbox.machines import Machine, share_pool
 from treetune.sandbox.shell import Shell
 from treetune.tasksets.shell import OUT_OF_MEMORY, SETUP_SECONDS, ShellEnvironment, list_blocks, require_machine
-from treetune.tasksets.shell.sample import MATCHERS, Sample, Script, matches
+from treetune.tasksets.shell.sample import MATCHERS, OSSample, OSScript, matches
 
 COMMAND_SECONDS = 30.0
 SHOWN_CHARS = 800
@@ -58,7 +58,7 @@ TOOLS = [
 
 
 class OSTask(Task, frozen=True, kw_only=True):
-    sample: Sample
+    sample: OSSample
 
 
 class OSInteractionEnvironment(ShellEnvironment):
@@ -149,7 +149,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         return await self._run_script(self.task.sample.evaluation.example, shell=shell)
 
     async def _run_script(
-        self, script: Script, *parameters: str, shell: Shell | None = None, env: Mapping[str, str] | None = None
+        self, script: OSScript, *parameters: str, shell: Shell | None = None, env: Mapping[str, str] | None = None
     ) -> Result:
         command = script.command(self._machine.python, *parameters)
         ran = (shell or self.shell).run(command, env={**NO_BYTECODE, **(env or {})}, seconds=self._setup_seconds)

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from treetune.tasksets.shell import Unservable
+
 PLAIN_IMAGES = (None, "default")
 """Images that the host's own system can stand in for."""
 # No number of a machine is longer, and Python reads none that is much longer.
@@ -32,7 +34,7 @@ TAKE = {
 """Runs a script of the environment, and keeps it from the programs that the script starts."""
 
 
-class Script(msgspec.Struct, frozen=True):
+class OSScript(msgspec.Struct, frozen=True):
     code: str
     language: Literal["bash", "python"] = "bash"
 
@@ -43,7 +45,7 @@ class Script(msgspec.Struct, frozen=True):
             return [python, "-I", "-X", "pycache_prefix=/dev/null", "-c", self.code, *parameters]
         return ["bash", "-c", self.code, *(["--", *parameters] if parameters else [])]
 
-    def hide(self) -> tuple[Script, dict[str, str]]:
+    def hide(self) -> tuple[OSScript, dict[str, str]]:
         """The same with its text in the environment, which no process of the policy can read; it can in an argument."""
         return msgspec.structs.replace(self, code=TAKE[self.language]), {HIDDEN: self.code}
 
@@ -53,9 +55,9 @@ class SampleEvaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     match: str | None = None
     regex: str | None = None
-    check: list[Script | str | None] = []
+    check: list[OSScript | str | None] = []
     """Scripts; a name is a built-in matcher; None stands for the example, whose output is the reference."""
-    example: Script | None = None
+    example: OSScript | None = None
     """What prints the right answer, or does what is asked for."""
 
     @property
@@ -65,14 +67,14 @@ class SampleEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def runs_scripts(self) -> bool:
         """Whether something runs on the machine after the policy did."""
-        return any(isinstance(check, Script) for check in self.check)
+        return any(isinstance(check, OSScript) for check in self.check)
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class OSSample(msgspec.Struct, frozen=True, kw_only=True):
     description: str
-    init: list[Script] = []
+    init: list[OSScript] = []
     """Run before the episode, each by itself."""
-    start: Script | None = None
+    start: OSScript | None = None
     """Run in the shell of the episode."""
     evaluation: SampleEvaluation
     image: str | None = None
@@ -81,11 +83,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot be served."""
 
 
-class Unservable(Exception):
-    """A sample that needs what is not here; the message says what."""
-
-
-def read_sample(raw: dict[str, Any], scripts: Sequence[Path] = (), *, containers: bool = False) -> Sample:
+def read_sample(raw: dict[str, Any], scripts: Sequence[Path] = (), *, containers: bool = False) -> OSSample:
     """`scripts`: the folders of scripts that it may name. `containers`: each sample gets the image that it names;
     without, one that needs another than ours is `Unservable`."""
     evaluation, create = raw.get("evaluation") or {}, raw.get("create")
@@ -102,7 +100,7 @@ def read_sample(raw: dict[str, Any], scripts: Sequence[Path] = (), *, containers
     if None in checks and not example:
         raise Unservable("it has no example to take the reference from")
     inits = create.get("init") or []
-    return Sample(
+    return OSSample(
         description=str(raw["description"]),
         init=[_read_script(init, scripts) for init in (inits if isinstance(inits, list) else [inits])],
         start=_read_script(raw["start"], scripts) if raw.get("start") else None,
@@ -117,24 +115,24 @@ def read_sample(raw: dict[str, Any], scripts: Sequence[Path] = (), *, containers
     )
 
 
-def _read_script(raw: Any, scripts: Sequence[Path]) -> Script:
+def _read_script(raw: Any, scripts: Sequence[Path]) -> OSScript:
     if isinstance(raw, str):
-        return Script(raw)
+        return OSScript(raw)
     if not isinstance(raw, dict):
         raise Unservable(f"{raw!r} is no script")
     language = raw.get("language", "bash")
     if language not in ("bash", "python"):
         raise Unservable(f"it has a script in {language}")
     if (code := raw.get("code")) is not None:
-        return Script(str(code), language)
+        return OSScript(str(code), language)
     for folder in scripts:
         path = (folder / str(raw.get("file"))).resolve()
         if path.is_relative_to(folder.resolve()) and path.is_file():
-            return Script(path.read_text(), language)
+            return OSScript(path.read_text(), language)
     raise Unservable(f"it names the script {raw.get('file')!r} of an AgentBench checkout")
 
 
-def _read_check(raw: Any, scripts: Sequence[Path]) -> Script | str:
+def _read_check(raw: Any, scripts: Sequence[Path]) -> OSScript | str:
     if isinstance(raw, dict) and raw.get("code") is None and (name := Path(str(raw.get("file"))).stem) in MATCHERS:
         return name
     return _read_script(raw, scripts)

@@ -22,7 +22,7 @@ from treetune.core.taskset import Taskset
 from treetune.errors import ConfigError
 from treetune.sandbox.machines import MachineConfig
 from treetune.system.digest import digest
-from treetune.tasksets.shell import SETUP_SECONDS
+from treetune.tasksets.shell import SETUP_SECONDS, Unservable
 from treetune.tasksets.shell.environment import (
     COMMAND_SECONDS,
     MEMORY_MB,
@@ -30,7 +30,7 @@ from treetune.tasksets.shell.environment import (
     OSInteractionEnvironment,
     OSTask,
 )
-from treetune.tasksets.shell.sample import Sample, SampleEvaluation, Unservable, read_sample
+from treetune.tasksets.shell.sample import OSSample, SampleEvaluation, read_sample
 from treetune.tasksets.turns import Positive
 
 Split = Literal["std", "dev", "env_train"]
@@ -132,7 +132,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
     def source(self) -> str:
         return digest([(name, msgspec.to_builtins(sample)) for name, sample in self._samples])
 
-    def _read_samples(self) -> Iterator[tuple[str, Sample]]:
+    def _read_samples(self) -> Iterator[tuple[str, OSSample]]:
         data, root = Path(self.config.data or ""), self.config.scripts_root
         for path in self._find_files(data):
             try:
@@ -153,7 +153,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
                         warnings.warn(f"os-interaction: a sample is left out: {error}", stacklevel=4)
                         continue
                     description = str(row["description"])
-                    sample = Sample(description=description, evaluation=SampleEvaluation(), refusal=str(error))
+                    sample = OSSample(description=description, evaluation=SampleEvaluation(), refusal=str(error))
                 yield f"{name}:{number}", sample
 
     def _find_files(self, data: Path) -> list[Path]:
@@ -166,7 +166,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         return sorted(found, key=lambda path: (len(path.parent.name), path))
 
 
-def write_prompt(sample: Sample, max_turns: int, command_seconds: float) -> list[Message]:
+def write_prompt(sample: OSSample, max_turns: int, command_seconds: float) -> list[Message]:
     rules = (
         "You are an assistant that acts on a Linux machine as a person at its shell would. You are asked a question "
         "about it, or to do something on it. In each turn think, then do exactly one of three things.\n\n"

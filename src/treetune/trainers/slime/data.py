@@ -24,8 +24,8 @@ from treetune.errors import DrawFailed, ResumeError, UsageError
 from treetune.play import streams
 from treetune.play.leases import DRAW_TRIES, Draw, Pending
 from treetune.system import threads
-from treetune.system.cache_folder import default_cache_dir, write_atomically
 from treetune.system.digest import digest
+from treetune.system.folders import default_cache_dir, write_atomically
 from treetune.tasksets.target import NEEDS_TASKS, is_server, load_taskset
 from treetune.trainers.slime.rollouts import settings_of
 from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of, set_up

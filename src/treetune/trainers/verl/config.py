@@ -24,8 +24,8 @@ from treetune.data.datasets.task_lists import check_columns, check_environments,
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.agent_column import LOOP
 from treetune.errors import ConfigError, Faults, MissingExtraError, StorageError, UsageError
-from treetune.system.cache_folder import default_cache_dir, write_atomically
 from treetune.system.digest import digest
+from treetune.system.folders import default_cache_dir, write_atomically
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.verl.reward import Lists, find_unscored, leaves_scoring, score_by_tasks, warn_of_unscored
 from treetune.trainers.verl.rollouts import LoopConfig

@@ -1,11 +1,13 @@
-"""Processes for work that must be killable, such as a query that cannot be interrupted: started as needed, and kept.
+"""Processes for work that must be killable, such as a query that cannot be interrupted, and for pools of processes.
 
-    workers = Workers(__file__, "SQLite", remedy="install Python's sqlite3")
+    workers = WorkerPool(__file__, "SQLite", remedy="install Python's sqlite3")
     replies = workers.ask(["SELECT 1", 5.0], 1)      # waits, so it belongs in a thread
+    ProcessPoolExecutor(2, spawn_context())          # runs no file of the current folder as it starts
 
-A worker is a file of ours run as a program. It says `ready`, then reads a line of JSON and writes as many as are asked
-for. It limits itself, by timers and limits of the kernel: what passes one ends the worker, and is scored, not raised.
-A worker ends with our process: when nobody holds its input any more, and after its time where it is busy.
+A worker is a file of ours that runs as a program. It is started when needed, and kept. It says `ready`, then reads a
+line of JSON and writes as many lines as were asked for. It limits itself by timers and limits of the kernel: a request
+that passes one ends the worker, which is scored, not raised. A worker ends with our process: its input closes, and a
+busy one ends after its time.
 """
 
 from __future__ import annotations
@@ -17,16 +19,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
 from treetune.errors import EnvironmentFault
 
 _LATE = (-signal.SIGPROF, -signal.SIGALRM)
+_SAFE_PATH = "PYTHONSAFEPATH"
 _live: dict[int, set[subprocess.Popen[str]]] = {}
 """By process: a forked child must not end its parent's workers."""
 
 
-class Workers:
+class WorkerPool:
     def __init__(self, file: str, what: str, remedy: str, flags: tuple[str, ...] = ("-P",)) -> None:
         # -P: not beside our own modules.
         self._command, self._what, self._remedy = [sys.executable, *flags, file], what, remedy
@@ -73,3 +79,47 @@ def _end_workers() -> None:
     for worker in _live.pop(os.getpid(), set()):
         worker.kill()
         worker.wait()
+
+
+# Processes of `multiprocessing`
+
+
+def spawn_context() -> SpawnContext:
+    """For pools of processes. Python starts them by `python -c`, which looks for modules in the current folder first: a
+    `pickle.py` there would run. These look in no current folder."""
+    with _safe_path():
+        resource_tracker.ensure_running()  # a process of the same kind, which the first lock or queue starts
+    return _SafeContext()
+
+
+class _SafeProcess(SpawnProcess):
+    _was_set = False
+    """Whether the user has set the variable: then programs that this process starts have it too."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        process_obj._was_set = _SAFE_PATH in os.environ
+        with _safe_path():
+            return SpawnProcess._Popen(process_obj)
+
+    def run(self) -> None:
+        if not self._was_set:
+            os.environ.pop(_SAFE_PATH, None)
+        super().run()
+
+
+class _SafeContext(SpawnContext):
+    Process = _SafeProcess
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before

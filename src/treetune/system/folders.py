@@ -1,9 +1,12 @@
-"""The user's cache folder, and writing a file in one piece."""
+"""Where the package and the user's cache are, the installed version, and writing a file in one piece."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+FOLDER = Path(__file__).parent.parent
+"""The package."""
 
 
 def default_cache_dir(argument: str | Path | None = None) -> Path:
@@ -26,3 +29,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_version() -> str:
+    """The installed version. It comes from the tag of a release."""
+    from importlib.metadata import PackageNotFoundError, version  # 40 ms that few need
+
+    try:
+        return version("treetune")
+    except PackageNotFoundError:  # a source folder on the path
+        return "0+source"

@@ -1,11 +1,14 @@
-"""An MCP server as a process: messages over its standard input and output.
+"""How a session reaches an MCP server, within bounds: a process with messages over its pipes, or an HTTP client.
 
     process = await ServerProcess.start(server)
     async with ClientSession(process.incoming, process.outgoing) as session: ...
     await process.stop()
 
-The SDK's own transport collects a line of any length, and leaves alone what the server itself has started. Here a line
-has a limit, and the whole process group ends with the episode. Where this process is killed, the kernel ends the
+    async with open_client(server) as client:
+        streamable_http_client(server.url, http_client=client)
+
+The SDK's own transports collect messages of any size, and do not end what a server has started. Here a message has at
+most `MOST_BYTES`, and the whole process group ends with the episode. If this process is killed, the kernel ends the
 server.
 """
 
@@ -18,13 +21,17 @@ import re
 import shutil
 import signal
 from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
+import httpx2
 from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
 from treetune.errors import EnvironmentFault
-from treetune.tasksets.mcp.config import McpServer
+from treetune.system.http_body import BodyTooLarge
+from treetune.tasksets.mcp import McpServer
 
 MOST_BYTES = 8 << 20
 """Of one message. A longer result is an error of the call."""
@@ -196,3 +203,44 @@ class ServerProcess:
     def _note(self, line: bytes) -> None:
         if line.strip():
             self.last_lines.append(line[:_MOST_LINE].decode(errors="replace").rstrip())
+
+
+# An address
+
+
+def open_client(server: McpServer) -> httpx2.AsyncClient:
+    seconds = httpx2.Timeout(server.start_timeout, read=max(server.timeout, 300.0))
+    headers = {"Accept-Encoding": "identity", **server.all_headers()}
+    return httpx2.AsyncClient(headers=headers, timeout=seconds, event_hooks={"response": [_bound]})
+
+
+async def _bound(response: httpx2.Response) -> None:
+    if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
+        await response.aclose()
+        raise BodyTooLarge(f"{response.url} sent a reply with Content-Encoding {encoding}, which was not asked for")
+    by_event = response.headers.get("content-type", "").startswith("text/event-stream")
+    response.stream = _BoundedStream(response.stream, str(response.url), by_event)
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    """Limits the whole reply or, in a stream of events, each event: a session may be long."""
+
+    def __init__(self, stream: Any, url: str, by_event: bool) -> None:
+        self._stream, self._url, self._by_event = stream, url, by_event
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size, end = 0, b""
+        async for piece in self._stream:
+            size += len(piece)
+            if self._by_event:
+                # An event ends with an empty line. What follows the last one in this piece begins the next.
+                text = (end + piece).replace(b"\r", b"")
+                if (at := text.rfind(b"\n\n")) >= 0:
+                    size = len(text) - at - 2
+                end = text[-1:]
+            if size > MOST_BYTES:
+                raise BodyTooLarge.of(self._url, MOST_BYTES)
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
