@@ -18,9 +18,9 @@ from treetune import Environment, Step, Task, Taskset
 from treetune.core.policy import Completion
 from treetune.core.trace import Outcome
 from treetune.errors import PolicyError, UsageError
+from treetune.play.group import sample_groups
 from treetune.play.host import LocalHost, always
 from treetune.play.rollout import run_rollout
-from treetune.play.sampled_groups import sample_groups
 from treetune.play.weights import Weights, WeightsBook
 
 WORDS = ["one", "three", "eleven"]

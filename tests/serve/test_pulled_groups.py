@@ -10,10 +10,17 @@ from trained_serving import all_closed, names
 
 from treetune.core.trace import Outcome
 from treetune.models import load_policy
+from treetune.play.group import GroupsWithoutVariance, sample_groups
 from treetune.play.host import LocalHost, always
-from treetune.play.sampled_groups import GroupsWithoutVariance, sample_groups
+from treetune.play.protocol import GroupOptions
 from treetune.serve import BlockingEnvClient
 from treetune.serve.errors import ServeError
+from treetune.serve.messages import RunGroupRequest
+
+
+def test_the_wire_has_every_option_of_rollouts_and_groups():
+    fields = {name for name in RunGroupRequest.__struct_fields__ if name not in ("ack", "task", "n", "rollouts")}
+    assert fields == GroupOptions.__annotations__.keys() - {"request"}  # which is the id of the request there
 
 
 def test_the_first_that_are_scored_are_the_group_and_the_others_leave_nothing(play, pulled):

@@ -22,8 +22,7 @@ from treetune.core.trace import Failure, Outcome, Trace
 from treetune.errors import TreetuneError, format_error
 from treetune.evaluation import run_bounded
 from treetune.play.episode import Limits
-from treetune.play.host import Host
-from treetune.play.options import PlayOptions
+from treetune.play.protocol import Host, PlayOptions
 from treetune.system.threads import call_apart
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]

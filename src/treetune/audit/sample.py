@@ -18,7 +18,7 @@ from treetune.audit.answers import AnswerFormat, texts_of
 from treetune.chat.message import Message, text_of
 from treetune.core.task import Task
 from treetune.core.trace import Trace
-from treetune.play.host import Host
+from treetune.play.protocol import Host
 
 Answer = str | list[Any]
 """One text, given each turn until the episode ends, or one action a turn: text, or calls of tools."""

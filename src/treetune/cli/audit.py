@@ -26,7 +26,8 @@ from treetune.core.taskset import Taskset
 from treetune.errors import UsageError, plural
 from treetune.models import EndpointConfig, check_reachable, load_policy
 from treetune.models.scripted import Echo
-from treetune.play.host import Host, LocalHost, always
+from treetune.play.host import LocalHost, always
+from treetune.play.protocol import Host
 from treetune.system.screen import Screen
 from treetune.tasksets.target import is_server
 

@@ -20,7 +20,7 @@ from treetune.cli.options import JsonWhenReady, OpenAccess, option
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.errors import UsageError
-from treetune.play.host import Info
+from treetune.play.protocol import Info
 from treetune.system.screen import Screen
 
 _COLOURS = {"ok": "green", "stopping": "yellow", "elsewhere": "yellow", "no answer": "red", "gone": "dim"}

@@ -15,7 +15,8 @@ from treetune.core.taskset import Taskset
 from treetune.core.tool import ToolSource
 from treetune.errors import TasksetError
 from treetune.evaluation.config import Evaluation
-from treetune.play.host import Host, LocalHost, always
+from treetune.play.host import LocalHost, always
+from treetune.play.protocol import Host
 from treetune.play.streams import Streams
 from treetune.tasksets.target import is_server
 

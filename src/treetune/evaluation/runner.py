@@ -20,8 +20,7 @@ from treetune.core.trace import Failure, Outcome, Trace
 from treetune.errors import TasksetError, TreetuneError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_trust import TaskCode
-from treetune.play.host import Host
-from treetune.play.options import PlayOptions
+from treetune.play.protocol import Host, PlayOptions
 from treetune.runs.folder import RunFolder
 from treetune.runs.summary import Tally
 from treetune.system.threads import call

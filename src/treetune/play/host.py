@@ -15,11 +15,11 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
 
-from treetune.core.environment import Observation, Step
+from treetune.core.environment import Observation
 from treetune.core.policy import Policy
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
@@ -32,110 +32,14 @@ from treetune.play.episode_record import EpisodeRecord
 from treetune.play.episode_table import Ending, EpisodeHandle, EpisodeTable, SessionLimits
 from treetune.play.group import GroupPlan, run_plan, was_cut_off
 from treetune.play.leases import DRAW_TRIES, HERE, Draw, check_lease
-from treetune.play.options import GroupOptions, PlayOptions
+from treetune.play.protocol import GroupOptions, Health, Info, PlayOptions
 from treetune.play.rollout import run_rollout, score_together
 from treetune.play.streams import State, Streams
-from treetune.play.weights import PAUSE_SECONDS, Calls, Staleness, TrainedModels, WeightsBook, check_version
-
-PROTOCOL = 3
-"""The version of what hosts and clients say to each other. 2: a failed rollout has no reward. 3: a request has a frame
-that says who asks."""
+from treetune.play.weights import Staleness, TrainedModels, WeightsBook, check_version
 
 PolicyOf = Callable[[str | None, str | None], Policy]
 """Who answers, by the name of a model and the address of its endpoint; None: the host's own."""
 T = TypeVar("T")
-
-
-class Info(msgspec.Struct, kw_only=True):
-    """What a host serves."""
-
-    name: str = ""
-    num_tasks: int | None = None
-    """How many tasks an epoch has; None only where there is no end."""
-    requires_group_scoring: bool = False
-    """`run_rollout` is refused where a task is scored in a group: use `run_group`."""
-    fingerprint: str = ""
-    """Changes with the code, the config and the data behind the tasks."""
-    cursor: int = 0
-    """The next index of the stream without a name."""
-    cursors: dict[str, int] = {}
-    capacity: int | None = None
-    """The most rollouts under way at once; None: no limit."""
-    by_index: bool = True
-    """Whether `sample` can be asked for an index: not where the taskset is only a generator."""
-    protocol: int = PROTOCOL
-    models: list[str] = []
-
-
-class Health(msgspec.Struct):
-    """Answered only by a host that is ready to serve."""
-
-    ready: bool = True
-    in_flight: int = 0
-
-
-class Host(Protocol):
-    async def info(self) -> Info: ...
-    async def health(self) -> Health: ...
-    async def sample(self, index: int | None = None, *, stream: str = "", lease: float | None = None) -> Task:
-        """The next task of a stream; with an index that task, and no cursor moves. With a `lease`, in seconds, it is
-        given out again unless it is finished or renewed in time: by a rollout or an episode of it, by `finish` or
-        `renew`."""
-        ...
-
-    async def renew(self, task: Task, lease: float | None = None) -> bool:
-        """The lease of a task begins anew, perhaps with other seconds; says whether there is one."""
-        ...
-
-    async def finish(self, task: Task) -> bool:
-        """The task need not be given out again; says whether it had a lease."""
-        ...
-
-    async def give_back(self, task: Task) -> bool:
-        """The task is given out again at once; says whether it had a lease."""
-        ...
-
-    def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
-        """The first tasks of the order, each once, with its occurrence; no cursor moves."""
-        ...
-
-    async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace: ...
-    async def run_group(
-        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[GroupOptions]
-    ) -> list[Trace]:
-        """n rollouts of one task, scored together where the taskset does so. `rollouts` are their numbers."""
-        ...
-
-    async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
-        """The weights of a model are of this version now."""
-        ...
-
-    async def pause(
-        self,
-        *,
-        calls: Calls = "finish",
-        seconds: float = PAUSE_SECONDS,
-        model: str | None = None,
-        endpoint: str | None = None,
-    ) -> bool:
-        """No rollout asks the model until `resume`, for so many seconds at most: its weights are being changed. Calls
-        under way are waited for (`finish`), aborted and later made again (`abort`), or left alone (`leave`). Says
-        whether none is under way."""
-        ...
-
-    async def resume(
-        self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
-    ) -> None:
-        """Rollouts go on, with this version of the weights."""
-        ...
-
-    async def start(self, task: Task, *, step: int | None = None) -> Started: ...
-    async def step(self, episode: str, action: Any, turn: int | None = None) -> Step: ...
-    async def cancel(self, id: str) -> bool: ...
-    async def observe(self, task: Task, reward: float, *, stream: str = "") -> None: ...
-    async def state(self, stream: str | None = None) -> State: ...
-    async def restore(self, state: State) -> None: ...
-    async def close(self) -> None: ...
 
 
 class LocalHost(TrainedModels):

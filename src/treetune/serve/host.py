@@ -35,6 +35,7 @@ from treetune.serve.messages import (
     RunRequest,
     RunRolloutRequest,
     WeightsRequest,
+    options_of,
     pack_reply,
     unpack,
 )
@@ -179,14 +180,7 @@ class ServerHost(LocalHost):
         """Runs what counts as `size` rollouts."""
         if method == "run_group":
             group = unpack(payload, RunGroupRequest)
-            traces = await self.run_group(
-                **self._options(group),
-                n=group.n,
-                rollouts=group.rollouts,
-                of=group.of,
-                no_variance=group.no_variance,
-                refills=group.refills,
-            )
+            traces = await self.run_group(n=group.n, rollouts=group.rollouts, **self._options(group))
             self._report(traces)
             warnings = []
             if (size := group.of or group.n) > self._spec.capacity:
@@ -201,17 +195,9 @@ class ServerHost(LocalHost):
         if taken := _RESERVED.intersection(request.sampling.extra):
             raise BadRequest(f"sampling.extra must not set {', '.join(sorted(taken))}")
         return {
+            **options_of(request),
             "task": self._spec.signer.read_task(request.task, self.taskset),
-            "model": request.model,
-            "endpoint": request.endpoint,
             "sampling": request.sampling.over(self.models.sampling),
-            "limits": request.limits,
-            "occurrence": request.occurrence,
-            "step": request.step,
-            "attempt": request.attempt,
-            "version": request.version,
-            "max_staleness": request.max_staleness,
-            "stale": request.stale,
         }
 
     def _report(self, traces: list[Trace]) -> None:

@@ -20,8 +20,7 @@ from treetune.core.environment import Observation, Step
 from treetune.core.policy import Sampling
 from treetune.errors import TreetuneError, UsageError
 from treetune.play.episode import DeadlinePassed, Limits
-from treetune.play.host import PROTOCOL
-from treetune.play.options import NoVariance
+from treetune.play.protocol import PROTOCOL, NoVariance
 from treetune.play.streams import State
 from treetune.play.weights import HIGHEST_VERSION, LONGEST_PAUSE, PAUSE_SECONDS, Calls, Stale
 from treetune.serve.errors import KINDS, BadRequest, ServeError
@@ -55,36 +54,20 @@ class LeaseRequest(Request, kw_only=True):
 
 
 class RunRequest(Request, kw_only=True):
-    """What a rollout and a group have in common."""
+    """A task, and the options of `play/protocol.py`, which say what each means. A server offers models and endpoints of
+    its choice."""
 
     task: msgspec.Raw
     model: str | None = None
-    """One of those that the server lists; absent: its own."""
     endpoint: str | None = None
-    """An address on the server's list."""
     sampling: Sampling = Sampling()
     limits: Limits | None = None
     occurrence: int = 0
     step: int | None = None
-    """The trainer's; its trace keeps it."""
     attempt: int = 0
-    """As `sample` gave it."""
     version: Version | None = None
-    """The weights of the model are at least of this version."""
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """By how many versions they may move on meanwhile."""
     stale: Stale = "cut"
-    """What becomes of a rollout that is older."""
-    finish: bool = True
-    """Whether the lease of the task is finished when they have ended and the answer has arrived."""
-
-
-class RunHead(Request, kw_only=True):
-    """What a server reads of a rollout before a worker has it."""
-
-    model: str | None = None
-    endpoint: str | None = None
-    version: Version | None = None
     finish: bool = True
 
 
@@ -97,11 +80,16 @@ class RunGroupRequest(RunRequest, kw_only=True):
     rollouts: list[int] | None = None
     """The numbers of its rollouts; absent: 0 to n - 1."""
     of: int | None = None
-    """So many are begun; the first n that are scored are the group."""
     no_variance: NoVariance = "keep"
-    """What becomes of a group whose rewards are all the same."""
     refills: int = 1
-    """How often such a group is played anew."""
+
+
+_NO_OPTIONS = {"ack", "task", "rollout", "rollouts", "n", "finish"}
+
+
+def options_of(request: RunRequest) -> dict[str, Any]:
+    """The options of a request that are for the host that plays it; the lease is the door's to finish."""
+    return {name: getattr(request, name) for name in request.__struct_fields__ if name not in _NO_OPTIONS}
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from treetune.core.taskset import Taskset
 from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.errors import TasksetError, UsageError
-from treetune.play.host import Info
+from treetune.play.protocol import Info
 from treetune.serve.errors import ServeError
 from treetune.serve.http.client import RemoteEpisode, TaskServerClient
 from treetune.serve.http.transport import HttpTransport

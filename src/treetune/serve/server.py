@@ -24,8 +24,9 @@ from treetune.core.taskset import Taskset
 from treetune.errors import DrawFailed, StreamEnded, TreetuneError, UsageError
 from treetune.play.episode import Limits, Started
 from treetune.play.episode_table import SessionLimits
-from treetune.play.host import Info, info_of
+from treetune.play.host import info_of
 from treetune.play.leases import DRAW_TRIES, LONGEST_LEASE, Draw
+from treetune.play.protocol import Info
 from treetune.play.streams import Streams, load
 from treetune.runs.rolling import RollingRun
 from treetune.serve import descriptors

@@ -27,8 +27,7 @@ from filelock import FileLock, Timeout
 
 from treetune.core.order import LAST
 from treetune.errors import ResumeError, StorageError, UsageError
-from treetune.play.leases import Draw, Pending
-from treetune.play.retries import Key
+from treetune.play.leases import Draw, Key, Pending
 from treetune.play.streams import Identity, StreamState
 from treetune.serve.access import check_key_length
 from treetune.serve.errors import BadRequest

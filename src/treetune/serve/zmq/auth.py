@@ -9,7 +9,7 @@ import hmac
 from hashlib import blake2b
 from typing import NamedTuple
 
-from treetune.play.host import PROTOCOL
+from treetune.play.protocol import PROTOCOL
 from treetune.serve.errors import Denied, Misused
 from treetune.serve.messages import CLIENT_BYTES, read_head
 from treetune.serve.zmq.sockets import Frames

@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from treetune.core.task import Task
-from treetune.play.options import GroupOptions
-from treetune.play.sampled_groups import LEASE, MOST_DROPPED, Group
+from treetune.play.group import LEASE, MOST_DROPPED, Group
+from treetune.play.protocol import GroupOptions
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import EnvClient
 from treetune.system.threads import run_in_background

@@ -31,9 +31,8 @@ from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
 from treetune.errors import UsageError
 from treetune.play.episode import Started
-from treetune.play.host import PROTOCOL, Health, Info
-from treetune.play.options import GroupOptions, PlayOptions
-from treetune.play.sampled_groups import LEASE, MOST_DROPPED, Group, sample_groups
+from treetune.play.group import LEASE, MOST_DROPPED, Group, sample_groups
+from treetune.play.protocol import PROTOCOL, GroupOptions, Health, Info, PlayOptions
 from treetune.play.streams import State
 from treetune.play.weights import PAUSE_SECONDS, Calls, check_pause, check_version
 from treetune.serve import messages

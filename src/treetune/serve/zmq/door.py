@@ -69,7 +69,7 @@ class ZmqDoor(Door):
             b"health": (None, self._health),  # answered whoever asks
             b"info": (Request, self._info),
             b"sample": (messages.SampleRequest, self.order_requests.sample),
-            b"run_rollout": (messages.RunHead, self._run),
+            b"run_rollout": (messages.RunRolloutRequest, self._run),
             b"run_group": (messages.RunGroupRequest, self._run),
             b"set_version": (messages.WeightsRequest, self._change_weights),
             b"pause": (messages.WeightsRequest, self._change_weights),
@@ -283,7 +283,7 @@ class ZmqDoor(Door):
 
     # Rollouts and episodes
 
-    def _run(self, call: Call, request: messages.RunHead | messages.RunGroupRequest) -> None:
+    def _run(self, call: Call, request: messages.RunRequest) -> None:
         size = (request.of or request.n) if isinstance(request, messages.RunGroupRequest) else 1
         if not 1 <= size <= MOST_IN_GROUP:
             raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, got {size}")

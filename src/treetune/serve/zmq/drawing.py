@@ -15,7 +15,7 @@ import msgspec
 
 from treetune.core.task import Task
 from treetune.errors import TreetuneError, UsageError
-from treetune.play.host import Host
+from treetune.play.protocol import Host
 from treetune.play.streams import StreamState
 
 _AHEAD = 32
