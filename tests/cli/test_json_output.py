@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from command_line import ROOT
+
+from treetune import errors
+from treetune.errors import TreetuneError
 
 TASKSET = """
 import os, sys
@@ -190,3 +195,28 @@ def test_one_gold_answer_that_fails_hides_no_other_task(treetune, tmp_path, monk
     assert [task.get("gold") for task in shown] == ["-6", None, "6"]
     assert "ZeroDivisionError" in shown[1]["gold_failure"]
     assert "gold_failure: Some.gold() of task 1 failed" in treetune("show", "some.py:Some").out
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("show", "nowhere"), "unknown-name"),
+        (("show", "arithmetic", "--taskset.levle", "2"), "unknown-key"),
+        (("show", "arithmetic", "--taskset.level", "high"), "config"),
+        (("show", "missing.py:Tasks"), "code-not-loaded"),
+        (("show", "arithmetic", "--nope"), "usage"),
+    ],
+)
+def test_an_error_has_a_code_that_stays(treetune, command, code):
+    result = treetune(*command, "--json")
+    assert (result.code, result.json["code"]) == (2, code)
+
+
+def test_the_table_of_codes_is_complete():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TreetuneError)]
+    codes = [kind.code for kind in kinds]
+    assert len(set(codes)) == len(codes), "each class has a code of its own"
+    section = (ROOT / "docs/troubleshooting.md").read_text().split("## Codes of errors")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(.+?)`", section, re.M)) == sorted(
+        [*codes, "unknown-key", "interrupted", "unexpected"]
+    )

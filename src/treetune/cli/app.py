@@ -16,7 +16,7 @@ import typer
 from treetune.cli import completion, output
 from treetune.cli.options import OVERRIDABLE, option, split_overrides
 from treetune.cli.output import report_error
-from treetune.errors import TasksetError, TreetuneError, format_error, is_of_network, place_of
+from treetune.errors import TasksetError, TreetuneError, UsageError, format_error, is_of_network, place_of
 from treetune.system.folders import FOLDER, read_version
 
 VERBS = {
@@ -100,16 +100,16 @@ def run(arguments: list[str]) -> int:
         if code == 130 and as_json and not output.was_printed():  # typer's own answer to Ctrl-C
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
-        return report_error("interrupted", None, 130, as_json)
+        return report_error("interrupted", None, 130, as_json, "interrupted")
     except output.CommandLineError as error:
         if not arguments:
             return 2  # the help is shown already
-        return report_error(_explain(error, arguments), None, 2, as_json)
+        return report_error(_explain(error, arguments), None, 2, as_json, UsageError.code)
     except TreetuneError as error:
         cause = error.__cause__ if isinstance(error, TasksetError) else None
         offline = cause is not None and is_of_network(cause)
         remedy = error.remedy or (_name_place(cause) if cause is not None and offline else None)
-        code = report_error(error.message, remedy, error.exit_code, as_json)
+        code = report_error(error.message, remedy, error.exit_code, as_json, error.code)
         if cause is not None and not offline:  # a library's traceback does not help without a network
             traceback.print_exception(cause)
     except BrokenPipeError:
@@ -120,9 +120,9 @@ def run(arguments: list[str]) -> int:
         if isinstance(error.__context__, BrokenPipeError):  # how typer takes it
             return _nobody_reads()
         remedy = "a taskset, or what it imports, must not end the program"
-        return report_error(f"sys.exit({error.code!r}) was called", remedy, 3, as_json)
+        return report_error(f"sys.exit({error.code!r}) was called", remedy, 3, as_json, TasksetError.code)
     except Exception as error:
-        code = report_error(f"unexpected {format_error(error)}", _culprit(error), 3, as_json)
+        code = report_error(f"unexpected {format_error(error)}", _culprit(error), 3, as_json, "unexpected")
         traceback.print_exception(error)
     return code if isinstance(code, int) else 0
 

@@ -58,13 +58,15 @@ def was_printed() -> bool:
     return _printed
 
 
-def report_error(message: str, remedy: str | None, code: int, as_json: bool) -> int:
+def report_error(message: str, remedy: str | None, exit_code: int, as_json: bool, code: str) -> int:
+    """Says what is wrong; `code` names the kind of error for programs."""
     if as_json and not _printed:
-        print_json({"error": message, "remedy": remedy, **({"interrupted": True} if code == 130 else {})})
+        interrupted = {"interrupted": True} if exit_code == 130 else {}
+        print_json({"error": message, "remedy": remedy, "code": code, **interrupted})
     sys.stderr.write(f"error: {message}\n")
     if remedy:
         sys.stderr.write(f"  -> {remedy}\n")
-    return code
+    return exit_code
 
 
 def error_text(error: Any, better: str | None = None) -> str:

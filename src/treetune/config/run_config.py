@@ -14,7 +14,7 @@ from typing import Any
 
 from treetune.config.code_reference import FILE_SCHEME, MODULE_SCHEME
 from treetune.config.trust import USER, Origin, is_own_config, trusts
-from treetune.errors import UsageError
+from treetune.errors import UntrustedCode
 
 CONFIG = "config.yaml"
 _BESIDE = ("traces.jsonl", "fingerprint.json", "summary.json", "results.jsonl")
@@ -50,8 +50,8 @@ def refuse_foreign(run: Path, data: Mapping[str, Any]) -> None:
                 raise refusal(run, f"has tools of its own: {entry!r:.80}")
 
 
-def refusal(run: Path, what: str) -> UsageError:
-    return UsageError(f"{run} was not made by your `eval`, and {what}", remedy=_LOOK)
+def refusal(run: Path, what: str) -> UntrustedCode:
+    return UntrustedCode(f"{run} was not made by your `eval`, and {what}", remedy=_LOOK)
 
 
 def nodes_of(node: Any) -> Iterator[Mapping[str, Any]]:

@@ -23,7 +23,7 @@ import msgspec
 from treetune.config.aliases import suggest_key
 from treetune.config.code_files import parse_again
 from treetune.config.variables import escape, explain_interpolation
-from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults, suggest_file
+from treetune.errors import UNKNOWN_KEY, ConfigError, Faults, did_you_mean, gather_faults, suggest_file
 
 T = TypeVar("T")
 FileName = Annotated[str, "the name of a file"]
@@ -119,7 +119,7 @@ def convert(
         here = f"{inside}{key}"
         place = f"--{here}" if raw and here in raw else here  # as whoever gave it wrote it
         if key not in known:
-            faults.append((place, f"unknown key{_hint(str(key), struct, path, elsewhere)}"))
+            faults.append((place, f"{UNKNOWN_KEY}{_hint(str(key), struct, path, elsewhere)}"))
         elif (reader := _reader_in(hints[key])) is not None and value is not None:
             with gather_faults(faults):
                 values[key] = reader(value, here, raw)

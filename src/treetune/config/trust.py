@@ -22,7 +22,7 @@ import msgspec
 
 from treetune.config.code_files import is_of_file
 from treetune.config.code_reference import CodeReference, Kind
-from treetune.errors import UsageError
+from treetune.errors import UntrustedCode
 from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir
 
@@ -72,8 +72,8 @@ class Origin(msgspec.Struct, frozen=True):
         if not self.trusted:
             raise self.refusal(what)
 
-    def refusal(self, what: str) -> UsageError:
-        return UsageError(f"{self.what} {what}", remedy=LOOK)
+    def refusal(self, what: str) -> UntrustedCode:
+        return UntrustedCode(f"{self.what} {what}", remedy=LOOK)
 
 
 USER = Origin("you", trusted=True)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from treetune.errors import UsageError
+from treetune.errors import UntrustedCode, UsageError
 
 _MARK = "$env"
 _VARIABLE = re.compile(r"(?<!\\)(?:\\\\)*\$\{oc\.env:\s*([A-Za-z_]\w*)")
@@ -70,7 +70,7 @@ def fill_variables(value: Any, *, trust: bool) -> Any:
         if value.keys() == {_MARK}:
             if not trust:
                 problem = f"a row reads a variable of your environment: {value[_MARK]}"
-                raise UsageError(problem, remedy="pass --trust (in a trainer's processes: TREETUNE_TRUST=1)")
+                raise UntrustedCode(problem, remedy="pass --trust (in a trainer's processes: TREETUNE_TRUST=1)")
             return _read(str(value[_MARK]))
         return {name: fill_variables(item, trust=trust) for name, item in value.items()}
     return [fill_variables(item, trust=trust) for item in value] if isinstance(value, list) else value

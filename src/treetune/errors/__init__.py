@@ -16,9 +16,16 @@ Faults = list[tuple[str, str]]
 
 
 class TreetuneError(Exception):
-    """The base of all of them; `exit_code` is what the command line ends with."""
+    """The base of all of them."""
 
     exit_code: ClassVar[int] = 3
+    """What the command line ends with."""
+    code: str = "failed"
+    """Names the kind of error for programs. It stays where messages change."""
+
+    def __init_subclass__(cls, code: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.code = code or cls.code
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message)
@@ -29,18 +36,25 @@ class TreetuneError(Exception):
         return f"{self.message}\n  -> {self.remedy}" if self.remedy else self.message
 
 
-class UsageError(TreetuneError):
+class UsageError(TreetuneError, code="usage"):
     """The request itself is wrong: a flag, a key, a name."""
 
     exit_code = 2
 
 
-class ConfigError(UsageError):
-    """One or more faults in a config, each with the path of the key."""
+UNKNOWN_KEY = "unknown key"
+"""How a fault begins that is a key without a meaning."""
+
+
+class ConfigError(UsageError, code="config"):
+    """One or more faults in a config, each with the path of the key. Its code is `unknown-key` where no other fault is
+    in it."""
 
     def __init__(self, faults: Iterable[tuple[str, str]], *, source: str = "config", remedy: str | None = None) -> None:
         self.faults = list(faults)
         self.source = source
+        if self.faults and all(problem.startswith(UNKNOWN_KEY) for _, problem in self.faults):
+            self.code = "unknown-key"
         places = _find_places(source, self.faults)
         lines = [f"  {places[path]}: {problem}" if path else f"  {problem}" for path, problem in self.faults]
         super().__init__(f"{plural(len(lines), 'fault')} in {source}:\n" + "\n".join(lines), remedy=remedy)
@@ -66,8 +80,8 @@ class Declared(NamedTuple):
         return ConfigError(faults, source=self.source, remedy=error.remedy)
 
 
-class UnknownNameError(UsageError):
-    """A name that nothing answers to."""
+class UnknownNameError(UsageError, code="unknown-name"):
+    """An unknown name of a taskset, an environment, a tool or an option."""
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], *, remedy: str | None = None) -> UnknownNameError:
@@ -77,23 +91,27 @@ class UnknownNameError(UsageError):
         return cls(f"unknown {kind} {name!r}{hint}{listing}", remedy=remedy)
 
 
-class PluginError(UsageError):
+class UntrustedCode(UsageError, code="untrusted-code"):
+    """Data names code, a variable or a server that only the user may choose."""
+
+
+class PluginError(UsageError, code="code-not-loaded"):
     """A file or module that was to give a class and did not."""
 
 
-class ResumeError(UsageError):
+class ResumeError(UsageError, code="cannot-resume"):
     """A run folder that this run cannot go on with."""
 
 
-class TasksetError(TreetuneError):
+class TasksetError(TreetuneError, code="taskset"):
     """A taskset that breaks its contract."""
 
 
-class DrawFailed(TasksetError):
+class DrawFailed(TasksetError, code="draw-failed"):
     """The task of a draw could not be made; it is tried again, or skipped."""
 
 
-class GeneratorFailed(TasksetError):
+class GeneratorFailed(TasksetError, code="generator-failed"):
     """`load_tasks` raised at the task `place`: it and those after it were not reached."""
 
     def __init__(self, message: str, *, remedy: str | None = None, place: int = 0) -> None:
@@ -101,19 +119,19 @@ class GeneratorFailed(TasksetError):
         self.place = place
 
 
-class StreamEnded(TasksetError):
+class StreamEnded(TasksetError, code="stream-ended"):
     """A stream that cannot go on: its generator ended, or fails at the same place after each restart."""
 
 
-class EmptyTasksetError(TasksetError):
+class EmptyTasksetError(TasksetError, code="no-tasks"):
     """A taskset without a single task."""
 
 
-class EnvironmentFault(TreetuneError):
+class EnvironmentFault(TreetuneError, code="environment"):
     """An environment that breaks its contract."""
 
 
-class InvalidAction(TreetuneError):
+class InvalidAction(TreetuneError, code="invalid-action"):
     """What an environment or a scorer raises for an action that it cannot take: the action earns `reward` and ends the
     episode, which is scored. Any other error is a failure of the environment's, and has no reward."""
 
@@ -123,32 +141,32 @@ class InvalidAction(TreetuneError):
         self.reward, self.warning = reward, warning
 
 
-class ToolError(TreetuneError):
+class ToolError(TreetuneError, code="tool"):
     """What a tool raises for a call that it cannot do: the model is told this text, and may go on. Of any other error
     it is told the type too."""
 
 
-class PolicyError(TreetuneError):
+class PolicyError(TreetuneError, code="policy"):
     """A policy that could not answer."""
 
 
-class ContextFullError(PolicyError):
+class ContextFullError(PolicyError, code="context-full"):
     """A prompt that the model has no room for. After the first turn it is the policy that said too much."""
 
 
-class EndpointRefusal(PolicyError):
+class EndpointRefusal(PolicyError, code="endpoint-refusal"):
     """A model server that refuses a request, and would refuse it again."""
 
 
-class StorageError(TreetuneError):
+class StorageError(TreetuneError, code="storage"):
     """A folder or file that cannot be written."""
 
 
-class NetworkError(TreetuneError):
+class NetworkError(TreetuneError, code="network"):
     """A hub or an address where nobody answers."""
 
 
-class MissingExtraError(TreetuneError):
+class MissingExtraError(TreetuneError, code="missing-extra"):
     """An optional dependency that is not installed."""
 
     @classmethod

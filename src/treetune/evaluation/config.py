@@ -17,7 +17,7 @@ from treetune.core.from_config import build_taskset, describe, expand_ready, tas
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset
 from treetune.core.taskset_config import TasksetConfig
-from treetune.errors import ConfigError, Faults, TreetuneError, gather_faults
+from treetune.errors import UNKNOWN_KEY, ConfigError, Faults, TreetuneError, gather_faults
 from treetune.models import EndpointConfig
 from treetune.play.episode import Limits
 from treetune.tasksets.target import read_target
@@ -88,7 +88,7 @@ def unknown_keys(data: Mapping[str, Any]) -> Faults:
     inside = [f"{name}.{key}" for name, struct in structs.items() for key in struct.__struct_fields__]
     unknown = [str(key) for key in data if key not in KEYS]
     known = [*KEYS, *inside, *keys_of(data.get("taskset"))] if unknown else []
-    return [(key, f"unknown key{suggest_key(key, known)}") for key in unknown]
+    return [(key, f"{UNKNOWN_KEY}{suggest_key(key, known)}") for key in unknown]
 
 
 def keys_of(node: Any) -> list[str]:

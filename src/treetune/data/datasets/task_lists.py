@@ -29,7 +29,16 @@ from treetune.data.datasets.config import DatasetConfig, plain_values
 from treetune.data.datasets.list_files import draws_by_weight
 from treetune.data.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.data.rows.sources import check_loading
-from treetune.errors import ConfigError, Faults, TreetuneError, check_all, did_you_mean, gather_faults, suggest_file
+from treetune.errors import (
+    UNKNOWN_KEY,
+    ConfigError,
+    Faults,
+    TreetuneError,
+    check_all,
+    did_you_mean,
+    gather_faults,
+    suggest_file,
+)
 
 LISTS = ("train_tasks", "val_tasks")
 
@@ -243,7 +252,7 @@ def _read_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: str
     it first; those of an override only from where we are."""
     written = {name: data[name] for name in LISTS if data.get(name)}
     if not written:
-        near = [(str(key), f"unknown key{meant}") for key in data if (meant := did_you_mean(str(key), LISTS))]
+        near = [(str(key), f"{UNKNOWN_KEY}{meant}") for key in data if (meant := did_you_mean(str(key), LISTS))]
         missing = ("train_tasks", "is required, or val_tasks: the tasks to build")
         raise ConfigError(_find_empty_lists(data) or near or [missing], source=path)
     # Interpolations may reach into the rest of the file, so it is laid below; only the lists are resolved.

@@ -32,7 +32,7 @@ from treetune.core.tool import NamedTool, Tool, ToolSource, find_tool
 from treetune.data.rows.code_store import SCHEME, keep_class, keep_files, locate_files
 from treetune.data.rows.row_codec import SCORER_FORMS, read_row_scorer
 from treetune.data.rows.rule import RULE, RuleTaskset
-from treetune.errors import TasksetError, UsageError
+from treetune.errors import TasksetError, UntrustedCode, UsageError
 from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer
 from treetune.scorers.by_rule import Rule
 from treetune.system.digest import digest
@@ -163,7 +163,7 @@ def check_tools(node: Any, trust: bool = False) -> None:
     for tools in _find_tools(node):
         plain = isinstance(tools, list) and all(isinstance(name, str) and ":" not in name for name in tools)
         if not (plain or trusts(trust) or (code_folders()[0] / "tools" / digest(tools)).is_file()):
-            raise UsageError(f"a row names tools that none of your builds has: {tools!r:.80}", remedy=LOOK)
+            raise UntrustedCode(f"a row names tools that none of your builds has: {tools!r:.80}", remedy=LOOK)
 
 
 def _keep_tools(node: Any, cache_dir: Any) -> None:
