@@ -114,7 +114,7 @@ def test_rows_that_a_class_scores_know_its_text_in_another_process(treetune, tre
 def test_a_ready_set_in_a_taskset_is_resolved_once(folder, monkeypatch):
     Path("mix.yaml").write_text("taskset: {id: mixture, sources: [{id: prices, split: train, weight: 2}]}\n")
     monkeypatch.setattr(
-        "treetune.config.plugins.ready_sets.find", lambda name: Path("tasks.yaml") if name == "prices" else None
+        "treetune.config.plugins.find_ready_file", lambda name: Path("tasks.yaml") if name == "prices" else None
     )
     assert said(load_taskset("mix.yaml").at(0).prompt) == FIRST
     Path("lone.yaml").write_text("taskset: prices\n")

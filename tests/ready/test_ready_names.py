@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from treetune.config import ready_sets
+from treetune.config.builtin import find_ready_file, ready_names
 from treetune.core.from_config import build_taskset
 from treetune.tasksets.target import load_taskset, read_target
 
@@ -40,12 +40,12 @@ NAMES = "aime24 arc gpqa gsm8k humaneval ifeval math500 mbpp mmlu triviaqa".spli
 def test_the_package_brings_ten_sets(monkeypatch, tmp_path):
     monkeypatch.delenv("TREETUNE_READY", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert ready_sets.names() == NAMES
+    assert ready_names() == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_says_what_its_set_is_and_what_was_not_checked(name):
-    text = ready_sets.find(name).read_text()
+    text = find_ready_file(name).read_text()
     for key in ("about", "source", "licence", "convention"):
         assert f"\n{key}: " in f"\n{text}"
     assert "revision: " in text or "not checked" in text
@@ -64,11 +64,11 @@ def test_a_set_of_ones_own_is_a_yaml_file_in_a_folder(own, treetune):
 def test_the_config_folder_of_the_user_is_looked_into_too(tmp_path, monkeypatch):
     monkeypatch.delenv("TREETUNE_READY", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert ready_sets.find("sums") is None
+    assert find_ready_file("sums") is None
     (tmp_path / "treetune" / "ready").mkdir(parents=True)
     file = tmp_path / "treetune" / "ready" / "sums.yaml"
     file.write_text(OWN)
-    assert ready_sets.find("sums") == file
+    assert find_ready_file("sums") == file
 
 
 def test_ones_own_file_wins_over_the_packages_and_an_id_over_both(own):

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from treetune.config import ready_sets
+from treetune.config.builtin import find_ready_file
 
 Row = dict[str, Any]
 
@@ -186,7 +186,7 @@ SETS = {
 
 def pinned_revisions() -> list[str]:
     """What the files of the sets pin, for the hub to have."""
-    files = [ready_sets.find(name) for name in SETS]
+    files = [find_ready_file(name) for name in SETS]
     declared = [task for file in files if file is not None for task in yaml.safe_load(file.read_text())["val_tasks"]]
     kwargs = [task["loading_params"]["kwargs"] for task in declared]
     return [given["revision"] for given in kwargs if "revision" in given]

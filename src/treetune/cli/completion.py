@@ -58,10 +58,10 @@ def _is_dotted(word: str) -> bool:
 
 def complete_target(incomplete: str) -> Iterator[str]:
     """Ids of tasksets, ready sets, and files that a TARGET may be."""
-    from treetune.config import ready_sets
+    from treetune.config.builtin import ready_names
     from treetune.config.plugins import tasksets
 
-    yield from sorted(name for name in {*tasksets.names(), *ready_sets.names()} if name.startswith(incomplete))
+    yield from sorted(name for name in {*tasksets.names(), *ready_names()} if name.startswith(incomplete))
     for found in sorted(iglob(f"{escape(incomplete)}*")):
         if Path(found).is_dir() or found.endswith(_FILES):
             yield f"{found}/" if Path(found).is_dir() else found

@@ -16,7 +16,7 @@ from treetune.cli import options
 from treetune.cli.options import Json, option
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
-from treetune.config import ready_sets
+from treetune.config.builtin import find_ready_file, ready_names
 from treetune.config.plugins import Registry, environments, find_ready, tasksets, tools
 from treetune.config.structs import defaults_of, field_docs, load_yaml
 from treetune.config.trust import USER
@@ -54,7 +54,7 @@ def list_command(
         return (_describe_ready if find_ready(name) else _describe)(name, json)
     found = {
         "tasksets": _installed(tasksets),
-        "ready": {name: _told(name) for name in ready_sets.names() if not tasksets.has(name)},
+        "ready": {name: _told(name) for name in ready_names() if not tasksets.has(name)},
         "environments": _installed(environments),
         "tools": _installed(tools),
         "models": {spelling: {"about": about} for spelling, about in SPELLINGS.items()},
@@ -78,7 +78,7 @@ def _origin(entry: Mapping[str, str]) -> tuple[str, ...]:
 
 def _told(name: str) -> dict[str, str]:
     """What the file of a ready set says of it; one that cannot be read must not break the list."""
-    file = str(ready_sets.find(name))
+    file = str(find_ready_file(name))
     try:
         data = load_yaml(file)
     except TreetuneError as error:

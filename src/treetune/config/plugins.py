@@ -18,8 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.config import ready_sets
-from treetune.config.builtin import tables
+from treetune.config.builtin import find_ready_file, ready_names, tables
 from treetune.config.code_files import module_name, source_of
 from treetune.config.code_reference import CodeReference, Kind, find_reference, parse_reference
 from treetune.config.trust import USER, Origin, is_installed, is_installed_folder, running_code
@@ -188,7 +187,7 @@ class Registry:
         if name.endswith(".py") and (classes := _classes_in(Path(name))):
             raise PluginError(f"{name} is a file", remedy=f"name the class too: {' or '.join(classes)}")
         remedy = "`treetune list` shows what there is; a class of your own is file.py:Name or module:Name"
-        known = [*self.names(), *(ready_sets.names() if self is tasksets else ())]
+        known = [*self.names(), *(ready_names() if self is tasksets else ())]
         raise UnknownNameError.of(self.kind, name, known, remedy=remedy)
 
     def _load(self, name: str, origin: Origin) -> Any:
@@ -250,7 +249,7 @@ def installed_by(file: str) -> str | None:
 
 def find_ready(name: str) -> Path | None:
     """The YAML file of a set that is ready by this name; None where the name is another's."""
-    return None if tasksets.has(name) else ready_sets.find(name)
+    return None if tasksets.has(name) else find_ready_file(name)
 
 
 tasksets = Registry("taskset", "treetune.tasksets", "TASKSETS")
