@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treetune import ShuffleConfig, Task, Taskset, TasksetConfig
-from treetune.core import task_list
+from treetune.core import draws
 from treetune.errors import TasksetError
 
 
@@ -29,8 +29,8 @@ class Counted(Unending):
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(task_list, "MOST_TASKS", 20_000)
-    monkeypatch.setattr(task_list, "WARN_SECONDS", 0.0)
+    monkeypatch.setattr(draws, "MOST_TASKS", 20_000)
+    monkeypatch.setattr(draws, "WARN_SECONDS", 0.0)
 
 
 def test_a_generator_without_an_end_that_would_be_read_whole_is_named_and_stopped(few):
@@ -44,7 +44,7 @@ def test_a_generator_without_an_end_that_would_be_read_whole_is_named_and_stoppe
 
 
 def test_it_is_stopped_before_memory_runs_out(monkeypatch):
-    monkeypatch.setattr(task_list, "MOST_OF_MEMORY", 0.0)
+    monkeypatch.setattr(draws, "MOST_OF_MEMORY", 0.0)
     with pytest.raises(TasksetError, match="goes on: no more are kept in memory"):
         Unending().count()
 

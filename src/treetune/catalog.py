@@ -69,7 +69,7 @@ BY_PARAMETER = "treetune.core.mixture:ByParameter"
 
 SCORERS = {
     "all_of": "treetune.scorers.combined:AllOf",
-    "choice": "treetune.scorers.choices:Choice",
+    "choice": "treetune.scorers.texts:Choice",
     "code": "treetune.tasksets.code.scorers:Code",
     "exact": "treetune.scorers.texts:Exact",
     "f1": "treetune.scorers.texts:F1",
@@ -80,7 +80,7 @@ SCORERS = {
     "math": "treetune.tasksets.math_scorer:Math",
     "number": "treetune.scorers.numbers:Number",
     "pattern": "treetune.scorers.patterns:Pattern",
-    "rule": "treetune.scorers.by_rule:Rule",
+    "rule": "treetune.scorers.scorer:Rule",
     "tests": "treetune.tasksets.code.scorers:Tests",
     "weighted": "treetune.scorers.combined:Weighted",
 }

@@ -7,10 +7,9 @@ import pytest
 from treetune.audit import judge_traces, suspicions
 from treetune.audit.rules import AuditReport
 from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, group_traces, spread_of
-from treetune.core.judge_call import Judgement
 from treetune.core.policy import Usage
 from treetune.core.task import Task
-from treetune.core.trace import Failure, Outcome, Trace, Turn
+from treetune.core.trace import Failure, Judgement, Outcome, Trace, Turn
 
 
 def trace(*said, reward=1.0, idx=0, rollout=0, truth="the right answer", outcome=Outcome.COMPLETED, **more):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from treetune.core.policy import Usage
-from treetune.scorers.judges.verdicts import VerdictCache
+from treetune.scorers.judges.model import VerdictCache
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from scripted_judges import named
 
 from treetune import Task
 from treetune.chat.images import image_part
-from treetune.core.judge_call import recording
+from treetune.core.trace import recording
 from treetune.errors import ConfigError
 from treetune.scorers.judges import Judge
-from treetune.scorers.judges.rubric import read_rubric
+from treetune.scorers.judges.methods import read_rubric
 
 pytestmark = pytest.mark.usefixtures("verdict_cache")
 

@@ -13,8 +13,8 @@ from named_code import load_object
 from scripted_judges import TRICK, Prompt, named
 
 from treetune import Task, Taskset, run_rollout
-from treetune.core.judge_call import Judgement, recording
 from treetune.core.policy import Completion, Policy
+from treetune.core.trace import Judgement, recording
 from treetune.errors import InvalidAction
 from treetune.scorers.judges import Judge, JudgeError, JudgeModel
 from treetune.scorers.judges.question import Question, Unreadable

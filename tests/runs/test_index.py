@@ -7,8 +7,7 @@ from made_runs import make_run, make_trace
 from test_rolling import described
 
 from treetune.chat.tokens import Tokens, TokenSequence
-from treetune.core.judge_call import Judgement
-from treetune.core.trace import Timing, encode_trace
+from treetune.core.trace import Judgement, Timing, encode_trace
 from treetune.errors import UsageError
 from treetune.evaluation import TRACES, Run, RunFolder
 from treetune.runs import index

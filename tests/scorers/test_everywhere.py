@@ -19,8 +19,8 @@ from treetune.core.score import judge
 from treetune.data.rows.scorer import scorer_for, taskset_of
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.scorers import KINDS, choice, includes, number, pattern, read_scorer, weighted
-from treetune.scorers.backtracking import bound_of
 from treetune.scorers.combined import Part
+from treetune.scorers.patterns import bound_of
 from treetune.scorers.reading.answers import Place
 from treetune.scorers.said import find_unpaid
 from treetune.trainers.verl import compute_score

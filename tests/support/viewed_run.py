@@ -17,10 +17,9 @@ from viewed_tasks import MARK, MOVES, SOURCES, Viewed, ViewedConfig, board, make
 from treetune.chat.calls import ToolCall
 from treetune.chat.message import text_of
 from treetune.chat.tokens import Tokens, TokenSequence
-from treetune.core.judge_call import Judgement
 from treetune.core.policy import Usage
 from treetune.core.task import Task
-from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn
+from treetune.core.trace import Failure, Judgement, Outcome, Timing, Trace, Turn
 from treetune.evaluation import TRACES, EvalConfig, Evaluation, Run, RunFolder, Tally, remember
 from treetune.play.episode import Limits
 

@@ -17,7 +17,7 @@ from treetune.config.structs import dump_yaml, to_plain
 from treetune.data.rows.cache import Cache, Entry, default_cache_dir
 from treetune.errors import UnknownNameError, UsageError
 from treetune.runs.foreign.kept import measure_kept, prune_kept
-from treetune.scorers.judges.verdicts import KeptVerdicts
+from treetune.scorers.judges.model import KeptVerdicts
 from treetune.system.screen import Screen
 
 cache_app = typer.Typer()

@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from treetune.config.trust import USER, Origin, names_from
+from treetune.core.draws import TasksetConfig
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 
 if TYPE_CHECKING:

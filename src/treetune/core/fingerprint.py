@@ -15,7 +15,7 @@ from treetune.config import plugins
 from treetune.config.code_files import code_hash, hash_files
 from treetune.config.structs import CodeName, declared_values, to_plain
 from treetune.config.variables import conceal
-from treetune.core.curriculum.profile import Rates
+from treetune.core.profile import Rates
 from treetune.core.taskset import Taskset
 from treetune.errors import (
     TasksetError,

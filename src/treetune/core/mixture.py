@@ -18,14 +18,13 @@ from typing import Any, Self
 import msgspec
 
 from treetune.core import order
-from treetune.core.curriculum.profile import PRIOR, ProfileConfig, Rates, hashable
-from treetune.core.curriculum.sources import SourceCurriculum, split_position
-from treetune.core.curriculum.tasks import Learning
+from treetune.core.curriculum import Learning, SourceCurriculum, split_position
+from treetune.core.draws import ConfigT, TasksetConfig
 from treetune.core.from_config import build_taskset, taskset_class
 from treetune.core.order import Interleave, Spread
+from treetune.core.profile import PRIOR, ProfileConfig, Rates, hashable
 from treetune.core.task import Task
-from treetune.core.taskset import ConfigT, Taskset
-from treetune.core.taskset_config import TasksetConfig
+from treetune.core.taskset import Taskset
 from treetune.core.tool import Tool, ToolSource
 from treetune.errors import ConfigError, Faults, TasksetError, UsageError, check_all, gather_faults
 

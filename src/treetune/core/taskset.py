@@ -12,25 +12,18 @@ memory.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import count as count_from
-from itertools import islice
-from operator import index as index_of
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, get_args
-
-import msgspec
-from typing_extensions import TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from treetune.config.plugins import absolute_spec, folders_of
 from treetune.config.trust import USER, Origin, current_origin, names_from
-from treetune.core import order
+from treetune.core.draws import ConfigT, Draws, TasksetConfig, TaskT
 from treetune.core.finding import Flaw
 from treetune.core.score import UNCHECKED, Score, Verdict
 from treetune.core.task import Task
-from treetune.core.task_list import MOST_TASKS, list_tasks, warn_of_many
-from treetune.core.taskset_config import TasksetConfig
-from treetune.core.taskset_contract import check_methods, check_task, may_read_seed, no_tasks, suggest_fields
+from treetune.core.taskset_contract import check_methods, may_read_seed
 from treetune.core.tool import (
     Gold,
     NamedTool,
@@ -45,29 +38,16 @@ from treetune.core.tool import (
 )
 from treetune.errors import (
     Declared,
-    GeneratorFailed,
-    StreamEnded,
     TasksetError,
-    TreetuneError,
-    UsageError,
-    format_error,
     plural,
-    user_code,
 )
 
 if TYPE_CHECKING:
-    from treetune.core.curriculum.tasks import Curriculum, Learning
     from treetune.core.environment import Environment, Rendered
     from treetune.core.trace import Trace
 
 
-TaskT = TypeVar("TaskT", bound=Task, default=Task)
-ConfigT = TypeVar("ConfigT", bound=TasksetConfig, default=TasksetConfig)
-
-
-class Taskset(Generic[TaskT, ConfigT]):
-    INFINITE: ClassVar[bool] = False
-    """`load_tasks` never ends: every draw needs a number of tasks."""
+class Taskset(Draws[TaskT, ConfigT]):
     MULTI_TURN: ClassVar[bool] = False
     """What its own `environment()` makes has several turns, or tools: verl plays its rows by our agent loop."""
     NEEDS_CONTAINER: ClassVar[bool] = False
@@ -79,10 +59,6 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     scorer: Any = None
     """What scores its answers, where it has no `reward` of its own: `scorer = includes()`, from `treetune.scorers`."""
-
-    config: ConfigT
-    name: str
-    """What it is called in messages and as the source of its tasks: its class, unless it says otherwise."""
 
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` may give it any key: so where it has no config type of its own."""
@@ -96,7 +72,6 @@ class Taskset(Generic[TaskT, ConfigT]):
     """How many tasks were loaded. It is pickled, so that another process need not load them to know."""
     tool_methods: ClassVar[tuple[str, ...]] = ()
     """The methods that `@tool` marks: what a model may call in every task."""
-    task_type: ClassVar[type[Task]] = Task
     config_type: ClassVar[type[TasksetConfig]] = TasksetConfig
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -114,8 +89,6 @@ class Taskset(Generic[TaskT, ConfigT]):
         self.config = config if config is not None else self.config_type()  # type: ignore[assignment]
         self.name = type(self).__name__
         self._origin = current_origin()
-        self._reader: Iterator[TaskT] | None = None
-        self._read = 0
         if not self.overrides("load_tasks") and not self.overrides("task_at"):
             raise TasksetError(f"{self.name} has no tasks", remedy="write load_tasks() or task_at(index)")
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
@@ -249,28 +222,6 @@ class Taskset(Generic[TaskT, ConfigT]):
     # What a run uses
 
     @property
-    def seed(self) -> int:
-        """The seed of generated tasks: of an infinite taskset `shuffle.seed`, else the config's own `seed`, else 0."""
-        if self.INFINITE and self.config.shuffle is not None:
-            return self.config.shuffle.seed
-        return int(getattr(self.config, "seed", 0))
-
-    @property
-    def order_seed(self) -> int | None:
-        """The seed of the order; None keeps load order, as an infinite taskset always does."""
-        return None if self.INFINITE or self.config.shuffle is None else self.config.shuffle.seed
-
-    @property
-    def random_access(self) -> bool:
-        """Each task can be made alone, without those before it."""
-        return self.overrides("task_at")
-
-    @property
-    def sequential(self) -> bool:
-        """Only an endless generator: its tasks can be read forward, and in no other order."""
-        return self.INFINITE and not self.random_access
-
-    @property
     def scores_groups(self) -> bool:
         return self.overrides("score_group") or (self.scorer is not None and self.scorer.scores_groups)
 
@@ -296,115 +247,8 @@ class Taskset(Generic[TaskT, ConfigT]):
         return self.task_type
 
     def overrides(self, method: str) -> bool:
+        """Whether the class has a method of its own in place of the one here."""
         return getattr(type(self), method) is not getattr(Taskset, method)
-
-    def __getitem__(self, position: int) -> TaskT:
-        """The task at a position in load order."""
-        if type(position) is not int or position < 0:
-            position = order.read_index(position)
-        try:
-            task = self.task_at(position)
-        except TreetuneError:
-            raise
-        except IndexError as error:
-            raise self._missing(position, f"task_at({position}) failed: {format_error(error)}") from error
-        except Exception as error:
-            # The method that the author wrote: without a `task_at` it is `load_tasks` that gave the tasks.
-            method = f"task_at({position})" if self.overrides("task_at") else f"load_tasks()[{position}]"
-            raise TasksetError(
-                f"{self.name}.{method} failed: {format_error(error)}", remedy=self._suggest(error)
-            ) from error
-        return self._set_position(task, position)
-
-    def __iter__(self) -> Iterator[TaskT]:
-        """All tasks in load order, built one by one."""
-        if not self.overrides("load_tasks"):
-            count = self._count()
-            yield from (self[position] for position in (count_from() if count is None else range(count)))
-            return
-        with user_code(f"{self.name}.load_tasks()", self._suggest):
-            for position, task in enumerate(self.load_tasks()):
-                yield self._set_position(task, position)
-
-    def at(self, index: int) -> TaskT:
-        """The task that an endless stream over this taskset gives at `index`, epoch after epoch."""
-        return self[self.position_at(order.read_index(index), self._size())]
-
-    def position_at(self, index: int, size: int | None) -> int:
-        """Where in load order the task lies that comes at `index` of the order; `size` is what `_size()` says."""
-        if self._curriculum is not None:
-            return self._curriculum.position_at(index)
-        return index if size is None else order.locate(index, size, self.order_seed)[1]
-
-    @property
-    def in_load_order(self) -> bool:
-        """Whether tasks come in load order, the same in every epoch."""
-        return self.order_seed is None and self.config.profile is None
-
-    @property
-    def endless(self) -> bool:
-        """Whether the order has no end: there are no last tasks, or a schedule draws them again and again."""
-        return self.INFINITE or (self.config.profile is not None and self.config.profile.schedule is not None)
-
-    def learning(self) -> Learning | None:
-        """What draws by pass rates that rewards move, a fresh one for each stream; None: the order is fixed."""
-        profile = self.config.profile
-        if profile is None or profile.online is None or self._curriculum is None:
-            return None
-        return self._curriculum.learn()
-
-    def list_uids(self) -> Iterable[tuple[str, str]]:
-        """The uid and the source of each task in load order: every task is made for it."""
-        tasks = (self[position] for position in range(self._count() or 0))
-        return ((task.uid, task.data_source) for task in tasks)
-
-    @cached_property
-    def _curriculum(self) -> Curriculum | None:
-        if self.config.profile is None:
-            return None
-        from treetune.core.curriculum.tasks import TaskCurriculum
-
-        if self.INFINITE:
-            remedy = "profile one of its keys: profile: {parameter: level, values: [1, 2, 3]}"
-            raise UsageError(f"{self.name} never ends, so its tasks have no pass rates of their own", remedy=remedy)
-        return TaskCurriculum(self.config.profile, self.list_uids(), self.order_seed, self.name)
-
-    def _size(self) -> int | None:
-        """How many tasks an epoch of the order has; None: it has no end. An empty taskset is an error."""
-        if self._curriculum is not None:
-            return self._curriculum.size
-        count = self._count()
-        if count == 0:
-            raise no_tasks(self.name)
-        return count
-
-    def _count(self) -> int | None:
-        """`count`, of a right type: None only of an infinite taskset."""
-        with user_code(f"{self.name}.count()"):
-            count: Any = self.count()
-        if self.INFINITE and count is None:
-            return None
-        if self.INFINITE or not hasattr(count, "__index__") or count < 0:
-            remedy = "return the number of tasks; None where INFINITE = True, and only there"
-            raise TasksetError(f"{self.name}.count() gave {count!r:.60}", remedy=remedy)
-        return index_of(count)
-
-    def draw(self, num_tasks: int | None = None) -> Iterator[TaskT]:
-        """The first `num_tasks` of the order, each at most once; only what is taken is built."""
-        if num_tasks is not None and num_tasks < 1:
-            raise UsageError(f"the number of tasks must be at least 1, got {num_tasks}")
-        if self.endless and num_tasks is None:
-            what = "is INFINITE" if self.INFINITE else "has a schedule, which never ends"
-            raise UsageError(f"{self.name} {what}: a draw from it needs an end", remedy="pass --num-tasks (-n)")
-        if self.in_load_order:
-            return self._first(num_tasks)
-        size = self._size()
-        wanted = min(number for number in (size, num_tasks) if number is not None)
-        return (self[self.position_at(index, size)] for index in range(wanted))
-
-    def select_tasks(self, num_tasks: int | None = None) -> list[TaskT]:
-        """The tasks of a run, as a list; `draw` gives the same lazily."""
-        return list(self.draw(num_tasks))
 
     async def gold_of(self, task: TaskT) -> Gold:
         """`gold`, off the event loop where it is synchronous, and of a right type."""
@@ -430,62 +274,3 @@ class Taskset(Generic[TaskT, ConfigT]):
         again = {key for key in self.__dict__ if isinstance(getattr(type(self), key, None), cached_property)}
         kept = {key: value for key, value in self.__dict__.items() if key not in again}
         return {**kept, "_reader": None, "_read": 0}
-
-    @cached_property
-    def _loaded(self) -> list[TaskT]:
-        count = self._count() if self.overrides("count") else None
-        with user_code(f"{self.name}.load_tasks()", self._suggest):
-            return list_tasks(self.load_tasks(), self.name, count)
-
-    def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
-        # A finite generator would have to be built whole to know its count: it is asked for only where it is written.
-        # Where both are written, load_tasks() is what reads in order, and needs no count.
-        in_order = not self.random_access or self.overrides("load_tasks")
-        count = self._size() if self.overrides("count") and not (in_order and self.random_access) else None
-        wanted = min((number for number in (count, num_tasks) if number is not None), default=None)
-        tasks = iter(self) if in_order else (self[position] for position in count_from())
-        given = 0
-        for task in islice(tasks, wanted):
-            given += 1
-            if given == MOST_TASKS and wanted is None:
-                warn_of_many(self.name, given, "-n says how many to take")
-            yield task
-        if wanted is not None and given < wanted and (self.INFINITE or count is not None):
-            raise self._missing(given, f"it ended after {plural(given, 'task')}")
-        if not given:
-            raise no_tasks(self.name)
-
-    def _forward(self, index: int) -> TaskT:
-        """Reads an infinite generator forward to `index`; going back means starting over."""
-        reader, self._reader = self._reader, None  # a generator that raised gives nothing more: it is read anew
-        try:
-            with user_code(f"{self.name}.load_tasks()", self._suggest):
-                if reader is None or index < self._read:
-                    self._read = 0
-                    reader = iter(self.load_tasks())
-                for task in reader:
-                    self._read += 1
-                    if self._read > index:
-                        self._reader = reader
-                        return task
-        except TreetuneError as error:
-            raise GeneratorFailed(error.message, remedy=error.remedy, place=self._read) from error
-        ended = self._missing(index, f"it ended after {plural(self._read, 'task')}")
-        raise StreamEnded(ended.message, remedy=ended.remedy)
-
-    def _set_position(self, task: TaskT, position: int) -> TaskT:
-        checked: TaskT = check_task(task, self.task_type, of=self.name, by=type(self).__name__, position=position)
-        return msgspec.structs.replace(checked, idx=position, data_source=task.data_source or self.name)
-
-    def _suggest(self, error: Exception) -> str | None:
-        return suggest_fields(error, self.task_type)
-
-    def _missing(self, position: int, problem: str) -> TreetuneError:
-        """What to say where there is no task at a position: the taskset promised one, or nobody did."""
-        if self.INFINITE:
-            return TasksetError(f"{self.name} says INFINITE, but {problem}", remedy="drop INFINITE = True")
-        count = self._count() or 0
-        if position >= count:
-            return UsageError(f"{self.name} has no task {position}: they are numbered from 0 to {count - 1}")
-        said = f"{self.name}.count() says {count}, but {problem}"
-        return TasksetError(said, remedy="count() must be the number of tasks")

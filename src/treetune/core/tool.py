@@ -140,7 +140,7 @@ def find_tools(cls: type) -> tuple[str, ...]:
 def read_tools(cls: type, base: type) -> tuple[str, ...]:
     """The same of a class that was just made; refuses a method that would take the place of one of `base`, and one that
     cannot be called."""
-    taken = {*dir(base), *inspect.get_annotations(base)}
+    taken = {*dir(base), *(name for each in base.__mro__ for name in inspect.get_annotations(each))}
     names = find_tools(cls)
     for name in names:
         if name in taken:

@@ -2,11 +2,15 @@
 
 for trace in read_traces(path):
     print(trace.task.idx, trace.outcome, trace.reward, trace.answer)
+
+A Judgement is one call of a judge. An episode records all of them: `with recording(trace.judgements): ...`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import Any
 
@@ -15,7 +19,6 @@ import msgspec
 from treetune.chat.calls import ToolCall
 from treetune.chat.message import Message, begins_answer, without_surrogates
 from treetune.chat.tokens import Tokens
-from treetune.core.judge_call import Judgement
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.errors import place_of, traceback_of
@@ -122,6 +125,47 @@ class Timing(msgspec.Struct):
     """From the beginning to the end."""
     began: float | None = None
     """When it began, in seconds since 1970; None where nobody noted it."""
+
+
+class Judgement(msgspec.Struct, kw_only=True):
+    model: str
+    """Who was asked."""
+    asked: str
+    """What about: `grade`, the name of a criterion, which of two answers stood first."""
+    prompt: str
+    """What the judge was shown."""
+    answer: str = ""
+    """What it said."""
+    verdict: dict[str, str] | None = None
+    """What was decided, by what it is about; None where the answer could not be read."""
+    failure: str | None = None
+    """Why there is no verdict."""
+    cached: bool = False
+    """Nothing was paid: the same had been asked before, or was being asked at the time."""
+    usage: Usage = msgspec.field(default_factory=Usage)
+    """The judge's tokens, also those of a verdict that was paid for earlier."""
+    seconds: float = 0.0
+    """How long it took."""
+    retries: int = 0
+    """How often the call was repeated: 429, 5xx, a cut connection, no answer in time."""
+
+
+_list: ContextVar[list[Judgement] | None] = ContextVar("judgements", default=None)
+
+
+@contextmanager
+def recording(judgements: list[Judgement]) -> Iterator[None]:
+    """Within it the calls of judges in this context are added to the list."""
+    token = _list.set(judgements)
+    try:
+        yield
+    finally:
+        _list.reset(token)
+
+
+def record(judgements: Iterable[Judgement]) -> None:
+    if (kept := _list.get()) is not None:
+        kept.extend(judgements)
 
 
 POLICY_FIELDS = ("model", "usage", "retries", "tokens", "timing", "version", "last_version", "stale")

@@ -12,11 +12,11 @@ import msgspec
 from treetune.config.aliases import suggest_key
 from treetune.config.structs import convert, defaults_of, to_plain
 from treetune.config.variables import conceal
+from treetune.core.draws import TasksetConfig
 from treetune.core.fingerprint import find_differences
 from treetune.core.from_config import build_taskset, describe, expand_ready, taskset_class
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset
-from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import UNKNOWN_KEY, ConfigError, Faults, TreetuneError, gather_faults
 from treetune.models import EndpointConfig
 from treetune.play.episode import Limits

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from filelock import FileLock
 
-from treetune.core.curriculum.profile import Profile, column_of
 from treetune.core.mixture import ByParameter, Mixture
+from treetune.core.profile import Profile, column_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.data.rows.cache import write_atomically

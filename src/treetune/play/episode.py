@@ -20,13 +20,13 @@ import msgspec
 from treetune.chat.calls import ToolCall, call_message, read_calls
 from treetune.chat.message import without_surrogates
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Sink, Step, check_step, show_to
-from treetune.core.judge_call import Judgement, recording
 from treetune.core.score import finite, total
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.taskset_contract import scored_in_group
 from treetune.core.tool import Tool, ToolSource, bind_tools
 from treetune.core.tool_messages import as_text, message_of
+from treetune.core.trace import Judgement, recording
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError, format_error
 from treetune.play.toolbox import Toolbox
 from treetune.system.threads import call

@@ -3,24 +3,37 @@ r"""The scorer by a regular expression: `pattern`.
     pattern(r"####\s*(-?\d+)").score("so\n#### 42", "42").reward      # 1.0
 
 A pattern that is known to be quick on a text of this length runs here, in microseconds. Any other runs in a process
-that is ended after its time, whoever wrote the pattern or the reply.
+that is ended after its time, since Python's `re` cannot be interrupted.
+
+`bound_of` works out from the parts of a pattern how long a search takes at most, `ways * len(text) ** power`:
+
+    bound_of(re.compile(r"####\s*(-?\d+)"))      # Bound(power=1, ways=1): linear
+    bound_of(re.compile(r"(\d+)\s*$"))           # Bound(power=2, ways=1)
+    bound_of(re.compile(r"(a+)+b"))              # None: exponential, or not known
+
+A part that repeats is harmless where what follows it cannot begin with what it repeats, for then there is one place
+only where it can end. The bound is never too low; it may be too high.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError
 from treetune.scorers import pattern_worker
-from treetune.scorers.backtracking import bound_of
 from treetune.scorers.reading.answers import Found, one_of, placed, plain, same, strip_thinking
 from treetune.scorers.scorer import Scorer, expected, require_truths
 from treetune.system.processes import WorkerPool
+
+from re import _constants as op  # type: ignore[attr-defined]  # isort: skip
+from re import _parser  # type: ignore[attr-defined]  # isort: skip
+
 
 STEPS = 10_000_000
 """The most steps of a search in this process: about a tenth of a second."""
@@ -133,3 +146,194 @@ def _workers() -> WorkerPool:
     return WorkerPool(
         str(Path(pattern_worker.__file__)), "the search", "check that Python starts: python -c 'import re'"
     )
+
+
+SMALL = 32
+"""The most repetitions that count as a constant."""
+EVERYTHING = (1 << 132) - 1
+"""Letters as bits: the ASCII ones, and of all others the spaces, the digits, the rest of words, and the rest."""
+_SPACES, _DIGITS, _WORDS, _REST = (1 << bit for bit in range(128, 132))
+_OTHERS = _SPACES | _DIGITS | _WORDS | _REST
+
+
+class Bound(NamedTuple):
+    power: int
+    ways: int
+    """In how many ways the parts that do not grow with the text can be run through."""
+
+    def steps(self, length: int) -> int:
+        return int(self.ways * length**self.power)
+
+
+class Cost(NamedTuple):
+    power: int
+    """Of the time that one attempt may take before it fails."""
+    first: int
+    """The letters that it may begin with."""
+    fails: bool
+    """Whether it may fail at all."""
+
+
+class Unknown(Exception):
+    """A construct whose cost is not worked out here."""
+
+
+@lru_cache(maxsize=256)
+def bound_of(pattern: re.Pattern[str]) -> Bound | None:
+    """What bounds the time of a search; None where nothing is known to."""
+    try:
+        items = list(_parser.parse(pattern.pattern, pattern.flags))
+        walk = _Walk(pattern.flags)
+        cost = walk.sequence(items, Cost(0, 0, False))
+        start = walk.start(items)
+    except (Unknown, RecursionError):
+        return None
+    # Where no attempt begins inside of what another one ran over, all of them together run over the text once.
+    apart = start is not None and not start & walk.repeated
+    return Bound(max(1, cost.power) if apart or cost.power == 0 else 1 + cost.power, walk.ways)
+
+
+class _Walk:
+    def __init__(self, flags: int) -> None:
+        self.ignore_case = bool(flags & re.IGNORECASE)
+        self.dot_all = bool(flags & re.DOTALL)
+        self.ways = 1
+        self.repeated = 0
+        """The letters that parts repeat which are followed by something that may fail."""
+
+    def sequence(self, items: Iterable[Any], rest: Cost) -> Cost:
+        """From the last to the first: what a part costs depends on what follows it."""
+        for kind, value in reversed(list(items)):
+            rest = self.part(kind, value, rest)
+        return rest
+
+    def part(self, kind: Any, value: Any, rest: Cost) -> Cost:
+        if kind in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
+            return Cost(rest.power, self.letters(kind, value), True)
+        if kind is op.SUBPATTERN:
+            return self.sequence(contents(value), rest)
+        if kind is op.BRANCH:
+            ways = [self.sequence(way, rest) for way in value[1]]
+            first = 0
+            for way in ways:
+                self.ways *= 2 if first & way.first else 1
+                first |= way.first
+            return Cost(max(way.power for way in ways), first, any(way.fails for way in ways))
+        if kind is op.AT:
+            return Cost(rest.power, rest.first if rest.fails else 0, True)
+        if kind in (op.ASSERT, op.ASSERT_NOT):
+            self.fixed(value[1])
+            return Cost(rest.power, EVERYTHING, True)
+        if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
+            least, most, body = value
+            return self.repeat(least, most, list(body), rest)
+        raise Unknown(kind)
+
+    def repeat(self, least: int, most: int, items: list[Any], rest: Cost) -> Cost:
+        if most <= 1:
+            inside = self.sequence(items, rest)
+            self.ways *= 2 if inside.first & rest.first or not rest.first else 1
+            first = inside.first | (rest.first if least == 0 else 0)
+            return Cost(max(inside.power, rest.power), first, inside.fails and (least > 0 or rest.fails))
+        self.fixed(items)
+        own = self.sequence(items, Cost(0, 0, False))
+        first = own.first | (rest.first if least == 0 else 0)
+        fails = least > 0 or rest.fails
+        if most <= SMALL:
+            self.ways *= most - least + 1 if own.first & rest.first else 1
+            return Cost(rest.power, first, fails)
+        if not rest.fails:
+            return Cost(0 if least <= SMALL else 1, first, fails)
+        self.repeated |= self.alphabet(items)
+        power = max(1, rest.power) if not own.first & rest.first else 1 + rest.power
+        return Cost(power, first, fails)
+
+    def fixed(self, items: Iterable[Any], times: int = 1) -> None:
+        """Raises unless a part can be run through in one way only, of no more than a few letters."""
+        if times > SMALL:
+            raise Unknown(times)
+        for kind, value in items:
+            if kind is op.SUBPATTERN:
+                self.fixed(contents(value), times)
+            elif kind in (op.MAX_REPEAT, op.MIN_REPEAT) and value[0] == value[1]:
+                self.fixed(value[2], times * value[0])
+            elif kind not in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
+                raise Unknown(kind)
+
+    def alphabet(self, items: Iterable[Any]) -> int:
+        found = 0
+        for kind, value in items:
+            if kind is op.SUBPATTERN:
+                found |= self.alphabet(contents(value))
+            elif kind in (op.MAX_REPEAT, op.MIN_REPEAT):
+                found |= self.alphabet(value[2])
+            else:
+                found |= self.letters(kind, value)
+        return found
+
+    def start(self, items: list[Any]) -> int | None:
+        """The letters that every match begins with; None where that is not one part."""
+        for kind, value in items:
+            if kind in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
+                return self.letters(kind, value)
+            if kind is op.SUBPATTERN:
+                return self.start(contents(value))
+            if kind is not op.AT:
+                return None
+        return None
+
+    def letters(self, kind: Any, value: Any) -> int:
+        if kind is op.LITERAL:
+            return self.letter(value)
+        if kind is op.NOT_LITERAL:
+            return EVERYTHING & ~(1 << value) if value < 128 else EVERYTHING
+        if kind is op.ANY:
+            return EVERYTHING if self.dot_all else EVERYTHING & ~(1 << ord("\n"))
+        negated = bool(value) and value[0][0] is op.NEGATE
+        found = sure = 0
+        for inner, what in value:
+            if inner is op.LITERAL:
+                found |= self.letter(what)
+                sure |= 1 << what if what < 128 else 0
+            elif inner is op.RANGE:
+                for code in range(what[0], min(what[1], 127) + 1):
+                    found |= self.letter(code)
+                    sure |= 1 << code
+                found |= _OTHERS if what[1] > 127 else 0
+            elif inner is op.CATEGORY:
+                found |= _CATEGORIES[what]
+                sure |= _CATEGORIES[what] & ~_OTHERS
+        return EVERYTHING & ~sure if negated else found
+
+    def letter(self, code: int) -> int:
+        if code > 127:
+            return EVERYTHING if self.ignore_case else _OTHERS
+        if not self.ignore_case:
+            return 1 << code
+        # k and s have relatives that are not ASCII.
+        return 1 << ord(chr(code).lower()) | 1 << ord(chr(code).upper()) | _OTHERS
+
+
+def contents(group: Any) -> list[Any]:
+    _, added, removed, items = group
+    if added or removed:
+        raise Unknown("flags of its own")
+    return list(items)
+
+
+def _class(expression: str, others: int) -> int:
+    own = re.compile(expression)
+    return sum(1 << code for code in range(128) if own.fullmatch(chr(code))) | others
+
+
+_CATEGORIES = {
+    getattr(op, f"CATEGORY_{name}"): _class(expression, others)
+    for name, expression, others in (
+        ("DIGIT", r"\d", _DIGITS),
+        ("NOT_DIGIT", r"\D", _OTHERS),  # what is no digit to Unicode is one to nobody, but flags may differ
+        ("SPACE", r"\s", _SPACES),
+        ("NOT_SPACE", r"\S", _OTHERS),
+        ("WORD", r"\w", _DIGITS | _WORDS),
+        ("NOT_WORD", r"\W", _OTHERS),
+    )
+}

@@ -3,7 +3,8 @@
     scorer = read_scorer({"kind": "includes", "ignore_case": False})
     scorer.score("The capital of France is Paris.", "Paris").reward      # 1.0
 
-Kinds are looked up by name when they are first used: each may live in a module of its own.
+Kinds are looked up by name when they are first used: each may live in a module of its own. `Rule`, which scores a task
+that names no scorer, is here: does the answer say what the ground truth says?
 """
 
 from __future__ import annotations
@@ -18,9 +19,19 @@ import msgspec
 from treetune.config.builtin import tables
 from treetune.config.structs import convert
 from treetune.config.variables import mark_variables
+from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError, TasksetError, did_you_mean
-from treetune.scorers.reading.answers import Found, Place, final_text, placed, strip_thinking
+from treetune.scorers.reading.answers import (
+    Found,
+    Place,
+    final_number,
+    final_text,
+    placed,
+    read_truth,
+    same,
+    strip_thinking,
+)
 
 KINDS: dict[str, str] = tables["SCORERS"]
 """Where each kind is defined."""
@@ -176,3 +187,18 @@ def expected(truths: Sequence[Any]) -> str:
     if len(truths) == 1:
         return f"expected {truths[0]!s:.80}"
     return f"expected {' or '.join(f'{truth!s:.80}' for truth in truths)}"
+
+
+class Rule(Scorer, frozen=True, tag="rule"):
+    def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
+        truths = truth if isinstance(truth, list) else [truth]
+        reply = strip_thinking(answer)
+        if self.answer is not None:
+            found = placed(reply, self.answer)
+        elif all(read_truth(truth) is not None for truth in truths):
+            found = final_number(reply)
+        else:
+            found = final_text(reply)
+        right = found.text is not None and any(same(found.text, truth) for truth in truths)
+        expected = f"expected {' or '.join(str(truth) for truth in truths)}"
+        return Score(float(right), answer=found.text, explanation="right" if right else found.why or expected)

@@ -1,17 +1,32 @@
-"""Scorers of texts: `exact`, `includes`, `f1`."""
+"""Scorers of texts: `exact`, `includes`, `f1`, and `choice` among options."""
 
 from __future__ import annotations
 
 import re
 import string
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from string import ascii_uppercase
+from typing import Any, Literal
 
 from treetune.core.score import Score
 from treetune.core.task import Task
-from treetune.errors import ConfigError
-from treetune.scorers.reading.answers import Found, names_one, placed, plain, statement, strip_thinking, why_unnamed
+from treetune.errors import ConfigError, TasksetError
+from treetune.scorers.reading.answers import (
+    Found,
+    Options,
+    boxed,
+    choose,
+    names_one,
+    placed,
+    plain,
+    read_label,
+    statement,
+    strip_thinking,
+    why_unnamed,
+)
+from treetune.scorers.reading.answers import after as pieces_after
 from treetune.scorers.scorer import Scorer, expected, require_truths
 
 SHORT = 5
@@ -155,3 +170,112 @@ def words_of(text: str) -> tuple[str, ...]:
 _words_of_truth = lru_cache(maxsize=4096)(words_of)
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+LETTERS = tuple(ascii_uppercase[:10])
+"""The labels where the options are not known."""
+
+
+class Choice(Scorer, frozen=True, tag="choice"):
+    choices: str | list[str] | dict[str, str] | None = None
+    """The options: their texts, which have the labels A, B, ...; texts by label (`{"1": yes, "2": no}`); or the column
+    (the key of `extra_info`) that holds them for each task. Without it they are `extra_info.choices`, where a task has
+    that, else the letters alone."""
+    truth: Literal["label", "index", "text"] | None = None
+    """What the ground truth is: a label, the place of the right option counted from 0, or its text. Without it a whole
+    number is a place, and a text is a label or else a text."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.choices, list | dict) and len(self.choices) < 2:
+            raise ConfigError([("choices", "there must be two options at least")])
+
+    def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
+        """Whether the reply settles on the right option, by its label or its text."""
+        options = self._options(task)
+        right = self._labels_of(truth, options, task)
+        reply = strip_thinking(answer)
+        if self.answer is not None:
+            found = placed(reply, self.answer)
+            if found.text is None:
+                return Score(0.0, explanation=found.why)
+            reply = found.text
+        elif "#" in reply or "\\" in reply:
+            reply = "\n".join(pieces_after(reply, "####") or boxed(reply)) or reply
+        chosen = choose(reply, options)
+        if chosen.label is None:
+            return Score(0.0, explanation=chosen.why)
+        if chosen.label in right:
+            return Score(1.0, answer=chosen.label, explanation="right")
+        return Score(0.0, answer=chosen.label, explanation=f"expected {' or '.join(sorted(right))}")
+
+    def gold(self, truth: Any, task: Task | None = None) -> str | None:
+        return self.say(self._label_of(require_truths(truth, task)[0], self._options(task), task))
+
+    def fault(self, truth: Any, task: Task | None) -> str | None:
+        try:
+            options = self._options(task)
+            for one in require_truths(truth, task):
+                self._label_of(one, options, task)
+        except TasksetError as error:
+            return error.message
+        return None
+
+    def columns(self) -> list[str]:
+        return [self.choices] if isinstance(self.choices, str) else []
+
+    def _options(self, task: Task | None) -> Options:
+        given: Any = self.choices
+        if given is None or isinstance(given, str):
+            given = None if task is None else task.extra_info.get(given or "choices")
+            if given is None and self.choices is not None:
+                raise TasksetError(f"there is no extra_info.{self.choices} with the options")
+        if given is None:
+            return _LETTERS_ALONE
+        if not isinstance(given, list) and isinstance(given, Mapping):  # the latter is slow to ask
+            if "label" in given and "text" in given:  # as ARC has them
+                return _make_options(tuple(map(str, given["label"])), tuple(map(str, given["text"])))
+            return _make_options(tuple(map(str, given)), tuple(map(str, given.values())))
+        if not isinstance(given, list | tuple) or not 0 < len(given) <= len(ascii_uppercase):
+            raise TasksetError(f"the options are no list of 1 to 26: {given!r:.80}")
+        texts = tuple(given)
+        return _make_options(None, texts if isinstance(texts[0], str) else tuple(map(str, texts)))
+
+    def _labels_of(self, truth: Any, options: Options, task: Task | None) -> Sequence[str]:
+        if isinstance(truth, str) and (label := _find_label(truth, False, self.truth, options)) is not None:
+            return (label,)
+        return [self._label_of(one, options, task) for one in require_truths(truth, task)]
+
+    def _label_of(self, truth: Any, options: Options, task: Task | None) -> str:
+        """The label of the right option."""
+        label = _find_label(str(truth), isinstance(truth, int), self.truth, options)
+        if label is None:
+            where = f"task {task.idx}: " if task is not None else ""
+            known = ", ".join(options.texts or options.labels)
+            problem = f"{where}the ground truth {truth!r:.60} is none of the options: {known:.200}"
+            raise TasksetError(
+                problem,
+                remedy="name the column of the options (choices), and what the truth is: truth: index counts from 0",
+            )
+        return label
+
+
+@lru_cache(maxsize=4096)
+def _make_options(labels: tuple[str, ...] | None, texts: tuple[str, ...]) -> Options:
+    return Options(labels or tuple(ascii_uppercase[: len(texts)]), texts)
+
+
+_LETTERS_ALONE = Options(LETTERS)
+
+
+@lru_cache(maxsize=4096)
+def _find_label(truth: str, is_whole: bool, kind: str | None, options: Options) -> str | None:
+    labels, texts = options
+    if kind == "index" or (kind is None and is_whole and truth not in labels):
+        return labels[int(truth)] if truth.isdecimal() and int(truth) < len(texts or labels) else None
+    if kind != "text":
+        label = read_label(plain(truth), Options(labels))
+        if label is not None or kind == "label":
+            return label
+    folded = [text.strip().casefold() for text in texts]
+    wanted = truth.strip().casefold()
+    return labels[folded.index(wanted)] if wanted in folded else None

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from treetune.config.trust import Origin
+from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Action, Environment, Observation, Step
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.errors import TasksetError, UsageError
 from treetune.play.protocol import Info

@@ -18,11 +18,11 @@ from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 from treetune.chat.calls import ToolCall
+from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Step
 from treetune.core.mixture import ask_owner
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.data.rows.scorer import row_tools, taskset_of, with_type
 from treetune.errors import TreetuneError, UsageError, format_error

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from treetune.config.plugins import file_of
-from treetune.core.curriculum.profile import OUTSIDE, UNRATED, Rates
 from treetune.core.finding import Flaw
+from treetune.core.profile import OUTSIDE, UNRATED, Rates
 from treetune.core.task import uids_of_texts
 from treetune.data.datasets.choices import MADE, Choices
 from treetune.data.datasets.config import GroundTruthConfig, no_column

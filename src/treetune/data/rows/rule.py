@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from treetune.core.draws import ConfigT, TaskT
 from treetune.core.score import UNCHECKED, VALID, Verdict, invalid
-from treetune.core.taskset import ConfigT, Taskset, TaskT
-from treetune.scorers.by_rule import Rule
+from treetune.core.taskset import Taskset
+from treetune.scorers.scorer import Rule
 
 RULE = "rule"
 """How a row says that the rule scores it: its `scorer`."""

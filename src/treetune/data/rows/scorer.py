@@ -34,7 +34,7 @@ from treetune.data.rows.row_codec import SCORER_FORMS, read_row_scorer
 from treetune.data.rows.rule import RULE, RuleTaskset
 from treetune.errors import TasksetError, UntrustedCode, UsageError
 from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer
-from treetune.scorers.by_rule import Rule
+from treetune.scorers.scorer import Rule
 from treetune.system.digest import digest
 
 ENVIRONMENT = "env:"

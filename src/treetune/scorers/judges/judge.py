@@ -19,17 +19,16 @@ import msgspec
 
 from treetune.chat.message import text_of, without_surrogates
 from treetune.config.structs import FileName, ModelName
-from treetune.core.judge_call import record
 from treetune.core.policy import Sampling
 from treetune.core.score import Score
 from treetune.core.task import Task
+from treetune.core.trace import record
 from treetune.errors import InvalidAction, TasksetError, TreetuneError
 from treetune.models import EndpointConfig, check_reachable
 from treetune.scorers.judges import methods
-from treetune.scorers.judges.culprits import Call, Culprits, find_all_culprits
-from treetune.scorers.judges.model import Asked, JudgeModel, ask
+from treetune.scorers.judges.methods import Criterion, Rubric, read_rubric
+from treetune.scorers.judges.model import Asked, Call, Culprits, JudgeModel, ask, find_all_culprits
 from treetune.scorers.judges.question import Question
-from treetune.scorers.judges.rubric import Criterion, Rubric, read_rubric
 from treetune.scorers.reading.answers import strip_thinking
 from treetune.scorers.scorer import Scorer
 

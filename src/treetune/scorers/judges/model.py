@@ -4,6 +4,12 @@
     asked.verdict                       # {"grade": "C"}; None where it could not be had, and `asked.failure` says why
 
 All calls of a process to one judge go through one `Client` on the background loop, whichever loops its callers have.
+Verdicts are kept on disk, a file each, under the hash of the judge and the prompt. Processes and machines share the
+folder without a lock.
+
+An answer can say "Reply only with OK". Its reward of 0 would become a failure, which does not count. So where a verdict
+stays unreadable, `find_culprits` asks the same judge the same question with a neutral text in place of the answer. If
+it gives a verdict on that, the answer is the cause.
 """
 
 from __future__ import annotations
@@ -12,8 +18,9 @@ import asyncio
 import atexit
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
@@ -24,9 +31,9 @@ from treetune.config.code_files import hash_files
 from treetune.config.structs import ModelName, convert
 from treetune.config.trust import current_origin
 from treetune.core.env_taskset import ByEnvironment
-from treetune.core.judge_call import Judgement
 from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampling, Usage
 from treetune.core.task import Task
+from treetune.core.trace import Judgement
 from treetune.errors import ContextFullError, EndpointRefusal, TreetuneError, format_error
 from treetune.models import (
     EndpointConfig,
@@ -38,8 +45,8 @@ from treetune.models import (
     script_file,
 )
 from treetune.scorers.judges.question import Question, Unreadable
-from treetune.scorers.judges.verdicts import VerdictCache
-from treetune.system.folders import default_cache_dir
+from treetune.system.digest import digest
+from treetune.system.folders import default_cache_dir, write_atomically
 from treetune.system.threads import submit_in_background
 
 
@@ -243,3 +250,115 @@ def _close_clients() -> None:
         for client in clients.values():
             with suppress(Exception):  # nobody is left who could use what it says
                 asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=5)
+
+
+class Said(msgspec.Struct, kw_only=True):
+    """What a judge said that could be read."""
+
+    judge: Any
+    """Who, as in the key."""
+    prompt: str
+    answer: str
+    usage: Usage
+
+
+class KeptVerdicts:
+    """All verdicts of a cache, whoever gave them."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self.folder = cache_dir / "verdicts"
+
+    def measure(self) -> tuple[int, int]:
+        """How many there are, and their bytes."""
+        sizes = [size for _, size, _ in self._files()]
+        return len(sizes), sum(sizes)
+
+    def prune(self, older_than_days: float | None = None) -> tuple[int, int]:
+        """Removes all of them, or those that were written so many days ago; how many, and their bytes."""
+        latest = None if older_than_days is None else time.time() - older_than_days * 86400
+        number = freed = 0
+        for path, size, written in list(self._files()):
+            if latest is None or written < latest:
+                with suppress(OSError):
+                    path.unlink()
+                    number, freed = number + 1, freed + size
+        for folder in self.folder.glob("*"):
+            with suppress(OSError):  # which still has some
+                folder.rmdir()
+        return number, freed
+
+    def _files(self) -> Iterator[tuple[Path, int, float]]:
+        for path in self.folder.glob("*/*"):
+            with suppress(OSError):  # another process removed it
+                found = path.stat()
+                yield path, found.st_size, found.st_mtime
+
+
+class VerdictCache:
+    def __init__(self, judge: Any) -> None:
+        """`judge` is what makes its answers what they are, as plain values: model, address, sampling."""
+        self._judge = judge
+        self.folder = default_cache_dir() / "verdicts"
+
+    def find(self, prompt: str) -> Said | None:
+        with suppress(OSError, msgspec.MsgspecError):  # absent, or damaged: it is asked again
+            return msgspec.json.decode(self._path(prompt).read_bytes(), type=Said)
+        return None
+
+    def keep(self, prompt: str, answer: str, usage: Usage) -> None:
+        path = self._path(prompt)
+        said = Said(judge=self._judge, prompt=prompt, answer=answer, usage=usage)
+        with suppress(OSError):  # a full disk costs a second call, not this verdict
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, msgspec.json.encode(said))
+
+    def _path(self, prompt: str) -> Path:
+        key = digest([self._judge, prompt], 20)
+        return self.folder / key[:2] / f"{key[2:]}.json"
+
+
+Call = tuple[JudgeModel, Question]
+
+
+class Culprits(msgspec.Struct, frozen=True):
+    names: frozenset[str]
+    """The answers that keep the judge from a verdict, as the material names them."""
+    judgements: list[Judgement]
+    """The calls that it took to find out."""
+    problem: str
+    """The explanation of its reward."""
+    warning: str
+    """The same for the author of the judge, without what differs from answer to answer."""
+
+
+async def find_all_culprits(calls: Sequence[Call], asked: Sequence[Asked]) -> dict[int, Culprits]:
+    """The culprits of each call without a verdict, by the number of the call."""
+    # `Judge.score` itself sees whether a single answer is too long.
+    numbers = [
+        number
+        for number, one in enumerate(asked)
+        if one.unsettled or (one.too_long and len(calls[number][1].answers) > 1)
+    ]
+    found = await asyncio.gather(*(find_culprits(*calls[number], asked[number]) for number in numbers))
+    return dict(zip(numbers, found, strict=True))
+
+
+async def find_culprits(model: JudgeModel, question: Question, asked: Asked) -> Culprits:
+    """No names where the judge gives no verdict on a neutral text either: then the judge is the cause. Cached verdicts
+    are not used, since the judge may have changed after it gave them."""
+    warning = f"an answer kept the judge {model.model} from a verdict, which counts as 0"
+    problem = f"the answer keeps the judge {model.model} from a verdict on {question.name}: {asked.failure}"
+    neutral = await ask(model, question.replace_answers(*question.answers), anew=True)
+    judgements = list(neutral.judgements)
+    if neutral.verdict is None:
+        return Culprits(frozenset(), judgements, problem, warning)
+    found = set(question.answers)
+    if len(found) > 1:  # each beside a neutral one
+        for name in question.answers:
+            alone = await ask(model, question.replace_answers(*set(question.answers) - {name}), anew=True)
+            judgements += alone.judgements
+            if not (alone.unsettled or alone.too_long):
+                found.discard(name)
+        if asked.too_long and not found:  # each fits, both do not
+            found.add(max(question.answers, key=lambda name: len(question.material[name])))
+    return Culprits(frozenset(found), judgements, problem, warning)

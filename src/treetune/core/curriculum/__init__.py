@@ -1,1 +1,0 @@
-"""Drawing by pass rates: the rates (`profile`), how often each is drawn (`schedule`), of tasks and of sources."""

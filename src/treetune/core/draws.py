@@ -1,0 +1,357 @@
+"""How the tasks of a taskset are read and drawn: by position in load order, or by index in the order of a stream.
+
+    taskset[3]                  # the task at a position
+    taskset.at(1000)            # the task that an endless stream gives at an index
+    taskset.draw(20)            # the first 20 of the order, built one by one
+
+`Draws` is the base of `Taskset`, which has what an author writes. `TasksetConfig` has the keys of every taskset.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import count as count_from
+from itertools import islice
+from operator import index as index_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
+
+import msgspec
+from typing_extensions import TypeVar
+
+from treetune.core import order
+from treetune.core.profile import ProfileConfig
+from treetune.core.task import Task
+from treetune.core.taskset_contract import check_task, no_tasks, suggest_fields
+from treetune.errors import (
+    GeneratorFailed,
+    StreamEnded,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+    format_error,
+    plural,
+    user_code,
+)
+
+if TYPE_CHECKING:
+    from treetune.core.curriculum import Curriculum, Learning
+
+
+class ShuffleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    seed: int = 0
+    """Picks the permutation of a finite taskset, and seeds the generation of an infinite one."""
+
+
+class TasksetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every taskset can be configured with; subclass it to add keys."""
+
+    shuffle: ShuffleConfig | None = None
+    """Absent: load order, the same every epoch. Present: a fresh permutation each epoch."""
+    profile: ProfileConfig | None = None
+    """Draws tasks by how often they were solved: which, and how often."""
+
+    tools: list[str | dict[str, Any]] = []
+    """Tools that a model may call in every task: names, or a name with settings, `{search: {corpus: docs.jsonl}}`;
+    those of an MCP server, `{mcp: {command: [python, server.py]}}`."""
+
+    extra: dict[str, Any] = {}
+    """Further keys of a `custom_cls` class that declares no config type of its own; read as `config.get("key")`."""
+
+    HIDDEN: ClassVar = ("extra",)  # fields that no config may write
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.extra.get(key, default) if key not in self.__struct_fields__ else getattr(self, key)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.extra[key] if key not in self.__struct_fields__ else getattr(self, key)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached for what is no field.
+        if not name.startswith("_") and name in self.extra:
+            return self.extra[name]
+        raise AttributeError(f"{type(self).__name__} has no key {name!r}")
+
+
+T = TypeVar("T")
+TaskT = TypeVar("TaskT", bound=Task, default=Task)
+ConfigT = TypeVar("ConfigT", bound=TasksetConfig, default=TasksetConfig)
+
+
+class Draws(Generic[TaskT, ConfigT]):
+    """What a run uses of the tasks that `load_tasks` or `task_at` give."""
+
+    INFINITE: ClassVar[bool] = False
+    """`load_tasks` never ends: every draw needs a number of tasks."""
+
+    config: ConfigT
+    name: str
+    """What it is called in messages and as the source of its tasks: its class, unless it says otherwise."""
+    task_type: ClassVar[type[Task]] = Task
+
+    _reader: Iterator[TaskT] | None = None
+    """Reads an endless generator forward."""
+    _read = 0
+    """How many tasks it has read."""
+
+    if TYPE_CHECKING:
+
+        def load_tasks(self) -> Iterable[TaskT]: ...
+        def task_at(self, index: int) -> TaskT: ...
+        def count(self) -> int | None: ...
+        def overrides(self, method: str) -> bool: ...
+
+    @property
+    def seed(self) -> int:
+        """The seed of generated tasks: of an infinite taskset `shuffle.seed`, else the config's own `seed`, else 0."""
+        if self.INFINITE and self.config.shuffle is not None:
+            return self.config.shuffle.seed
+        return int(getattr(self.config, "seed", 0))
+
+    @property
+    def order_seed(self) -> int | None:
+        """The seed of the order; None keeps load order, as an infinite taskset always does."""
+        return None if self.INFINITE or self.config.shuffle is None else self.config.shuffle.seed
+
+    @property
+    def random_access(self) -> bool:
+        """Each task can be made alone, without those before it."""
+        return self.overrides("task_at")
+
+    @property
+    def sequential(self) -> bool:
+        """Only an endless generator: its tasks can be read forward, and in no other order."""
+        return self.INFINITE and not self.random_access
+
+    def __getitem__(self, position: int) -> TaskT:
+        """The task at a position in load order."""
+        if type(position) is not int or position < 0:
+            position = order.read_index(position)
+        try:
+            task = self.task_at(position)
+        except TreetuneError:
+            raise
+        except IndexError as error:
+            raise self._missing(position, f"task_at({position}) failed: {format_error(error)}") from error
+        except Exception as error:
+            # The method that the author wrote: without a `task_at` it is `load_tasks` that gave the tasks.
+            method = f"task_at({position})" if self.overrides("task_at") else f"load_tasks()[{position}]"
+            raise TasksetError(
+                f"{self.name}.{method} failed: {format_error(error)}", remedy=self._suggest(error)
+            ) from error
+        return self._set_position(task, position)
+
+    def __iter__(self) -> Iterator[TaskT]:
+        """All tasks in load order, built one by one."""
+        if not self.overrides("load_tasks"):
+            count = self._count()
+            yield from (self[position] for position in (count_from() if count is None else range(count)))
+            return
+        with user_code(f"{self.name}.load_tasks()", self._suggest):
+            for position, task in enumerate(self.load_tasks()):
+                yield self._set_position(task, position)
+
+    def at(self, index: int) -> TaskT:
+        """The task that an endless stream over this taskset gives at `index`, epoch after epoch."""
+        return self[self.position_at(order.read_index(index), self._size())]
+
+    def position_at(self, index: int, size: int | None) -> int:
+        """Where in load order the task lies that comes at `index` of the order; `size` is what `_size()` says."""
+        if self._curriculum is not None:
+            return self._curriculum.position_at(index)
+        return index if size is None else order.locate(index, size, self.order_seed)[1]
+
+    @property
+    def in_load_order(self) -> bool:
+        """Whether tasks come in load order, the same in every epoch."""
+        return self.order_seed is None and self.config.profile is None
+
+    @property
+    def endless(self) -> bool:
+        """Whether the order has no end: there are no last tasks, or a schedule draws them again and again."""
+        return self.INFINITE or (self.config.profile is not None and self.config.profile.schedule is not None)
+
+    def learning(self) -> Learning | None:
+        """What draws by pass rates that rewards move, a fresh one for each stream; None: the order is fixed."""
+        profile = self.config.profile
+        if profile is None or profile.online is None or self._curriculum is None:
+            return None
+        return self._curriculum.learn()
+
+    def list_uids(self) -> Iterable[tuple[str, str]]:
+        """The uid and the source of each task in load order: every task is made for it."""
+        tasks = (self[position] for position in range(self._count() or 0))
+        return ((task.uid, task.data_source) for task in tasks)
+
+    @cached_property
+    def _curriculum(self) -> Curriculum | None:
+        if self.config.profile is None:
+            return None
+        from treetune.core.curriculum import TaskCurriculum
+
+        if self.INFINITE:
+            remedy = "profile one of its keys: profile: {parameter: level, values: [1, 2, 3]}"
+            raise UsageError(f"{self.name} never ends, so its tasks have no pass rates of their own", remedy=remedy)
+        return TaskCurriculum(self.config.profile, self.list_uids(), self.order_seed, self.name)
+
+    def _size(self) -> int | None:
+        """How many tasks an epoch of the order has; None: it has no end. An empty taskset is an error."""
+        if self._curriculum is not None:
+            return self._curriculum.size
+        count = self._count()
+        if count == 0:
+            raise no_tasks(self.name)
+        return count
+
+    def _count(self) -> int | None:
+        """`count`, of a right type: None only of an infinite taskset."""
+        with user_code(f"{self.name}.count()"):
+            count: Any = self.count()
+        if self.INFINITE and count is None:
+            return None
+        if self.INFINITE or not hasattr(count, "__index__") or count < 0:
+            remedy = "return the number of tasks; None where INFINITE = True, and only there"
+            raise TasksetError(f"{self.name}.count() gave {count!r:.60}", remedy=remedy)
+        return index_of(count)
+
+    def draw(self, num_tasks: int | None = None) -> Iterator[TaskT]:
+        """The first `num_tasks` of the order, each at most once; only what is taken is built."""
+        if num_tasks is not None and num_tasks < 1:
+            raise UsageError(f"the number of tasks must be at least 1, got {num_tasks}")
+        if self.endless and num_tasks is None:
+            what = "is INFINITE" if self.INFINITE else "has a schedule, which never ends"
+            raise UsageError(f"{self.name} {what}: a draw from it needs an end", remedy="pass --num-tasks (-n)")
+        if self.in_load_order:
+            return self._first(num_tasks)
+        size = self._size()
+        wanted = min(number for number in (size, num_tasks) if number is not None)
+        return (self[self.position_at(index, size)] for index in range(wanted))
+
+    def select_tasks(self, num_tasks: int | None = None) -> list[TaskT]:
+        """The tasks of a run, as a list; `draw` gives the same lazily."""
+        return list(self.draw(num_tasks))
+
+    @cached_property
+    def _loaded(self) -> list[TaskT]:
+        count = self._count() if self.overrides("count") else None
+        with user_code(f"{self.name}.load_tasks()", self._suggest):
+            return list_tasks(self.load_tasks(), self.name, count)
+
+    def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
+        # A finite generator would have to be built whole to know its count: it is asked for only where it is written.
+        # Where both are written, load_tasks() is what reads in order, and needs no count.
+        in_order = not self.random_access or self.overrides("load_tasks")
+        count = self._size() if self.overrides("count") and not (in_order and self.random_access) else None
+        wanted = min((number for number in (count, num_tasks) if number is not None), default=None)
+        tasks = iter(self) if in_order else (self[position] for position in count_from())
+        given = 0
+        for task in islice(tasks, wanted):
+            given += 1
+            if given == MOST_TASKS and wanted is None:
+                warn_of_many(self.name, given, "-n says how many to take")
+            yield task
+        if wanted is not None and given < wanted and (self.INFINITE or count is not None):
+            raise self._missing(given, f"it ended after {plural(given, 'task')}")
+        if not given:
+            raise no_tasks(self.name)
+
+    def _forward(self, index: int) -> TaskT:
+        """Reads an infinite generator forward to `index`; going back means starting over."""
+        reader, self._reader = self._reader, None  # a generator that raised gives nothing more: it is read anew
+        try:
+            with user_code(f"{self.name}.load_tasks()", self._suggest):
+                if reader is None or index < self._read:
+                    self._read = 0
+                    reader = iter(self.load_tasks())
+                for task in reader:
+                    self._read += 1
+                    if self._read > index:
+                        self._reader = reader
+                        return task
+        except TreetuneError as error:
+            raise GeneratorFailed(error.message, remedy=error.remedy, place=self._read) from error
+        ended = self._missing(index, f"it ended after {plural(self._read, 'task')}")
+        raise StreamEnded(ended.message, remedy=ended.remedy)
+
+    def _set_position(self, task: TaskT, position: int) -> TaskT:
+        checked: TaskT = check_task(task, self.task_type, of=self.name, by=type(self).__name__, position=position)
+        return msgspec.structs.replace(checked, idx=position, data_source=task.data_source or self.name)
+
+    def _suggest(self, error: Exception) -> str | None:
+        return suggest_fields(error, self.task_type)
+
+    def _missing(self, position: int, problem: str) -> TreetuneError:
+        """What to say where there is no task at a position: the taskset promised one, or nobody did."""
+        if self.INFINITE:
+            return TasksetError(f"{self.name} says INFINITE, but {problem}", remedy="drop INFINITE = True")
+        count = self._count() or 0
+        if position >= count:
+            return UsageError(f"{self.name} has no task {position}: they are numbered from 0 to {count - 1}")
+        said = f"{self.name}.count() says {count}, but {problem}"
+        return TasksetError(said, remedy="count() must be the number of tasks")
+
+
+MOST_TASKS = 5_000_000
+"""So many tasks are held in memory where the taskset does not say how many there are."""
+MOST_OF_MEMORY = 0.5
+"""They may take this part of the memory that is free when loading begins."""
+WARN_SECONDS = 5.0
+_LOOK_EVERY = 256
+
+
+def list_tasks(tasks: Iterable[T], name: str, count: int | None) -> list[T]:
+    """`count` is how many there are, where the taskset says so."""
+    if isinstance(tasks, list):
+        return tasks
+    if count is not None:
+        return list(islice(tasks, count))
+    loaded: list[T] = []
+    wait = WARN_SECONDS
+    next_warning, room = time.monotonic() + wait, _free_bytes() * MOST_OF_MEMORY + _used_bytes()
+    for task in tasks:
+        loaded.append(task)
+        if len(loaded) % _LOOK_EVERY:
+            continue
+        if len(loaded) >= MOST_TASKS or _used_bytes() > room:
+            raise _without_end(name, len(loaded))
+        if time.monotonic() > next_warning:
+            warn_of_many(name, len(loaded), "all are kept in memory")
+            wait *= 2
+            next_warning += wait
+    return loaded
+
+
+def warn_of_many(name: str, number: int, then: str) -> None:
+    goes_on = f"{name}.load_tasks() has given {number:,} tasks and goes on; {then}"
+    warnings.warn(f"{goes_on}. If it never ends, set INFINITE = True", stacklevel=3)
+
+
+def _without_end(name: str, number: int) -> TasksetError:
+    return TasksetError(
+        f"{name}.load_tasks() has given {number:,} tasks and goes on: no more are kept in memory",
+        remedy="set INFINITE = True if it never ends; if it does, write count(), and task_at(index) to keep none",
+    )
+
+
+def _used_bytes() -> float:
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0.0
+
+
+def _free_bytes() -> float:
+    """Of this machine, or of the container that this process is in."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return float("inf")
+    try:
+        return min(free, float(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # there is no limit
+        return free
