@@ -71,7 +71,7 @@ config = {"loading_params": loading, **json.loads(sys.argv[4])}
 taskset = (Mapped if kind == "mapped" else Task)(config, cache_dir=out + ".cache")
 from treetune.data.datasets.build import build
 from pathlib import Path
-build(taskset, Path(out), "verl")
+build(taskset, taskset.open_source(), Path(out), "verl")
 """
 
 HIT = """

@@ -866,7 +866,8 @@ def test_a_long_source_keeps_its_order_over_batches_and_processes(source, tmp_pa
     node = source([{"q": str(n)} for n in range(25_003)], prompt_template="{q}")
     rows = rows_of(node)
     assert [int(row["prompt"][0]["content"]) for row in rows] == list(range(25_003))
-    build(load_task({**node, "num_proc": 2}), tmp_path / "two.parquet", "verl")
+    task = load_task({**node, "num_proc": 2})
+    build(task, task.open_source(), tmp_path / "two.parquet", "verl")
     assert pq.read_table(tmp_path / "two.parquet").to_pylist() == rows
 
 

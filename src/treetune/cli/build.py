@@ -17,7 +17,7 @@ from treetune.cli import options
 from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.config.structs import load_yaml
-from treetune.data.datasets.notes import dropped_for
+from treetune.data.datasets.selection import dropped_for
 from treetune.data.rows.agent_column import COLUMN, LOOP, says_nothing
 from treetune.data.rows.code_store import pop_kept_files
 from treetune.data.rows.formats import format_named

@@ -1,6 +1,6 @@
 """Building rows: a dataset task's source tables, or any taskset's tasks, into one parquet file of a trainer's rows.
 
-    sidecar = build(taskset, path, "verl", on_rows=progress)
+    sidecar = build(taskset, taskset.open_source(), path, "verl", on_rows=progress)
     sidecar, path = build_rows(load_taskset("doubles.py:Doubles"), "verl")
 
 Memory stays bounded by a few tables, whatever the size of the source. Tables can be built by other processes
@@ -28,10 +28,9 @@ from treetune.config.variables import conceal
 from treetune.core.finding import Flaw
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.data.datasets.notes import INVALID, Notes, look_at_prompts
+from treetune.data.datasets.dataset_rows import BUILDER_VERSION, DatasetRows, unknown_environment
 from treetune.data.datasets.row_builder import RowBuilder
-from treetune.data.datasets.selection import length_filter
-from treetune.data.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_environment
+from treetune.data.datasets.selection import INVALID, Notes, length_filter, look_at_prompts
 from treetune.data.rows.arrow_values import arrow_rows, schema_tree
 from treetune.data.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.data.rows.formats import FORMATS, Format, format_named
@@ -62,10 +61,15 @@ Work = tuple[SourceBatch, int]
 
 
 def build(
-    taskset: DatasetTaskset, path: Path, format: str, *, engine: Engine = "local", on_rows: Progress | None = None
+    taskset: DatasetRows,
+    opened: Source | LocalFiles,
+    path: Path,
+    format: str,
+    *,
+    engine: Engine = "local",
+    on_rows: Progress | None = None,
 ) -> Sidecar:
     """Write the rows of a dataset task to `path` in a trainer's format."""
-    opened = taskset.open_source()
     writer, notes = write_rows(taskset, opened, path, format, taskset.overrides_build, engine, on_rows)
     return Sidecar(
         config=conceal({**taskset.config.for_key(), "format": format}),
@@ -80,7 +84,7 @@ def build(
     )
 
 
-def _find_changes(taskset: DatasetTaskset, opened: Source | LocalFiles) -> list[Flaw]:
+def _find_changes(taskset: DatasetRows, opened: Source | LocalFiles) -> list[Flaw]:
     """What was changed on the way from the files, in columns that the rows are made of."""
     changes = [] if taskset.overrides_build else opened.find_changes()
     if not changes or taskset.overrides_rows:
@@ -89,7 +93,7 @@ def _find_changes(taskset: DatasetTaskset, opened: Source | LocalFiles) -> list[
     return [change for change in changes if change.what in {describe_change(name) for name in used}]
 
 
-def write_draws(taskset: DatasetTaskset, path: Path, built: tuple[Sidecar, Path, bool]) -> Sidecar:
+def write_draws(taskset: DatasetRows, path: Path, built: tuple[Sidecar, Path, bool]) -> Sidecar:
     """Write the first draws of a taskset's schedule, of the rows that were `built` without it."""
     sidecar, rows, _ = built
     profile = taskset.config.profile
@@ -145,7 +149,7 @@ def _versions() -> dict[str, str]:
 
 
 def write_rows(
-    taskset: DatasetTaskset,
+    taskset: DatasetRows,
     opened: Source | LocalFiles,
     path: Path,
     format: str,
@@ -195,7 +199,7 @@ def write_rows(
     return writer, notes
 
 
-def _find_invalid(taskset: DatasetTaskset, table: pa.Table, most: int, notes: Notes) -> None:
+def _find_invalid(taskset: DatasetRows, table: pa.Table, most: int, notes: Notes) -> None:
     """Tells of rows, among the first of a table, that no answer solves, as the `validate` of a taskset with a scorer
     finds them; one of the user's own may take its time, and is left to `treetune validate`."""
     if type(taskset).validate is not RuleTaskset.validate or taskset.scorer is None:
@@ -214,7 +218,7 @@ def _find_invalid(taskset: DatasetTaskset, table: pa.Table, most: int, notes: No
         notes.tell(Flaw.of(INVALID, f"among the first {LOOKED_AT} that no answer solves", first, invalid))
 
 
-def _check_environments(taskset: DatasetTaskset, table: pa.Table, checked: set[Any], format: Format) -> None:
+def _check_environments(taskset: DatasetRows, table: pa.Table, checked: set[Any], format: Format) -> None:
     """Those that a map function gave to rows; `checked` are those that were looked at before."""
     if table.schema.field("extra_info").type.get_field_index("env_class") < 0:
         return
@@ -228,7 +232,7 @@ def _check_environments(taskset: DatasetTaskset, table: pa.Table, checked: set[A
 
 
 def _build_tables(
-    taskset: DatasetTaskset, opened: Source | LocalFiles, made: bool, engine: Engine, on_rows: Progress | None
+    taskset: DatasetRows, opened: Source | LocalFiles, made: bool, engine: Engine, on_rows: Progress | None
 ) -> Iterator[Built]:
     """Canonical rows, batch by batch, in order."""
     builder = RowBuilder(taskset, opened.columns, made=made)

@@ -4,6 +4,9 @@ their mixture draws.
     files = build_files(tasksets, "verl")
     files[0].path, files[0].shares
 
+Files that a trainer cannot join as they are become alike where their tasks say `join: true`: docs/dataset-tasks.md says
+what becomes alike. The file that was built stays; its converted copy is kept in the cache beside it.
+
 A drawn file has the first draws of the mixture that `eval`, `serve` and the other trainers take from the same list: as
 many as the tasks have rows together, so that an epoch stays as long as without weights.
 """
@@ -11,20 +14,33 @@ many as the tasks have rows together, so that an epoch stays as long as without 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from treetune.config.structs import to_plain
 from treetune.core.mixture import Mixture
-from treetune.data.datasets.join import File, join_files
-from treetune.data.datasets.taskset import BUILDER_VERSION, DatasetTaskset
-from treetune.data.rows.arrow_values import schema_tree
+from treetune.data.datasets.dataset_rows import BUILDER_VERSION
+from treetune.data.datasets.taskset import DatasetTaskset
+from treetune.data.rows.agent_column import COLUMN as AGENT
+from treetune.data.rows.agent_column import with_agent
+from treetune.data.rows.arrow_values import children_of, find_clashes, schema_tree, set_column, struct_of
 from treetune.data.rows.cache import Cache, Sidecar, config_hash
+from treetune.data.rows.rule import RULE
+from treetune.errors import TasksetError
+from treetune.scorers import SCORER
 
-Build = Callable[[DatasetTaskset], File]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BuiltFile = tuple[Sidecar, Path, bool]
+"""What a build gives: the sidecar, the path, whether it was a hit."""
+
+Build = Callable[[DatasetTaskset], BuiltFile]
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -72,7 +88,9 @@ def build_files(
     return [_draw_file(tasksets, files, format, num_draws)]
 
 
-def _draw_file(tasksets: Sequence[DatasetTaskset], files: Sequence[File], format: str, count: int | None) -> ListFile:
+def _draw_file(
+    tasksets: Sequence[DatasetTaskset], files: Sequence[BuiltFile], format: str, count: int | None
+) -> ListFile:
     """The file that the mixture of the tasksets draws of their files, from the cache."""
     sidecars = [sidecar for sidecar, _, _ in files]
     weights = [1.0 if taskset.config.weight is None else taskset.config.weight for taskset in tasksets]
@@ -109,3 +127,138 @@ def _draw_file(tasksets: Sequence[DatasetTaskset], files: Sequence[File], format
     shares = msgspec.convert(sidecar.config["mixture"], list[Share])
     hit = drawn_hit and all(was_hit for _, _, was_hit in files)
     return ListFile("mixture", sidecar, cache.path(key), hit, shares)
+
+
+# Files that a trainer can join
+
+Converter = Callable[["pa.Table"], "pa.Table"]
+
+CONTENT = ("prompt", "content")
+
+
+def join_files(
+    tasksets: Sequence[DatasetTaskset], built: Sequence[BuiltFile], agents: Sequence[str] | None = None
+) -> list[BuiltFile]:
+    """The files that a trainer can join: those that were built, or converted copies. What cannot be joined is refused
+    now, not when the model is loaded. `agents`: the agent loop of each taskset, which its rows then name."""
+    if agents is not None:
+        built = [_name_agent(*each) for each in zip(tasksets, built, agents, strict=True)]
+    names = [f"{number} ({taskset.name})" for number, taskset in enumerate(tasksets)]
+    with_agents = [AGENT in sidecar.schema for sidecar, _, _ in built]
+    if any(with_agents) and not all(with_agents):
+        without = ", ".join(name for name, having in zip(names, with_agents, strict=True) if not having)
+        remedy = f"give all tasks of the list the column {AGENT}, or none"
+        raise TasksetError(f"rows of task {without} would name no agent: others have the column {AGENT}", remedy=remedy)
+    clashes = next(_find_clashes(names, built), None)
+    if clashes is None:
+        return list(built)
+    converters = _choose_converters(tasksets, built)
+    schema, json_fields = _widen_schemas(names, built, converters)
+    asked = {"schema": str(schema), "json": sorted(json_fields)}
+    files: list[BuiltFile] = []
+    for name, taskset, file, convert in zip(names, tasksets, built, converters, strict=True):
+        changed = find_clashes(file[0].schema, schema_tree(schema))
+        if changed and not taskset.config.join:
+            remedy = f"set join: true in task {name}, which then gets the types of the others: {'; '.join(changed)}"
+            raise TasksetError(clashes, remedy=remedy)
+        files.append(_change_file(taskset, file, asked, convert, schema, json_fields) if changed else file)
+    return files
+
+
+def _name_agent(taskset: DatasetTaskset, file: BuiltFile, agent: str) -> BuiltFile:
+    """The file with the column that names an agent loop; one that has it stays."""
+    if AGENT in file[0].schema:
+        return file
+    return _change_file(taskset, file, {AGENT: agent}, partial(with_agent, agent=agent))
+
+
+def _change_file(
+    taskset: DatasetTaskset, file: BuiltFile, asked: Mapping[str, Any], change: Converter, *wider: Any
+) -> BuiltFile:
+    """The file with changed tables, from the cache. `asked` identifies the change; `wider` are the schema that the rows
+    get, and which of its fields are JSON text."""
+    sidecar, path, hit = file
+    cache = Cache(taskset.cache_dir)
+    key = f"{sidecar.key.partition('_')[0]}_{config_hash({'like': sidecar.key, **asked}, {})}"
+
+    def write(place: Path) -> Sidecar:
+        from treetune.data.rows.growing_parquet import write_changed
+
+        return msgspec.structs.replace(sidecar, schema=schema_tree(write_changed(path, place, change, *wider)))
+
+    changed, changed_hit = cache.get_or_build(key, write)
+    return changed, cache.path(key), hit and changed_hit
+
+
+def _find_clashes(names: Sequence[str], built: Sequence[BuiltFile]) -> Iterator[str]:
+    for (one, first), (other, second) in combinations(zip(names, built, strict=True), 2):
+        if found := find_clashes(first[0].schema, second[0].schema):
+            yield f"tasks {one} and {other} cannot be used in one list: {'; '.join(found)}"
+
+
+def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[BuiltFile]) -> list[Converter]:
+    """What makes the texts of each file lists and parts, where another file has those."""
+    from treetune.data.rows.formats import FORMATS
+
+    # Where a truth lies that the rule compares, in each format.
+    truths = [format.truth for format in FORMATS.values() if not format.has_environments]
+    trees = [sidecar.schema for sidecar, _, _ in built]
+    with_lists = any(_type_at(tree, path) == ["string"] for tree in trees for path in truths)
+    with_parts = any(isinstance(_type_at(tree, CONTENT), list) for tree in trees)
+    converters: list[Converter] = []
+    for taskset, tree in zip(tasksets, trees, strict=True):
+        scorer = taskset.row_scorer or RULE
+        ruled = with_lists and (scorer == RULE or scorer.startswith(SCORER))
+        texts = [path for path in truths if ruled and _type_at(tree, path) == "string"]
+        parts = with_parts and _type_at(tree, CONTENT) == "string"
+        converters.append(partial(_convert_values, truths=texts, parts=parts))
+    return converters
+
+
+def _type_at(tree: Any, path: Sequence[str]) -> Any:
+    """The type at a path of keys, through mappings and lists of them."""
+    for name in path:
+        tree = tree[0] if isinstance(tree, list) else tree
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
+def _convert_values(table: pa.Table, truths: Sequence[tuple[str, ...]], parts: bool) -> pa.Table:
+    import pyarrow as pa
+
+    from treetune.data.rows.parquet import to_parts
+
+    for path in truths:
+        column = table[path[0]].combine_chunks()
+        children = children_of(column) if len(path) > 1 else {}
+        texts = children.get("ground_truth", column).to_pylist()
+        lists = pa.array([None if text is None else [text] for text in texts], pa.list_(pa.string()))
+        nested = struct_of({**children, "ground_truth": lists}, column) if children else lists
+        table = set_column(table, path[0], nested)
+    if parts:
+        part = pa.struct([("type", pa.string()), ("text", pa.string())])
+        keys = {field.name: field.type for field in table.schema.field("prompt").type.value_type}
+        messages = pa.struct(list({**keys, "content": pa.list_(part)}.items()))
+        prompts = [[to_parts(message) for message in prompt] for prompt in table["prompt"].to_pylist()]
+        table = set_column(table, "prompt", pa.array(prompts, pa.list_(messages)))
+    return table
+
+
+def _widen_schemas(
+    names: Sequence[str], built: Sequence[BuiltFile], converters: Sequence[Converter]
+) -> tuple[pa.Schema, set[str]]:
+    """The schema that holds all files once they are converted, and which of its fields are JSON text."""
+    import pyarrow.parquet as pq
+
+    from treetune.data.rows.growing_parquet import widen
+
+    json_fields: set[str] = set()
+    wide: pa.Schema | None = None
+    for name, (_, path, _), convert in zip(names, built, converters, strict=True):
+        schema = convert(pq.read_schema(path).remove_metadata().empty_table()).schema
+        try:
+            wide = schema if wide is None else widen(wide, schema, json_fields)
+        except TasksetError:
+            remedy = f"no key makes them alike: a custom_cls of task {name} can give them one shape"
+            raise TasksetError(next(_find_clashes(names, built)), remedy=remedy) from None
+    return wide, json_fields

@@ -1,10 +1,10 @@
 """The function that makes a trainer's row of a source row, as the config of a dataset task describes it.
 
-    make_row = map_function(taskset)
+    make_row = map_function(config)
     make_row({"question": "1 + 1?", "answer": "2"}, 0)      # {"prompt": [...], "reward_model": {...}, ...}
 
 The prompt is a template over columns or a column of messages; the right answer is a column, or what a regular
-expression finds in one.
+expression finds in one. `complete_row` adds to a made row, ours or a user's, what Treetune itself fills in.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
+from treetune.chat.images import has_images, urls_in
 from treetune.chat.message import Message
-from treetune.data.datasets.column_path import ColumnPath
-from treetune.data.datasets.config import GroundTruthConfig, no_column
-from treetune.data.datasets.images import NO_IMAGE
-from treetune.data.datasets.taskset import DatasetTaskset
-from treetune.data.datasets.template import LEAVE_OUT, Misfit, Template
-from treetune.data.rows.arrow_values import decode_json
+from treetune.core.task import uid_of
+from treetune.data.datasets.config import DatasetConfig, GroundTruthConfig, no_column
+from treetune.data.datasets.dataset_rows import DatasetRows
+from treetune.data.datasets.images import NO_IMAGE, ImageReader
+from treetune.data.datasets.template import LEAVE_OUT, ColumnPath, Misfit, Template
+from treetune.data.rows import parquet
+from treetune.data.rows.arrow_values import MARK, decode_json, drop_nulls, to_json_text, with_json_fields
+from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.image_columns import COLUMN as IMAGES
+from treetune.data.rows.image_columns import MARK as PLACE
+from treetune.data.rows.image_columns import fill_parts, image_column, join_images, note_images, to_marks
+from treetune.data.rows.row_codec import KEY, ROW, encode_unseen
+from treetune.data.rows.rule import RULE
 from treetune.errors import ConfigError, TasksetError, user_code
 
 Row = dict[str, Any]
@@ -44,9 +52,8 @@ class RowDropped(Exception):
     """Raised while a row is made, to leave it out; the reason is counted and reported."""
 
 
-def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
+def map_function(config: DatasetConfig) -> Callable[..., Row]:
     """Compiled at the first row, which shows the columns."""
-    config = taskset.config
     make_prompt: Callable[[Row], list[Message]] | None = None
     column = ""
     find_truth: Callable[[Any], Any] = store_truth
@@ -56,7 +63,7 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
         if make_prompt is None:
             if config.ground_truth is not None:
                 column, find_truth = truth_finder(config.ground_truth, list(row))
-            make_prompt = _prompt_maker(taskset, row)
+            make_prompt = _prompt_maker(config, row)
         try:
             prompt = make_prompt(row)
         except Misfit as error:
@@ -82,8 +89,8 @@ def _list_images(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _prompt_maker(taskset: DatasetTaskset, first: Row) -> Callable[[Row], list[Message]]:
-    config, columns = taskset.config, list(first)
+def _prompt_maker(config: DatasetConfig, first: Row) -> Callable[[Row], list[Message]]:
+    columns = list(first)
     if config.prompt_format == "chat_messages":
         from treetune.data.rows.prompt_lengths import messages_of
 
@@ -157,7 +164,7 @@ def plain(value: Any) -> Any:
     return value if type(value) in _PLAIN or not hasattr(value, "tolist") else value.tolist()
 
 
-def call_make_map_fn(taskset: DatasetTaskset) -> Callable[[Row, int], Any]:
+def call_make_map_fn(taskset: DatasetRows) -> Callable[[Row, int], Any]:
     """The map function of a task, its own or a user's, called with the row and its index."""
     whose = f"_make_map_fn() of {type(taskset).__name__}"
     with user_code(whose):
@@ -259,3 +266,112 @@ def _spell_message(entry: Any, number: int) -> Message:
         raise Misfit(f"message {number} is from {message['from']!r}; known: {', '.join(_ROLES)}")
     rest = {key: value for key, value in message.items() if key not in ("from", "value", "content")}
     return {"role": role, "content": message.get("value"), **rest}
+
+
+# Made rows, completed
+
+RESERVED = frozenset(("index", "scorer", "env_class", ROW, MARK))
+"""Keys of `extra_info` that Treetune itself fills in."""
+_SEEN = ("data_source", "extra_info", "env_class")
+"""Columns that verl hands to reward functions."""
+
+
+def write_images(made: Row, index: int, images: ImageReader) -> tuple[Row, list[Message]]:
+    """A made row in which images, wherever they stood, are as the canonical layout has them; and the messages of
+    its task."""
+    messages, given = made["prompt"], made.get(IMAGES)
+    if given is None and not has_images(messages):
+        return made, messages
+    try:
+        messages = drop_nulls(messages)
+        messages = fill_parts(messages, images.read(urls_in(messages)))
+        if given is not None:
+            messages = join_images(messages, images.read(given))
+        written, urls = to_marks(messages)
+    except ValueError as error:
+        problem = f"row {index}: {error}"
+        raise TasksetError(problem, remedy=f"write {PLACE} where each image goes, or leave the row out") from None
+    except TasksetError as error:
+        raise TasksetError(f"row {index}: {error.message}", remedy=error.remedy) from None
+    note: Row = {}
+    note_images(note, messages, written)
+    extra = {**(made.get("extra_info") or {}), **({KEY: to_json_text(note)} if note else {})}
+    return {**made, "prompt": written, IMAGES: urls, "extra_info": extra}, messages
+
+
+def complete_row(taskset: DatasetRows, made: Row, messages: list[Message], index: int) -> tuple[str, Row]:
+    """The uid of a made row's task, and the row with everything that a canonical one has."""
+    config = taskset.config
+    given = made.get("extra_info") or {}
+    env_class = made.get("env_class") or given.get("env_class") or config.env_class
+    if type(env_class) is not str and env_class is not None:
+        raise TasksetError(f"row {index} has the env_class {env_class!r}, which is no name")
+    reward = _complete_reward(made.get("reward_model"), config.reward_method)
+    spec = _reward_spec(reward)
+    scorer = taskset.row_scorer
+    if env_class is not None:
+        scorer = taskset.scorer_of_environment(env_class)
+    elif scorer == RULE and "ground_truth" not in spec:
+        scorer = None
+    tools = taskset.tool_names
+    uid = uid_of(messages, spec, env_class, {"tools": tools} if tools else {})
+    extra = {"index": _index(given.get("index", index), index), "uid": uid, "scorer": scorer}
+    if env_class is not None:
+        extra["env_class"] = env_class
+    if scorer not in (None, RULE):
+        unseen = {key: plain(value) for key, value in made.items() if key not in _SEEN}
+        extra[ROW] = encode_unseen({**unseen, "reward_model": reward, "extra_info": given})
+    for key, value in given.items():
+        if key not in RESERVED and not (key == "uid" and value is None):
+            extra[key] = plain(value)
+    if tools:
+        extra[KEY] = to_json_text({"tools": tools})
+    own = made.get("data_source")
+    data_source = config.data_source if own is None else str(own)
+    row = {**made, "data_source": data_source, "reward_model": reward, "extra_info": extra}
+    if "env_class" in made:
+        del row["env_class"]
+    if reward is None:
+        del row["reward_model"]
+    return uid, row
+
+
+def table_of(rows: list[Row]) -> pa.Table:
+    """Column by column, so that one mixed key does not make JSON of all."""
+    columns: dict[str, pa.Array] = {}
+    mixed: list[str] = []
+    for name in dict.fromkeys(["data_source", "prompt", *parquet.keys_of(rows)]):
+        values: list[Any] = [row.get(name) for row in rows]
+        if name == "prompt":
+            columns[name] = parquet.messages_column(values)
+        elif name == IMAGES and (images := image_column(values)) is not None:
+            columns[name] = images
+        else:
+            infer = parquet.infer_mapping if name in ("reward_model", "extra_info") else parquet.infer_column
+            columns[name] = infer(values, name, mixed)
+    return with_json_fields(pa.table(columns), mixed)
+
+
+def _complete_reward(reward: dict[str, Any] | None, method: str) -> dict[str, Any] | None:
+    if not reward or "ground_truth" not in reward:
+        return reward or None
+    if type(reward["ground_truth"]) is str and reward["ground_truth"] and "style" in reward:
+        return dict(reward)
+    return {"style": method, **reward, "ground_truth": store_truth(plain(reward["ground_truth"]))}
+
+
+def _reward_spec(reward: dict[str, Any] | None) -> dict[str, Any]:
+    """What the format reads, faster for what nearly every row has."""
+    if reward is not None and len(reward) == 2 and type(reward.get("ground_truth")) is str and "style" in reward:
+        return {"ground_truth": reward["ground_truth"], "method": reward["style"]}
+    return FORMATS["verl"].read_reward({"reward_model": reward})
+
+
+def _index(value: Any, position: int) -> int:
+    try:
+        return value if type(value) is int else int(value)
+    except (TypeError, ValueError):
+        raise TasksetError(
+            f"row {position} has the index {value!r}, which is no whole number",
+            remedy="extra_info.index is the number of the row in the source: give another value another key",
+        ) from None

@@ -23,22 +23,24 @@ from treetune.core.profile import OUTSIDE, UNRATED, Rates
 from treetune.core.task import uids_of_texts
 from treetune.data.datasets.choices import MADE, Choices
 from treetune.data.datasets.config import GroundTruthConfig, no_column
+from treetune.data.datasets.dataset_rows import DatasetRows
 from treetune.data.datasets.images import ImageReader
-from treetune.data.datasets.made_rows import RESERVED, complete_row, table_of, write_images
 from treetune.data.datasets.map_function import (
     MISSING,
     NO_PROMPT,
     NO_TRUTH,
+    RESERVED,
     Row,
     RowDropped,
     call_make_map_fn,
+    complete_row,
     find_fault,
     find_lack,
+    table_of,
     truth_finder,
+    write_images,
 )
-from treetune.data.datasets.notes import DROPPED, Notes, dropped_for
-from treetune.data.datasets.selection import row_filter
-from treetune.data.datasets.taskset import DatasetTaskset
+from treetune.data.datasets.selection import DROPPED, Notes, dropped_for, row_filter
 from treetune.data.datasets.template import Template
 from treetune.data.rows import parquet
 from treetune.data.rows.arrow_values import pause_gc, to_json_text, to_python, values_of, with_json_fields
@@ -59,7 +61,7 @@ class RowBuilder:
     `made`: the source holds a trainer's rows already, from a `build_dataset` of a subclass.
     """
 
-    def __init__(self, taskset: DatasetTaskset, columns: Mapping[str, Any], made: bool) -> None:
+    def __init__(self, taskset: DatasetRows, columns: Mapping[str, Any], made: bool) -> None:
         """`columns`: by name, and their types. Raises every fault of the config that the columns show."""
         self.taskset = taskset
         self.columns = dict(columns)

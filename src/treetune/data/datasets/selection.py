@@ -1,4 +1,4 @@
-"""Which rows to keep: a filter (an expression or a function), the length of prompts.
+"""Which rows to keep, by a filter (an expression or a function) and the length of prompts, and the notes of a build.
 
     keep = Filter("len(question) < 500 and level in [1, 2]", columns=["question", "level"])
     keep.columns  # ("question", "level")
@@ -6,6 +6,8 @@
 
 An expression is Python's, and every node of it is checked against what is allowed: there are no attributes, no names
 but columns, no calls but to the functions below. What would let a short text ask for endless work is bounded.
+
+`Notes` counts the rows that were dropped, by reason, and has the flaws of the others.
 """
 
 from __future__ import annotations
@@ -14,15 +16,20 @@ import ast
 import re
 import reprlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from treetune.config.code_reference import parse_reference
 from treetune.config.plugins import file_of, load_object
 from treetune.config.trust import Origin
+from treetune.core.finding import Flaw
+from treetune.data.datasets.choices import OPTIONS, TEXTS
 from treetune.data.datasets.config import DatasetConfig, explain_misfit, no_column
-from treetune.data.datasets.notes import Notes
+from treetune.data.rows.image_columns import MARK as PLACE
 from treetune.errors import ConfigError, TasksetError, did_you_mean
 
 if TYPE_CHECKING:
@@ -281,3 +288,81 @@ def _pattern_fault(pattern: ast.expr) -> str | None:
     except (re.error, OverflowError) as error:
         return f"no regular expression: {error}"
     return None
+
+
+# What is reported of rows
+
+DROPPED = "rows-dropped"
+"""The rule of rows that were dropped because something is wrong with them."""
+NOT_SHOWN = "options-not-shown"
+"""The rule of rows whose prompts do not show the options."""
+NO_IMAGES = "images-missing"
+"""The rule of rows whose prompts have a place for an image, and none is there."""
+INVALID = "invalid-task"
+"""The rule of rows that no answer solves, as `validate` finds them task by task."""
+
+
+class Notes(msgspec.Struct):
+    dropped: Counter[str] = msgspec.field(default_factory=Counter)
+    """Rows left out, by reason."""
+    by_kind: dict[tuple[str, str], Flaw] = {}
+
+    @property
+    def flaws(self) -> list[Flaw]:
+        return list(self.by_kind.values())
+
+    def tell(self, flaw: Flaw) -> None:
+        """Of the rows of one batch, each kind of flaw once."""
+        self.by_kind[flaw.rule, flaw.what] = flaw
+
+    def end_with(self, last: int) -> None:
+        """Leaves out what was dropped after a row of its batch, behind which none is used."""
+        for reason in list(self.dropped):
+            flaw = self.by_kind.pop((DROPPED, dropped_for(reason)), None)
+            if flaw is None:
+                continue
+            rows = [row for row in flaw.rows if row < last]
+            self.dropped[reason] -= flaw.count - len(rows)
+            if not rows:
+                del self.dropped[reason]
+            else:
+                self.tell(Flaw.of(flaw.rule, flaw.what, flaw.first, rows))
+
+    def add(self, later: Notes) -> None:
+        """Those of the next batch."""
+        self.dropped.update(later.dropped)
+        for key, flaw in later.by_kind.items():
+            known = self.by_kind.get(key)
+            self.by_kind[key] = flaw.join(None) if known is None else known.join(flaw)
+
+
+def dropped_for(reason: str) -> str:
+    """What a flaw says of rows that were dropped for a reason."""
+    return f"dropped: {reason}"
+
+
+def look_at_prompts(config: DatasetConfig, table: pa.Table, notes: Notes) -> None:
+    """Tells of rows, made by our own function, whose prompts lack what they need."""
+    if config.images:  # they may show the options, too
+        return
+    template, system = config.prompt_template or "", config.system_prompt or ""
+    shows_options = config.prompt_format == "template" and f"{{{OPTIONS}" in template
+    if config.choices is not None and not shows_options:
+        _find_hidden_options(table, notes)
+    if PLACE in template or PLACE in system:
+        rows = [extra["index"] for extra in table["extra_info"].to_pylist()]
+        first = f"prompt_template has {PLACE}, and images names no column"
+        notes.tell(Flaw.of(NO_IMAGES, f"with {PLACE} in the prompt and no image", first, rows))
+
+
+def _find_hidden_options(table: pa.Table, notes: Notes) -> None:
+    """Tells of rows whose prompts do not hold the text of each option."""
+    hidden: dict[int, str] = {}
+    for prompt, extra in zip(table["prompt"].to_pylist(), table["extra_info"].to_pylist(), strict=True):
+        said = "\n".join(str(message.get("content")) for message in prompt)
+        options = extra[TEXTS] if isinstance(extra.get(TEXTS), list) else []
+        if (missing := next((text for text in options if text not in said), None)) is not None:
+            hidden.setdefault(extra["index"], missing)
+    if hidden:
+        first = f"the prompt lacks {next(iter(hidden.values()))!r:.60}; write {{options}} in prompt_template"
+        notes.tell(Flaw.of(NOT_SHOWN, "without their options in the prompt", first, list(hidden)))

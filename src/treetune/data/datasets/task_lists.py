@@ -12,28 +12,36 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import msgspec
 
+from treetune.chat.images import has_images
 from treetune.config.overrides import with_overrides
 from treetune.config.plugins import file_of, tasksets
 from treetune.config.run_config import origin_of
 from treetune.config.structs import CodeName, convert, convert_node, declared_values, load_yaml, to_plain
 from treetune.config.trust import current_origin, names_from
 from treetune.core.from_config import build_taskset, custom_class, find_files, names_class
+from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.data.datasets.config import DatasetConfig, plain_values
+from treetune.data.datasets.dataset_rows import unknown_environment
 from treetune.data.datasets.list_files import draws_by_weight
-from treetune.data.datasets.taskset import DatasetTaskset, unknown_environment
-from treetune.data.rows.sources import check_loading
+from treetune.data.datasets.taskset import DatasetTaskset
+from treetune.data.rows.agent_column import has_several_turns, needs_loop
+from treetune.data.rows.cache import Sidecar, default_cache_dir
+from treetune.data.rows.scorer import only_groups, scorer_for
+from treetune.data.rows.sources import LoadingParams, check_loading
 from treetune.errors import (
     UNKNOWN_KEY,
     ConfigError,
+    EmptyTasksetError,
     Faults,
     TreetuneError,
+    UsageError,
     check_all,
     did_you_mean,
     gather_faults,
@@ -138,8 +146,6 @@ def load_task(node: Any, cache_dir: str | Path | None = None, *, of_any_class: b
         raise ConfigError([("", f"expected keys and values, got {node!r}")])
     cls = _task_class(node, of_any_class)
     if not issubclass(cls, DatasetTaskset):
-        from treetune.data.datasets.task_rows import TaskRows
-
         of_list = [key for key in _RowsOfTaskset.__struct_fields__ if key in node]
         keys = convert({key: node[key] for key in of_list}, _RowsOfTaskset)
         taskset = build_taskset({key: node[key] for key in node if key not in of_list}, path="", cls=cls)
@@ -200,8 +206,6 @@ def check_columns(lists: Lists, format: str = "verl", *, force: bool = False, so
 
 def check_environments(lists: Lists, *, known: bool = True, source: str = "config") -> None:
     """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
-    from treetune.data.rows.scorer import only_groups
-
     faults: Faults = []
     for place, taskset in _places(lists):
         config, key = taskset.config, f"{place}.env_class"
@@ -220,8 +224,6 @@ def check_environments(lists: Lists, *, known: bool = True, source: str = "confi
 
 def has_turns(taskset: DatasetTaskset) -> bool | None:
     """Whether its episodes have several turns or tools to call; None where only playing shows it."""
-    from treetune.data.rows.agent_column import has_several_turns
-
     config = taskset.config
     if not isinstance(taskset, DatasetTaskset):
         return taskset.has_turns()  # of any other taskset, whose tasks say it
@@ -297,3 +299,86 @@ def _keep_text(node: dict[str, Any], written: Any, folders: list[Path], raw: Map
         entry |= {key: typed[key] for key in given & typed.keys()}
         entry |= {key: raw[key] for key in own if isinstance(entry[key], dict) and isinstance(written.get(key), str)}
     return entry
+
+
+# Any other taskset in a list
+
+LOOKED_AT = 100
+"""Tasks by which it is known whether they have several turns."""
+
+
+class TaskRows:
+    """A taskset that is no dataset task, such as `- {id: "doubles.py:Doubles", max_rows: 100}`. It has the methods of a
+    `DatasetTaskset` that a list of tasks uses; `build_rows` makes its rows."""
+
+    tool_methods = ()
+    overrides_rows = overrides_build = False
+
+    def __init__(
+        self,
+        taskset: Taskset[Any, Any],
+        num_tasks: int | None,
+        cache_dir: str | Path | None = None,
+        weight: float | None = None,
+    ) -> None:
+        if taskset.INFINITE and num_tasks is None:
+            raise UsageError(f"{taskset.name} is INFINITE: its rows need an end", remedy="set max_rows")
+        self.taskset, self.name = taskset, taskset.name
+        self.cache_dir = default_cache_dir(cache_dir)
+        self._num_tasks, self._weight = num_tasks, weight
+
+    def build(self, format: str = "verl", **how: Any) -> tuple[Sidecar, Path, bool]:
+        from treetune.data.datasets.build import build_rows
+
+        sidecar, path = build_rows(self.taskset, format, self._num_tasks, self.cache_dir)
+        self._count = sidecar.rows
+        return sidecar, path, False
+
+    # As a source of a mixture, once it is built: its rows stand in its own order.
+
+    @property
+    def _unscheduled(self) -> TaskRows:
+        return self
+
+    def order_key(self, format: str) -> None:
+        """None: its rows identify it."""
+
+    def _size(self) -> int:
+        return self._count
+
+    def position_at(self, index: int, size: int) -> int:
+        return index % size
+
+    @cached_property
+    def _built(self) -> Path:
+        return self.build()[1]
+
+    def get_parquet_path(self, format: str = "verl") -> str:
+        return str(self._built)
+
+    def check_source(self, format: str = "verl", *, force: bool = False) -> None:
+        """Its tasks have no columns that a config could ask for."""
+
+    @cached_property
+    def _first(self) -> list[Task]:
+        most = LOOKED_AT if self._num_tasks is None else min(LOOKED_AT, self._num_tasks)
+        if not (tasks := self.taskset.select_tasks(most)):
+            raise EmptyTasksetError(f"{self.name} has no tasks")
+        return tasks
+
+    @cached_property
+    def config(self) -> DatasetConfig:
+        images = ["images"] if any(has_images(task.messages) for task in self._first) else []
+        source = self._first[0].data_source or self.name
+        params = LoadingParams(args=[])
+        return DatasetConfig(loading_params=params, data_source=source, images=images, weight=self._weight)
+
+    @cached_property
+    def row_scorer(self) -> str | None:
+        return scorer_for(self.taskset, self._first[0])
+
+    def has_turns(self) -> bool | None:
+        if any(needs_loop(self.taskset, task) for task in self._first):
+            return True
+        says = all(task.env_class is None for task in self._first) and not self.taskset.overrides("environment")
+        return False if says else None

@@ -9,31 +9,29 @@ Subclass it to parse answers or add columns: override `_make_map_fn`, or `build_
 
 from __future__ import annotations
 
+import ast
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
-from treetune.config.code_files import own_files, with_imports
+from treetune.config.code_files import own_files, parse_again, with_imports
 from treetune.config.plugins import file_of
-from treetune.config.structs import CodeName, FileName, convert_node, declared_values, to_plain
+from treetune.config.structs import CodeName, FileName, declared_values, to_plain
 from treetune.core.finding import Flaw
-from treetune.core.task import UID_VERSION, Task
-from treetune.data.datasets.choices import TEXTS
-from treetune.data.datasets.config import DatasetConfig, plain_values
+from treetune.core.task import Task
+from treetune.data.datasets.config import DatasetConfig
+from treetune.data.datasets.dataset_rows import BUILDER_VERSION, DatasetRows
 from treetune.data.datasets.images import describe_files
-from treetune.data.datasets.unseen_inputs import NAME_IT, find_unseen
-from treetune.data.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
-from treetune.data.rows.rule import RULE, RuleTaskset
+from treetune.data.rows.cache import Cache, Sidecar, config_hash, content_hash, impl_hash
 from treetune.data.rows.sources import check_loading
-from treetune.errors import ConfigError, StorageError, TasksetError, TreetuneError, user_code
-from treetune.scorers import Scorer, scorer_of_method
+from treetune.errors import ConfigError, StorageError, TasksetError, user_code
 
 if TYPE_CHECKING:
     import datasets
@@ -41,35 +39,24 @@ if TYPE_CHECKING:
     from treetune.data.rows.loading import Source
     from treetune.data.rows.local_files import LocalFiles
 
-BUILDER_VERSION = f"7.{UID_VERSION}"
-"""Part of every cache key: raise it when the same config begins to give other rows, or more is to be said of them."""
 
-
-class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
+class DatasetTaskset(DatasetRows):
     OPEN_KEYS: ClassVar[bool] = False
     """Whether the config takes any key; so for a subclass that declares no config type of its own."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.OPEN_KEYS = "config_type" not in vars(cls)
+        cls.overrides_rows = cls._make_map_fn is not DatasetTaskset._make_map_fn
+        cls.overrides_build = cls.build_dataset is not DatasetTaskset.build_dataset
 
     def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
-        typed = config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
-        read = set() if typed.scorer is None else set(typed.scorer.columns())
-        if typed.choices is not None:
-            read.add(TEXTS)  # so that an option is known by its text too, and a second one beside it is noticed
-        if more := read.difference(typed.extra_fields):
-            typed = msgspec.structs.replace(typed, extra_fields=[*typed.extra_fields, *sorted(more)])
-        super().__init__(typed)
-        if self.config.data_source != "unknown":
-            self.name = self.config.data_source
-        self.cache_dir = default_cache_dir(cache_dir)
+        super().__init__(config, cache_dir)
         self._opened: Source | LocalFiles | None = None
         self._rows_built: int | None = None
         """How many rows its file has, in any format, once it is built."""
-        self._env_scorers: dict[str, str] = {}
         self._told = False
-        """Whether the flaws of its rows are told; another process that it is sent to need not tell them again."""
+        """Whether its flaws are reported. Another process that gets the taskset does not report them again."""
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
@@ -101,7 +88,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         """The function that makes a trainer's row of a source row and its index."""
         from treetune.data.datasets.map_function import map_function
 
-        return map_function(self)
+        return map_function(self.config)
 
     def get_parquet_path(self, format: str = "verl") -> str:
         """The cached parquet file, built if it is not there."""
@@ -120,17 +107,17 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
             if self.endless:
                 return write_draws(self, path, self._unscheduled.build(format, engine=engine, on_rows=on_rows))
-            return build(self, path, format, engine=engine, on_rows=on_rows)
+            return build(self, self.open_source(), path, format, engine=engine, on_rows=on_rows)
 
         sidecar, hit = cache.get_or_build(key, write, force=force)
         self._rows_built = sidecar.rows
         self._opened = None
         for flaw in sidecar.flaws if not self._told else ():
             warnings.warn(f"{self._called()}: {flaw}", stacklevel=1)  # by this line, so that each is told once
-        if hit and not self._told and (unseen := find_unseen(self._code_files())):
+        if hit and not self._told and (unseen := _find_unseen(self._code_files())):
             warnings.warn(
                 f"{self._called()} is taken from the cache, which does not notice changes of what code reads itself: "
-                f"{unseen[0]}{', and more' if len(unseen) > 1 else ''}. If rows depend on it, {NAME_IT}",
+                f"{unseen[0]}{', and more' if len(unseen) > 1 else ''}. If rows depend on it, {_NAME_IT}",
                 stacklevel=1,
             )
         self._told = True
@@ -213,55 +200,6 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
         return open_source(self.config.loading_params)
 
-    @property
-    def overrides_rows(self) -> bool:
-        return type(self)._make_map_fn is not DatasetTaskset._make_map_fn
-
-    @property
-    def overrides_build(self) -> bool:
-        return type(self).build_dataset is not DatasetTaskset.build_dataset
-
-    @property
-    def scorer(self) -> Scorer | None:
-        """What the config says that scores answers."""
-        return self.config.scorer or scorer_of_method(self.config.reward_method)
-
-    @cached_property
-    def row_scorer(self) -> str | None:
-        """How a row can be scored from itself alone, in any process: by the rule, by its environment, by a scorer
-        or by this taskset, described as JSON. None where nothing here can."""
-        if self.config.env_class is not None:
-            return self.scorer_of_environment(self.config.env_class)
-        if (
-            type(self).reward is not RuleTaskset.reward
-            or self.tool_methods
-            or len(self.tool_names) < len(self.config.tools)
-        ):
-            from treetune.data.rows.scorer import describe_taskset
-
-            return describe_taskset(self, self.cache_dir)
-        if self.scorer is not None:
-            from treetune.data.rows.scorer import describe_scorer
-
-            return describe_scorer(self.scorer)
-        if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
-            return RULE
-        return None
-
-    def scorer_of_environment(self, env_class: str) -> str:
-        """The scorer of rows that name an environment."""
-        if env_class not in self._env_scorers:
-            from treetune.data.rows.code_store import keep_files
-
-            spec = keep_files(self.environment_spec(env_class), self.cache_dir)
-            self._env_scorers[env_class] = f"env:{spec}"
-        return self._env_scorers[env_class]
-
-    @property
-    def tool_names(self) -> list[str]:
-        """The tools that its tasks name; what has settings is the taskset's."""
-        return [entry for entry in self.config.tools if isinstance(entry, str)]
-
     # What a taskset does
 
     def count(self) -> int:
@@ -319,11 +257,64 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             return self._unscheduled.cache_key()
 
 
-def unknown_environment(taskset: DatasetTaskset, env_class: str | None) -> str | None:
-    """What is wrong with the name of an environment, or None."""
+# What the cache cannot know about
+
+_NAME_IT = (
+    "name it in the config, a file in a key of type treetune.config.structs.FileName, a variable as "
+    "KEY: ${oc.env:NAME}; --force builds anew"
+)
+
+_READERS = ("read_text", "read_bytes", "open")
+
+
+def _find_unseen(files: Iterable[Path]) -> list[str]:
+    """Calls such as `open("table.json")` and `os.environ["X"]` in files of code, and where they stand."""
+    return [f"{file.name}, line {line}, reads {what}" for file in files for line, what in _find_in(file)]
+
+
+def _find_in(file: Path) -> Iterator[tuple[int, str]]:
     try:
-        if env_class is not None:
-            taskset.environment_class(env_class)
-    except TreetuneError as error:
-        return error.message
+        tree = parse_again(partial(ast.parse, file.read_bytes()))
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _name_file(node)) is not None:
+            yield node.lineno, f"the file {name!r}"
+        elif (name := _name_variable(node)) is not None:
+            yield getattr(node, "lineno", 0), f"the variable {name!r}"
+
+
+def _name_file(call: ast.Call) -> str | None:
+    """The file that a call opens for reading, where its name is written there."""
+    function = call.func
+    if isinstance(function, ast.Name) and function.id == "open":
+        modes = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+        written = any(isinstance(mode, ast.Constant) and set("wax") & set(str(mode.value)) for mode in modes)
+        return None if written else _first_text(call)
+    if isinstance(function, ast.Attribute) and function.attr in _READERS and isinstance(function.value, ast.Call):
+        made = function.value.func
+        if (made.id if isinstance(made, ast.Name) else getattr(made, "attr", "")) == "Path":
+            return _first_text(function.value)
     return None
+
+
+def _name_variable(node: ast.AST) -> str | None:
+    """The variable of the environment that a node reads."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is_environ(node.value):
+        return str(node.slice.value) if isinstance(node.slice, ast.Constant) else None
+    if not isinstance(node, ast.Call):
+        return None
+    function = node.func
+    if isinstance(function, ast.Attribute) and function.attr == "get" and _is_environ(function.value):
+        return _first_text(node)
+    called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+    return _first_text(node) if called == "getenv" else None
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return (node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")) == "environ"
+
+
+def _first_text(call: ast.Call) -> str | None:
+    first = call.args[0] if call.args else None
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None

@@ -15,15 +15,66 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from string import Formatter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from treetune.data.datasets.column_path import ColumnPath, NoItem
 from treetune.data.datasets.config import explain_misfit
 from treetune.data.rows.arrow_values import values_of
-from treetune.errors import ConfigError, did_you_mean
+from treetune.errors import ConfigError, did_you_mean, plural
 
 if TYPE_CHECKING:
     from treetune.data.rows.local_files import SourceBatch
+
+_ITEMS = re.compile(r"(?:\[[^\[\]]+\])*")
+_NUMBER = re.compile(r"-?\d+")
+
+
+class NoItem(ValueError):
+    """A value that does not have the item."""
+
+
+class ColumnPath(NamedTuple):
+    """A column, or an item inside it: `meta[levels][-1]`. Items are those of `str.format`: keys of mappings, numbers in
+    lists and texts. A number below 0 counts from the end. A column whose name has brackets is named as it is."""
+
+    column: str
+    items: tuple[tuple[str, int | None], ...]
+    """As written, and the number that each is."""
+
+    @classmethod
+    def parse(cls, name: str, columns: Sequence[str]) -> Self | None:
+        """None where the name is no column, and no item of one."""
+        if name in columns:
+            return cls(name, ())
+        for end in (place for place, character in enumerate(name) if character == "["):
+            if name[:end] in columns and _ITEMS.fullmatch(name, end):
+                items = re.findall(r"\[([^\[\]]+)\]", name[end:])
+                return cls(name[:end], tuple((item, int(item) if _NUMBER.fullmatch(item) else None) for item in items))
+        return None
+
+    def read(self, value: Any) -> Any:
+        """The item of a column's value; a null has nothing but nulls inside."""
+        for depth, (item, number) in enumerate(self.items):
+            if value is None:
+                return None
+            try:
+                value = value[item if number is None or isinstance(value, dict) else number]
+            except (LookupError, TypeError):
+                raise NoItem(self._explain(value, depth)) from None
+        return value
+
+    def _explain(self, value: Any, depth: int) -> str:
+        """Why a value has no item."""
+        item, number = self.items[depth]
+        name = self.column + "".join(f"[{before}]" for before, _ in self.items[:depth])
+        if isinstance(value, Mapping):
+            return f"{name} has no {item!r}{did_you_mean(item, list(map(str, value)))}"
+        if not isinstance(value, str | list):
+            return f"{name} is {value!r:.80}, which has no items"
+        if number is None:
+            kind = "text" if isinstance(value, str) else "a list"
+            return f"{name} is {kind}, whose items have numbers: {name}[0], or {name}[-1] for the last"
+        return f"{name}[{item}] is out of range: it has {plural(len(value), 'item')}, and the first is {name}[0]"
+
 
 KEY = "prompt_template"
 _BRACES = "; braces that are meant literally are doubled: \\boxed{{}}"

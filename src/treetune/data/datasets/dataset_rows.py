@@ -1,0 +1,102 @@
+"""A DatasetRows is a dataset task as far as its rows go: its config, its own map function, and what scores a row.
+
+    rows.config.prompt_template, rows.row_scorer, rows.tool_names
+
+`RowBuilder` makes rows of it; `DatasetTaskset` adds the source, the cache and the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from treetune.config.structs import convert_node
+from treetune.core.task import UID_VERSION, Task
+from treetune.data.datasets.choices import TEXTS
+from treetune.data.datasets.config import DatasetConfig, plain_values
+from treetune.data.rows.cache import default_cache_dir
+from treetune.data.rows.rule import RULE, RuleTaskset
+from treetune.errors import TreetuneError
+from treetune.scorers import Scorer, scorer_of_method
+
+BUILDER_VERSION = f"7.{UID_VERSION}"
+"""Part of every cache key: raise it when the same config begins to give other rows, or more is to be said of them."""
+
+
+class DatasetRows(RuleTaskset[Task, DatasetConfig]):
+    overrides_rows: ClassVar[bool] = False
+    """Whether a subclass has a map function of its own."""
+    overrides_build: ClassVar[bool] = False
+    """Whether a subclass gives the rows of a trainer itself."""
+
+    def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
+        typed = config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
+        read = set() if typed.scorer is None else set(typed.scorer.columns())
+        if typed.choices is not None:
+            read.add(TEXTS)  # so that an option is known by its text too, and a second one beside it is noticed
+        if more := read.difference(typed.extra_fields):
+            typed = msgspec.structs.replace(typed, extra_fields=[*typed.extra_fields, *sorted(more)])
+        super().__init__(typed)
+        if self.config.data_source != "unknown":
+            self.name = self.config.data_source
+        self.cache_dir = default_cache_dir(cache_dir)
+        self._env_scorers: dict[str, str] = {}
+
+    def _make_map_fn(self) -> Callable[..., Any]:
+        """The function that makes a trainer's row of a source row and its index."""
+        raise NotImplementedError
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """What the config says that scores answers."""
+        return self.config.scorer or scorer_of_method(self.config.reward_method)
+
+    @cached_property
+    def row_scorer(self) -> str | None:
+        """How a row can be scored from itself alone, in any process: by the rule, by its environment, by a scorer
+        or by this taskset, described as JSON. None where nothing here can."""
+        if self.config.env_class is not None:
+            return self.scorer_of_environment(self.config.env_class)
+        if (
+            type(self).reward is not RuleTaskset.reward
+            or self.tool_methods
+            or len(self.tool_names) < len(self.config.tools)
+        ):
+            from treetune.data.rows.scorer import describe_taskset
+
+            return describe_taskset(self, self.cache_dir)
+        if self.scorer is not None:
+            from treetune.data.rows.scorer import describe_scorer
+
+            return describe_scorer(self.scorer)
+        if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
+            return RULE
+        return None
+
+    def scorer_of_environment(self, env_class: str) -> str:
+        """The scorer of rows that name an environment."""
+        if env_class not in self._env_scorers:
+            from treetune.data.rows.code_store import keep_files
+
+            spec = keep_files(self.environment_spec(env_class), self.cache_dir)
+            self._env_scorers[env_class] = f"env:{spec}"
+        return self._env_scorers[env_class]
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The tools that its tasks name; what has settings is the taskset's."""
+        return [entry for entry in self.config.tools if isinstance(entry, str)]
+
+
+def unknown_environment(taskset: DatasetRows, env_class: str | None) -> str | None:
+    """What is wrong with the name of an environment, or None."""
+    try:
+        if env_class is not None:
+            taskset.environment_class(env_class)
+    except TreetuneError as error:
+        return error.message
+    return None
