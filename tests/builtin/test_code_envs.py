@@ -586,7 +586,6 @@ class TestWithoutASandbox:
             raise SandboxUnavailable("bwrap not installed", remedy="apt-get install bubblewrap")
 
         monkeypatch.setattr("treetune.sandbox.require", unavailable)
-        monkeypatch.setattr("treetune.sandbox.one_shot.require", unavailable)
 
     @pytest.mark.parametrize(("name", "truth"), [("lcb", SQUARES), ("searchcode", "42")])
     def test_the_episode_is_refused_before_the_policy_is_asked(self, none, name, truth):

@@ -36,9 +36,10 @@ from treetune.sandbox import (
     probe,
     require,
 )
-from treetune.sandbox.bubblewrap import ARCHITECTURES, FAMILIES, REFUSED_CALLS, explain
+from treetune.sandbox.bubblewrap import ARCHITECTURES, FAMILIES, FIRST_UID, REFUSED_CALLS, Launcher, explain
 from treetune.sandbox.memory import CgroupParent, list_candidates
-from treetune.sandbox.probe import FIRST_UID, Capability, Launcher, probe_as
+from treetune.sandbox.one_shot import run_command
+from treetune.sandbox.probe import Capability, probe_as
 
 NOBODY = 65534
 DEVICES = {"full", "null", "random", "tty", "urandom", "zero"}
@@ -424,7 +425,7 @@ def test_memory_is_limited_for_root_without_cgroups_too(code):
         pytest.skip("needs root and a sandbox")
     watching = msgspec.structs.replace(require(), parent=None)
     command = [watching.tools["python3"], "-c", textwrap.dedent(code)]
-    result = Bubblewrap(launcher=watching).run_blocking(command, limits=SandboxLimits(**SMALL))
+    result = run_command(watching, command, limits=SandboxLimits(**SMALL))
     assert result.ended is Ended.MEMORY
 
 

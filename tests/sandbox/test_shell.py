@@ -18,7 +18,8 @@ from shells import KINDS, places
 from treetune.errors import UsageError
 from treetune.sandbox import Ended, SandboxLimits, require
 from treetune.sandbox.machines import ShellPool
-from treetune.sandbox.shell import BubblewrapRuntime, SandboxGone, Shell
+from treetune.sandbox.runtime import BubblewrapRuntime
+from treetune.sandbox.shell import SandboxGone, Shell
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -127,7 +128,7 @@ async def _tried_and_used():
     said = []
     for number in range(3):
         await (await BubblewrapRuntime.open(launcher, SandboxLimits())).close()
-        async with asyncio.timeout(15), await Shell.open(launcher=launcher) as shell:
+        async with asyncio.timeout(15), await Shell.open() as shell:
             said.append((await shell.execute(f"echo {number}")).text)
     return said
 

@@ -14,8 +14,7 @@ from fake_docker import FakeDocker
 
 from treetune.sandbox import SandboxLimits, SandboxUnavailable, probe
 from treetune.sandbox.docker import connect, container_config, open_shell
-from treetune.sandbox.scripts import compile_script
-from treetune.sandbox.shell import RUNNER
+from treetune.sandbox.runtime import RUNNER, compile_script
 
 
 @pytest.fixture

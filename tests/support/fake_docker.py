@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from treetune.sandbox import SandboxLimits, require
-from treetune.sandbox.shell import BubblewrapRuntime
+from treetune.sandbox.runtime import BubblewrapRuntime
 
 
 class FakeDocker:

@@ -4,11 +4,72 @@
     result = await sandbox.run([sandbox.python, "-c", "print(6 * 7)"], limits=SandboxLimits(seconds=2))
     result.text, result.ended   # "42\\n", Ended.COMPLETED
 
-Where no sandbox can start there is no run: `SandboxUnavailable` says why and what to do. `probe()` tells it beforehand.
+Where no sandbox can start, nothing runs: `SandboxUnavailable` says why and what to do. `probe()` finds out beforehand.
+Other rooms use what this module names, `shell.Shell` (a sandbox in which commands share a shell), `machines` (what the
+machine of an episode is, and warm shells on it), `rootfs.build`, and `runtime.join_scripts` with `time_limit` for
+programs that run inside. The rest is how a sandbox is made: `bubblewrap`, `docker`, `memory`, `mount_root`, `one_shot`.
 """
 
-from treetune.sandbox.limits import Ended, Result, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.one_shot import Bubblewrap
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from treetune.sandbox.bubblewrap import explain_failures, find_tools
+from treetune.sandbox.limits import DEFAULT_LIMITS, Ended, Result, SandboxLimits, SandboxUnavailable
+from treetune.sandbox.one_shot import run_command
 from treetune.sandbox.probe import Capability, probe, require
+from treetune.system.threads import call_apart
 
 __all__ = ["Bubblewrap", "Capability", "Ended", "Result", "SandboxLimits", "SandboxUnavailable", "probe", "require"]
+
+
+class Bubblewrap:
+    """Runs commands, each in a fresh sandbox of bubblewrap."""
+
+    @property
+    def python(self) -> str:
+        """The Python interpreter inside, for commands that want one."""
+        return find_tools()["python3"]
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        files: Mapping[str, bytes] | None = None,
+        limits: SandboxLimits = DEFAULT_LIMITS,
+    ) -> Result:
+        """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first."""
+        with explain_failures():
+            stop = os.eventfd(0)
+        try:
+            run = partial(self.run_blocking, command, stdin=stdin, files=files, limits=limits, stop=stop)
+            outcome = call_apart(run)  # in a thread that lives on: for `--die-with-parent` it is the parent
+            try:
+                return await asyncio.shield(outcome)
+            except asyncio.CancelledError:
+                os.eventfd_write(stop, 1)
+                while not outcome.done():
+                    # Cancelled again or not: nothing of it may be left when the caller goes on.
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([outcome])
+                raise
+        finally:
+            os.close(stop)
+
+    def run_blocking(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        files: Mapping[str, bytes] | None = None,
+        limits: SandboxLimits = DEFAULT_LIMITS,
+        stop: int | None = None,
+    ) -> Result:
+        """The same for code without an event loop; the calling thread waits. `stop`: a descriptor that ends it when it
+        is readable."""
+        return run_command(require(), command, stdin=stdin, files=files, limits=limits, stop=stop)

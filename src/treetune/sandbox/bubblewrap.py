@@ -21,6 +21,7 @@ import platform
 import re
 import resource
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -30,13 +31,20 @@ from functools import cache
 from io import FileIO
 from typing import Any, TypeVar
 
+import msgspec
+
 from treetune.errors import UsageError
 from treetune.sandbox.limits import SandboxLimits, SandboxUnavailable
-from treetune.sandbox.memory import Memory
+from treetune.sandbox.memory import Cgroup, CgroupParent, Memory, WatchedMemory
 
 START_SECONDS = 60.0
 GONE_SECONDS = 60.0
 NAMESPACES = ("ipc", "pid", "net", "uts", "cgroup-try")
+PACKAGES = {"bwrap": "bubblewrap", "python3": "python3", "setpriv": "util-linux"}
+"""The host's programs that sandboxes need, and the packages that have them."""
+FIRST_UID = 1_900_000_000
+"""Root's one-shot sandboxes run as the user with this number plus that of their thread: one that no other run has."""
+LAST_THREAD = 1 << 22
 GUARD = "LEASE"
 """A capability of no use here. The first process has it and commands lack it: see above."""
 CAUSES = {
@@ -74,6 +82,37 @@ CAUSES = {
 """What bubblewrap or the kernel says, the first that fits: what it means, and what to do about it."""
 Stream = FileIO | socket.socket
 Closed = TypeVar("Closed", bound=contextlib.AbstractContextManager[Any])
+
+
+def find_tools() -> dict[str, str]:
+    """The paths of those programs, the same inside and outside."""
+    found = {name: shutil.which(name, path="/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin") for name in PACKAGES}
+    if missing := [name for name, path in found.items() if path is None]:
+        why = f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all"
+        packages = " ".join(PACKAGES[name] for name in missing)
+        raise SandboxUnavailable(why, remedy=f"apt-get install {packages}, or what your system calls it")
+    return {name: path for name, path in found.items() if path is not None}
+
+
+class Launcher(msgspec.Struct, frozen=True):
+    """What `probe` found to work here. Root becomes an ordinary user before it starts anything: a process limit never
+    counts for root, and what is inside should not be root outside either."""
+
+    tools: dict[str, str]
+    becomes_user: bool
+    """Treetune is root, and no sandbox should be."""
+    parent: CgroupParent | None = None
+    """Where its cgroups are made, which count the memory of all processes together."""
+    looks: bool = True
+    """Whether Treetune may look at it where there is no cgroup."""
+    own_users: bool = False
+    """Whether a shell has a range of users of its own, and root among them; else one, who is root to itself."""
+
+    def hold_memory(self, limits: SandboxLimits, mounts: Sequence[str], *, all_at_once: bool) -> Memory:
+        """`mounts`: where files are kept in memory, as seen inside."""
+        if self.parent is not None:
+            return Cgroup(self.parent, limits.all_memory, all_at_once=all_at_once)
+        return WatchedMemory(limits.all_memory, mounts) if self.looks else Memory()
 
 
 def isolate(capabilities: Sequence[str], environment: Mapping[str, str]) -> list[str]:

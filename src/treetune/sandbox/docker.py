@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from treetune.sandbox.bubblewrap import GUARD, START_SECONDS
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.runner import AS_COPY
-from treetune.sandbox.scripts import compile_script
-from treetune.sandbox.shell import ENVIRONMENT, OUR_PROCESSES, RUNNER, Shell, receive
+from treetune.sandbox.runtime import ENVIRONMENT, OUR_PROCESSES, RUNNER, compile_script, receive
+from treetune.sandbox.shell import Shell
 
 if TYPE_CHECKING:
     from aiodocker import Docker

@@ -24,8 +24,9 @@ from treetune.config.structs import FileName
 from treetune.core.draws import TasksetConfig
 from treetune.errors import ConfigError
 from treetune.sandbox import docker
+from treetune.sandbox.bubblewrap import find_tools
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.probe import find_tools, probe
+from treetune.sandbox.probe import probe
 from treetune.sandbox.rootfs import Root
 from treetune.sandbox.shell import Shell
 

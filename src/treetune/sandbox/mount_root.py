@@ -1,14 +1,15 @@
 """Runs as a process of its own, outside: makes the root of one sandbox, anew or as a copy, then becomes bubblewrap.
 
-Started by `shell.py`, as one script with `copy_files.py`, with the descriptor of a file that holds its plan. Of the
-standard library only what loads fast (not `json`, `re`, `contextlib`): that is a third of a start. What it mounts is in
-namespaces of its own, so that it goes when the sandbox goes.
+Started by `runtime.py`, with the descriptor of a file that holds its plan. Of the standard library it loads only what
+loads fast (not `json`, `re`, `contextlib`, `shutil`): that is a third of a start. Its mounts are in namespaces of their
+own, so that they go when the sandbox goes.
 
 As root the sandbox gets a range of users that nobody else has: to the host its root is one of those, and the host's
 /usr is shown to it with owners shifted by as much, so that inside `useradd`, `chown` and `su` work as anywhere. As an
 ordinary user it has one user, and what belongs to root in /usr stays as it is.
 
-A copy joins the users and the mounts of its original, and copies what was written there into a tmpfs of its own.
+A copy joins the users and the mounts of its original, and copies what was written there into a tmpfs of its own: files
+as they are, holes included, and listed in the same order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from treetune.sandbox.copy_files import copy_folder
 
 STAGE = "/tmp"
 """Where the parts are mounted before bubblewrap puts them together; seen by this process only."""
@@ -122,16 +122,6 @@ def join(plan: dict[str, Any]) -> None:
     check(libc.unshare(NEW_MOUNTS), "unshare mounts")
 
 
-def copy(plan: dict[str, Any]) -> None:
-    mount("tmpfs", COPY, "tmpfs", MS_NOSUID | MS_NODEV, plan["tmpfs"])
-    links: dict[tuple[int, int], str] = {}
-    for name in os.listdir(STAGE):
-        if name in ("root", "home") or name.startswith("upper"):
-            copy_folder(f"{STAGE}/{name}", f"{COPY}/{name}", links)
-    for number in range(len(plan["shown"])):
-        mount_overlay(number, COPY)
-
-
 def write(path: str, content: str | bytes) -> None:
     with open(path, "wb") as file:
         file.write(content if isinstance(content, bytes) else content.encode())
@@ -194,6 +184,85 @@ def own_folders(lower: str, upper: str, depth: int) -> None:
                     own_folders(entry.path, f"{upper}/{entry.name}", depth - 1)
             except PermissionError:
                 continue
+
+
+# Copies
+
+
+def copy(plan: dict[str, Any]) -> None:
+    mount("tmpfs", COPY, "tmpfs", MS_NOSUID | MS_NODEV, plan["tmpfs"])
+    links: dict[tuple[int, int], str] = {}
+    for name in os.listdir(STAGE):
+        if name in ("root", "home") or name.startswith("upper"):
+            copy_folder(f"{STAGE}/{name}", f"{COPY}/{name}", links)
+    for number in range(len(plan["shown"])):
+        mount_overlay(number, COPY)
+
+
+def copy_folder(source: str, target: str, links: dict[tuple[int, int], str]) -> None:
+    """With all that is in it. What its processes remove meanwhile is not in the copy."""
+    os.mkdir(target)
+    with os.scandir(source) as entries:
+        # A tmpfs lists what came last first, and both should list alike: some answers go by that order.
+        for entry in reversed(list(entries)):
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    copy_folder(entry.path, f"{target}/{entry.name}", links)
+                else:
+                    copy_file(entry.path, f"{target}/{entry.name}", links)
+            except FileNotFoundError:
+                continue
+    copy_attributes(source, target, os.lstat(source))
+
+
+def copy_file(source: str, target: str, links: dict[tuple[int, int], str]) -> None:
+    status = os.lstat(source)
+    if status.st_nlink > 1:
+        first = links.setdefault((status.st_dev, status.st_ino), target)
+        if first != target:
+            os.link(first, target, follow_symlinks=False)
+            return
+    if stat.S_ISREG(status.st_mode):
+        copy_content(source, target)
+    elif stat.S_ISLNK(status.st_mode):
+        os.symlink(os.readlink(source), target)
+    else:
+        # Pipes, sockets, and the devices by which an overlay marks what was removed.
+        os.mknod(target, status.st_mode, status.st_rdev)
+    copy_attributes(source, target, status)
+
+
+def copy_content(source: str, target: str) -> None:
+    """With its holes."""
+    reading = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOATIME)
+    writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        size, at, end = os.fstat(reading).st_size, 0, 0
+        while at < size:
+            if at >= end:
+                try:
+                    at = os.lseek(reading, at, os.SEEK_DATA)
+                except OSError:
+                    break  # a hole is all that is left
+                end = os.lseek(reading, at, os.SEEK_HOLE)
+                os.lseek(writing, at, os.SEEK_SET)
+            sent = os.sendfile(writing, reading, at, end - at)
+            if sent == 0:
+                break  # it has become shorter
+            at += sent
+        os.ftruncate(writing, size)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def copy_attributes(source: str, target: str, status: os.stat_result) -> None:
+    os.chown(target, status.st_uid, status.st_gid, follow_symlinks=False)
+    if not stat.S_ISLNK(status.st_mode):
+        os.chmod(target, stat.S_IMODE(status.st_mode))
+    for name in os.listxattr(source, follow_symlinks=False):
+        os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
 
 
 def main() -> NoReturn:

@@ -1,7 +1,6 @@
 """One-shot commands in bubblewrap: namespaces and limits of the kernel, without a container engine.
 
-    sandbox = Bubblewrap()
-    result = sandbox.run_blocking([sandbox.python, "main.py"], files={"main.py": b"print(input())"}, stdin=b"hi")
+    result = run_command(require(), ["python3", "main.py"], files={"main.py": b"print(input())"}, stdin=b"hi")
     result.text   # "hi\\n"
 
 Each run is a fresh sandbox. Only what `_list_options` names exists inside: /usr is the host's, read-only; everything
@@ -10,24 +9,19 @@ else is made for the run, in memory, and gone with it.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import select
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from io import FileIO
 from pathlib import PurePosixPath
 
 from treetune.errors import UsageError
 from treetune.sandbox import bubblewrap
 from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.probe import FIRST_UID, Launcher, find_tools, require
 from treetune.sandbox.rootfs import SYSTEM_FOLDERS
 from treetune.sandbox.time_limit import TimeLimit
-from treetune.system.threads import call_apart
 
 WORK = "/tmp/work"
 """The working folder. Within /tmp, so that one tmpfs limits both."""
@@ -55,84 +49,48 @@ ENTER = 'echo 0 > "$0" && exec "$@"'
 """Into a cgroup."""
 
 
-class Bubblewrap:
-    def __init__(self, *, launcher: Launcher | None = None) -> None:
-        self._launcher = launcher
-
-    @property
-    def python(self) -> str:
-        """The Python interpreter inside, for commands that want one."""
-        return find_tools()["python3"]
-
-    async def run(
-        self,
-        command: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        files: Mapping[str, bytes] | None = None,
-        limits: SandboxLimits = DEFAULT_LIMITS,
-    ) -> Result:
-        """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first."""
-        with bubblewrap.explain_failures():
-            stop = os.eventfd(0)
+def run_command(
+    launcher: bubblewrap.Launcher,
+    command: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] | None = None,
+    limits: SandboxLimits = DEFAULT_LIMITS,
+    stop: int | None = None,
+) -> Result:
+    """Run a command in a working folder that holds `files` (relative paths). `stop`: a descriptor that ends it when it
+    is readable."""
+    if not command or not all(map(bubblewrap.is_passable, command)):
+        raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
+    data = {**OWN_ETC, **_place(files or {}, limits)}
+    with bubblewrap.explain_failures():
+        run = _Run(launcher, limits)
         try:
-            run = partial(self.run_blocking, command, stdin=stdin, files=files, limits=limits, stop=stop)
-            outcome = call_apart(run)  # in a thread that lives on: for `--die-with-parent` it is the parent
             try:
-                return await asyncio.shield(outcome)
-            except asyncio.CancelledError:
-                os.eventfd_write(stop, 1)
-                while not outcome.done():
-                    # Cancelled again or not: nothing of it may be left when the caller goes on.
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait([outcome])
-                raise
-        finally:
-            os.close(stop)
-
-    def run_blocking(
-        self,
-        command: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        files: Mapping[str, bytes] | None = None,
-        limits: SandboxLimits = DEFAULT_LIMITS,
-        stop: int | None = None,
-    ) -> Result:
-        """The same for code without an event loop; the calling thread waits. `stop`: a descriptor that ends it when it
-        is readable."""
-        launcher = self._launcher or require()
-        if not command or not all(map(bubblewrap.is_passable, command)):
-            raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
-        data = {**OWN_ETC, **_place(files or {}, limits)}
-        with bubblewrap.explain_failures():
-            run = _Run(launcher, limits)
-            try:
-                try:
-                    run.start(launcher, command, data)
-                    ended = run.follow(stdin, stop) if run.is_ready() else None
-                finally:
-                    run.end()
-                return run.conclude(ended)
+                run.start(launcher, command, data)
+                ended = run.follow(stdin, stop) if run.is_ready() else None
             finally:
-                run.close()
+                run.end()
+            return run.conclude(ended)
+        finally:
+            run.close()
 
 
 class _Run(bubblewrap.Process):
     """One command, its streams and its clock."""
 
-    def __init__(self, launcher: Launcher, limits: SandboxLimits) -> None:
+    def __init__(self, launcher: bubblewrap.Launcher, limits: SandboxLimits) -> None:
         super().__init__(launcher.hold_memory(limits, MOUNTS, all_at_once=True))
         self._limits, self._began = limits, time.monotonic()
 
-    def start(self, launcher: Launcher, command: Sequence[str], data: Mapping[str, bytes]) -> None:
+    def start(self, launcher: bubblewrap.Launcher, command: Sequence[str], data: Mapping[str, bytes]) -> None:
         stdin, self._feed = self.make_pipe()
         out, stdout = self.make_pipe()
         err, stderr = self.make_pipe()
         self._outputs = [_Output(pipe, self._limits.output_kb << 10) for pipe in (out, err)]
         become_bubblewrap = [launcher.tools["bwrap"]]
         if launcher.becomes_user:
-            user = FIRST_UID + threading.get_native_id()
+            user = bubblewrap.FIRST_UID + threading.get_native_id()
             become_user = [launcher.tools["setpriv"], f"--reuid={user}", f"--regid={user}", "--clear-groups"]
             become_bubblewrap = [*become_user, *become_bubblewrap]
             # Else `> /dev/stderr`, which opens the pipe again, is refused.

@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
+from treetune.sandbox.bubblewrap import FIRST_UID, LAST_THREAD, Launcher, find_tools
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.memory import Cgroup, CgroupParent, Memory, WatchedMemory
+from treetune.sandbox.memory import CgroupParent
+from treetune.sandbox.one_shot import run_command
+from treetune.sandbox.runtime import BubblewrapRuntime
 
-PACKAGES = {"bwrap": "bubblewrap", "python3": "python3", "setpriv": "util-linux"}
-"""The host's programs that sandboxes need, and the packages that have them."""
-FIRST_UID = 1_900_000_000
-"""Root's one-shot sandboxes run as the user with this number plus that of their thread: one that no other run has."""
-LAST_THREAD = 1 << 22
 TRIAL = """
 import os, signal
 count = 0
@@ -43,37 +40,6 @@ print(count)
 """May have two processes, so it can make one."""
 OWN_USERS = "users of its own: useradd, chown and su work, and everything in /usr and /etc can be changed"
 ONE_USER = "one user: files in /usr can be added and removed but not changed; no su, no chown to others"
-
-
-def find_tools() -> dict[str, str]:
-    """The paths of those programs, the same inside and outside."""
-    found = {name: shutil.which(name, path="/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin") for name in PACKAGES}
-    if missing := [name for name, path in found.items() if path is None]:
-        why = f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all"
-        packages = " ".join(PACKAGES[name] for name in missing)
-        raise SandboxUnavailable(why, remedy=f"apt-get install {packages}, or what your system calls it")
-    return {name: path for name, path in found.items() if path is not None}
-
-
-class Launcher(msgspec.Struct, frozen=True):
-    """What `probe` found to work here. Root becomes an ordinary user before it starts anything: a process limit never
-    counts for root, and what is inside should not be root outside either."""
-
-    tools: dict[str, str]
-    becomes_user: bool
-    """Treetune is root, and no sandbox should be."""
-    parent: CgroupParent | None = None
-    """Where its cgroups are made, which count the memory of all processes together."""
-    looks: bool = True
-    """Whether Treetune may look at it where there is no cgroup."""
-    own_users: bool = False
-    """Whether a shell has a range of users of its own, and root among them; else one, who is root to itself."""
-
-    def hold_memory(self, limits: SandboxLimits, mounts: Sequence[str], *, all_at_once: bool) -> Memory:
-        """`mounts`: where files are kept in memory, as seen inside."""
-        if self.parent is not None:
-            return Cgroup(self.parent, limits.all_memory, all_at_once=all_at_once)
-        return WatchedMemory(limits.all_memory, mounts) if self.looks else Memory()
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,14 +137,9 @@ def _may_become_user() -> bool:
     return any(first <= FIRST_UID and first + count > FIRST_UID + LAST_THREAD for first, _, count in ranges)
 
 
-# What is tried asks this module what works, so it is imported where it is used.
-
-
 def _try_command(launcher: Launcher) -> None:
-    from treetune.sandbox.one_shot import Bubblewrap
-
     python, limits = launcher.tools["python3"], SandboxLimits(processes=2, seconds=30)
-    result = Bubblewrap(launcher=launcher).run_blocking([python, "-I", "-S", "-c", TRIAL], limits=limits)
+    result = run_command(launcher, [python, "-I", "-S", "-c", TRIAL], limits=limits)
     if not result.ok:
         why = f"{python} does not run in a sandbox: {result.error_text.strip() or result.ended}"
         raise SandboxUnavailable(why, remedy="apt-get install python3: the system's Python is used")
@@ -189,6 +150,4 @@ def _try_command(launcher: Launcher) -> None:
 
 
 async def _try_shell(launcher: Launcher) -> None:
-    from treetune.sandbox.shell import Shell
-
-    await (await Shell.open(DEFAULT_LIMITS, launcher=launcher)).close()
+    await (await BubblewrapRuntime.open(launcher, DEFAULT_LIMITS)).close()

@@ -4,7 +4,7 @@ Any Python from 3.8 on, and of its library only what loads fast (not `json`, `re
 other end. A request is its size, a marshalled mapping, and `size` bytes; an answer a line of JSON and `size` bytes.
 Requests come one at a time. A watched command sends what it writes at once, as `partial` answers before its own.
 
-There is no package to import from inside: `shell.py` sends `time_limit.py`, `terminal.py` and this as one script.
+There is no package to import from inside: `runtime.py` sends `time_limit.py`, `terminal.py` and this as one script.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from treetune.chat.message import Message
 from treetune.core.environment import Action, Contract, Kind, Step, Stored
 from treetune.core.task import Task
 from treetune.sandbox import Ended, Result, SandboxLimits, time_limit
-from treetune.sandbox.scripts import join_scripts
+from treetune.sandbox.runtime import join_scripts
 from treetune.system.threads import call
 from treetune.tasksets.code import run_python
 from treetune.tasksets.turns import TurnEnvironment

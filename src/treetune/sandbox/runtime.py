@@ -1,0 +1,223 @@
+"""What the runner of a shell runs in: `BubblewrapRuntime` here, a container in `docker.py`.
+
+    runtime = await BubblewrapRuntime.open(launcher, SandboxLimits())
+    await runtime.write(request)
+    answer = await receive(runtime.reader)
+    await runtime.close()
+
+Inside, the first process is `runner.py`. There is no package to import from, so several files are sent as one script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import marshal
+import os
+import secrets
+import socket
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from treetune.errors import UsageError
+from treetune.sandbox import bubblewrap
+from treetune.sandbox.limits import SandboxLimits, SandboxUnavailable
+from treetune.sandbox.mount_root import COPY, RANGE, STAGE
+from treetune.sandbox.rootfs import Root
+from treetune.sandbox.runner import AS_COPY
+
+LOOK_SECONDS = 0.1
+MARSHAL = 2
+"""A version that every Python reads."""
+FILE_BYTES = 64 << 20
+"""The most that is taken out of a sandbox at once."""
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "LANG": "C.UTF-8",
+}
+CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "SETFCAP"),
+    *("NET_BIND_SERVICE", "SYS_CHROOT", "AUDIT_WRITE", bubblewrap.GUARD),
+)
+"""As in a container; they reach no further than the sandbox's own users."""
+OUR_PROCESSES = 3
+"""Bubblewrap, the runner and the shell are not counted against `processes`."""
+FIRST_RANGE, RANGES = bubblewrap.FIRST_UID + bubblewrap.LAST_THREAD, 32_000
+INODES_PER_MB = 512
+RUNNER = ("time_limit.py", "terminal.py", "runner.py")
+MOUNTER = ("mount_root.py",)
+FUTURE = "from __future__ import annotations\n"
+COMPILE = """
+import marshal, sys
+from _frozen_importlib_external import MAGIC_NUMBER
+code = compile(sys.stdin.buffer.read(), sys.argv[1], "exec", dont_inherit=True)
+sys.stdout.buffer.write(MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
+"""
+
+
+class Runtime(Protocol):
+    """What the runner of a shell runs in, and the stream between both."""
+
+    reader: asyncio.StreamReader
+    """What the runner inside answers."""
+
+    async def write(self, content: bytes) -> None:
+        """To the runner inside."""
+
+    def exceeds_memory(self) -> bool:
+        """Whether it ended because its processes used more memory than they may."""
+
+    async def copy(self, limits: SandboxLimits) -> Runtime:
+        """Another one with the files that are in it now."""
+
+    async def close(self) -> None:
+        """End everything in it, and wait until it is gone."""
+
+
+def join_scripts(*files: Path) -> bytes:
+    return (FUTURE + "\n".join(file.read_text().replace(FUTURE, "") for file in files)).encode()
+
+
+@cache
+def compile_script(names: tuple[str, ...], python: str | None) -> bytes:
+    """Scripts of this folder as one, in the bytecode of the Python that runs it: compiling takes longer than starting
+    Python. Without a `python`, or where it cannot be compiled, their source. Python distinguishes the two by the
+    first bytes."""
+    source = join_scripts(*(Path(__file__).with_name(name) for name in names))
+    if python is None:
+        return source
+    command = [python, "-I", "-S", "-c", COMPILE, names[-1]]
+    return subprocess.run(command, input=source, capture_output=True, check=False).stdout or source
+
+
+async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
+    """One answer of the runner. What is inside a sandbox is not trusted: ValueError for anything else."""
+    header = json.loads(await reader.readline() or b"-")
+    if not isinstance(header, dict) or not isinstance(size := header.get("size"), int) or not 0 <= size <= FILE_BYTES:
+        raise ValueError("no answer of the runner")
+    return header, await reader.readexactly(size)
+
+
+class BubblewrapRuntime:
+    """Unlike in `one_shot.py` the system's folders can be written: `mount_root.py` makes the root, outside and in
+    namespaces of its own, then becomes bubblewrap. What is written is a tmpfs of `disk_mb`, and gone with it."""
+
+    def __init__(self, launcher: bubblewrap.Launcher, limits: SandboxLimits, rootfs: str | None = None) -> None:
+        self._launcher, self._rootfs = launcher, rootfs
+        # With one process that takes too much only that one ends, where the kernel counts.
+        self._process = bubblewrap.Process(launcher.hold_memory(limits, ("",), all_at_once=False))
+        self._writer: asyncio.StreamWriter | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._exceeded_memory = False
+        self._is_copy = False
+
+    @classmethod
+    async def open(cls, launcher: bubblewrap.Launcher, limits: SandboxLimits, rootfs: str | None = None) -> Self:
+        """Call it from a thread that outlives the sandbox, such as that of the event loop."""
+        with bubblewrap.explain_failures():
+            runtime = cls(launcher, limits, rootfs)
+            await runtime._start(limits)
+        return runtime
+
+    async def copy(self, limits: SandboxLimits) -> BubblewrapRuntime:
+        if self._is_copy:
+            raise UsageError("a copy of a copy cannot be had", remedy="copy the original again")
+        with bubblewrap.explain_failures():
+            runtime = BubblewrapRuntime(self._launcher, limits, self._rootfs)
+            await runtime._start(limits, self._process)
+        return runtime
+
+    async def _start(self, limits: SandboxLimits, original: bubblewrap.Process | None = None) -> None:
+        try:
+            self._spawn(limits, original)
+            await self._begin()
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+
+    def _spawn(self, limits: SandboxLimits, original: bubblewrap.Process | None = None) -> None:
+        process, launcher, rootfs = self._process, self._launcher, self._rootfs
+        self._is_copy = original is not None
+        root = Root.of_host(launcher.tools["python3"]) if rootfs is None else Root.of_folder(rootfs)
+        # The folder's Python may be another than ours.
+        runner = process.make_file(compile_script(RUNNER, root.python if rootfs is None else None))
+        mounter = process.make_file(compile_script(MOUNTER, launcher.tools["python3"]))
+        plan = {
+            "base": FIRST_RANGE + RANGE * secrets.randbelow(RANGES) if launcher.becomes_user else None,
+            "range": launcher.own_users,
+            "original": process.give_monitor(original) if original is not None else None,
+            "entrance": process.memory.entrance,
+            **msgspec.structs.asdict(root),
+            "tmpfs": f"size={limits.disk_mb << 20},nr_inodes={limits.disk_mb * INODES_PER_MB + 4096},mode=755",
+            "rlimits": bubblewrap.list_rlimits(limits, OUR_PROCESSES),
+            "command": [
+                launcher.tools["bwrap"],
+                *_list_options(launcher, limits, root, COPY if self._is_copy else STAGE),
+                *process.list_options(),
+                *("--", root.python, "-I", "-S", f"/proc/self/fd/{runner}", *([AS_COPY] if self._is_copy else [])),
+            ],
+        }
+        plan_file = process.make_file(marshal.dumps(plan, MARSHAL))
+        self._errors, complaints = process.make_pipe()
+        self._socket, theirs = map(process.keep, socket.socketpair())
+        python = [launcher.tools["python3"], "-I", "-S", f"/proc/self/fd/{mounter}"]
+        process.spawn([*python, str(plan_file)], theirs, theirs, complaints)
+
+    async def _begin(self) -> None:
+        self.reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
+        try:
+            async with asyncio.timeout(bubblewrap.START_SECONDS):
+                header, _ = await receive(self.reader)
+            started = "ready" in header and self._process.find_first()
+        except (EOFError, ConnectionError, ValueError, TimeoutError):
+            started = False
+        if not started:
+            self._process.kill()
+            os.set_blocking(self._errors.fileno(), False)
+            why = (self._errors.read(4096) or b"").decode(errors="replace").strip()
+            raise SandboxUnavailable(f"no sandbox with a shell can start: {why or 'it does not say why'}")
+        if self._process.memory.entrance is None:
+            self._watching = asyncio.create_task(self._watch_memory())
+
+    async def _watch_memory(self) -> None:
+        while not self._exceeded_memory:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._exceeded_memory = self._process.memory.is_exceeded()
+        self._process.kill()
+
+    async def write(self, content: bytes) -> None:
+        assert self._writer is not None
+        self._writer.write(content)
+        await self._writer.drain()
+
+    def exceeds_memory(self) -> bool:
+        return self._exceeded_memory or self._process.memory.is_exceeded()
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._writer is not None:
+            # Before its socket is closed, or the event loop takes the next one with its number for it.
+            self._writer.transport.abort()
+        await asyncio.get_running_loop().run_in_executor(None, self.end)
+
+    def end(self) -> None:
+        self._process.end()
+        self._process.close()
+
+
+def _list_options(launcher: bubblewrap.Launcher, limits: SandboxLimits, root: Root, stage: str) -> list[str]:
+    given = bubblewrap.isolate(CAPABILITIES, ENVIRONMENT)
+    if root.whole is None:
+        given += ["--bind", f"{stage}/root", "/"]
+    for number, folder in enumerate(root.shown):
+        given += ["--bind", f"{stage}/merged{number}", "/" if folder == root.whole else folder]
+    if root.whole is not None and not launcher.own_users:
+        given += ["--bind", f"{stage}/home", "/root"]
+    return [*given, *bubblewrap.mount_devices(limits), "--chdir", "/root"]
