@@ -17,14 +17,8 @@ from treetune.data.rows import read_tasks
 from treetune.data.rows.arrow_values import drop_nulls, find_clashes
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.tasksets.target import load_taskset
-from treetune.trainers.verl import (
-    OURS,
-    compute_score,
-    get_dataset_paths,
-    leaves_scoring,
-    resolve_tasks_into_config,
-    reward_function,
-)
+from treetune.trainers.verl import compute_score, get_dataset_paths, resolve_tasks_into_config
+from treetune.trainers.verl.reward import OURS, leaves_scoring, reward_function
 
 ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": n} for n in range(4)]
 OWN = "from treetune_verl.tasks import Task\n\nclass My(Task):\n    pass\n"

@@ -17,7 +17,7 @@ from treetune.data.rows.writing import write_file
 from treetune.errors import UsageError
 from treetune.serve import Misused, ServeError
 from treetune.tasksets.target import load_taskset
-from treetune.trainers.episodes import RowEpisodes, share_episodes
+from treetune.trainers.episodes import EpisodeSettings, RowEpisodes, share_episodes
 
 COUNTING = """
 from pathlib import Path
@@ -157,7 +157,7 @@ def test_a_server_is_asked_for_the_task_of_the_row_wherever_it_stands(counting):
     rows = rows_of(counting)
 
     async def main():
-        async with playing(shuffled) as server, RowEpisodes(server.http.address) as episodes:
+        async with playing(shuffled) as server, RowEpisodes(EpisodeSettings(urls=(server.http.address,))) as episodes:
             played = [await play(await episodes.start(*rows[number]), str(number), "0") for number in (1, 1)]
             left = await episodes.start(*rows[2])
             assert left.observation.messages() == [{"role": "user", "content": "Count from 3."}]
@@ -176,11 +176,11 @@ def test_a_server_of_other_tasks_is_refused(counting, tmp_path):
     other = load_taskset(tool_shop.write(tmp_path / "shop"))
 
     async def main():
-        async with playing(other) as server, RowEpisodes(server.http.address) as episodes:
+        async with playing(other) as server, RowEpisodes(EpisodeSettings(urls=(server.http.address,))) as episodes:
             with pytest.raises(Misused, match="there is no task with the uid"):
                 await episodes.start(*rows[0])
             assert not server.http.live
-        async with scripted() as plain, RowEpisodes([plain.url]) as episodes:
+        async with scripted() as plain, RowEpisodes(EpisodeSettings(urls=(plain.url,))) as episodes:
             with pytest.raises(Misused, match="cannot be asked for the task of a row"):
                 await episodes.start(*rows[0])
             assert plain.seen["start"] == 0
@@ -192,7 +192,7 @@ def test_a_server_that_is_gone_is_an_error_and_no_reward(counting):
     rows = rows_of(counting)
 
     async def main():
-        async with RowEpisodes("http://127.0.0.1:9", patience=0.1) as episodes:
+        async with RowEpisodes(EpisodeSettings(urls=("http://127.0.0.1:9",), patience=0.1)) as episodes:
             with pytest.raises(ServeError):
                 await episodes.start(*rows[0])
 
@@ -201,11 +201,11 @@ def test_a_server_that_is_gone_is_an_error_and_no_reward(counting):
 
 def test_episodes_are_shared_within_an_event_loop():
     async def main():
+        loop = asyncio.get_running_loop()
         one, other = (
-            share_episodes(["http://127.0.0.1:9"], timeout=5),
-            share_episodes(("http://127.0.0.1:9",), timeout=5),
+            share_episodes(loop, EpisodeSettings(urls=("http://127.0.0.1:9",), timeout=5), attempts=2) for _ in range(2)
         )
-        return one, other, share_episodes()
+        return one, other, share_episodes(loop, EpisodeSettings(), attempts=2)
 
     one, other, here = asyncio.run(main())
     assert one is other

@@ -15,9 +15,12 @@ import asyncio
 import os
 from collections.abc import Awaitable, Sequence
 from functools import lru_cache
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
 
 from treetune.chat.calls import ToolCall
+from treetune.chat.tokens import Rewrites
 from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Step
 from treetune.core.mixture import ask_owner
@@ -102,25 +105,40 @@ async def or_error(work: Awaitable[T]) -> T | ServeError:
         return ServeError(getattr(error, "message", format_error(error)), remedy=getattr(error, "remedy", None))
 
 
+class EpisodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What users set of the episodes of rows, in verl and in slime."""
+
+    timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+    """The most seconds of one start or step of an environment; one that takes longer has failed."""
+    urls: tuple[str, ...] = ()
+    """Task servers that play the episodes; without them, each of the trainer's processes plays its own."""
+    token_env: str = "TREETUNE_TOKEN"
+    """The variable that holds the servers' token."""
+    patience: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    """The most seconds to wait for a server that does not answer."""
+    turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """A reward is multiplied by this for each turn."""
+    rewrites: Rewrites | None = None
+    """Where a chat template rewrites an earlier answer, as by dropping its reasoning: `split` trains each stretch as a
+    sample of its own, `keep` goes on from the sampled tokens."""
+    call_format: str | None = None
+    """How the model writes calls of tools, where its chat template does not show that."""
+
+
+def connect(urls: str | Sequence[str], token_env: str, timeout: float, patience: float) -> TaskServerClient:
+    """A client of one task server or several; `token_env` names the variable that holds their token."""
+    return TaskServerClient(urls, token=os.environ.get(token_env) or None, timeout=timeout, patience=patience)
+
+
 class RowEpisodes:
-    def __init__(
-        self,
-        urls: str | Sequence[str] = (),
-        *,
-        token_env: str = "TREETUNE_TOKEN",
-        timeout: float = 600.0,
-        patience: float = 60.0,
-        attempts: int = 2,
-    ) -> None:
-        """`urls` are task servers; without them rows are played here. `token_env` names the variable that holds their
-        token. `timeout` is for one start or step, `patience` for a server that does not answer. A start that fails by
-        the environment's doing is tried `attempts` times in all."""
+    def __init__(self, settings: EpisodeSettings | None = None, *, attempts: int = 2) -> None:
+        """A start that fails by the environment's doing is tried `attempts` times in all."""
         if attempts < 1:
             raise UsageError(f"attempts must be at least 1, got {attempts}")
-        urls = [urls] if isinstance(urls, str) else list(urls)
-        token = os.environ.get(token_env) or None
-        self._limits = Limits(timeout=timeout)
-        self._client = TaskServerClient(urls, token=token, timeout=timeout, patience=patience) if urls else None
+        settings = settings or EpisodeSettings()
+        self._limits = Limits(timeout=settings.timeout)
+        access = settings.urls, settings.token_env, settings.timeout, settings.patience
+        self._client = connect(*access) if settings.urls else None
         self.attempts = attempts
 
     async def start(self, scorer: str, task: Task) -> LocalEpisode | RemoteEpisode:
@@ -156,14 +174,9 @@ class RowEpisodes:
 
 
 @lru_cache(maxsize=16)
-def _open(loop: asyncio.AbstractEventLoop, urls: tuple[str, ...], settings: tuple[tuple[str, Any], ...]) -> RowEpisodes:
-    return RowEpisodes(urls, **dict(settings))
-
-
-def share_episodes(urls: str | Sequence[str] = (), **settings: Any) -> RowEpisodes:
-    """Those of the running event loop, made once: for trainers that make their objects anew for every episode."""
-    urls = (urls,) if isinstance(urls, str) else tuple(urls)
-    return _open(asyncio.get_running_loop(), urls, tuple(sorted(settings.items())))
+def share_episodes(loop: asyncio.AbstractEventLoop, settings: EpisodeSettings, attempts: int) -> RowEpisodes:
+    """Those of an event loop, made once: for trainers that make their objects anew for every episode."""
+    return RowEpisodes(settings, attempts=attempts)
 
 
 def is_misuse(error: TreetuneError) -> bool:

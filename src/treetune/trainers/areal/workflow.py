@@ -11,7 +11,6 @@ One call of `arun_episode` plays one episode. A trajectory holds the tokens that
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,6 +20,7 @@ from treetune.chat.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
 from treetune.core.score import total
 from treetune.errors import MissingExtraError, PolicyError
 from treetune.serve import ServeError, TaskServerClient
+from treetune.trainers.episodes import connect
 from treetune.trainers.token_episode import FailureLog, Hooks, Sample, Sampled, play_episode
 
 try:
@@ -151,6 +151,6 @@ def open_servers(
     kept here, for each event loop."""
     from areal.infra.utils.concurrent import register_loop_cleanup
 
-    client = TaskServerClient(urls, token=os.environ.get(token_env) or None, timeout=timeout, patience=patience)
+    client = connect(urls, token_env, timeout, patience)
     register_loop_cleanup(client.close)
     return client, FailureLog(log)

@@ -17,13 +17,13 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from treetune.chat.tokens import ChatTokens, Rewrites
+from treetune.chat.tokens import ChatTokens
 from treetune.config.structs import convert
 from treetune.core.task import Task
 from treetune.errors import MissingExtraError, PolicyError, TreetuneError, UsageError
 from treetune.serve import ServeError
 from treetune.system import threads
-from treetune.trainers.episodes import RowEpisodes, is_misuse
+from treetune.trainers.episodes import EpisodeSettings, RowEpisodes, is_misuse
 from treetune.trainers.single_turn import play_rows
 from treetune.trainers.slime.engine import Aborted, Engine
 from treetune.trainers.slime.samples import DRAW, UNANSWERED, begin_anew, is_lost, lose, task_of
@@ -35,30 +35,21 @@ _FEWEST_LOSSES = 64
 """As many episodes at least may be lost in a row before that is an error."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What users set: the mapping `treetune` in the YAML file of slime's `--custom-config-path`. Without `rewrites`,
+    episodes are split; with `--partial-rollout` they are kept, for slime stops no rollouts of several samples.
+
+    treetune: {max_turns: 8, urls: [http://envs-1:5000, http://envs-2:5000]}
+    """
+
     max_turns: Annotated[int, msgspec.Meta(ge=1)] = 100
     """The most answers of one episode; most environments end it themselves."""
-    turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    """A reward is multiplied by this for each turn."""
-    rewrites: Rewrites | None = None
-    """Where a chat template rewrites history: `split` gives several samples, `keep` goes on from the sampled tokens.
-    Absent: `split`, but `keep` with `--partial-rollout`, for slime stops no rollouts of several samples."""
     episode_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """The most seconds of an episode, looked at between turns; what it has earned by then counts."""
-    call_format: str | None = None
-    """How the model writes calls of tools, where its chat template does not show that."""
     tries: Annotated[int, msgspec.Meta(ge=1)] = 2
     """How often an episode is played that its environment fails in."""
-    timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
-    """The most seconds of one start or step of an environment."""
     model_timeout: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
     """The most seconds of one answer of SGLang."""
-    urls: tuple[str, ...] = ()
-    """Task servers that play the episodes; without them, this process does."""
-    token_env: str = "TREETUNE_TOKEN"
-    """The variable that holds the servers' token."""
-    patience: Annotated[float, msgspec.Meta(gt=0)] = 60.0
-    """The most seconds to wait for a server that does not answer."""
 
 
 def settings_of(args: Any) -> Settings:
@@ -188,13 +179,7 @@ class _LoopState:
             self.state.tokenizer, arguments, rewrites=settings.rewrites or "split", call_format=settings.call_format
         )
         self.hooks = Hooks(settings.max_turns, settings.turn_discount)
-        self.episodes = RowEpisodes(
-            settings.urls,
-            token_env=settings.token_env,
-            timeout=settings.timeout,
-            patience=settings.patience,
-            attempts=1,  # a start that fails is a try of the whole episode
-        )
+        self.episodes = RowEpisodes(settings, attempts=1)  # a start that fails is a try of the whole episode
         self.waiting: dict[str, _Rollout] = {}
         """Those that were stopped, by session."""
         self._failures = FailureLog(log)

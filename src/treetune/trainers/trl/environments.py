@@ -21,12 +21,11 @@ from treetune.chat.calls import call_id
 from treetune.chat.images import decode_url, has_images, url_of
 from treetune.chat.message import Message, text_of
 from treetune.core.environment import Action
-from treetune.core.score import total
-from treetune.errors import TreetuneError, UsageError
+from treetune.errors import UsageError
 from treetune.serve import ServeError
 from treetune.system import threads
 from treetune.trainers.episodes import LiveEpisodes, or_error
-from treetune.trainers.token_episode import FailureLog, Hooks
+from treetune.trainers.token_episode import FailureLog, Hooks, PlayedEpisode
 from treetune.trainers.trl.dataset import TaskOpening, task_index_of
 from treetune.trainers.trl.rewards import count_answers, last_answer
 
@@ -46,101 +45,96 @@ class Backend(NamedTuple):
 
 
 class CalledEpisode:
+    """An episode that TRL plays call by call: TRL samples, reads the calls of the model, and runs them here."""
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._episode: Any = None
-        self._failure: TreetuneError | None = None
-        self._rewards: list[float] = []
-        self._info: dict[str, Any] = {}
-        self._taken = False
+        self._played: PlayedEpisode | None = None
+        self._scored = False
 
     def begin(self, index: int) -> TaskOpening | None:
         """Starts the episode of a task, and ends the one before. None where it could not be started."""
         self.abandon()
-        self._episode, self._failure, self._rewards, self._taken = None, None, [], False
+        self._played, self._scored = None, False
         started = threads.run_in_background(or_error(self._backend.live.start(index)))
+        self._played = PlayedEpisode(self._backend.hooks, started)
         if isinstance(started, ServeError):
-            self._fail(started)
+            self._backend.log.add(started)
             return None
-        self._episode, self._info = started, started.info
         return TaskOpening(index, self._backend.hooks.show(started.observation, []), started.tools)
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """What a tool gives, as the model is told it."""
-        if self._episode is None or self._failure is not None:
+        """The result of a tool, as the model sees it."""
+        played = self._played
+        if played is None or played.failure is not None:
             return "Error: not run: the environment is gone"
-        if self._episode.over:
+        if played.episode.over:
             return "Error: not run: the episode has ended"
-        id = call_id(len(self._rewards), 0)
-        step = threads.run_in_background(or_error(self._episode.call(name, arguments, id)))
+        id = call_id(len(played.rewards), 0)
+        step = threads.run_in_background(or_error(played.episode.call(name, arguments, id)))
+        self._observe(played, step)
         if isinstance(step, ServeError):
-            self._fail(step)
             return "Error: not run: the environment is gone"
-        self._take(step)
         return _as_content(step.observation.messages())
 
     def last_action(self, completion: Any) -> Action | None:
         """The action for the answer that a conversation ends with; None where there is nothing left to score."""
-        answer = last_answer(completion)
-        return self._backend.hooks.act(answer, self._info) if self._is_live and answer is not None else None
+        answer, live = last_answer(completion), self._live
+        return self._backend.hooks.act(answer, live.info) if live is not None and answer is not None else None
 
     def count_turns(self, completion: Any) -> int:
-        """How many answers of a conversation the episode had; asked before its end."""
-        if self._is_live or self._episode is None or not self._rewards:
+        """How many answers of a conversation the episode had. Valid only before `end`."""
+        played = self._played
+        if played is None or played.episode is None or self._live is not None or not played.rewards:
             return count_answers(completion)
-        names = [tool["function"]["name"] for tool in self._episode.tools]
-        return count_answers(completion, (names, len(self._rewards)))
+        names = [tool["function"]["name"] for tool in played.episode.tools]
+        return count_answers(completion, (names, len(played.rewards)))
 
     async def end(self, action: Action | None) -> None:
         """Plays the last action, where there is one, and ends the episode. `reward` is None from now on."""
-        self._taken = True
-        if self._is_live and action is not None:
-            step = await or_error(self._episode.step(action))
-            if isinstance(step, ServeError):
-                self._fail(step)
-            else:
-                self._take(step)
-                if not step.done:
-                    self._backend.log.warn_once(GOES_ON)
-        if self._episode is not None:
-            await self._backend.live.end(self._episode)
+        self._scored = True
+        if action is not None and (live := self._live) is not None:
+            step = await or_error(live.episode.step(action))
+            self._observe(live, step)
+            if not live.over:
+                self._backend.log.warn_once(GOES_ON)
+        if self._played is not None and self._played.episode is not None:
+            await self._backend.live.end(self._played.episode)
 
     def score(self, turns: int) -> float | None:
-        """What it earned, in so many turns; None where it was lost."""
-        if self._failure is not None or self._episode is None:
-            return None
-        return self._backend.hooks.shape_reward(total(self._rewards), turns, self._info)
+        """The reward, for so many turns; None where the episode was lost."""
+        return None if self._played is None else self._played.score(turns)
 
     def reward(self) -> float | None:
-        """The same for somebody who does not know the last answer; ends the episode. None where another ended it."""
-        if self._taken:
+        """The reward for a caller that has no completion; ends the episode. None where `end` was called before."""
+        if self._scored:
             return None
-        scores_answers = self._is_live and getattr(self._episode, "scores_answers", True)
+        live = self._live
+        scores_answers = live is not None and getattr(live.episode, "scores_answers", True)
         threads.run_in_background(self.end(None))
         if scores_answers:
             raise UsageError(
                 "get_reward() is not told the last answer of the model, which this environment may score",
                 remedy="pass reward_funcs=tasks.reward too",
             )
-        return self.score(max(1, len(self._rewards)))
+        return self.score(max(1, len(self._played.rewards))) if self._played is not None else None
 
     def abandon(self) -> None:
         """Ends the episode where it is still under way; does not wait for that."""
-        if self._is_live:
-            threads.submit_in_background(self._backend.live.end(self._episode))
+        if (live := self._live) is not None:
+            threads.submit_in_background(self._backend.live.end(live.episode))
 
     @property
-    def _is_live(self) -> bool:
-        return self._episode is not None and self._failure is None and not self._episode.over
+    def _live(self) -> PlayedEpisode | None:
+        """The episode while it is under way."""
+        played = self._played
+        return played if played is not None and played.failure is None and not played.episode.over else None
 
-    def _take(self, step: Any) -> None:
-        self._rewards.append(step.reward)
-        self._info = step.info
-
-    def _fail(self, failure: ServeError) -> None:
-        self.abandon()
-        self._failure = failure
-        self._backend.log.add(failure)
+    def _observe(self, played: PlayedEpisode, step: Any) -> None:
+        if isinstance(step, ServeError):
+            self.abandon()
+            self._backend.log.add(step)
+        played.observe(step)
 
 
 def _as_content(messages: list[Message]) -> Any:

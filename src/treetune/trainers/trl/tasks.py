@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import threading
 import weakref
@@ -19,12 +18,12 @@ from treetune.core.taskset import Taskset
 from treetune.errors import UsageError
 from treetune.play import streams
 from treetune.play.episode import CLOSE_SECONDS
-from treetune.serve import ServeError, TaskServerClient
+from treetune.serve import ServeError
 from treetune.system import threads
 from treetune.tasksets.target import load_taskset
-from treetune.trainers.episodes import LiveEpisodes, LocalEpisodes
+from treetune.trainers.episodes import LiveEpisodes, LocalEpisodes, connect
 from treetune.trainers.single_turn import refuse_begun_answer
-from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode
+from treetune.trainers.token_episode import FailureLog, Hooks, PlayedEpisode, TokenEpisode
 from treetune.trainers.trl.dataset import WAYS, TaskOpening, Way, choose, make_dataset, task_index_of
 from treetune.trainers.trl.environments import (
     BY_ROLLOUTS,
@@ -84,8 +83,7 @@ class TrlTasks(Hooks):
         if isinstance(tasks, Taskset):
             self._episodes: Any = LocalEpisodes(threads.run_in_background(streams.load(tasks)), timeout)
         else:
-            token = os.environ.get(token_env) or None
-            self._episodes = TaskServerClient(tasks, token=token, timeout=timeout, patience=patience)
+            self._episodes = connect(tasks, token_env, timeout, patience)
         self._patience = patience
         self._live = LiveEpisodes(self._episodes)
         """Of environments that TRL plays."""
@@ -287,24 +285,23 @@ class TrlTasks(Hooks):
     def _score_answers(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
         """What one answer to each task is worth."""
         with self._start(indices) as episodes:
-            live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
-            for at in live:
-                refuse_begun_answer(episodes[at].observation.messages(), f"task {indices[at]}")
-                if episodes[at].tools:
-                    self._log.warn_once(
-                        "tasks have tools, of which a model is told only in rollouts: pass rollout_func"
-                    )
-            moves = [(episodes[at], self.act(answers[at], episodes[at].info)) for at in live]
-            steps = dict(zip(live, self._step_many(moves), strict=True))
-        return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]
-
-    def _score_of(self, step: Any) -> float | None:
-        if isinstance(step, ServeError):
-            self._log.add(step)
-            return None
-        if not step.done:
-            self._log.warn_once(GOES_ON)
-        return self.shape_reward(step.reward, 1, step.info)
+            played = [PlayedEpisode(self, episode) for episode in episodes]
+            live = [
+                (index, each, said) for index, each, said in zip(indices, played, answers, strict=True) if not each.over
+            ]
+            for index, each, _ in live:
+                refuse_begun_answer(each.episode.observation.messages(), f"task {index}")
+                if each.episode.tools:
+                    self._log.warn_once("tasks have tools, which a model sees only in rollouts: pass rollout_func")
+            moves = [(each.episode, self.act(said, each.info)) for _, each, said in live]
+            for (_, each, _), step in zip(live, self._step_many(moves), strict=True):
+                each.observe(step)
+        for each in played:
+            if each.failure is not None:
+                self._log.add(each.failure)
+            elif not each.over:
+                self._log.warn_once(GOES_ON)
+        return [each.score(1) for each in played]
 
 
 def _close_episodes(episodes: Any, live: LiveEpisodes, workers: Iterable[RolloutWorker]) -> None:

@@ -9,9 +9,7 @@ play_by_tasks(config)                 # from now on each row is played by its ow
 from treetune.trainers.verl.config import (
     DEFAULT_LOOP,
     LOOPS,
-    build_into_config,
     get_dataset_paths,
-    load_tasksets,
     name_agents,
     play_by_tasks,
     resolve_tasks_into_config,
@@ -19,34 +17,16 @@ from treetune.trainers.verl.config import (
     start,
     write_loops,
 )
-from treetune.trainers.verl.reward import (
-    OURS,
-    VERL_SOURCES,
-    compute_score,
-    find_unscored,
-    leaves_scoring,
-    reward_function,
-    score_by_tasks,
-    warn_of_unscored,
-)
-from treetune.trainers.verl.rollouts import LoopConfig
+from treetune.trainers.verl.reward import compute_score, score_by_tasks, warn_of_unscored
 
 __all__ = [
     "DEFAULT_LOOP",
     "LOOPS",
-    "OURS",
-    "VERL_SOURCES",
-    "LoopConfig",
-    "build_into_config",
     "compute_score",
-    "find_unscored",
     "get_dataset_paths",
-    "leaves_scoring",
-    "load_tasksets",
     "name_agents",
     "play_by_tasks",
     "resolve_tasks_into_config",
-    "reward_function",
     "run_with_tasks",
     "score_by_tasks",
     "start",

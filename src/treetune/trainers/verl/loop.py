@@ -12,6 +12,7 @@ the model something else. Ours find out from any chat template whether the sampl
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
@@ -104,13 +105,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         scorer = scorer_in(extra, source)
         truth = (row.get("reward_model") or {}).get("ground_truth")
         task = task_to_score(str(source), truth, extra, prompt=row.get("prompt"))
-        episodes = share_episodes(
-            settings.urls,
-            token_env=settings.token_env,
-            timeout=settings.timeout,
-            patience=settings.patience,
-            attempts=settings.attempts,
-        )
+        episodes = share_episodes(asyncio.get_running_loop(), settings, settings.attempts)
 
         async def start() -> Any:
             calls.begin()
