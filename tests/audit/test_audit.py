@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.audit import RULES, AuditConfig, Auditor, choose, costs
-from treetune.audit.answers import AnswerFormat
-from treetune.audit.chance import least_share
-from treetune.audit.near_duplicates import find_pairs
-from treetune.audit.repeat import AGAIN_RULES
+from treetune.audit.floors import least_share
+from treetune.audit.leaks import find_pairs
+from treetune.audit.sample import AnswerFormat
+from treetune.audit.solvable import AGAIN_RULES
 from treetune.core.finding import Severity
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset

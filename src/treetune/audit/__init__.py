@@ -3,10 +3,10 @@
 from treetune.audit import AuditConfig, Auditor, suspicions
 """
 
-from treetune.audit.answers import texts_of
 from treetune.audit.auditor import AuditConfig, Auditor
 from treetune.audit.page import write_page
 from treetune.audit.rules import RULES, AuditReport, Family, choose, finding_to_json
+from treetune.audit.sample import texts_of
 from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, answers_of, judge_traces, suspicions
 
 __all__ = [

@@ -11,11 +11,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from treetune.audit import costs, floors, leaks, machines, repeat, solvable, traces
+from treetune.audit import costs, floors, leaks, machines, solvable, traces
 from treetune.audit.floor_answers import text_policies
-from treetune.audit.player import Player
 from treetune.audit.rules import RULES, AuditReport, Family, choose
-from treetune.audit.sample import Sample, draw_sample
+from treetune.audit.sample import Player, Sample, draw_sample
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Failure, Outcome, Trace
@@ -87,7 +86,7 @@ class Auditor:
         await solvable.check_validity(sample, player, report)
         await solvable.find_golds(sample, player, report)
         self._enter("again")
-        await repeat.check_again(sample, player, report, elsewhere=self._elsewhere)
+        await solvable.check_again(sample, player, report, elsewhere=self._elsewhere)
         known = await self._read()
         await self._try_floors(sample, known)
         self._enter("leaks")
@@ -114,7 +113,7 @@ class Auditor:
     def _count(self) -> None:
         self._on_progress(self._stage, self.player.rollouts)
 
-    async def _read(self) -> list[leaks.Known]:
+    async def _read(self) -> list[leaks.ReadTask]:
         """Tasks that are only read, more than are played."""
         if self._elsewhere:
             self.report.leave_out(ON_SERVER, "duplicate-tasks", *SPLITS)
@@ -124,7 +123,7 @@ class Auditor:
             return []
         self._enter("reading")
         try:
-            scanned: tuple[list[leaks.Known], bool] = await call_apart(leaks.scan, self._taskset)
+            scanned: tuple[list[leaks.ReadTask], bool] = await call_apart(leaks.scan, self._taskset)
             known, whole = scanned
         except TreetuneError as error:
             self.report.leave_out(f"tasks cannot be read: {format_error(error)}", "duplicate-tasks")
@@ -136,7 +135,7 @@ class Auditor:
             self.report.leave_out("there is no end of tasks", "duplicate-tasks")
         return known
 
-    async def _try_floors(self, sample: Sample, known: list[leaks.Known]) -> None:
+    async def _try_floors(self, sample: Sample, known: list[leaks.ReadTask]) -> None:
         report, player = self.report, self.player
         if self._elsewhere and self._taskset.scores_groups:
             return report.leave_out("a server scores the group, and only of its own model", *floors.RULES_HERE)
@@ -157,7 +156,7 @@ class Auditor:
             report.leave_out("no task takes programs", *OF_PROGRAMS)
         return None
 
-    async def _compare_splits(self, known: list[leaks.Known]) -> None:
+    async def _compare_splits(self, known: list[leaks.ReadTask]) -> None:
         if self._other is None:
             return self.report.leave_out("there is one split: name the other with --val", *SPLITS)
         if not self.report.wants(*SPLITS):

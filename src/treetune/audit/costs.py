@@ -8,9 +8,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from treetune.audit.player import Player
 from treetune.audit.rules import RULES, AuditReport, Family, Quantiles
-from treetune.audit.sample import Sample, Subject
+from treetune.audit.sample import Player, Sample, Subject
 from treetune.core.finding import NOTE, WARNING
 from treetune.core.trace import Trace
 
@@ -178,11 +177,8 @@ def _name_of(pid: int) -> str:
 
 def _is_sandbox(pid: int) -> bool:
     """Whether it is the outer process of a sandbox: its parent is none."""
-    try:
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return False
-    return _name_of(pid) == "bwrap" and _name_of(parent) != "bwrap"
+    parent = _parent_of(pid)
+    return parent is not None and _name_of(pid) == "bwrap" and _name_of(parent) != "bwrap"
 
 
 def _is_pooled(pid: int) -> bool:
@@ -192,10 +188,15 @@ def _is_pooled(pid: int) -> bool:
 
 def _parents(pid: int) -> list[int]:
     parents: list[int] = []
-    while pid > 1 and len(parents) < 20:
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            break
-        parents.append(pid)
+    parent: int | None = pid
+    while parent is not None and parent > 1 and len(parents) < 20:
+        if (parent := _parent_of(parent)) is not None:
+            parents.append(parent)
     return parents
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from treetune.audit.answers import AnswerFormat, is_number, numbers_in, options_in
-from treetune.audit.player import ECHO
-from treetune.audit.sample import Answer, Sample, Subject
-from treetune.data.validate.gold import change
+from treetune.audit.sample import ECHO, AnswerFormat, Sample, Subject, is_number, numbers_in, options_in
+from treetune.data.validate.gold import Answer, change
 from treetune.models.scripted import WRONG
 
 COMMON = ("0", "1", "2", "3", "4", "5", "10", "yes", "no", "true", "false", "A", "B", "C", "D")

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from treetune.audit.chance import excess_of, least_share
 from treetune.audit.floor_answers import FloorPolicy
-from treetune.audit.player import ECHO, Player
 from treetune.audit.rules import RULES, AuditReport, Family, Floor, clip
-from treetune.audit.sample import Answer, Sample, Subject, describe
+from treetune.audit.sample import ECHO, Player, Sample, Subject, describe
 from treetune.core.finding import ERROR, NOTE, WARNING, Severity
 from treetune.core.trace import Trace
+from treetune.data.validate.gold import Answer
 from treetune.errors import plural
 
 GRAVE, SERIOUS, KNOWN = 0.5, 0.1, 0.03
@@ -236,3 +235,22 @@ def compare_with_gold(results: Sequence[Paid], report: AuditReport) -> None:
         shown = [f"{count} tasks: {text}" for text, count in parts.most_common(3)]
         found = f"the format alone is paid on {plural(len(set(tasks)), 'task')}"
         report.add("format-paid", NOTE, found, tasks=tasks, evidence=shown)
+
+
+Z = 2.576
+"""99 of 100 bounds hold."""
+
+
+def least_share(hits: int, tries: int, z: float = Z) -> float:
+    """The lower end of Wilson's interval: the share is hardly below it."""
+    if not tries or not hits:
+        return 0.0
+    share = hits / tries
+    middle = share + z * z / (2 * tries)
+    width = z * math.sqrt(share * (1 - share) / tries + z * z / (4 * tries * tries))
+    return max(0.0, (middle - width) / (1 + z * z / tries))
+
+
+def excess_of(share: float, expected: float) -> float:
+    """How much of what chance does not pay was paid: 0 where it is as expected, 1 where everything was."""
+    return 0.0 if expected >= 1 else max(0.0, (share - expected) / (1 - expected))

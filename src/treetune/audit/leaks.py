@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import xxhash
 
-from treetune.audit.answers import AnswerFormat, is_number, numbers_in, options_in, texts_of
 from treetune.audit.floors import Paid
-from treetune.audit.near_duplicates import find_pairs, normalise
 from treetune.audit.rules import RULES, AuditReport, Family, clip
-from treetune.audit.sample import Sample, Subject, as_text
+from treetune.audit.sample import AnswerFormat, Sample, Subject, as_text, is_number, numbers_in, options_in, texts_of
 from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.core.task import Task, own_values
 from treetune.core.taskset import Taskset
@@ -53,7 +53,7 @@ RULES.add_family(
 )
 
 
-class Known(msgspec.Struct):
+class ReadTask(msgspec.Struct):
     """What is kept of a task that is only read."""
 
     idx: int
@@ -63,10 +63,10 @@ class Known(msgspec.Struct):
     """The same for tasks that ask the same: what they say, and the fields of their own."""
 
 
-def scan(taskset: Taskset[Any, Any], most: int = SCANNED, seconds: float = SCAN_SECONDS) -> tuple[list[Known], bool]:
+def scan(taskset: Taskset[Any, Any], most: int = SCANNED, seconds: float = SCAN_SECONDS) -> tuple[list[ReadTask], bool]:
     """The first tasks, without playing any; and whether they are all there are."""
     until = time.monotonic() + seconds
-    known: list[Known] = []
+    known: list[ReadTask] = []
     # One more than there is room for tells whether there are more.
     for task in taskset.draw(most + 1 if not taskset.INFINITE else min(most, 1000)):
         if len(known) == most or time.monotonic() > until:
@@ -75,15 +75,15 @@ def scan(taskset: Taskset[Any, Any], most: int = SCANNED, seconds: float = SCAN_
     return known, not taskset.INFINITE
 
 
-def know(task: Task) -> Known:
+def know(task: Task) -> ReadTask:
     users = [message for message in task.messages if message.get("role") != "system"]
     text = as_text(users)
     own = own_values(task)
     key = f"{normalise(text)}{digest(own) if own else ''}"
-    return Known(task.idx, text, "|".join(texts_of(task.ground_truth)), key)
+    return ReadTask(task.idx, text, "|".join(texts_of(task.ground_truth)), key)
 
 
-def count_truths(known: Iterable[Known]) -> Counter[str]:
+def count_truths(known: Iterable[ReadTask]) -> Counter[str]:
     return Counter(one.truth for one in known if one.truth and "|" not in one.truth)
 
 
@@ -223,10 +223,10 @@ def _expected(text: str, content: str) -> str | None:
     return found[0] if found else None
 
 
-def check_duplicates(known: list[Known], whole: bool, report: AuditReport) -> None:
+def check_duplicates(known: list[ReadTask], whole: bool, report: AuditReport) -> None:
     if not report.wants("duplicate-tasks"):
         return
-    groups: dict[str, list[Known]] = defaultdict(list)
+    groups: dict[str, list[ReadTask]] = defaultdict(list)
     for one in known:
         if one.prompt:
             groups[one.key].append(one)
@@ -254,7 +254,7 @@ def check_duplicates(known: list[Known], whole: bool, report: AuditReport) -> No
         )
 
 
-def check_overlap(known: list[Known], others: list[Known], name: str, report: AuditReport) -> None:
+def check_overlap(known: list[ReadTask], others: list[ReadTask], name: str, report: AuditReport) -> None:
     """`others` are the tasks of the other split, whose name is for the report."""
     if not report.wants("train-val-overlap", "train-val-near"):
         return
@@ -279,6 +279,60 @@ def check_overlap(known: list[Known], others: list[Known], name: str, report: Au
         report.add("train-val-near", WARNING, found, tasks=near, evidence=evidence)
 
 
-def _same_problem(one: Known, other: Known) -> bool:
+def _same_problem(one: ReadTask, other: ReadTask) -> bool:
     """Tasks of one template are alike by nature; with the same numbers and answer they are the same."""
     return one.truth == other.truth and sorted(numbers_in(one.prompt)) == sorted(numbers_in(other.prompt))
+
+
+HASHES, BANDS = 128, 32
+"""Of a signature. With four minima a band, two texts that are 0.8 alike share none in one case of twenty million."""
+WORDS = 3
+"""Words of a shingle."""
+LEAST = 0.8
+_generator = np.random.default_rng(12)
+_MASKS = _generator.integers(0, 1 << 63, HASHES, dtype=np.uint64)
+_FACTORS = _generator.integers(1 << 62, 1 << 63, HASHES, dtype=np.uint64) | np.uint64(1)
+_WORD = re.compile(r"\w+")
+
+
+def normalise(text: str) -> str:
+    """What two texts must share to be the same: words and numbers, in their order."""
+    return " ".join(_WORD.findall(text.casefold()))
+
+
+def shingles(text: str) -> set[str]:
+    words = _WORD.findall(text.casefold())
+    if len(words) <= WORDS:
+        return {" ".join(words)}
+    return {" ".join(words[start : start + WORDS]) for start in range(len(words) - WORDS + 1)}
+
+
+def signature(text: str) -> np.ndarray:
+    hashes = np.fromiter((xxhash.xxh3_64_intdigest(part.encode()) for part in shingles(text)), dtype=np.uint64)
+    # Numbers of 64 bits that wrap around; the upper half is well mixed, and each column an order of its own.
+    mixed = ((hashes[:, None] ^ _MASKS) * _FACTORS) >> np.uint64(32)
+    minima: np.ndarray = mixed.min(axis=0)
+    return minima
+
+
+def find_pairs(texts: Sequence[str], others: Sequence[str], least: float = LEAST) -> Iterator[tuple[int, int, float]]:
+    """Pairs that are at least so much alike, by their real shingles; the same texts too."""
+    width = HASHES // BANDS
+    buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+    for number, text in enumerate(others):
+        minima = signature(text)
+        for band in range(BANDS):
+            buckets[band, minima[band * width : (band + 1) * width].tobytes()].append(number)
+    for number, text in enumerate(texts):
+        minima = signature(text)
+        near = {
+            other
+            for band in range(BANDS)
+            for other in buckets.get((band, minima[band * width : (band + 1) * width].tobytes()), ())
+        }
+        own = shingles(text)
+        for other in sorted(near):
+            theirs = shingles(others[other])
+            alike = len(own & theirs) / len(own | theirs)
+            if alike >= least:
+                yield number, other, alike

@@ -14,9 +14,8 @@ from functools import partial
 
 from treetune.audit.floor_answers import FloorPolicy
 from treetune.audit.floors import starts
-from treetune.audit.player import Player
 from treetune.audit.rules import RULES, AuditReport, Family, clip
-from treetune.audit.sample import Sample, Subject, as_text
+from treetune.audit.sample import Player, Sample, Subject, as_text
 from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.errors import plural
 

@@ -1,27 +1,115 @@
-"""The tasks that an audit tries, each with what is known of it: prompt, ground truth, gold answer, what gold earned.
+"""The tasks that an audit tries, how their answers are written, and what plays answers on them.
 
     sample = await draw_sample(host, 50, seed=0)
+    format = AnswerFormat.of("#### 72", "72")        # AnswerFormat(before="#### ", after="")
+    player = Player(taskset, limits, max_concurrent=16)
+    trace = await player.play(subject, ["ls", "DONE"])          # the last action is repeated until the episode ends
 
-A finite taskset that gives any task by its index is sampled at random, by the seed; of others the first are taken.
+A finite taskset that gives any task by its index is sampled at random, by the seed; of others the first are taken. A
+policy that solves nothing writes its answers in the format of the gold answers: otherwise the scorer finds nothing in
+them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
+import re
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from treetune.audit.answers import AnswerFormat, texts_of
 from treetune.chat.message import Message, text_of
+from treetune.core.policy import Completion, Policy, Request
 from treetune.core.task import Task
+from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
+from treetune.data.validate.gold import Answer
+from treetune.models.scripted import Echo, completion_of
+from treetune.play.episode import Limits, with_deadline
 from treetune.play.protocol import Host
+from treetune.play.rollout import run_rollout, score_together
 
-Answer = str | list[Any]
-"""One text, given each turn until the episode ends, or one action a turn: text, or calls of tools."""
+NUMBER = re.compile(r"(?<![\w.])-?\$?\d[\d,]*(?:\.\d+)?(?![\w])")
+_OPTION = re.compile(r"^\s*[(\[]?([A-Ha-h]|\d)[).\]:]\s+(\S.*)$", re.M)
+_WORDY_END = re.compile(r"\w+$")
+_WORDY_BEGIN = re.compile(r"^\w+")
+
+
+class AnswerFormat(msgspec.Struct, frozen=True):
+    """What is the same around every gold answer."""
+
+    before: str = ""
+    after: str = ""
+
+    def write(self, content: str) -> str:
+        return f"{self.before}{content}{self.after}"
+
+    def read(self, answer: str) -> str | None:
+        """What stands in the format; None where the answer is not written in it."""
+        if len(answer) < len(self.before) + len(self.after):
+            return None
+        if not (answer.startswith(self.before) and answer.endswith(self.after)):
+            return None
+        return answer[len(self.before) : len(answer) - len(self.after)]
+
+    @classmethod
+    def of(cls, gold: str, truth: Any) -> AnswerFormat | None:
+        """From a gold answer that holds the ground truth. Of what stands before it, only the line: the rest may be a
+        worked solution, which is no format."""
+        texts = sorted((text for text in texts_of(truth) if text and text in gold), key=len)
+        if not texts:
+            return None
+        before, _, after = gold.rpartition(texts[-1])
+        return cls(before.rpartition("\n")[2], after.partition("\n")[0])
+
+    @classmethod
+    def shared(cls, golds: Sequence[str]) -> AnswerFormat:
+        """What all gold answers begin and end with, but for words that are cut in two."""
+        if len(set(golds)) < 2:
+            return cls()
+        before = _common_beginning(golds)
+        rest = [gold[len(before) :] for gold in golds]
+        after = _common_beginning([text[::-1] for text in rest])[::-1]
+        if any(text[:1].isalnum() for text in rest):
+            before = _WORDY_END.sub("", before)
+        if any(text[: len(text) - len(after)][-1:].isalnum() for text in rest):
+            after = _WORDY_BEGIN.sub("", after)
+        return cls(before, after)
+
+
+def _common_beginning(texts: Sequence[str]) -> str:
+    first, last = min(texts), max(texts)
+    return first[
+        : next((place for place, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), None)
+    ]
+
+
+def texts_of(truth: Any) -> list[str]:
+    """The texts and numbers of a ground truth, as an answer may have them."""
+    if isinstance(truth, dict | list | tuple):
+        return [text for item in (truth.values() if isinstance(truth, dict) else truth) for text in texts_of(item)]
+    if isinstance(truth, float) and truth.is_integer():
+        return [str(int(truth)), str(truth)]
+    return [str(truth)] if isinstance(truth, str | int | float) and not isinstance(truth, bool) else []
+
+
+def numbers_in(text: str) -> list[str]:
+    """The different numbers of a text, without thousands separators and currency."""
+    return list(dict.fromkeys(found.replace(",", "").replace("$", "") for found in NUMBER.findall(text)))
+
+
+def options_in(text: str) -> list[str]:
+    """The marks of the choices that a prompt lists one a line: A, B, C. None where there are fewer than two."""
+    marks = list(dict.fromkeys(mark for mark, _ in _OPTION.findall(text)))
+    return marks if len(marks) >= 2 and (marks[0] in "Aa1" or marks[0] == "0") else []
+
+
+def is_number(text: str) -> bool:
+    return NUMBER.fullmatch(text.strip()) is not None
 
 
 class Subject(msgspec.Struct, eq=False):
@@ -151,3 +239,69 @@ def describe(value: Any) -> str:
     """An answer as evidence shows it."""
     text = "\n".join(value) if isinstance(value, list) else str(value)
     return repr(text if len(text) <= 120 else f"{text[:100]}…")
+
+
+ECHO = "\0echo"
+"""In the place of an action: the last message, repeated."""
+
+T = TypeVar("T")
+
+
+class RepeatLast(Policy):
+    """Says one action a turn, and the last of them from then on."""
+
+    name = "audit"
+
+    def __init__(self, answer: Answer) -> None:
+        self._actions = [answer] if isinstance(answer, str) else answer or [""]
+
+    async def complete(self, request: Request) -> Completion:
+        action = self._actions[min(request.turn, len(self._actions) - 1)]
+        if not isinstance(action, str):
+            return completion_of(action)
+        if action == ECHO:
+            return await Echo().complete(request)
+        return Completion(text=action if action.startswith(request.prefix) else request.prefix + action)
+
+
+class Player:
+    def __init__(
+        self,
+        taskset: Taskset[Any, Any],
+        limits: Limits,
+        max_concurrent: int,
+        on_rollout: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.taskset, self.limits = taskset, limits
+        self._free = asyncio.Semaphore(max_concurrent)
+        self._on_rollout = on_rollout
+        self.rollouts = 0
+
+    async def play(self, subject: Subject, answer: Answer, *, max_turns: int | None = None) -> Trace:
+        """The trace of one answer. Where tasks are scored in groups, the gold answer is the other of the group."""
+        limits = self.limits if max_turns is None else msgspec.structs.replace(self.limits, max_turns=max_turns)
+        async with self._free:
+            trace = await self._play(subject, answer, limits)
+            if trace.outcome.scored and self.taskset.scores_group_of(subject.task):
+                others = [] if subject.gold is None else [await self._play(subject, subject.gold, limits)]
+                await score_together(self.taskset, subject.task, [trace, *others], self.limits)
+        self._on_rollout()
+        return trace
+
+    async def _play(self, subject: Subject, answer: Answer, limits: Limits) -> Trace:
+        self.rollouts += 1
+        return await run_rollout(
+            self.taskset, subject.task, RepeatLast(answer), limits=limits, occurrence=subject.occurrence
+        )
+
+    async def each_of(self, answers: Iterable[tuple[Subject, Answer]]) -> list[Trace]:
+        return list(await asyncio.gather(*(self.play(subject, answer) for subject, answer in answers)))
+
+    async def bounded(self, work: Awaitable[T]) -> T:
+        """Other work than a rollout, within the same number."""
+        async with self._free:
+            return await with_deadline(work, self.limits)
+
+    async def each(self, work: Callable[[Subject], Awaitable[T]], subjects: Iterable[Subject]) -> list[T]:
+        """`work` on every task at once; `play` keeps to the number that may be under way."""
+        return list(await asyncio.gather(*map(work, subjects)))

@@ -1,16 +1,31 @@
-"""Solvable: tasks are valid, environments start, and gold answers earn the most there is."""
+"""Solvable, every time: tasks are valid, environments start, and gold answers earn the most there is; the same task
+shows and earns the same when it is made and played again, here and in another process."""
 
 from __future__ import annotations
 
-from treetune.audit.player import Player
+import asyncio
+import difflib
+import os
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
 from treetune.audit.rules import RULES, AuditReport, Family, clip
-from treetune.audit.sample import Sample, Subject
+from treetune.audit.sample import Player, Sample, Subject, as_text
 from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.core.score import Validity
+from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.trace import Trace
 from treetune.data.rows.scorer import kind_of
+from treetune.data.validate.gold import Answer
 from treetune.errors import format_error
+from treetune.play.episode import Limits
 from treetune.play.toolbox import find_fault
 from treetune.scorers.said import find_unpaid
+from treetune.system.digest import digest
+from treetune.system.processes import spawn_context
 from treetune.system.threads import call
 
 RULES.add_family(
@@ -136,3 +151,174 @@ async def check_validity(sample: Sample, player: Player, report: AuditReport) ->
     await player.each(check, sample.subjects)
     report.add("invalid-task", ERROR, f"validate() finds {len(faults)} of {len(sample)} tasks invalid", faults)
     return None
+
+
+AGAIN = 8
+"""Tasks that are played in another process too."""
+AGAIN_SECONDS = 300.0
+
+AGAIN_RULES = RULES.add_family(
+    Family.SOLVABLE,
+    {
+        "tasks-differ": (
+            "a task is the same whenever it is made: here twice, and in a process with another hash seed",
+            "make tasks a pure function of (seed, index): no global random, no clock, no order of a set",
+        ),
+        "reward-differs": (
+            "the same gold answer earns the same twice here and in another process, each time in a fresh environment",
+            "find what is random in the environment or the scorer, and seed it by the task",
+        ),
+        "observations-differ": (
+            "the same actions show the same, each time in a fresh environment",
+            "seed by the task what is random; leave clocks, process ids and temporary names out of what is shown",
+        ),
+        "not-portable": (
+            "the taskset can be sent to another process, as workers and trainers do",
+            "keep locks, open files and local functions out of its attributes",
+        ),
+    },
+)
+
+
+async def check_again(sample: Sample, player: Player, report: AuditReport, *, elsewhere: bool) -> None:
+    """Makes and plays everything again: here, and unless the tasks are on a server (`elsewhere`) in a new process."""
+    if not report.wants(*AGAIN_RULES):
+        return
+    tasks: dict[int, str] = {}
+    rewards: dict[int, str] = {}
+    shown: dict[int, str] = {}
+
+    async def again(subject: Subject) -> None:
+        if subject.gold is not None and subject.trace is not None and subject.trace.outcome.scored:
+            second = await player.play(subject, subject.gold)
+            _compare(subject, second.reward, _observed(second), "played again", rewards, shown)
+
+    await player.each(again, sample.subjects)
+    if elsewhere:
+        report.facts["played_again_in"] = "this process, on the server's environments"
+    else:
+        _make_again(sample, player.taskset, tasks)
+        if not tasks and not rewards and not shown:  # what differs here needs no other process to show it
+            await _in_another_process(sample, player, report, tasks, rewards, shown)
+    for rule, severity, found, what in (
+        ("tasks-differ", ERROR, tasks, "tasks are not the same when they are made again"),
+        ("reward-differs", ERROR, rewards, "gold answers earn something else when they are played again"),
+        ("observations-differ", WARNING, shown, "environments show something else when they are played again"),
+    ):
+        report.add(rule, severity, f"{len(found)} {what}", found)
+
+
+def _make_again(sample: Sample, taskset: Taskset[Any, Any], found: dict[int, str]) -> None:
+    if not taskset.random_access:
+        return
+    for subject in sample.subjects:
+        again = taskset[subject.idx]
+        if fingerprint(again) != fingerprint(subject.task):
+            found[subject.idx] = f"made again in this process: {_difference(subject.task, again)}"
+
+
+def fingerprint(task: Task) -> str:
+    return digest([task.uid, task.extra_info])
+
+
+def _difference(first: Task, second: Task) -> str:
+    fields = [name for name in first.__struct_fields__ if getattr(first, name) != getattr(second, name, None)]
+    shown = ", ".join(
+        f"{name} {clip(repr(getattr(first, name)), 80)} -> {clip(repr(getattr(second, name, None)), 80)}"
+        for name in fields[:2]
+    )
+    return shown or "another content"
+
+
+def _compare(
+    subject: Subject,
+    reward: float | None,
+    observed: list[str],
+    where: str,
+    rewards: dict[int, str],
+    shown: dict[int, str],
+) -> None:
+    assert subject.trace is not None
+    if reward != subject.trace.reward:
+        second = "nothing: it failed" if reward is None else f"{reward:g}"
+        rewards.setdefault(subject.idx, f"gold earned {subject.trace.reward:g}, {where} {second}")
+    before = _observed(subject.trace)
+    if observed != before:
+        lines = difflib.unified_diff("\n".join(before).splitlines(), "\n".join(observed).splitlines(), lineterm="", n=0)
+        changes = [line for line in lines if line[:3] not in ("---", "+++", "@@ ") and not line.startswith("@@")]
+        shown.setdefault(subject.idx, f"{where}: " + " | ".join(changes[:4]))
+
+
+def _observed(trace: Trace) -> list[str]:
+    """What the environment showed, turn by turn, and at the end."""
+    return [as_text(turn.observed) for turn in trace.turns] + [as_text(trace.final)]
+
+
+async def _in_another_process(
+    sample: Sample,
+    player: Player,
+    report: AuditReport,
+    tasks: dict[int, str],
+    rewards: dict[int, str],
+    shown: dict[int, str],
+) -> None:
+    if not player.taskset.random_access:
+        report.facts["played_again_in"] = "this process: the taskset is a generator"
+        return
+    played = [one for one in sample.subjects if one.trace is not None and one.trace.outcome.scored][:AGAIN]
+    golds = [None if player.taskset.scores_group_of(one.task) else one.gold for one in played]
+    try:
+        work = pickle.dumps((player.taskset, sample.idxs, [one.idx for one in played], golds, player.limits))
+    except Exception as error:
+        report.add("not-portable", WARNING, f"the taskset cannot be pickled: {format_error(error)}")
+        return
+    try:
+        prints, results = await asyncio.wait_for(_ask_process(work), AGAIN_SECONDS)
+    except (BrokenProcessPool, TimeoutError) as error:
+        why = "it took too long" if isinstance(error, TimeoutError) else "its process died"
+        report.add("not-portable", WARNING, f"another process could not play the tasks: {why}")
+        return
+    except Exception as error:
+        report.add("not-portable", WARNING, f"another process could not play the tasks: {format_error(error)}")
+        return
+    report.facts["played_again_in"] = f"this process, and {len(played)} of them in another"
+    for subject, found in zip(sample.subjects, prints, strict=True):
+        if found != fingerprint(subject.task):
+            tasks.setdefault(subject.idx, "made in another process, with another hash seed, it differs")
+    for subject, result in zip(played, results, strict=True):
+        if result is not None:
+            _compare(subject, result[0], result[1], "in another process", rewards, shown)
+
+
+async def _ask_process(work: bytes) -> tuple[list[str], list[tuple[float | None, list[str]] | None]]:
+    # A new interpreter, not a copy of this one: the order of sets, and whatever else a process begins with, is its own.
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = "1" if before != "1" else "2"
+    pool = ProcessPoolExecutor(1, mp_context=spawn_context())
+    try:
+        asked = pool.submit(_play_there, work)
+        if before is None:
+            del os.environ["PYTHONHASHSEED"]
+        else:
+            os.environ["PYTHONHASHSEED"] = before
+        return await asyncio.wrap_future(asked)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _play_there(work: bytes) -> tuple[list[str], list[tuple[float | None, list[str]] | None]]:
+    """In the other process: what the tasks are, and what the gold answers come to."""
+    taskset, idxs, played, golds, limits = pickle.loads(work)
+    prints = [fingerprint(taskset[idx]) for idx in idxs]
+    return prints, asyncio.run(_play_all(taskset, played, golds, limits))
+
+
+async def _play_all(
+    taskset: Taskset[Any, Any], idxs: list[int], golds: list[Answer | None], limits: Limits
+) -> list[tuple[float | None, list[str]] | None]:
+    player = Player(taskset, limits, max_concurrent=2)
+    results: list[tuple[float | None, list[str]] | None] = []
+    for idx, gold in zip(idxs, golds, strict=True):
+        trace = None if gold is None else await player.play(Subject(taskset[idx], 0, gold), gold)
+        results.append(None if trace is None else (trace.reward, _observed(trace)))
+    return results

@@ -13,9 +13,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from treetune.audit.answers import texts_of
-from treetune.audit.chance import rank_correlation
 from treetune.audit.rules import RULES, AuditReport, Family, Quantiles
+from treetune.audit.sample import texts_of
 from treetune.chat.message import text_of
 from treetune.core.finding import ERROR, NOTE, WARNING, Finding, Severity
 from treetune.core.trace import Outcome, Trace
@@ -316,3 +315,26 @@ def _judge_length(groups: Sequence[Sequence[Trace]], report: AuditReport) -> Non
         which = "longer" if correlation > 0 else "shorter"
         found = f"{which} answers earn more: rank correlation {correlation:+.2f} over {len(lengths)} rollouts"
         report.add("reward-follows-length", WARNING, found)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's, ties counted in the middle; None where one of the two does not vary."""
+    one, two = _ranks(first), _ranks(second)
+    mean = (len(one) + 1) / 2
+    covariance = sum((a - mean) * (b - mean) for a, b in zip(one, two, strict=True))
+    scale = math.sqrt(sum((a - mean) ** 2 for a in one) * sum((b - mean) ** 2 for b in two))
+    return covariance / scale if scale else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    ranks = [0.0] * len(values)
+    begin = 0
+    while begin < len(order):
+        end = begin
+        while end < len(order) and values[order[end]] == values[order[begin]]:
+            end += 1
+        for place in order[begin:end]:
+            ranks[place] = (begin + 1 + end) / 2
+        begin = end
+    return ranks
