@@ -496,7 +496,7 @@ def convert(*arguments: str) -> Any:
     import typer
     from typer.testing import CliRunner
 
-    from treetune.cli.build import convert_command
+    from treetune.cli.export import convert_command
 
     app = typer.Typer()
     app.command()(convert_command)

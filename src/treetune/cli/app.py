@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from treetune.cli import completion, output
+from treetune.cli import options, output
 from treetune.cli.options import OVERRIDABLE, option, split_overrides
 from treetune.cli.output import report_error
 from treetune.errors import TasksetError, TreetuneError, UsageError, format_error, is_of_network, place_of
@@ -31,8 +31,8 @@ VERBS = {
     "profile": ("profile:profile_command", "How often models solve each task, for a curriculum."),
     "train": ("train:train_command", "Train on any tasks with verl, SkyRL, TRL, slime or AReaL: config, data, start."),
     "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),
-    "convert": ("build:convert_command", "Write tasks as another trainer's rows, or a run as a log of Inspect."),
-    "push": ("push:push_command", "Push tasks, built into rows, or a run to the hub, with a card."),
+    "convert": ("export:convert_command", "Write tasks as another trainer's rows, or a run as a log of Inspect."),
+    "push": ("export:push_command", "Push tasks, built into rows, or a run to the hub, with a card."),
     "export": ("export:export_app", "Write a TARGET as a package of another ecosystem's: verifiers, prime-rl."),
     "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
     "register": ("register:register_command", "Run a register of servers, for machines that share no folder."),
@@ -92,9 +92,9 @@ def run(arguments: list[str]) -> int:
     output.keep_standard_output(as_json)
     warnings.showwarning = output.show_warning
     try:
-        first = (completion.typed_words() or arguments)[:1]
+        first = (options.typed_words() or arguments)[:1]
         verb = first[0] if first and first[0] in VERBS else None
-        completion.hide_overrides()
+        options.hide_overrides()
         plain, overrides = split_overrides(arguments) if verb in OVERRIDABLE else (arguments, {})
         code = make_app(verb)(plain, prog_name="treetune", standalone_mode=False, obj=overrides)
         if code == 130 and as_json and not output.was_printed():  # typer's own answer to Ctrl-C
@@ -115,7 +115,9 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _nobody_reads()
     except SystemExit as error:
-        if completion.ASKED in os.environ or {"--install-completion", "--show-completion"} & set(arguments[:1]):
+        if options.COMPLETION_VARIABLE in os.environ or {"--install-completion", "--show-completion"} & set(
+            arguments[:1]
+        ):
             return int(error.code or 0)  # how typer ends both
         if isinstance(error.__context__, BrokenPipeError):  # how typer takes it
             return _nobody_reads()

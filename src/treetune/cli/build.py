@@ -1,11 +1,10 @@
-"""Tasks as a trainer's rows: `treetune build` makes cached parquet, `treetune convert` a file of any kind."""
+"""`treetune build`: tasks as a trainer's rows, in cached parquet."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,10 +20,9 @@ from treetune.data.datasets.selection import dropped_for
 from treetune.data.rows.agent_column import COLUMN, LOOP, says_nothing
 from treetune.data.rows.code_store import pop_kept_files
 from treetune.data.rows.formats import format_named
-from treetune.data.rows.sources import names_taskset
 from treetune.errors import UsageError, plural
 from treetune.system.screen import Screen
-from treetune.tasksets.target import load_taskset, locate, refuse_server
+from treetune.tasksets.target import locate, refuse_server
 
 if TYPE_CHECKING:
     from treetune.data.datasets.list_files import Share
@@ -225,59 +223,3 @@ def _report(
     elif "overrides" in report:
         screen.say(f"for verl, which plays these rows by the agent loop treetune: {shlex.join(report['overrides'])}")
     return None
-
-
-def convert_command(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IN... OUT",
-            help="Files, folders, globs or hub datasets (name\\[@config]\\[:split]), or one taskset: an id, "
-            "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl. Or one run, "
-            "of any program, and the file: .eval for a log of Inspect, .jsonl for its traces.",
-        ),
-    ],
-    to: Annotated[
-        str | None, option("Of tasks: verl, skyrl, trl or nemo-gym (.jsonl).", "--to", metavar="FORMAT")
-    ] = None,
-    from_: Annotated[str | None, option("The format of IN, else told by its columns.", "--from")] = None,
-    where: Annotated[str | None, option("Of a run: the rollouts that a query fits.", metavar="QUERY")] = None,
-    num_tasks: options.NumTasks = None,
-    force: Annotated[bool, option("Overwrite OUT.", "--force")] = False,
-    check: Annotated[bool, option("Write nothing that `validate` calls an error.", "--check/--no-check")] = True,
-    json: Json = False,
-) -> None:
-    """Write the tasks of IN to OUT as a trainer's rows. Nothing is lost: converted back, they are equal. Or write a run
-    as a log of Inspect."""
-    from treetune.data.rows.reading import RowTasks, read_tasks
-    from treetune.data.validate import write_tasks
-
-    if len(paths) < 2:
-        raise UsageError(
-            "there is nothing to write to", remedy="treetune convert IN... OUT --to FORMAT, or RUN OUT.eval"
-        )
-    *sources, target = paths
-    out = Path(target).expanduser()
-    if out.is_dir():
-        raise UsageError(f"{target} is a folder", remedy=f"name a file in it, such as {out / 'rows.parquet'}")
-    if out.exists() and not force:
-        raise UsageError(f"{target} exists", remedy="pass --force to overwrite it")
-    if to is None:
-        from treetune.cli.convert_run import convert_run
-
-        return convert_run(sources, out, where, json)
-    if where is not None:
-        raise UsageError("--where is for a run, and --to for tasks", remedy="leave one of them out")
-    for name in (to, from_):
-        if name is not None:
-            format_named(name)
-    for source in sources:
-        refuse_server(source, "convert")
-    if len(sources) == 1 and names_taskset(sources[0]):
-        taskset = load_taskset(sources[0])
-        rows = write_tasks(taskset.draw(num_tasks), out, to, scorer=taskset, check=check)
-    else:
-        rows = write_tasks(RowTasks(islice(read_tasks(sources, from_), num_tasks)), out, to, check=check)
-    if json:
-        return print_json({"path": str(out), "rows": rows, "from": from_, "to": to})
-    return Screen().say(f"{plural(rows, 'row')} as {to}: {out}")

@@ -11,10 +11,16 @@ import typer
 from treetune import evaluation as evaluating
 from treetune.chat.images import name_all
 from treetune.cli import options
-from treetune.cli.compare import plain_comparison, show_comparison
-from treetune.cli.completion import complete_model, complete_target
-from treetune.cli.display import finish, run_to_end, runs_table, show_warnings, summary_table
-from treetune.cli.options import TARGET, Json, option, read_overrides, without_none
+from treetune.cli.compare import (
+    finish,
+    plain_comparison,
+    run_to_end,
+    runs_table,
+    show_comparison,
+    show_warnings,
+    summary_table,
+)
+from treetune.cli.options import TARGET, Json, complete_model, complete_target, option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.tables import make_table
 from treetune.config.structs import dump_yaml, to_plain

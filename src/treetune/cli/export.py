@@ -1,17 +1,28 @@
-"""`treetune export`: a TARGET as a package of another ecosystem's."""
+"""Tasks and runs for others: `treetune convert` writes files, `push` datasets of the hub, `export` packages of another
+ecosystem."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from treetune.cli import options
-from treetune.cli.options import TASKS, Json, option, read_overrides
+from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides
 from treetune.cli.output import print_json
-from treetune.errors import plural
+from treetune.data.rows.sources import names_taskset
+from treetune.errors import UsageError, plural
+from treetune.system.folders import aside
+from treetune.system.hub import check_repo
 from treetune.system.screen import Screen
+from treetune.tasksets.target import load_taskset, refuse_server
+
+if TYPE_CHECKING:
+    from treetune.runs.run import Run
 
 export_app = typer.Typer(help="Write a TARGET as a package that another ecosystem loads.")
 
@@ -41,15 +52,7 @@ def verifiers_command(
 
     written = export_package(target, to, read_overrides(context, TASKS), name=name, split=split, force=force)
     if json:
-        return print_json(
-            {
-                "folder": str(written.folder),
-                "id": written.id,
-                "infinite": written.infinite,
-                "num_tasks": written.num_tasks,
-                "files": written.files,
-            }
-        )
+        return print_json({**written._asdict(), "folder": str(written.folder)})
     screen = Screen()
     number = "tasks without end" if written.num_tasks is None else plural(written.num_tasks, "task")
     screen.say(f"{written.folder}: {number}, {len(written.files)} files")
@@ -59,3 +62,145 @@ def verifiers_command(
         "--client.api-key-var NO_KEY"
     )
     return screen.say(f'in prime-rl:   [orchestrator.train.source.env.taskset] id = "{written.id}"')
+
+
+def convert_command(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IN... OUT",
+            help="Files, folders, globs or hub datasets (name\\[@config]\\[:split]), or one taskset: an id, "
+            "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl. Or one run, "
+            "of any program, and the file: .eval for a log of Inspect, .jsonl for its traces.",
+        ),
+    ],
+    to: Annotated[
+        str | None, option("Of tasks: verl, skyrl, trl or nemo-gym (.jsonl).", "--to", metavar="FORMAT")
+    ] = None,
+    from_: Annotated[str | None, option("The format of IN, else told by its columns.", "--from")] = None,
+    where: Annotated[str | None, option("Of a run: the rollouts that a query fits.", metavar="QUERY")] = None,
+    num_tasks: options.NumTasks = None,
+    force: Annotated[bool, option("Overwrite OUT.", "--force")] = False,
+    check: Annotated[bool, option("Write nothing that `validate` calls an error.", "--check/--no-check")] = True,
+    json: Json = False,
+) -> None:
+    """Write the tasks of IN to OUT as a trainer's rows. Nothing is lost: converted back, they are equal. Or write a run
+    as a log of Inspect."""
+    from treetune.data.rows.formats import format_named
+    from treetune.data.rows.reading import RowTasks, read_tasks
+    from treetune.data.validate import write_tasks
+
+    if len(paths) < 2:
+        raise UsageError(
+            "there is nothing to write to", remedy="treetune convert IN... OUT --to FORMAT, or RUN OUT.eval"
+        )
+    *sources, target = paths
+    out = Path(target).expanduser()
+    if out.is_dir():
+        raise UsageError(f"{target} is a folder", remedy=f"name a file in it, such as {out / 'rows.parquet'}")
+    if out.exists() and not force:
+        raise UsageError(f"{target} exists", remedy="pass --force to overwrite it")
+    if to is None:
+        return convert_run(sources, out, where, json)
+    if where is not None:
+        raise UsageError("--where is for a run, and --to for tasks", remedy="leave one of them out")
+    for name in (to, from_):
+        if name is not None:
+            format_named(name)
+    for source in sources:
+        refuse_server(source, "convert")
+    if len(sources) == 1 and names_taskset(sources[0]):
+        taskset = load_taskset(sources[0])
+        rows = write_tasks(taskset.draw(num_tasks), out, to, scorer=taskset, check=check)
+    else:
+        rows = write_tasks(RowTasks(islice(read_tasks(sources, from_), num_tasks)), out, to, check=check)
+    if json:
+        return print_json({"path": str(out), "rows": rows, "from": from_, "to": to})
+    return Screen().say(f"{plural(rows, 'row')} as {to}: {out}")
+
+
+_LINES = ".jsonl"
+
+
+def convert_run(sources: Sequence[str], out: Path, where: str | None, as_json: bool) -> None:
+    """Writes one run, of any program, in the form that the ending of the file names."""
+    from treetune.runs.discovery import find_run, open_run
+    from treetune.runs.eval_log import ENDING, write_eval_log
+
+    if out.suffix not in (ENDING, _LINES):
+        remedy = f"pass --to FORMAT for rows of tasks; a run is written to a file that ends with {ENDING} or {_LINES}"
+        raise UsageError(f"how to write {out} is not said", remedy=remedy)
+    if len(sources) > 1:
+        raise UsageError(f"{len(sources)} runs are no run", remedy="convert one at a time")
+    if find_run(sources[0]) is None and not Path(sources[0]).is_dir():
+        raise UsageError(f"{sources[0]} is no run", remedy="pass --to FORMAT, if these are tasks")
+    run = open_run(sources[0])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write = write_eval_log if out.suffix == ENDING else _write_traces
+    count = write(run, out, where or "")
+    if as_json:
+        return print_json({"path": str(out), "run": str(run.path), "kind": run.kind, "rollouts": count})
+    screen = Screen()
+    screen.say(f"{count:,} rollouts of {run.path}: {out}")
+    if out.suffix == ENDING:
+        screen.say(f"look at them: inspect view start --log-dir {out.parent}", style="dim")
+    return None
+
+
+def _write_traces(run: Run, out: Path, where: str) -> int:
+    """A line each, images included."""
+    from treetune.core.trace import encode_trace
+
+    count, temporary = 0, aside(out)
+    try:
+        with open(temporary, "wb") as file:
+            for trace in run.traces(where):
+                file.write(encode_trace(trace) + b"\n")
+                count += 1
+        temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+def push_command(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="TARGET|RUN", help=f"{TARGET} Or a run folder.")],
+    repo: Annotated[str, option("The dataset: user/name; made where there is none.", "--repo")],
+    private: Annotated[bool, option("Make it a private one.", "--private")] = False,
+    format: options.Format = "verl",
+    num_tasks: options.NumTasks = None,
+    cache_dir: options.CacheDir = None,
+    trust: options.Trust = False,
+    json: Json = False,
+) -> None:
+    """Push tasks or a run to the hub, as a dataset that `load_dataset` reads, with a card.
+
+    Tasks are built first, as `treetune build` does; keys are overridden with dots: --taskset.level 2. Of a run there is
+    a row for each rollout, and its own files. The token is HF_TOKEN, or that of `hf auth login`.
+    """
+    from treetune.cli.build import build_target
+    from treetune.data.rows.push import push_rows
+    from treetune.runs.discovery import find_run, open_run
+
+    refuse_server(target, "push")
+    check_repo(repo)
+    screen = Screen(json)
+    if find_run(target) is not None:
+        run = open_run(target)
+        url = run.push_to_hub(repo, private=private)
+        rows, kind = len(run), "run"
+    else:
+        entries = build_target(context, target, format, screen, num_tasks=num_tasks, cache_dir=cache_dir, trust=trust)
+        splits = {
+            split: [Path(entry["path"]) for entry in entries if entry["split"] == split]
+            for split in dict.fromkeys(entry["split"] for entry in entries)
+        }
+        words = ["treetune", "build", target, "--format", format, *(["-n", str(num_tasks)] if num_tasks else [])]
+        words += [word for key, value in context.obj.items() for word in (f"--{key}", value)]
+        title = ", ".join(dict.fromkeys(entry["name"] for entry in entries))
+        url = push_rows(splits, repo, title=title, command=shlex.join(words), format=format, private=private)
+        rows, kind = sum(entry["rows"] for entry in entries), "tasks"
+    if json:
+        return print_json({"repo": repo, "url": url, "kind": kind, "rows": rows, "private": private})
+    return screen.say(f"{plural(rows, 'row')}: {url}")

@@ -13,9 +13,8 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from treetune import evaluation
 from treetune.cli import options
-from treetune.cli.completion import complete_target
-from treetune.cli.display import finish, run_to_end
-from treetune.cli.options import Json, option, read_overrides, without_none
+from treetune.cli.compare import finish, run_to_end
+from treetune.cli.options import Json, complete_target, option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.config.structs import to_plain
 from treetune.core.finding import ERROR, name_rows, print_findings
