@@ -58,7 +58,7 @@ FOREIGN_ENVIRONMENTS = {"skyrl": "treetune.trainers.skyrl.gym:environment_class"
 ADAPTED_ENVIRONMENTS = {"skyrl_gym": "treetune.trainers.skyrl.gym:adapt_class"}
 """Libraries whose own environments play as ours, each with the function that makes one of ours of such a class."""
 
-NAMES_ROWS = "treetune.data.rows.sources:names_rows"
+NAMES_ROWS = "treetune.data.sources.names:names_rows"
 """Says whether a target names trainers' rows."""
 DECLARED_NODE = "treetune.data.datasets.task_lists:read_list_node"
 """Gives the taskset of a config that declares `train_tasks` and `val_tasks`."""

@@ -17,7 +17,7 @@ from named_code import load_object
 
 from treetune.data.rows import cache as cache_module
 from treetune.data.rows.cache import Cache, EntryState, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
-from treetune.data.rows.sources import LoadingParams
+from treetune.data.sources.loading_params import LoadingParams
 from treetune.errors import TreetuneError
 
 KEY = "0123456789abcdef0123_" + "a" * 20
@@ -255,7 +255,7 @@ import sys
 from pathlib import Path
 from treetune.data.rows.cache import Cache, config_hash, impl_hash
 from treetune.data.rows.cache import content_hash
-from treetune.data.rows.sources import LoadingParams
+from treetune.data.sources.loading_params import LoadingParams
 impl_hash(Cache, object, [], 1)
 sources = LoadingParams(args=["json"], kwargs={{"data_files": sys.argv[2]}}).local_sources()
 config_hash({{"a": 1}}, {{"0": content_hash(sources[0], None)}})

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 import datasets
 from treetune.config.overrides import with_overrides
 from treetune.core.from_config import build_taskset
+from treetune.data.arrow_values import drop_nulls, find_clashes
 from treetune.data.datasets.task_lists import load_tasks, read_declared
 from treetune.data.rows import read_tasks
-from treetune.data.rows.arrow_values import drop_nulls, find_clashes
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.tasksets.target import load_taskset
 from treetune.trainers.verl import compute_score, get_dataset_paths, resolve_tasks_into_config

@@ -14,8 +14,8 @@ import datasets
 from treetune.chat.images import decode_url, read_header, to_url, urls_in
 from treetune.data.datasets.images import describe_files
 from treetune.data.datasets.taskset import DatasetTaskset
-from treetune.data.rows.files import rows_within
 from treetune.data.rows.reading import read_tasks
+from treetune.data.sources.files import rows_within
 from treetune.errors import ConfigError, MissingExtraError, TreetuneError
 
 
@@ -272,7 +272,7 @@ def test_many_images_are_written_and_read_a_few_at_a_time(folder, monkeypatch):
     metadata = pq.read_metadata(path)
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [32, 32, 6]
     size = sum(metadata.row_group(n).total_byte_size for n in range(3)) // 70
-    monkeypatch.setattr("treetune.data.rows.files.TOGETHER_BYTES", 10 * size)
+    monkeypatch.setattr("treetune.data.sources.files.TOGETHER_BYTES", 10 * size)
     with pq.ParquetFile(path) as file:
         assert rows_within(file, 2000) == 10
     assert len(list(read_tasks(path))) == 70

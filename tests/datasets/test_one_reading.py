@@ -13,11 +13,11 @@ import yaml
 from generated_tables import Table, is_same, write_tables
 
 from treetune import Task
+from treetune.data.arrow_values import drop_nulls
 from treetune.data.datasets.task_lists import load_task
 from treetune.data.rows import read_tasks
-from treetune.data.rows.arrow_values import drop_nulls
 from treetune.data.rows.formats import FORMATS
-from treetune.data.rows.sources import find
+from treetune.data.sources.names import find
 from treetune.data.validate.files import read_batches
 
 SEEDS = range(40 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 4)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from treetune import load_taskset
 from treetune.data.rows import read_rows, read_tasks
-from treetune.data.rows.folder_splits import split_files
-from treetune.data.rows.sources import find, names_rows, names_taskset
+from treetune.data.sources.names import find, names_rows, names_taskset
+from treetune.data.sources.splits import split_files
 from treetune.data.validate import validate
 from treetune.errors import UsageError
 from treetune.trainers.skyrl.tasks import resolve_tasks_into_config

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from treetune import Environment, Task
 from treetune.config.plugins import environments
 from treetune.core.environment import Contract, Kind, Stored
+from treetune.data.arrow_values import JSON_FIELDS, drop_nulls
 from treetune.data.rows import read_rows, read_tables, read_tasks
-from treetune.data.rows.arrow_values import JSON_FIELDS, drop_nulls
 from treetune.data.rows.formats import FORMATS, IN_PARQUET, detect
 from treetune.data.validate import write_tasks as write_sound_tasks
 from treetune.errors import EmptyTasksetError, StorageError, TreetuneError, UsageError

@@ -13,10 +13,10 @@ import yaml
 
 import datasets
 from treetune.data.datasets.task_lists import load_task
-from treetune.data.rows.load_options import find_local_files
-from treetune.data.rows.loading import Source, open_source
-from treetune.data.rows.local_files import LocalFiles
-from treetune.data.rows.sources import LoadingParams, ReadError
+from treetune.data.sources.loading import LibraryDataset, open_source
+from treetune.data.sources.loading_params import LoadingParams, find_local_files
+from treetune.data.sources.local_files import LocalFiles
+from treetune.data.sources.names import ReadError
 from treetune.errors import TreetuneError, UsageError
 
 
@@ -265,7 +265,7 @@ def test_a_folder_has_the_splits_that_the_library_sees(tmp_path, args, kwargs, f
 def test_any_other_keyword_goes_to_the_library(files, kind, kwargs):
     params = LoadingParams(args=[kind], kwargs={**kwargs, "split": "train"})
     assert find_local_files(params) is None
-    assert isinstance(open_source(params), Source)
+    assert isinstance(open_source(params), LibraryDataset)
 
 
 def test_a_split_that_is_none_says_which_there_are(files):

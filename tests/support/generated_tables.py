@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from treetune.data.rows.arrow_values import drop_nulls
+from treetune.data.arrow_values import drop_nulls
 from treetune.data.rows.growing_parquet import GrowingParquet
 from treetune.data.rows.parquet import table_of
 

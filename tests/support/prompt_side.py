@@ -34,7 +34,7 @@ def theirs(files: list[str], tokenizer: Any, limit: int) -> Any:
 
 def kept(tokenizer: Any, files: list[str]) -> dict[str, Any]:
     """By limit: how many rows each keeps, and how many of their items differ."""
-    from treetune.data.rows.arrow_values import drop_nulls
+    from treetune.data.arrow_values import drop_nulls
 
     answer = {}
     for limit in (150, 200, 300, 1_000):

@@ -26,8 +26,8 @@ from treetune import Task
 from treetune.core.environment import Action, make
 from treetune.core.from_config import build_taskset
 from treetune.core.taskset import Taskset
-from treetune.data.rows.arrow_values import drop_nulls
-from treetune.data.rows.arrow_values import to_rows as columns_as_rows
+from treetune.data.arrow_values import drop_nulls
+from treetune.data.arrow_values import to_rows as columns_as_rows
 from treetune.data.rows.formats import FORMATS, task_to_play, task_to_score
 from treetune.data.rows.writing import write_parquet
 from treetune.sandbox import probe

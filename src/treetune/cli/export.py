@@ -14,7 +14,7 @@ import typer
 from treetune.cli import options
 from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides
 from treetune.cli.output import print_json
-from treetune.data.rows.sources import names_taskset
+from treetune.data.sources.names import names_taskset
 from treetune.errors import UsageError, plural
 from treetune.system.folders import aside
 from treetune.system.hub import check_repo

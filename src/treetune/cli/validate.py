@@ -18,7 +18,7 @@ from treetune.cli.options import Json, complete_target, option, read_overrides, 
 from treetune.cli.output import print_json
 from treetune.config.structs import to_plain
 from treetune.core.finding import ERROR, name_rows, print_findings
-from treetune.data.rows.sources import find, kind_of, names_rows, refuse_unwritable
+from treetune.data.sources.names import find, kind_of, names_rows, refuse_unwritable
 from treetune.data.validate.files import read_batches, validate
 from treetune.data.validate.files import split as split_files
 from treetune.data.validate.prompts import Lengths

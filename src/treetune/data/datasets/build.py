@@ -28,18 +28,18 @@ from treetune.config.variables import conceal
 from treetune.core.finding import Flaw
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.data.arrow_values import arrow_rows, schema_tree
 from treetune.data.datasets.dataset_rows import BUILDER_VERSION, DatasetRows, unknown_environment
 from treetune.data.datasets.row_builder import RowBuilder
 from treetune.data.datasets.selection import INVALID, Notes, length_filter, look_at_prompts
-from treetune.data.rows.arrow_values import arrow_rows, schema_tree
 from treetune.data.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.data.rows.formats import FORMATS, Format, format_named
 from treetune.data.rows.growing_parquet import GrowingParquet, write_taken
-from treetune.data.rows.library_changes import describe_change
-from treetune.data.rows.loading import Source
-from treetune.data.rows.local_files import ROWS, LocalFiles, SourceBatch
 from treetune.data.rows.rule import RuleTaskset
 from treetune.data.rows.writing import write_parquet, write_scored
+from treetune.data.sources.library_changes import describe_change
+from treetune.data.sources.loading import LibraryDataset
+from treetune.data.sources.local_files import ROWS, LocalFiles, SourceBatch
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, format_error
 from treetune.play.episode import Episode
 from treetune.system.ray_cluster import SILENT_SECONDS, join_cluster, why_waiting
@@ -62,7 +62,7 @@ Work = tuple[SourceBatch, int]
 
 def build(
     taskset: DatasetRows,
-    opened: Source | LocalFiles,
+    opened: LibraryDataset | LocalFiles,
     path: Path,
     format: str,
     *,
@@ -84,7 +84,7 @@ def build(
     )
 
 
-def _find_changes(taskset: DatasetRows, opened: Source | LocalFiles) -> list[Flaw]:
+def _find_changes(taskset: DatasetRows, opened: LibraryDataset | LocalFiles) -> list[Flaw]:
     """What was changed on the way from the files, in columns that the rows are made of."""
     changes = [] if taskset.overrides_build else opened.find_changes()
     if not changes or taskset.overrides_rows:
@@ -150,7 +150,7 @@ def _versions() -> dict[str, str]:
 
 def write_rows(
     taskset: DatasetRows,
-    opened: Source | LocalFiles,
+    opened: LibraryDataset | LocalFiles,
     path: Path,
     format: str,
     made: bool,
@@ -232,7 +232,7 @@ def _check_environments(taskset: DatasetRows, table: pa.Table, checked: set[Any]
 
 
 def _build_tables(
-    taskset: DatasetRows, opened: Source | LocalFiles, made: bool, engine: Engine, on_rows: Progress | None
+    taskset: DatasetRows, opened: LibraryDataset | LocalFiles, made: bool, engine: Engine, on_rows: Progress | None
 ) -> Iterator[Built]:
     """Canonical rows, batch by batch, in order."""
     builder = RowBuilder(taskset, opened.columns, made=made)

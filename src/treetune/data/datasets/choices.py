@@ -20,7 +20,7 @@ from treetune.data.datasets.config import ChoicesConfig, no_column
 from treetune.errors import ConfigError, Faults
 
 if TYPE_CHECKING:
-    from treetune.data.rows.local_files import SourceBatch
+    from treetune.data.sources.local_files import SourceBatch
 
 OPTIONS, LETTER, TEXTS = "options", "letter", "choices"
 MADE = (OPTIONS, LETTER, TEXTS)

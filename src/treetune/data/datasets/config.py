@@ -11,7 +11,7 @@ import msgspec
 from treetune.config.structs import CodeName, FileName
 from treetune.config.variables import explain_interpolation, resolve
 from treetune.core.draws import TasksetConfig
-from treetune.data.rows.sources import LoadingParams
+from treetune.data.sources.loading_params import LoadingParams
 from treetune.errors import ConfigError, did_you_mean
 from treetune.scorers import Scorer
 

@@ -24,11 +24,17 @@ import msgspec
 
 from treetune.config.structs import to_plain
 from treetune.core.mixture import Mixture
+from treetune.data.arrow_values import (
+    children_of,
+    find_clashes,
+    schema_tree,
+    set_column,
+    struct_of,
+)
 from treetune.data.datasets.dataset_rows import BUILDER_VERSION
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.agent_column import COLUMN as AGENT
 from treetune.data.rows.agent_column import with_agent
-from treetune.data.rows.arrow_values import children_of, find_clashes, schema_tree, set_column, struct_of
 from treetune.data.rows.cache import Cache, Sidecar, config_hash
 from treetune.data.rows.rule import RULE
 from treetune.errors import TasksetError

@@ -21,12 +21,18 @@ import pyarrow as pa
 from treetune.chat.images import has_images, urls_in
 from treetune.chat.message import Message
 from treetune.core.task import uid_of
+from treetune.data.arrow_values import (
+    MARK,
+    decode_json,
+    drop_nulls,
+    to_json_text,
+    with_json_fields,
+)
 from treetune.data.datasets.config import DatasetConfig, GroundTruthConfig, no_column
 from treetune.data.datasets.dataset_rows import DatasetRows
 from treetune.data.datasets.images import NO_IMAGE, ImageReader
 from treetune.data.datasets.template import LEAVE_OUT, ColumnPath, Misfit, Template
 from treetune.data.rows import parquet
-from treetune.data.rows.arrow_values import MARK, decode_json, drop_nulls, to_json_text, with_json_fields
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.image_columns import COLUMN as IMAGES
 from treetune.data.rows.image_columns import MARK as PLACE

@@ -21,6 +21,13 @@ from treetune.config.plugins import file_of
 from treetune.core.finding import Flaw
 from treetune.core.profile import OUTSIDE, UNRATED, Rates
 from treetune.core.task import uids_of_texts
+from treetune.data.arrow_values import (
+    pause_gc,
+    to_json_text,
+    to_python,
+    values_of,
+    with_json_fields,
+)
 from treetune.data.datasets.choices import MADE, Choices
 from treetune.data.datasets.config import GroundTruthConfig, no_column
 from treetune.data.datasets.dataset_rows import DatasetRows
@@ -43,11 +50,10 @@ from treetune.data.datasets.map_function import (
 from treetune.data.datasets.selection import DROPPED, Notes, dropped_for, row_filter
 from treetune.data.datasets.template import Template
 from treetune.data.rows import parquet
-from treetune.data.rows.arrow_values import pause_gc, to_json_text, to_python, values_of, with_json_fields
 from treetune.data.rows.image_columns import MARK as PLACE
-from treetune.data.rows.local_files import SourceBatch
 from treetune.data.rows.row_codec import ADDED, KEY, ROW, encode_unseen_prompts
 from treetune.data.rows.rule import RULE
+from treetune.data.sources.local_files import SourceBatch
 from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, format_error, gather_faults
 
 REPLACED = frozenset(("uid", *ADDED))

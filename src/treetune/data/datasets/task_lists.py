@@ -34,7 +34,7 @@ from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.agent_column import has_several_turns, needs_loop
 from treetune.data.rows.cache import Sidecar, default_cache_dir
 from treetune.data.rows.scorer import only_groups, scorer_for
-from treetune.data.rows.sources import LoadingParams, check_loading
+from treetune.data.sources.loading_params import LoadingParams, check_loading
 from treetune.errors import (
     UNKNOWN_KEY,
     ConfigError,

@@ -30,14 +30,14 @@ from treetune.data.datasets.config import DatasetConfig
 from treetune.data.datasets.dataset_rows import BUILDER_VERSION, DatasetRows
 from treetune.data.datasets.images import describe_files
 from treetune.data.rows.cache import Cache, Sidecar, config_hash, content_hash, impl_hash
-from treetune.data.rows.sources import check_loading
+from treetune.data.sources.loading_params import check_loading
 from treetune.errors import ConfigError, StorageError, TasksetError, user_code
 
 if TYPE_CHECKING:
     import datasets
     from treetune.data.datasets.build import Engine, Progress
-    from treetune.data.rows.loading import Source
-    from treetune.data.rows.local_files import LocalFiles
+    from treetune.data.sources.loading import LibraryDataset
+    from treetune.data.sources.local_files import LocalFiles
 
 
 class DatasetTaskset(DatasetRows):
@@ -52,7 +52,7 @@ class DatasetTaskset(DatasetRows):
 
     def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
         super().__init__(config, cache_dir)
-        self._opened: Source | LocalFiles | None = None
+        self._opened: LibraryDataset | LocalFiles | None = None
         self._rows_built: int | None = None
         """How many rows its file has, in any format, once it is built."""
         self._told = False
@@ -176,27 +176,27 @@ class DatasetTaskset(DatasetRows):
             builder.check_first(first)
         self._opened = opened
 
-    def open_source(self) -> Source | LocalFiles:
+    def open_source(self) -> LibraryDataset | LocalFiles:
         """Where the rows come from: the dataset, or what an overridden `build_dataset` gives."""
         if not self.overrides_build:
             opened, self._opened = self._opened, None
             return opened or self._load_source()
         import datasets
-        from treetune.data.rows.loading import Source
+        from treetune.data.sources.loading import LibraryDataset
 
         whose = f"build_dataset() of {type(self).__name__}"
         with user_code(whose):
             dataset: Any = self.build_dataset()
         if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
-            return Source(dataset)
+            return LibraryDataset(dataset)
         raise TasksetError(
             f"{whose} gave a {type(dataset).__name__}, not a dataset",
             remedy="return a datasets.Dataset, as by Dataset.from_list(rows) or Dataset.from_dict(columns), or of a "
             "DatasetDict one of its splits; or override _make_map_fn, which makes one row",
         )
 
-    def _load_source(self) -> Source | LocalFiles:
-        from treetune.data.rows.loading import open_source
+    def _load_source(self) -> LibraryDataset | LocalFiles:
+        from treetune.data.sources.loading import open_source
 
         return open_source(self.config.loading_params)
 

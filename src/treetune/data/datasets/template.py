@@ -17,12 +17,12 @@ from contextlib import suppress
 from string import Formatter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from treetune.data.arrow_values import values_of
 from treetune.data.datasets.config import explain_misfit
-from treetune.data.rows.arrow_values import values_of
 from treetune.errors import ConfigError, did_you_mean, plural
 
 if TYPE_CHECKING:
-    from treetune.data.rows.local_files import SourceBatch
+    from treetune.data.sources.local_files import SourceBatch
 
 _ITEMS = re.compile(r"(?:\[[^\[\]]+\])*")
 _NUMBER = re.compile(r"-?\d+")

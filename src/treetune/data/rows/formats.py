@@ -22,8 +22,7 @@ from treetune.chat.message import Message
 from treetune.config.plugins import environments
 from treetune.core.environment import Contract, contract_of
 from treetune.core.task import ForeignTask, Task
-from treetune.data.rows import agent_column, image_columns, nemo_gym, row_codec
-from treetune.data.rows.arrow_values import (
+from treetune.data.arrow_values import (
     arrow_rows,
     children_of,
     drop_nulls,
@@ -32,6 +31,7 @@ from treetune.data.rows.arrow_values import (
     struct_of,
     with_json_fields,
 )
+from treetune.data.rows import agent_column, image_columns, nemo_gym, row_codec
 from treetune.data.rows.rule import RULE
 from treetune.data.rows.scorer import taskset_of, with_type
 from treetune.errors import UnknownNameError, UsageError

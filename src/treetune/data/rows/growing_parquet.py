@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from treetune.data.rows.arrow_values import (
+from treetune.data.arrow_values import (
     JSON_FIELDS,
     MARK,
     children_of,

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from treetune.chat.images import has_images
-from treetune.data.rows.arrow_values import (
+from treetune.data.arrow_values import (
     children_of,
     drop_nulls,
     is_list,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.data.rows.arrow_values import find_clashes, schema_tree
+from treetune.data.arrow_values import find_clashes, schema_tree
 from treetune.data.rows.rule import RULE
 from treetune.errors import UsageError, plural
 from treetune.system.hub import Card, check_repo, upload

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.core.task import Task
-from treetune.data.rows.arrow_values import arrow_rows, decode_json, drop_nulls, pause_gc
-from treetune.data.rows.files import (
+from treetune.data.arrow_values import arrow_rows, decode_json, drop_nulls, pause_gc
+from treetune.data.rows.formats import Format, detect, format_named
+from treetune.data.rows.row_codec import MAPPINGS
+from treetune.data.sources.files import (
     Cells,
     check_cells,
     decode_row,
@@ -29,10 +31,18 @@ from treetune.data.rows.files import (
     rows_within,
     take_within,
 )
-from treetune.data.rows.formats import Format, detect, format_named
-from treetune.data.rows.loading import open_source
-from treetune.data.rows.row_codec import MAPPINGS
-from treetune.data.rows.sources import BATCH, Batch, File, FileKind, HubName, ReadError, Row, Sources, find
+from treetune.data.sources.loading import open_named
+from treetune.data.sources.names import (
+    BATCH,
+    Batch,
+    File,
+    FileKind,
+    HubName,
+    ReadError,
+    Row,
+    Sources,
+    find,
+)
 from treetune.errors import NetworkError, TreetuneError, UsageError
 
 if TYPE_CHECKING:
@@ -115,7 +125,7 @@ def _number_rows(name: str, batches: Iterable[list[Row]]) -> Iterator[Batch]:
 
 def hub_batches(source: HubName) -> Iterator[Batch]:
     try:
-        opened = open_source(source.loading_params())
+        opened = open_named(source)
     except NetworkError as error:
         raise NetworkError(f"{source.name!r} is no file here: {error.message}", remedy=error.remedy) from error
     except TreetuneError as error:

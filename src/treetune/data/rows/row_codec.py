@@ -16,7 +16,13 @@ import msgspec
 
 from treetune.chat.message import Message
 from treetune.core.task import UID_LENGTH, ForeignTask, Task, own_values
-from treetune.data.rows.arrow_values import MARK, decode_json, drop_nulls, parse_json_fields, to_json_text
+from treetune.data.arrow_values import (
+    MARK,
+    decode_json,
+    drop_nulls,
+    parse_json_fields,
+    to_json_text,
+)
 from treetune.data.rows.image_columns import COLUMN, restore_prompt, to_parts
 from treetune.data.rows.rule import RULE
 from treetune.errors import TasksetError

@@ -25,15 +25,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from treetune.core.task import UID_VERSION
-from treetune.data.rows.arrow_values import arrow_rows, pause_gc
+from treetune.core.task import UID_VERSION, uid_of
+from treetune.data.arrow_values import arrow_rows, pause_gc
+from treetune.data.rows import row_codec
 from treetune.data.rows.cache import Cache, Sidecar, config_hash, content_hash
-from treetune.data.rows.files import BUFFER
-from treetune.data.rows.loading import open_source
+from treetune.data.rows.formats import FORMATS, detect
 from treetune.data.rows.reading import batches_of
-from treetune.data.rows.row_uid import row_uid
-from treetune.data.rows.sources import File, HubName, ReadError, Row
-from treetune.errors import StorageError, TasksetError
+from treetune.data.sources.files import BUFFER
+from treetune.data.sources.loading import open_named
+from treetune.data.sources.names import File, HubName, ReadError, Row
+from treetune.errors import StorageError, TasksetError, TreetuneError, UsageError
+from treetune.system.digest import digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,7 +131,7 @@ class RowStore:
 def _identify(source: File | HubName, cache: Cache) -> str:
     """What the content of a source is."""
     if isinstance(source, HubName):
-        opened = open_source(source.loading_params())
+        opened = open_named(source)
         return f"{source} {opened.revision} {opened.fingerprint}"
     try:
         # The kind counts: the same bytes may be rows as .json and none as .jsonl.
@@ -164,6 +166,30 @@ def _write(path: Path, source: File | HubName, prompt_key: str, env_class_key: s
             for first in range(0, len(some), TOGETHER):
                 writer.write_batch(table.slice(first, TOGETHER))
     return found
+
+
+def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_class") -> str:
+    """What identifies a row: the uid that it carries or, where it carries none, that of its task."""
+    extra = row.get("extra_info")
+    extra = extra if isinstance(extra, dict) else {}
+    given = extra.get("uid")
+    if isinstance(given, str | int) and not isinstance(given, bool) and given != "":
+        return str(given)
+    prompt, env_class, spec = row.get(prompt_key), row.get(env_class_key), row.get("reward_spec")
+    plain = isinstance(env_class, str) and env_class != row_codec.SCORED and row_codec.KEY not in extra
+    if plain and isinstance(prompt, list) and isinstance(spec, dict):
+        # Without making the task.
+        return uid_of(prompt, spec, env_class)
+    named = {name: value for name, value in row.items() if name not in (prompt_key, env_class_key)}
+    named |= {name: value for name, value in (("prompt", prompt), ("env_class", env_class)) if value is not None}
+    try:
+        try:
+            format = detect(named)
+        except UsageError:
+            format = FORMATS["skyrl"]
+        return format.task_of_pruned(named).uid
+    except (TreetuneError, TypeError):  # no task: reading the prompt reports what is wrong
+        return digest(repr(row))
 
 
 def _take(packed: Iterator[Any], count: int) -> list[Any]:

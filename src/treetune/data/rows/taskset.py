@@ -32,7 +32,7 @@ from treetune.data.rows.row_codec import read_row_scorer, scorer_of
 from treetune.data.rows.row_store import ParquetRows, RowStore
 from treetune.data.rows.rule import RULE
 from treetune.data.rows.scorer import ENVIRONMENT, ByScorer, describe_scorer, row_tools, taskset_of, with_type
-from treetune.data.rows.sources import File, FileKind, HubName, find
+from treetune.data.sources.names import File, FileKind, HubName, find
 from treetune.errors import TasksetError, TreetuneError
 from treetune.scorers import SCORER, Scorer
 from treetune.system.digest import digest

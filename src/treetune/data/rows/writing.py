@@ -21,15 +21,15 @@ from treetune.chat.images import urls_in
 from treetune.chat.message import Message
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.data.arrow_values import encode_json
 from treetune.data.rows.agent_column import COLUMN, LOOP, needs_loop, row_needs_loop, with_agent
-from treetune.data.rows.arrow_values import encode_json
-from treetune.data.rows.files import take_within
 from treetune.data.rows.formats import Format, format_named
 from treetune.data.rows.reading import RowTasks, read_rows
 from treetune.data.rows.row_codec import with_opening
 from treetune.data.rows.rule import RULE
 from treetune.data.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
-from treetune.data.rows.sources import FileKind, kind_of, refuse_unwritable
+from treetune.data.sources.files import take_within
+from treetune.data.sources.names import FileKind, kind_of, refuse_unwritable
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError, UsageError
 
 BATCH = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treetune.data.rows.sources import Sources
+from treetune.data.sources.names import Sources
 from treetune.data.validate.files import validate
 from treetune.data.validate.rules import RULES, FilesReport, print_report
 from treetune.data.validate.write import write_tasks

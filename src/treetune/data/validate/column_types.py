@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.core.finding import SHOWN
-from treetune.data.rows.arrow_values import find_clashes
-from treetune.data.rows.sources import Row, open_plain
+from treetune.data.arrow_values import find_clashes
+from treetune.data.sources.names import Row, open_plain
 from treetune.data.validate.rules import FilesReport, add_fixable_rule, add_rule
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from treetune.data.rows.formats import detect, format_named
 from treetune.data.rows.row_codec import scorer_of
 from treetune.data.rows.rule import RULE
 from treetune.data.rows.scorer import taskset_of
-from treetune.data.rows.sources import Batch
+from treetune.data.sources.names import Batch
 from treetune.data.validate.rules import FilesReport, add_rule
 from treetune.errors import TreetuneError, format_error
 from treetune.models.scripted import WRONG, Replay, completion_of

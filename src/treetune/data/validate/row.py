@@ -17,9 +17,9 @@ from typing import Any
 from treetune.config.plugins import environments as known_environments
 from treetune.core.environment import Stored, contract_of
 from treetune.core.task import Task
-from treetune.data.rows.arrow_values import drop_nulls
+from treetune.data.arrow_values import drop_nulls
 from treetune.data.rows.formats import Format
-from treetune.data.rows.sources import Row
+from treetune.data.sources.names import Row
 from treetune.data.validate.prompts import check_images, check_prompt
 from treetune.data.validate.rewards import check_reward
 from treetune.data.validate.rules import Fault, RowContext

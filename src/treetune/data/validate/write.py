@@ -17,10 +17,16 @@ import msgspec
 from treetune.core.finding import ERROR, SHOWN, Finding
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.data.rows.arrow_values import encode_json, json_fields_of
+from treetune.data.arrow_values import encode_json, json_fields_of
 from treetune.data.rows.formats import format_named
-from treetune.data.rows.sources import File, FileKind, HubName, Row, kind_of
 from treetune.data.rows.writing import write_file
+from treetune.data.sources.names import (
+    File,
+    FileKind,
+    HubName,
+    Row,
+    kind_of,
+)
 from treetune.data.validate.files import read_batches, validate
 from treetune.data.validate.row import fix_task
 from treetune.data.validate.rules import RULES, FilesReport

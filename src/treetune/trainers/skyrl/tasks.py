@@ -26,7 +26,13 @@ from treetune.data.datasets.list_files import build_files
 from treetune.data.datasets.task_lists import LISTS, check_columns, read_declared
 from treetune.data.rows.formats import FORMATS, detect
 from treetune.data.rows.reading import batches_of
-from treetune.data.rows.sources import File, FileKind, HubName, Row, find
+from treetune.data.sources.names import (
+    File,
+    FileKind,
+    HubName,
+    Row,
+    find,
+)
 from treetune.errors import ConfigError, Faults, MissingExtraError, TreetuneError, UnknownNameError, UsageError
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.skyrl.gym import registry

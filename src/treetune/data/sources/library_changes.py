@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.core.finding import Flaw
-from treetune.data.rows.local_files import LocalFiles
-from treetune.data.rows.sources import Layout
+from treetune.data.sources.local_files import LocalFiles
+from treetune.data.sources.names import Layout
 from treetune.errors import TreetuneError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def is_changed(value: Any, kind: pa.DataType) -> bool:
     """Whether a type changes a value of a file of JSON or CSV."""
     from pyarrow import types
 
-    from treetune.data.rows.arrow_values import is_list
+    from treetune.data.arrow_values import is_list
 
     if value is None or types.is_null(kind):
         return False

@@ -1,23 +1,141 @@
-"""Which arguments of `load_dataset` Treetune reads itself: those below, over local files of JSON, CSV and parquet.
+"""The arguments of `datasets.load_dataset`: what they name here, and which of them Treetune reads itself.
 
-    files = find_local_files(LoadingParams(args=["csv"], kwargs={"data_files": "a.csv", "sep": ";"}))
+    params = LoadingParams(args=["csv"], kwargs={"data_files": "a.csv", "sep": ";"})
+    params.local_sources()              # [Path("/data/a.csv")]
+    files = find_local_files(params)    # LocalFiles, or None
 
-Any other argument, and any other source, is the library's: then `find_local_files` gives None. Of folders the library
-says which files are which split, and these files are read here.
+Treetune reads the arguments below over local files of JSON, CSV and parquet. Any other argument and any other source
+are the library's: then `find_local_files` gives None. Of folders the library says which files are which split, and
+Treetune reads these files.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from treetune.data.rows.files import open_parquet
-from treetune.data.rows.local_files import KINDS, LocalFiles
-from treetune.data.rows.sources import FILE_FORMATS, Layout, LoadingParams, ReadError, without_compression
+import msgspec
+
+from treetune.data.sources.files import open_parquet
+from treetune.data.sources.local_files import KINDS, LocalFiles
+from treetune.data.sources.names import (
+    FILE_FORMATS,
+    Layout,
+    ReadError,
+    format_called,
+    spell_format,
+    without_compression,
+)
+from treetune.data.sources.splits import NO_ROWS, iter_patterns, patterns_by_split
+from treetune.errors import ConfigError
+
+_CARDS = (".huggingface.yaml", "README.md", "dataset_infos.json")
+"""What `load_dataset` reads of a local folder besides the data: names of splits, types of columns."""
+
+
+class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    args: Annotated[list[Any], msgspec.Meta(min_length=1)]
+    """Positional arguments of `datasets.load_dataset`; the dataset's name or path at the least."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments: `name`, `split`, `revision`, `data_dir`, `data_files` and so on."""
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+    def argument(self, name: str) -> Any:
+        """What `load_dataset` is given as its `path`, `data_dir` or `data_files`, however it is passed."""
+        positional = dict(zip(("path", "name", "data_dir", "data_files"), self.args, strict=False))
+        return {**positional, **self.kwargs}.get(name)
+
+    @property
+    def path(self) -> Path:
+        return Path(str(self.argument("path") or "")).expanduser()
+
+    @property
+    def is_of_hub(self) -> bool:
+        """Whether the hub is asked: the name is neither a format nor here."""
+        name = str(self.argument("path") or "")
+        return bool(name) and name not in FILE_FORMATS and "://" not in name and not self.path.exists()
+
+    @property
+    def is_format(self) -> bool:
+        """Whether a format is named. One that is neither known nor here is of a newer release, or is of the hub and has
+        no files here."""
+        name = str(self.argument("path") or "")
+        return name in FILE_FORMATS or not name or ("/" not in name and not self.path.exists())
+
+    @property
+    def patterns(self) -> list[str]:
+        """The names and globs in `data_files`."""
+        return list(iter_patterns(self.argument("data_files")))
+
+    def patterns_by_split(self) -> dict[str, list[str]]:
+        """The same by split."""
+        return patterns_by_split(self.argument("data_files"))
+
+    def place_of(self, pattern: str) -> Path | None:
+        """Where one of the patterns is looked for here; None where it is elsewhere."""
+        # `zip://*.csv::archive.zip` reads the archive.
+        pattern, base = os.path.expanduser(pattern.rpartition("::")[2].removeprefix("file://")), self._base
+        if "://" in pattern or (base is None and not os.path.isabs(pattern)):
+            return None
+        return (base or Path()) / pattern
+
+    def match_files(self, pattern: str) -> list[Path]:
+        """The files here that one of the patterns means, in the order in which they are read."""
+        if (place := self.place_of(pattern)) is None:
+            return []
+        if place.exists():
+            return [place]
+        names = sorted(name for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
+        return [Path(name) for name in names if os.path.basename(name) not in NO_ROWS]
+
+    def local_sources(self) -> list[Path]:
+        """The local files and folders that are read; none for the hub and for URLs. Where `data_files` names files, the
+        folder is only where they lie and is not read as a whole."""
+        found: list[Path] = [file for pattern in self.patterns for file in self.match_files(pattern)]
+        if self.argument("data_files") is None and self._base and (self.argument("data_dir") or not self.is_format):
+            found.append(self._base)
+        if not self.is_format and self.path.is_dir():
+            # A folder that is hashed as a whole covers all of these but the hidden one.
+            found += [self.path / card for card in _CARDS if self.path not in found or card.startswith(".")]
+        elif not self.is_format and self.path.is_file():
+            found.append(self.path)
+        return sorted({Path(os.path.abspath(source)) for source in found if source.exists()})
+
+    @property
+    def _base(self) -> Path | None:
+        """The folder in which files are looked for; None where it is not here."""
+        inner = self.argument("data_dir") or ""
+        if self.is_format:
+            return Path(inner).expanduser()
+        return self.path / inner if self.path.is_dir() else None
+
+
+def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
+    """What `load_dataset` could not make sense of, whatever the files hold."""
+    kind, data_files = params.args[0], params.kwargs.get("data_files")
+    if not isinstance(kind, str) or not kind:
+        problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
+        return [("loading_params.args", problem)]
+    if kind not in FILE_FORMATS and (meant := format_called(kind)) in FILE_FORMATS and not params.path.exists():
+        problem = f"{kind!r} is no kind of files; did you mean {meant!r}? Write {spell_format(kind)}"
+        return [("loading_params.args", problem)]
+    if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
+        return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]
+    try:
+        patterns = params.patterns
+    except ConfigError as error:
+        return error.faults
+    return [("loading_params.kwargs.data_files", "names no file")] if data_files is not None and not patterns else []
+
+
+# What Treetune reads itself
 
 _WITHOUT_EFFECT = frozenset(
     "cache_dir chunksize download_config download_mode keep_in_memory name num_proc revision save_infos streaming "

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 
 from treetune.core.finding import Flaw
-from treetune.data.rows.arrow_values import arrow_rows, json_fields_of, pause_gc
-from treetune.data.rows.files import (
+from treetune.data.arrow_values import arrow_rows, json_fields_of, pause_gc
+from treetune.data.sources.files import (
     CsvTypes,
     check_cells,
     decode_row,
@@ -32,7 +32,7 @@ from treetune.data.rows.files import (
     rows_within,
     take_within,
 )
-from treetune.data.rows.sources import (
+from treetune.data.sources.names import (
     File,
     FileKind,
     Layout,
@@ -44,7 +44,7 @@ from treetune.data.rows.sources import (
     spell_format,
     without_compression,
 )
-from treetune.data.rows.split_slices import Piece, parse_split
+from treetune.data.sources.splits import Piece, parse_split
 from treetune.errors import EmptyTasksetError, UsageError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 dataset of the hub, `name[@config][:split]`.
 
     for source in find(["~/data", "more/*.jsonl.gz", "openai/gsm8k@main:test"]): ...
-    LoadingParams(args=["json"], kwargs={"data_files": "train.jsonl"}).local_sources()
 
 A file may be compressed as a whole, as in `rows.jsonl.gz` and `rows.json.zst`: `open_plain` opens it as if it were not.
 """
@@ -16,13 +15,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from treetune.config.plugins import find_ready, tasksets
-from treetune.data.rows.folder_splits import NO_ROWS, iter_patterns, patterns_by_split, split_called, split_files
-from treetune.errors import ConfigError, TreetuneError, UsageError, suggest_file
+from treetune.data.sources.splits import (
+    NO_ROWS,
+    split_called,
+    split_files,
+)
+from treetune.errors import TreetuneError, UsageError, suggest_file
 
 Sources = str | Path | Iterable[str | Path]
 
@@ -80,9 +81,6 @@ class HubName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name}{f'@{self.config}' if self.config else ''}:{self.split}"
-
-    def loading_params(self) -> LoadingParams:
-        return LoadingParams(args=[self.name, *filter(None, [self.config])], kwargs={"split": self.split})
 
 
 def find(sources: Sources) -> Iterator[File | HubName]:
@@ -260,7 +258,7 @@ class Batch(NamedTuple):
         return f"{self.source}, {self.unit} {self.numbers[position]}"
 
 
-# The arguments of `load_dataset`
+# Formats of files, as `load_dataset` names them
 
 FILE_FORMATS = frozenset(
     "arrow audiofolder conll csv eval fasta fastq genbank harbor hdf5 iceberg imagefolder json lance meshfolder mmcif "
@@ -285,104 +283,3 @@ def format_called(name: str) -> str:
 def spell_format(name: str) -> str:
     """How `loading_params` says it."""
     return f"args: [{format_called(name)}]" + (', kwargs: {sep: "\\t"}' if name.lower() == "tsv" else "")
-
-
-_CARDS = (".huggingface.yaml", "README.md", "dataset_infos.json")
-"""What `load_dataset` reads of a local folder besides the data: names of splits, types of columns."""
-
-
-class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    args: Annotated[list[Any], msgspec.Meta(min_length=1)]
-    """Positional arguments of `datasets.load_dataset`; the dataset's name or path at the least."""
-    kwargs: dict[str, Any] = {}
-    """Keyword arguments: `name`, `split`, `revision`, `data_dir`, `data_files` and so on."""
-
-    def __getitem__(self, key: str) -> Any:
-        return getattr(self, key)
-
-    def argument(self, name: str) -> Any:
-        """What `load_dataset` is given as its `path`, `data_dir` or `data_files`, however it is passed."""
-        positional = dict(zip(("path", "name", "data_dir", "data_files"), self.args, strict=False))
-        return {**positional, **self.kwargs}.get(name)
-
-    @property
-    def path(self) -> Path:
-        return Path(str(self.argument("path") or "")).expanduser()
-
-    @property
-    def is_of_hub(self) -> bool:
-        """Whether the hub is asked: the name is neither a format nor here."""
-        name = str(self.argument("path") or "")
-        return bool(name) and name not in FILE_FORMATS and "://" not in name and not self.path.exists()
-
-    @property
-    def is_format(self) -> bool:
-        """Whether a format is named. One that is neither known nor here is of a newer release, or is of the hub and has
-        no files here."""
-        name = str(self.argument("path") or "")
-        return name in FILE_FORMATS or not name or ("/" not in name and not self.path.exists())
-
-    @property
-    def patterns(self) -> list[str]:
-        """The names and globs in `data_files`."""
-        return list(iter_patterns(self.argument("data_files")))
-
-    def patterns_by_split(self) -> dict[str, list[str]]:
-        """The same by split."""
-        return patterns_by_split(self.argument("data_files"))
-
-    def place_of(self, pattern: str) -> Path | None:
-        """Where one of the patterns is looked for here; None where it is elsewhere."""
-        # `zip://*.csv::archive.zip` reads the archive.
-        pattern, base = os.path.expanduser(pattern.rpartition("::")[2].removeprefix("file://")), self._base
-        if "://" in pattern or (base is None and not os.path.isabs(pattern)):
-            return None
-        return (base or Path()) / pattern
-
-    def match_files(self, pattern: str) -> list[Path]:
-        """The files here that one of the patterns means, in the order in which they are read."""
-        if (place := self.place_of(pattern)) is None:
-            return []
-        if place.exists():
-            return [place]
-        names = sorted(name for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
-        return [Path(name) for name in names if os.path.basename(name) not in NO_ROWS]
-
-    def local_sources(self) -> list[Path]:
-        """The local files and folders that are read; none for the hub and for URLs. Where `data_files` names files, the
-        folder is only where they lie and is not read as a whole."""
-        found: list[Path] = [file for pattern in self.patterns for file in self.match_files(pattern)]
-        if self.argument("data_files") is None and self._base and (self.argument("data_dir") or not self.is_format):
-            found.append(self._base)
-        if not self.is_format and self.path.is_dir():
-            # A folder that is hashed as a whole covers all of these but the hidden one.
-            found += [self.path / card for card in _CARDS if self.path not in found or card.startswith(".")]
-        elif not self.is_format and self.path.is_file():
-            found.append(self.path)
-        return sorted({Path(os.path.abspath(source)) for source in found if source.exists()})
-
-    @property
-    def _base(self) -> Path | None:
-        """The folder in which files are looked for; None where it is not here."""
-        inner = self.argument("data_dir") or ""
-        if self.is_format:
-            return Path(inner).expanduser()
-        return self.path / inner if self.path.is_dir() else None
-
-
-def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
-    """What `load_dataset` could not make sense of, whatever the files hold."""
-    kind, data_files = params.args[0], params.kwargs.get("data_files")
-    if not isinstance(kind, str) or not kind:
-        problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
-        return [("loading_params.args", problem)]
-    if kind not in FILE_FORMATS and (meant := format_called(kind)) in FILE_FORMATS and not params.path.exists():
-        problem = f"{kind!r} is no kind of files; did you mean {meant!r}? Write {spell_format(kind)}"
-        return [("loading_params.args", problem)]
-    if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
-        return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]
-    try:
-        patterns = params.patterns
-    except ConfigError as error:
-        return error.faults
-    return [("loading_params.kwargs.data_files", "names no file")] if data_files is not None and not patterns else []

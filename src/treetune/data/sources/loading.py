@@ -21,21 +21,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.core.finding import Flaw
-from treetune.data.rows.files import refuse_encoding
-from treetune.data.rows.library_changes import find_changes
-from treetune.data.rows.load_options import builder_arguments, find_foreign, find_local_files, read_layout
-from treetune.data.rows.local_files import KINDS, ROWS, LocalFiles, SourceBatch, refuse_name
-from treetune.data.rows.saved_folder import is_saved, load_saved
-from treetune.data.rows.sources import (
+from treetune.data.sources.files import refuse_encoding
+from treetune.data.sources.library_changes import find_changes
+from treetune.data.sources.loading_params import (
+    LoadingParams,
+    builder_arguments,
+    find_foreign,
+    find_local_files,
+    read_layout,
+)
+from treetune.data.sources.local_files import (
+    KINDS,
+    ROWS,
+    LocalFiles,
+    SourceBatch,
+    refuse_name,
+)
+from treetune.data.sources.names import (
     FILE_FORMATS,
     FileKind,
-    LoadingParams,
+    HubName,
     format_called,
     known_kind,
     open_plain,
     without_compression,
 )
-from treetune.data.rows.split_slices import parse_split
+from treetune.data.sources.splits import is_saved, load_saved, parse_split
 from treetune.errors import (
     EmptyTasksetError,
     NetworkError,
@@ -61,7 +72,7 @@ LEFT_BEHIND = 7 * 86400
 """Seconds after which no process builds from a copy any more."""
 
 
-class Source:
+class LibraryDataset:
     """An opened dataset: that of `params`, or one of the user's own."""
 
     def __init__(self, dataset: Any, params: LoadingParams | None = None) -> None:
@@ -184,7 +195,7 @@ def _is_decoded(feature: Any) -> bool:
     return not isinstance(feature, Image) and bool(require_decoding(feature))
 
 
-def open_source(params: LoadingParams) -> Source | LocalFiles:
+def open_source(params: LoadingParams) -> LibraryDataset | LocalFiles:
     """Load what `loading_params` names; with no split given, the only one there is."""
     _refuse_file_name(params)
     if not is_saved(params.path):
@@ -197,9 +208,15 @@ def open_source(params: LoadingParams) -> Source | LocalFiles:
         if "cache_dir" not in kwargs and params.local_sources():
             kwargs["cache_dir"] = _make_copy_folder(params)
             undo.callback(shutil.rmtree, kwargs["cache_dir"], ignore_errors=True)
-        source = Source(_load(params, kwargs), params)
+        source = LibraryDataset(_load(params, kwargs), params)
         weakref.finalize(source, undo.pop_all().close)
     return source
+
+
+def open_named(dataset: HubName) -> LibraryDataset | LocalFiles:
+    """Load a dataset of the hub by its name."""
+    args = [dataset.name, *filter(None, [dataset.config])]
+    return open_source(LoadingParams(args=args, kwargs={"split": dataset.split}))
 
 
 def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:

@@ -1,18 +1,20 @@
-"""Which files of a folder are which split, as `datasets.load_dataset(folder)` has it.
+"""Splits: the files of a folder that are one, the rows that a `split` of `load_dataset` means, and saved folders.
 
     split_files(folder, files)      # {"train": [folder/train.parquet], "test": [folder/test.parquet]}
+    pieces = parse_split("train[:10%]+test", ["train", "test"])
+    [(piece.split, piece.range_of(1000)) for piece in pieces]    # [("train", range(0, 100)), ("test", range(0, 1000))]
 
-A card (README.md with `configs`) says it; else the names of shards, of folders, of files, in this order. Without any of
-these all files are `train`.
+Files belong to the splits that `datasets.load_dataset(folder)` finds: a card (README.md with `configs`) names them,
+else the names of shards, of folders, of files, in this order. Without any of these all files are `train`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from treetune.errors import ConfigError, UsageError
 
@@ -130,3 +132,85 @@ def _is_entry(value: Any) -> bool:
 def _list_of(card: Any, key: str) -> list[Any]:
     value = card.get(key) if isinstance(card, dict) else None
     return value if isinstance(value, list) else []
+
+
+# The rows that `split` means
+
+_PIECE = re.compile(
+    r"(?P<split>\w+(?:\.\w+)*)(?:\[(?P<start>-?[\d_]+%?)?:(?P<stop>-?[\d_]+%?)?\])?(?:\((?P<rounding>[^)]*)\))?"
+)
+
+
+class Piece(NamedTuple):
+    split: str
+    start: int | None = None
+    stop: int | None = None
+    percent: bool = False
+    whole: bool = False
+    """Whether one percent is a whole number of rows, as `(pct1_dropremainder)` says."""
+
+    def range_of(self, rows: int) -> range:
+        """The rows of a split that has so many."""
+        start = self._place(0 if self.start is None else self.start, rows)
+        stop = rows if self.stop is None else self._place(self.stop, rows)
+        return range(start, max(start, stop))
+
+    def _place(self, boundary: int, rows: int) -> int:
+        if self.percent and self.whole:
+            if rows < 100:
+                problem = f"split: {self.split!r} has {rows} rows, fewer than 100, and (pct1_dropremainder) takes none"
+                raise UsageError(problem, remedy="leave (pct1_dropremainder) out")
+            boundary *= rows // 100
+        elif self.percent:
+            boundary = round(boundary * rows / 100.0)
+        return min(max(rows + boundary, 0) if boundary < 0 else boundary, rows)
+
+
+def parse_split(text: str, splits: Collection[str]) -> list[Piece]:
+    """The pieces whose rows follow each other. `splits` are those that there are; `all` is each of them."""
+    if text == "all":
+        return [Piece(split) for split in splits]
+    pieces: list[Piece] = []
+    for part in re.split(r"\s*\+\s*", text.strip()):
+        match = _PIECE.fullmatch(part)
+        if match is None or match["rounding"] not in (None, "closest", "pct1_dropremainder"):
+            remedy = "write train, train[:100], train[:10%] or train[:50%]+test"
+            raise UsageError(f"loading_params.kwargs.split: {text!r} is no split", remedy=remedy)
+        bounds = [match["start"], match["stop"]]
+        start, stop = (None if bound is None else int(bound.rstrip("%")) for bound in bounds)
+        percent = any(bound is not None and bound.endswith("%") for bound in bounds)
+        if percent and any(bound is not None and abs(bound) > 100 for bound in (start, stop)):
+            raise UsageError(f"loading_params.kwargs.split: {text!r} has a share above 100%")
+        if match["split"] not in splits:
+            problem = f"Unknown split {match['split']!r}: there is {', '.join(splits)}"
+            raise UsageError(problem, remedy="look at loading_params.kwargs.split; files without one are train")
+        pieces.append(Piece(match["split"], start, stop, percent, match["rounding"] == "pct1_dropremainder"))
+    return pieces
+
+
+# Folders of `Dataset.save_to_disk`
+
+
+def is_saved(folder: Path) -> bool:
+    return (folder / "dataset_dict.json").is_file() or all(
+        (folder / name).is_file() for name in ("state.json", "dataset_info.json")
+    )
+
+
+def load_saved(folder: Path, kwargs: Mapping[str, Any]) -> Any:
+    """A dataset, or several by their splits. `split` means the same as in `load_dataset`, slices included."""
+    import datasets
+
+    split = kwargs.get("split")
+    if further := [name for name in kwargs if name not in ("split", "cache_dir")]:
+        raise UsageError(
+            f"loading_params.kwargs has {further[0]}, and {folder} was written by save_to_disk",
+            remedy="such a folder has splits and nothing else to choose: leave the key out",
+        )
+    saved = datasets.load_from_disk(str(folder))
+    if split is None:
+        return saved
+    parts = saved if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}
+    pieces = parse_split(str(split), parts)
+    chosen = [parts[piece.split].select(piece.range_of(len(parts[piece.split]))) for piece in pieces]
+    return chosen[0] if len(chosen) == 1 else datasets.concatenate_datasets(chosen)

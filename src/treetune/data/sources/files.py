@@ -25,7 +25,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from treetune.data.rows.sources import File, FileKind, Layout, ReadError, Row, open_plain
+from treetune.data.sources.names import (
+    File,
+    FileKind,
+    Layout,
+    ReadError,
+    Row,
+    open_plain,
+)
 
 BLOCK = 1 << 20
 """Bytes of JSON lines that are decoded at a time."""
