@@ -15,7 +15,7 @@ from treetune import Environment, Observation, Run, Step, Task, Taskset, run_rol
 from treetune.chat.images import image_part, to_url, urls_in
 from treetune.core.policy import Completion
 from treetune.runs.folder import TRACES
-from treetune.runs.images import bring_back, move_out
+from treetune.runs.plain_files import bring_back, move_out
 from treetune.serve import EnvServer, HttpConfig, HttpDoor, TaskServerClient
 from treetune.tasksets.target import load_taskset
 

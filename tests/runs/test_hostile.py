@@ -13,7 +13,7 @@ from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.evaluation import TRACES, EvalConfig, Run, RunFolder, read_config
 from treetune.runs import discovery
 from treetune.runs.discovery import open_run, runs_below
-from treetune.runs.images import bring_back
+from treetune.runs.plain_files import bring_back
 
 LINE = '{"input": "?", "output": "3", "score": 1.0, "step": 1}\n'
 

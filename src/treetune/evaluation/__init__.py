@@ -14,9 +14,8 @@ from treetune.evaluation.config import (
     read_taskset,
     unknown_keys,
 )
-from treetune.evaluation.hosts import ask_server, check_judges, find_served, refuse_unservable
 from treetune.evaluation.pass_rates import PassRates
-from treetune.evaluation.plan import Plan, Watch
+from treetune.evaluation.plan import Plan, Watch, ask_server, check_judges, find_served, refuse_unservable
 from treetune.evaluation.rendering import render
 from treetune.evaluation.rescore import MORE, RescorePreview, Rescorer
 from treetune.evaluation.run_set import RunSet

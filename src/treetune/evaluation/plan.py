@@ -13,18 +13,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from treetune import serve
+from treetune.core.environment import contract_of
+from treetune.core.mixture import parts_of
 from treetune.core.policy import Policy
 from treetune.core.task import Task
+from treetune.core.taskset import Taskset
+from treetune.core.tool import ToolSource
 from treetune.core.trace import Trace
-from treetune.errors import UsageError
+from treetune.errors import TasksetError, UsageError
 from treetune.evaluation.config import Evaluation
-from treetune.evaluation.hosts import ask_server, check_judges, find_served, open_host, refuse_unservable
 from treetune.evaluation.rescore import RescoreSummary, score_again
 from treetune.evaluation.run_trust import remember
 from treetune.evaluation.runner import Runner
@@ -32,10 +36,13 @@ from treetune.loggers import About, Loggers
 from treetune.loggers.figures import figures_of, samples_of
 from treetune.models import check_policy, check_reachable, load_policy
 from treetune.models.scripted import refuse_without_gold
+from treetune.play.host import Host, LocalHost, always
+from treetune.play.streams import Streams
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.run import Run
 from treetune.runs.summary import Tally
 from treetune.system.threads import call_apart
+from treetune.tasksets.target import is_server
 
 _RESCORE = "pass --rescore to score what there is again, "
 
@@ -44,11 +51,6 @@ class Watcher(Protocol):
     """Sees rollouts as they end."""
 
     def on_trace(self, trace: Trace, tally: Tally) -> None: ...
-
-
-class Unwatched:
-    def on_trace(self, trace: Trace, tally: Tally) -> None:
-        return None
 
 
 class Plan:
@@ -183,8 +185,9 @@ class Plan:
         policy, self._policy = self._policy, None  # it is closed at the end, and may be large
         async with self._logged(), open_host(self.evaluation, policy, self._workers) as host:
             done = self.runner.resume() if self._resume else 0
-            with watch(self, done) if watch is not None else nullcontext(Unwatched()) as watcher:
-                self.runner.on_trace = watcher.on_trace
+            with watch(self, done) if watch is not None else nullcontext() as watcher:
+                if watcher is not None:
+                    self.runner.on_trace = watcher.on_trace
                 await self.runner.run(host)
 
     @asynccontextmanager
@@ -206,3 +209,83 @@ class Plan:
 
 Watch = Callable[[Plan, int], AbstractContextManager[Watcher]]
 """Makes what watches a plan being played, which has so many rollouts already."""
+
+
+# Where a TARGET is played: in this process, on the server that it names, or on workers that are started for it
+
+
+def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
+    """The taskset as one of a server; None where its tasks are here."""
+    named = is_server(str(getattr(taskset.config, "address", "")))  # asked first: `serve` takes long to load
+    return taskset if named and isinstance(taskset, serve.Served) else None
+
+
+async def ask_server(served: serve.Served, count: int = 0) -> list[Task]:
+    """Has the server say what it serves, which `served` then knows; gives its first tasks."""
+    async with aclosing(served):
+        await served.learn()
+        return await served.first_tasks(count) if count else []
+
+
+@asynccontextmanager
+async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int | None) -> AsyncIterator[Host]:
+    """Where the rollouts of an evaluation run: here with the policy, on as many workers, or on its taskset's server."""
+    config, taskset = evaluation.config, evaluation.taskset
+    async with AsyncExitStack() as opened:
+        if (served := find_served(taskset)) is not None:
+            await opened.enter_async_context(aclosing(served))
+        if policy is not None:
+            opened.push_async_callback(policy.close)
+            # It loads nothing: only what is drawn is made.
+            host: Host = LocalHost(Streams(taskset), always(policy), config.limits, config.max_concurrent)
+            opened.push_async_callback(host.close)
+        elif workers is not None:
+            from treetune.models.vllm import running
+
+            # A server of our own without a door: its host is asked right here.
+            settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)
+            models = serve.ModelsConfig(
+                model=config.model, endpoint=opened.enter_context(running(config.model, config.endpoint))
+            )
+            server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers), doors=[])
+            opened.push_async_callback(server.close)
+            await server.start()
+            host = server.host
+        else:
+            assert served is not None
+            host = await opened.enter_async_context(served.open_host())
+        yield host
+
+
+def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
+    """A taskset whose tasks run code is refused where nothing can contain that code, or nobody trusts it."""
+    for part in parts_of(taskset):
+        if (refuse_untrusted := getattr(part, "refuse_untrusted", None)) is not None:
+            refuse_untrusted()
+        if part.scorer is not None:
+            part.scorer.check()
+        for tool in part.named_tools():
+            if isinstance(tool, type) and issubclass(tool, ToolSource):
+                tool.require()
+        if _runs_code(part):
+            from treetune.sandbox import probe
+
+            if not (found := probe()).available:
+                problem = f"{part.name} runs code, and no sandbox can start here to run it in: {found.cause}"
+                raise TasksetError(problem, remedy=found.remedy)
+
+
+def check_judges(taskset: Taskset[Any, Any]) -> None:
+    """Refuses a judge behind an endpoint that does not answer. Not within an event loop."""
+    for part in parts_of(taskset):
+        if part.scorer is not None:
+            part.scorer.check_reachable()
+
+
+def _runs_code(taskset: Taskset[Any, Any]) -> bool:
+    """Whether it does so itself, or the environment that its config names for all tasks."""
+    if getattr(taskset.config, "has_images", False):
+        return False  # the engine of its images contains it, and says itself where it does not
+    env_class = getattr(taskset.config, "env_class", None)
+    contract = contract_of(env_class) if isinstance(env_class, str) else None
+    return taskset.NEEDS_CONTAINER or (contract is not None and contract.sandbox)

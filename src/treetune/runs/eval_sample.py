@@ -20,8 +20,8 @@ from treetune.chat.calls import ToolCall
 from treetune.chat.images import url_of
 from treetune.chat.message import Message, reasoning_of, text_of
 from treetune.core.trace import Outcome, Trace, Turn
-from treetune.runs.foreign.chat import calls_of
 from treetune.runs.foreign.inspect import REWARD, SUCCESS
+from treetune.runs.foreign.kind import calls_of
 
 _ROLES = {"system": "system", "developer": "system", "assistant": "assistant", "tool": "tool"}
 _STOPS = {"length": "max_tokens", "stop": "stop", "tool_calls": "tool_calls", "content_filter": "content_filter"}

@@ -32,9 +32,8 @@ from treetune.core.trace import Trace, decode_trace, encode_trace
 from treetune.data.rows.cache import write_atomically
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.runs.entry import Entry
-from treetune.runs.images import bring_back, move_images, move_out
 from treetune.runs.index import INDEX, LONGEST_LINE, Damage, IndexWriter, key_of_trace, mend_index
-from treetune.runs.plain_files import UNREADABLE, open_to_append, read_regular
+from treetune.runs.plain_files import UNREADABLE, bring_back, move_images, move_out, open_to_append, read_regular
 
 SUMMARY, FINGERPRINT = "summary.json", "fingerprint.json"
 SUPERSEDED = "superseded.jsonl"

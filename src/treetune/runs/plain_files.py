@@ -5,26 +5,43 @@
 
 Opening a named pipe blocks, and a link may point to a key in the user's home, which an export would then hold. A link
 to a file below the same folder is followed. So is one of the hub's cache, whose files are links.
+
+The images of a run are such files, each once, named after their content, beside the records that show them: a rollout
+shows its task's images several times, and a run plays a task several times.
+
+    line = move_out(line, folder)     # "data:image/png;base64,..." is "images/3f2a....png" now
+    line = bring_back(line, folder)   # and is what it was
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import re
 import stat
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from treetune.system.cache_folder import write_atomically
+
 MOST_BYTES = 64 << 20
 """Of a file that is read as a whole: a config, a summary, an image."""
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoding raises: JSON that is damaged, of another type, not UTF-8, or nested too deeply."""
+
+IMAGES = "images"
+_MOST_OF_IMAGES = 64 << 20
+"""Of all images that a record shows."""
+_DATA = re.compile(rb'"data:image/(png|jpeg|webp|gif);base64,([A-Za-z0-9+/]+={0,2})"')
+_NAME = re.compile(rb'"images/([0-9a-f]{32}\.(png|jpeg|webp|gif))"')
 
 _top: ContextVar[Path | None] = ContextVar("top", default=None)
 
@@ -103,3 +120,50 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
 }
+
+
+# Images
+
+
+def move_out(line: bytes, folder: Path) -> bytes:
+    """A record whose images are files below `folder`."""
+    return _DATA.sub(lambda found: _store(found, folder / IMAGES), line) if b'"data:image/' in line else line
+
+
+def bring_back(line: bytes, folder: Path) -> bytes:
+    """The record as it was. An image stays a name where its file is gone or outside of the run, or where all are too
+    large."""
+    left = _MOST_OF_IMAGES
+
+    def load(found: re.Match[bytes]) -> bytes:
+        nonlocal left
+        try:
+            data = read_regular(folder / IMAGES / found[1].decode(), folder, left)
+        except OSError:
+            return found[0]
+        left -= len(data)
+        return b'"data:image/%s;base64,%s"' % (found[2], b64encode(data))
+
+    return _NAME.sub(load, line) if b'"images/' in line else line
+
+
+def move_images(source: Path, target: Path) -> None:
+    """Those of one run to another, which may have some already."""
+    if (source / IMAGES).is_dir():
+        (target / IMAGES).mkdir(exist_ok=True)
+        for file in (source / IMAGES).iterdir():
+            os.replace(file, target / IMAGES / file.name)
+
+
+def _store(found: re.Match[bytes], folder: Path) -> bytes:
+    kind, encoded = found.groups()
+    with suppress(ValueError):
+        data = b64decode(encoded, validate=True)
+        if b64encode(data) == encoded:  # else it could not be brought back as it was
+            name = f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.{kind.decode()}"
+            if not (folder / name).exists():
+                folder.mkdir(exist_ok=True)
+                refuse_link(folder)
+                write_atomically(folder / name, data)
+            return f'"{IMAGES}/{name}"'.encode()
+    return found[0]

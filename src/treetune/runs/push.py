@@ -21,9 +21,8 @@ from treetune.chat.message import Message
 from treetune.config.run_config import CONFIG
 from treetune.core.trace import Trace
 from treetune.runs.folder import FINGERPRINT, SUMMARY, TRACES
-from treetune.runs.images import FOLDER as IMAGES
 from treetune.runs.index import INDEX
-from treetune.runs.plain_files import find_fault
+from treetune.runs.plain_files import IMAGES, find_fault
 from treetune.runs.summary import Summary
 from treetune.system.hub import Card, check_repo, upload
 

@@ -31,9 +31,8 @@ from treetune.runs.annotations import Key, Mark, key_of, marks_stamp, read_marks
 from treetune.runs.columns import NUMBERS, TEXTS, Columns, Entries, Groups, Mask
 from treetune.runs.entry import Entry, pread_line
 from treetune.runs.folder import SUMMARY, TRACES
-from treetune.runs.images import bring_back
 from treetune.runs.index import IndexReader
-from treetune.runs.plain_files import UNREADABLE, find_fault, read_regular
+from treetune.runs.plain_files import UNREADABLE, bring_back, find_fault, read_regular
 from treetune.runs.query import Query, solved
 from treetune.runs.summary import Summary, Tally
 

@@ -93,6 +93,13 @@ class TaskTally(msgspec.Struct):
         return self.passes + [False] * (self.rollouts - len(self.passes))
 
 
+_SUMS = (
+    *("prompt_tokens", "completion_tokens", "judge_calls", "judge_cache_hits", "judge_prompt_tokens"),
+    *("judge_completion_tokens", "retries"),
+)
+"""The figures of a summary that are sums over its rollouts."""
+
+
 class Tally:
     """Collects traces one by one and keeps only what the summary needs of them."""
 
@@ -101,22 +108,18 @@ class Tally:
         self._tasks: dict[tuple[str, int], TaskTally] = {}
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._outcomes: Counter[str] = Counter()
-        self._seconds = 0.0
-        self._prompt_tokens = self._completion_tokens = 0
-        self._judge_calls = self._judge_cache_hits = self._judge_calls_untold = 0
-        self._judge_prompt_tokens = self._judge_completion_tokens = 0
+        self._sums = dict.fromkeys(_SUMS, 0)
+        self._seconds = self._reward_sum = 0.0
+        self._uncounted_judge_calls = 0
         self.stopped: str | None = None
         """Why no more rollouts are begun."""
         self.notes: list[str] = []
         """What is wrong with the records that were counted."""
-        self._reward_sum = 0.0
         self._failures: Counter[str] = Counter()
         self._said: dict[str, str] = {}
         """What the first failure of each kind said."""
         self._warnings: Counter[str] = Counter()
-        self.retries = 0
-        self.rollouts = 0
-        self.scored = 0
+        self.rollouts = self.scored = 0
         self.expected: int | None = None
         """How many rollouts there will be, once that is known."""
 
@@ -126,9 +129,10 @@ class Tally:
         self.rollouts += 1
         self._outcomes[trace.outcome.value] += 1
         self._seconds += trace.timing.total
-        self._prompt_tokens += trace.usage.prompt_tokens
-        self._completion_tokens += trace.usage.completion_tokens
-        self.retries += trace.all_retries
+        sums = self._sums
+        sums["prompt_tokens"] += trace.usage.prompt_tokens
+        sums["completion_tokens"] += trace.usage.completion_tokens
+        sums["retries"] += trace.all_retries
         self._warnings.update(trace.warnings)
         self._add_judgements(trace)
         if trace.failure is not None:
@@ -146,23 +150,30 @@ class Tally:
             self._metrics[name].append(value)
 
     def _add_judgements(self, trace: Trace) -> None:
-        self._judge_calls += len(trace.judgements)
+        sums = self._sums
+        sums["judge_calls"] += len(trace.judgements)
         for judgement in trace.judgements:
             if judgement.cached:
-                self._judge_cache_hits += 1
+                sums["judge_cache_hits"] += 1
                 continue
             usage = judgement.usage
-            self._judge_prompt_tokens += usage.prompt_tokens
-            self._judge_completion_tokens += usage.completion_tokens
-            self._judge_calls_untold += bool(judgement.answer) and not (usage.prompt_tokens + usage.completion_tokens)
+            sums["judge_prompt_tokens"] += usage.prompt_tokens
+            sums["judge_completion_tokens"] += usage.completion_tokens
+            self._uncounted_judge_calls += bool(judgement.answer) and not (
+                usage.prompt_tokens + usage.completion_tokens
+            )
+
+    @property
+    def retries(self) -> int:
+        return self._sums["retries"]
 
     @property
     def judge_tokens(self) -> int:
-        return self._judge_prompt_tokens + self._judge_completion_tokens
+        return self._sums["judge_prompt_tokens"] + self._sums["judge_completion_tokens"]
 
     @property
     def tokens_total(self) -> int:
-        return self._prompt_tokens + self._completion_tokens + self.judge_tokens
+        return self._sums["prompt_tokens"] + self._sums["completion_tokens"] + self.judge_tokens
 
     @property
     def mean_reward(self) -> float | None:
@@ -181,8 +192,8 @@ class Tally:
         if self.mean_reward != self.mean_reward_all:
             means = f"{_figure(self.mean_reward)} over the scored, {_figure(self.mean_reward_all)} over all"
             found.append(f"{self.errors} of {self.rollouts} rollouts have no reward: the mean is {means}")
-        if self._judge_calls_untold:
-            calls = f"{self._judge_calls_untold} calls of judges did not say how many tokens they took"
+        if self._uncounted_judge_calls:
+            calls = f"{self._uncounted_judge_calls} calls of judges did not say how many tokens they took"
             found.append(f"{calls}: no ceiling counts them")
         for kind, count in self._failures.most_common(MOST_WARNINGS):
             found.append(f"{count} x {kind}: {self._said[kind]}".removesuffix(": "))
@@ -205,13 +216,7 @@ class Tally:
             outcomes=dict(sorted(self._outcomes.items())),
             metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
             data_sources={source: _summarise_source(tasks) for source, tasks in sorted(by_source.items())},
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._completion_tokens,
-            judge_calls=self._judge_calls,
-            judge_cache_hits=self._judge_cache_hits,
-            judge_prompt_tokens=self._judge_prompt_tokens,
-            judge_completion_tokens=self._judge_completion_tokens,
-            retries=self.retries,
+            **self._sums,
             stopped=self.stopped,
             seconds_per_rollout=self._seconds / self.rollouts if self.rollouts else None,
             warnings=self._list_warnings(),

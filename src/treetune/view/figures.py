@@ -28,6 +28,8 @@ _BINS = 20
 _MOST_TURNS = 40
 _MOST_ON_TIMELINE = 2000
 _MOST_FAILURES = 50
+FLAGS = {"all 0": "all0", "all 1": "all1", "mixed": "mixed", "failed": "failed"}
+"""The flags of groups, with the names that the pages have for them."""
 
 
 def plain(value: Any) -> Any:
@@ -48,18 +50,18 @@ def first_of(values: Numbers) -> float | None:
 
 def overview(run: Run) -> dict[str, Any]:
     """What a list of runs says of each."""
-    columns = run.columns
+    about = {"taskset": run.taskset, "model": run.model, "fingerprint": _fingerprint(run)}
+    return {**about, **_overview(run.columns, run.solved())}
+
+
+def _overview(columns: Columns, solved: Mask) -> dict[str, Any]:
     groups, reward = columns.groups(), columns.reward
     scored = ~np.isnan(reward)
     began = first_of(columns.numbers("began"))
-    by_task = _split(groups.task[scored], reward[scored], len(groups))
-    solved = _split(groups.task[scored], run.solved()[scored], len(groups))
     return {
-        "taskset": run.taskset,
-        "model": run.model,
         "mean": mean_of(reward),
-        "stderr": standard_error(by_task),
-        "pass_at": pass_at_k(solved),
+        "stderr": standard_error(_split(groups.task[scored], reward[scored], len(groups))),
+        "pass_at": pass_at_k(_split(groups.task[scored], solved[scored], len(groups))),
         "tasks": len(groups),
         "rollouts": len(columns),
         "scored": int(scored.sum()),
@@ -71,11 +73,14 @@ def overview(run: Run) -> dict[str, Any]:
         if began is None
         else plain(np.nanmax(columns.numbers("began") + columns.numbers("seconds")) - began),
         "began": began,
-        "fingerprint": _fingerprint(run),
-        "spark": [mean_of(part) for part in np.array_split(reward, min(_SLICES, max(1, len(reward))))],
+        "spark": [mean_of(part) for part in np.array_split(reward, min(_SLICES, len(reward)) or 1) if len(part)],
         "steps": bool((~np.isnan(columns.numbers("step"))).any()),
         "metrics": columns.metrics,
     }
+
+
+NOTHING = {"taskset": "", "model": "", "fingerprint": None, **_overview(Columns(), np.zeros(0, bool))}
+"""The overview of a run of which nothing is known."""
 
 
 def _fingerprint(run: Run) -> str | None:
@@ -101,10 +106,10 @@ def _count(columns: Columns, name: str) -> dict[str, int]:
 
 def details(run: Run) -> dict[str, Any]:
     """What the page of a run shows beyond its line in the list."""
-    columns, summary = run.columns, run.written_summary()
+    columns, summary, flags = run.columns, run.written_summary(), Counter(run.groups().flags())
     return {
         **_config(run),
-        "warnings": [*run.warnings, *(summary.warnings if (summary := run.written_summary()) is not None else ())],
+        "warnings": [*run.warnings, *(summary.warnings if summary is not None else ())],
         "histogram": _histogram(columns.reward),
         "sources": _sources(columns),
         "metrics": [_metric(name, columns.numbers(name)[~np.isnan(columns.reward)]) for name in columns.metrics],
@@ -113,7 +118,7 @@ def details(run: Run) -> dict[str, Any]:
         "timeline": timeline(columns),
         "failures": _failures(columns),
         "steps": steps_of(columns),
-        "group_flags": count_flags(columns),
+        "group_flags": {**{name: flags[flag] for flag, name in FLAGS.items()}, "other": flags["same"]},
     }
 
 
@@ -165,30 +170,21 @@ def _metric(name: str, values: Numbers) -> dict[str, Any]:
 
 
 def _by_turns(columns: Columns) -> list[dict[str, Any]]:
-    turns, reward = columns.numbers("turns"), columns.reward
-    return [
-        {"turns": int(number), "rollouts": int((turns == number).sum()), "mean": mean_of(reward[turns == number])}
-        for number in np.unique(turns[~np.isnan(turns)])[:_MOST_TURNS]
-    ]
+    numbers, places = np.unique(columns.numbers("turns"), return_inverse=True)
+    found = zip(numbers.tolist(), *_means(places, columns.reward, len(numbers)), strict=True)
+    return [{"turns": int(turns), "rollouts": count, "mean": mean} for turns, count, mean in found][:_MOST_TURNS]
 
 
 def _by_tokens(columns: Columns) -> list[dict[str, Any]]:
     """In ten parts of about as many rollouts."""
-    tokens, reward = columns.numbers("tokens"), columns.reward
-    known = tokens[~np.isnan(tokens)]
-    if not len(known) or not known.max():
+    tokens = columns.numbers("tokens")
+    if not len(tokens) or not tokens.max():
         return []
-    edges = np.unique(np.quantile(known, np.linspace(0, 1, 11), method="nearest"))
-    if len(edges) == 1:
-        edges = np.array([edges[0], edges[0]])
-    found = []
-    for number, (low, high) in enumerate(pairwise(edges)):
-        last = number == len(edges) - 2
-        part = (tokens >= low) & ((tokens <= high) if last else (tokens < high))
-        found.append(
-            {"low": plain(low), "high": plain(high), "rollouts": int(part.sum()), "mean": mean_of(reward[part])}
-        )
-    return found
+    edges = np.unique(np.quantile(tokens, np.linspace(0, 1, 11), method="nearest"))
+    lows, highs = (edges[:-1], edges[1:]) if len(edges) > 1 else (edges, edges)
+    means = _means(np.searchsorted(lows, tokens, side="right") - 1, columns.reward, len(lows))
+    found = zip(lows.tolist(), highs.tolist(), *means, strict=True)
+    return [{"low": low, "high": high, "rollouts": count, "mean": mean} for low, high, count, mean in found]
 
 
 def timeline(columns: Columns) -> list[dict[str, Any]]:
@@ -228,38 +224,24 @@ def steps_of(columns: Columns) -> list[dict[str, Any]]:
     steps, places = np.unique(step[known], return_inverse=True)
     sources, names = columns.codes("source")[known], columns.texts("source")
     reward = reward[known]
-    means = {name: _means(places, reward, sources == code, len(steps)) for code, name in enumerate(names)}
-    every = _means(places, reward, np.ones(len(reward), bool), len(steps))
+    of_source = {
+        name: _means(places[sources == code], reward[sources == code], len(steps))[1] for code, name in enumerate(names)
+    }
     return [
         {
-            "step": int(number),
-            "rollouts": int(count),
-            "mean": every[at],
-            "sources": {name: mean[at] for name, mean in means.items() if mean[at] is not None},
+            "step": int(step),
+            "rollouts": count,
+            "mean": mean,
+            "sources": {name: means[at] for name, means in of_source.items() if means[at] is not None},
         }
-        for at, (number, count) in enumerate(zip(steps, np.bincount(places), strict=True))
+        for at, (step, count, mean) in enumerate(zip(steps, *_means(places, reward, len(steps)), strict=True))
     ]
 
 
-def _means(places: Codes, values: Numbers, among: Mask, number: int) -> list[float | None]:
-    among = among & ~np.isnan(values)
-    counts = np.bincount(places[among], minlength=number)
-    sums = np.bincount(places[among], values[among], minlength=number)
-    return [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
-
-
-FLAGS = ("all0", "all1", "mixed", "failed")
-
-
-def flags_of(columns: Columns) -> Codes:
-    """Of each group, its place in `FLAGS`; -1 where it has none: all earned the same, which is neither 0 nor 1."""
-    groups = columns.groups()
-    flags = np.full(len(groups), -1, np.int64)
-    for code, mask in enumerate((groups.all_of(0.0), groups.all_of(1.0), groups.mixed, groups.failed)):
-        flags[mask] = code
-    return flags
-
-
-def count_flags(columns: Columns) -> dict[str, int]:
-    other, *counts = np.bincount(flags_of(columns) + 1, minlength=len(FLAGS) + 1).tolist()
-    return {**dict(zip(FLAGS, counts, strict=True)), "other": other}
+def _means(places: Codes, reward: Numbers, number: int) -> tuple[list[int], list[float | None]]:
+    """How many rollouts have each place, and their mean reward."""
+    scored = ~np.isnan(reward)
+    counts = np.bincount(places[scored], minlength=number)
+    sums = np.bincount(places[scored], reward[scored], minlength=number)
+    means = [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
+    return np.bincount(places, minlength=number).tolist(), means

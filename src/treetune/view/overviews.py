@@ -23,7 +23,7 @@ from treetune.runs.folder import SUMMARY
 from treetune.runs.plain_files import UNREADABLE, read_regular
 from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir, write_atomically
-from treetune.view.figures import overview
+from treetune.view.figures import NOTHING, overview
 from treetune.view.run_list import RunList, ShownRun, Stamp, Writers
 
 _WAIT_SECONDS = 0.7
@@ -155,33 +155,10 @@ def _line_of(run: Run) -> dict[str, Any]:
     return {**overview(run), **({"error": run.warnings[0]} if run.warnings else {})}
 
 
-_NOTHING: dict[str, Any] = {
-    "taskset": "",
-    "model": "",
-    "mean": None,
-    "stderr": None,
-    "pass_at": {},
-    "tasks": 0,
-    "rollouts": 0,
-    "scored": 0,
-    "outcomes": {},
-    "prompt_tokens": 0,
-    "completion_tokens": 0,
-    "retries": 0,
-    "seconds": None,
-    "began": None,
-    "fingerprint": None,
-    "spark": [],
-    "steps": False,
-    "metrics": [],
-    "read": 0.0,
-}
-
-
 def _row_of_summary(shown: ShownRun) -> dict[str, Any]:
     """What its summary says, where there is one. It has no rollouts yet, so that whoever asks for changes is told when
     it has."""
-    row = {**_NOTHING, "pending": True}
+    row = {**NOTHING, "read": 0.0, "pending": True}
     with suppress(OSError, *UNREADABLE):
         if not shown.is_own:
             return row

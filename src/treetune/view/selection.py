@@ -20,7 +20,7 @@ import numpy as np
 from treetune.core.trace import Trace, decode_trace
 from treetune.evaluation import TRACES, Run
 from treetune.runs.eval_log import write_eval_log
-from treetune.runs.images import bring_back
+from treetune.runs.plain_files import bring_back
 
 _BATCH = 1000
 _PART = 1 << 20

@@ -17,7 +17,7 @@ from treetune.evaluation import Run, TaskChange, compare_tasks
 from treetune.runs.annotations import key_of
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
 from treetune.runs.plain_files import UNREADABLE
-from treetune.view.figures import FLAGS, flags_of, plain
+from treetune.view.figures import FLAGS, plain
 
 _QUESTION = 160
 _MOST_TASKS = 5000
@@ -104,7 +104,7 @@ def list_groups(run: Run, query: str, sort: str, descending: bool, start: int, c
     fits = run.fits(query)
     shown = np.flatnonzero(np.bincount(groups.task[fits], minlength=len(groups)))
     order = shown[_order(_group_column(columns, sort)[shown], descending)]
-    flags = flags_of(columns)
+    flags = groups.flags()
     rows = [_describe_group(run, group, flags[group], fits) for group in order[start : start + count].tolist()]
     return {"total": len(order), "matching_rollouts": int(fits.sum()), "rows": rows}
 
@@ -142,7 +142,7 @@ def _cells(columns: Columns, group: int) -> list[dict[str, Any]]:
     ]
 
 
-def _describe_group(run: Run, group: int, flag: int, fits: Mask) -> dict[str, Any]:
+def _describe_group(run: Run, group: int, flag: str, fits: Mask) -> dict[str, Any]:
     columns = run.columns
     groups = columns.groups()
     first = columns.entries[int(groups.first[group])]
@@ -158,7 +158,7 @@ def _describe_group(run: Run, group: int, flag: int, fits: Mask) -> dict[str, An
         "source": first.source,
         "mean": plain(mean),
         "variance": plain(groups.variance[group]),
-        "flag": FLAGS[flag] if flag >= 0 else None,
+        "flag": FLAGS.get(flag),
         "question": question_of(run, int(groups.first[group])),
         "cells": cells,
     }

@@ -18,8 +18,18 @@ from treetune.chat.tokens import Tokens
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Timing, Trace
-from treetune.runs.foreign.chat import turns_of
-from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, decode, files_in, number_of, numbers_in, time_of
+from treetune.runs.foreign.kind import (
+    Found,
+    Keys,
+    Kind,
+    Stamp,
+    decode,
+    files_in,
+    number_of,
+    numbers_in,
+    time_of,
+    turns_of,
+)
 from treetune.runs.plain_files import open_regular, read_regular
 from treetune.system.digest import digest
 

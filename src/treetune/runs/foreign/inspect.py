@@ -25,8 +25,7 @@ from treetune.chat.message import Message
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Timing, Trace
-from treetune.runs.foreign.chat import turns_of
-from treetune.runs.foreign.kind import Found, Kind, Stamp, decode, number_of, time_of
+from treetune.runs.foreign.kind import Found, Kind, Stamp, decode, number_of, time_of, turns_of
 from treetune.runs.plain_files import open_regular
 
 _ZSTANDARD = 93

@@ -18,8 +18,7 @@ from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Trace
 from treetune.data.rows.nemo_gym import PARAMS, TRUTH, from_items
 from treetune.errors import PolicyError
-from treetune.runs.foreign.chat import turns_of
-from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, number_of, numbers_in, read_rows
+from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, number_of, numbers_in, read_rows, turns_of
 from treetune.runs.plain_files import open_regular
 
 _FAILED = "_failures"

@@ -21,8 +21,7 @@ from treetune.chat.message import Message
 from treetune.chat.tokens import Tokens, TokenSequence
 from treetune.core.task import Task
 from treetune.core.trace import Outcome, Trace, Turn
-from treetune.runs.foreign.chat import split_chat, turns_of
-from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, read_grouped
+from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, read_grouped, split_chat, turns_of
 from treetune.runs.plain_files import open_regular
 from treetune.system.digest import digest
 

@@ -20,8 +20,7 @@ import numpy as np
 from treetune.chat.message import Message
 from treetune.core.task import Task
 from treetune.core.trace import Trace
-from treetune.runs.foreign.chat import turns_of
-from treetune.runs.foreign.kind import Found, Kind, number_of, numbered_files, numbers_in, prune
+from treetune.runs.foreign.kind import Found, Kind, number_of, numbered_files, numbers_in, prune, turns_of
 from treetune.runs.plain_files import open_regular
 
 _FILE = re.compile(r"completions_(\d+)\.parquet")
