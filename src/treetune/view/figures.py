@@ -79,10 +79,6 @@ def _overview(columns: Columns, solved: Mask) -> dict[str, Any]:
     }
 
 
-NOTHING = {"taskset": "", "model": "", "fingerprint": None, **_overview(Columns(), np.zeros(0, bool))}
-"""The overview of a run of which nothing is known."""
-
-
 def _fingerprint(run: Run) -> str | None:
     """Equal where two runs have the same taskset, by its code, config and data."""
     try:
@@ -245,3 +241,7 @@ def _means(places: Codes, reward: Numbers, number: int) -> tuple[list[int], list
     sums = np.bincount(places[scored], reward[scored], minlength=number)
     means = [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
     return np.bincount(places, minlength=number).tolist(), means
+
+
+NOTHING = {"taskset": "", "model": "", "fingerprint": None, **_overview(Columns(), np.zeros(0, bool))}
+"""The overview of a run of which nothing is known."""

@@ -226,7 +226,7 @@ def _trace_of(sample: dict[str, Any], spec: Mapping[str, Any], idx: int = -1) ->
 
 
 def _bring_back(trace: Trace, kept: Mapping[str, Any]) -> None:
-    """What `runs/eval_sample.py` has put where Inspect has a place for it."""
+    """What `runs/eval_log.py` has put where Inspect has a place for it."""
     trace.uid, trace.step = str(kept.get("uid") or ""), kept.get("step")
     further = kept.get("extra_info") or {}
     trace.task = msgspec.structs.replace(trace.task, data_source=str(kept.get("source") or ""), extra_info=further)
