@@ -116,10 +116,11 @@ def test_a_selection_as_parquet_has_the_columns_and_what_was_said(server, viewed
     rows = pq.read_table(io.BytesIO(body)).to_pylist()
     traces = list(run.traces("source=sums"))
     assert [row["reward"] for row in rows] == [trace.reward for trace in traces]
-    assert [json.loads(row["messages"]) for row in rows] == [trace.messages for trace in traces]
-    assert [json.loads(row["ground_truth"]) for row in rows] == [trace.task.ground_truth for trace in traces]
+    said = [[(message["role"], message["content"]) for message in trace.messages] for trace in traces]
+    assert [[(message["role"], message["content"]) for message in row["messages"]] for row in rows] == said
+    assert [row["ground_truth"] for row in rows] == [trace.task.ground_truth for trace in traces]
     assert {row["source"] for row in rows} == {"sums"}
-    assert rows[0]["length"] == traces[0].metrics["length"]
+    assert rows[0]["metric_length"] == traces[0].metrics["length"]
     assert [row["uid"] for row in rows] == [trace.uid for trace in traces]
 
 

@@ -93,18 +93,11 @@ def _renders(cls: Renders) -> bool:
 
 def _classes(node: Any, task: Task, origin: Origin) -> Iterator[Renders]:
     """Who may have something to say, the nearest first."""
-    tasksets = list(_tasksets(node))
+    tasksets = [cls for each in nodes_of(node) if (cls := taskset_class(each)) is not None]
     if task.env_class is not None:
         folders = [folder for cls in tasksets for folder in folders_of(cls)]
         yield environments.resolve(absolute_spec(task.env_class, folders), origin)
     yield from tasksets
-
-
-def _tasksets(node: Any) -> Iterator[type[Taskset[Any, Any]]]:
-    """The classes that a config names, those of a mixture's sources too."""
-    for each in nodes_of(node):
-        if (cls := taskset_class(each)) is not None:
-            yield cls
 
 
 def _task_type(cls: Renders, task: Task) -> type[Task]:

@@ -9,8 +9,9 @@ The files are those of the run folder, so who downloads the repository has the r
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def push_run(
     check_repo(repo)
     with tempfile.TemporaryDirectory(prefix="treetune-push-") as temporary:
         table = Path(temporary) / "rollouts.parquet"
-        _write_rollouts(traces, metrics, table)
+        write_rollouts(traces, metrics, table)
         files: dict[str, Path | bytes] = {"README.md": _card(about, repo).page(), ROLLOUTS: table}
         if about.kind == "treetune":
             own = [folder / name for name in (CONFIG, FINGERPRINT, SUMMARY, TRACES.file, INDEX)]
@@ -58,48 +59,49 @@ def push_run(
         return upload(repo, files, private=private, message=f"{rollouts} of {about.taskset} by {about.model}")
 
 
-def _write_rollouts(traces: Iterator[Trace], metrics: Sequence[str], path: Path) -> None:
+_COLUMNS: dict[str, tuple[str, Callable[[Trace], Any]]] = {
+    "uid": ("string", attrgetter("uid")),
+    "task": ("int64", attrgetter("task.idx")),
+    "occurrence": ("int64", attrgetter("occurrence")),
+    "rollout": ("int64", attrgetter("rollout")),
+    "step": ("int64", attrgetter("step")),
+    "source": ("string", attrgetter("task.data_source")),
+    "model": ("string", attrgetter("model")),
+    "outcome": ("string", attrgetter("outcome.value")),
+    "reward": ("double", attrgetter("reward")),
+    "success": ("bool", attrgetter("success")),
+    "turns": ("int64", lambda trace: len(trace.turns)),
+    "prompt_tokens": ("int64", attrgetter("usage.prompt_tokens")),
+    "completion_tokens": ("int64", attrgetter("usage.completion_tokens")),
+    "began": ("double", attrgetter("timing.began")),
+    "seconds": ("double", attrgetter("timing.total")),
+    "policy": ("double", attrgetter("timing.policy")),
+    "environment": ("double", attrgetter("timing.environment")),
+    "retries": ("int64", attrgetter("all_retries")),
+    "answer": ("string", attrgetter("answer")),
+    "ground_truth": ("string", lambda trace: _text(trace.task.ground_truth)),
+    "explanation": ("string", attrgetter("explanation")),
+    "failure": ("string", lambda trace: trace.failure and f"{trace.failure.type}: {trace.failure.message}"),
+}
+"""The columns of a row, each with its type in Arrow; the messages and the metrics come after them."""
+
+
+def write_rollouts(traces: Iterator[Trace], metrics: Sequence[str], path: Path) -> None:
     """A row for each rollout, in parquet; some in memory at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    chat = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
-    whole, number, text = pa.int64(), pa.float64(), pa.string()
-    schema = pa.schema(
-        {
-            **{"uid": text, "task": whole, "occurrence": whole, "rollout": whole, "step": whole, "source": text},
-            **{"model": text, "outcome": text, "reward": number, "success": pa.bool_(), "turns": whole},
-            **{"prompt_tokens": whole, "completion_tokens": whole, "seconds": number, "answer": text},
-            **{"ground_truth": text, "explanation": text, "failure": text, "messages": chat},
-            **{f"metric_{name}": number for name in metrics},
-        }
-    )
+    fields = {name: pa.type_for_alias(kind) for name, (kind, _) in _COLUMNS.items()}
+    fields["messages"] = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+    schema = pa.schema({**fields, **{f"metric_{name}": pa.float64() for name in metrics}})
     with pq.ParquetWriter(path, schema) as writer:
         while some := list(islice(traces, _AT_ONCE)):
             writer.write_table(pa.Table.from_pylist([_row(trace) for trace in some], schema))
 
 
 def _row(trace: Trace) -> dict[str, Any]:
-    truth = trace.task.ground_truth
     return {
-        "uid": trace.uid,
-        "task": trace.task.idx,
-        "occurrence": trace.occurrence,
-        "rollout": trace.rollout,
-        "step": trace.step,
-        "source": trace.task.data_source,
-        "model": trace.model,
-        "outcome": trace.outcome.value,
-        "reward": trace.reward,
-        "success": trace.success,
-        "turns": len(trace.turns),
-        "prompt_tokens": trace.usage.prompt_tokens,
-        "completion_tokens": trace.usage.completion_tokens,
-        "seconds": trace.timing.total,
-        "answer": trace.answer,
-        "ground_truth": truth if truth is None or isinstance(truth, str) else _json(truth),
-        "explanation": trace.explanation,
-        "failure": None if trace.failure is None else f"{trace.failure.type}: {trace.failure.message}",
+        **{name: value(trace) for name, (_, value) in _COLUMNS.items()},
         "messages": [{"role": str(message.get("role")), "content": _said(message)} for message in trace.messages],
         **{f"metric_{name}": value for name, value in trace.metrics.items()},
     }
@@ -108,11 +110,13 @@ def _row(trace: Trace) -> dict[str, Any]:
 def _said(message: Message) -> str:
     """What it says; calls of tools as JSON below that."""
     content = name_images(message.get("content"))
-    parts = [] if content in (None, "") else [content if isinstance(content, str) else _json(content)]
-    return "\n".join([*parts, *([_json(message["tool_calls"])] if message.get("tool_calls") else [])])
+    return "\n".join(filter(None, [_text(content), _text(message.get("tool_calls") or None)]))
 
 
-def _json(value: Any) -> str:
+def _text(value: Any) -> str | None:
+    """Text as it is, anything else as JSON."""
+    if value is None or isinstance(value, str):
+        return value
     return msgspec.json.encode(value, enc_hook=repr).decode("utf-8", "replace")
 
 

@@ -233,20 +233,16 @@ class Query:
         lower = value.lower()
         if sign == "~":
             return lambda columns, within: _is_text(columns, name, lambda text: lower in text.lower())
-        if name == "uid":
-            compare = (lambda text: text.startswith(value)) if sign in ("=", "==") else None
-        else:
-            compare = (lambda text: text == value) if sign in ("=", "==") else None
-        if compare is None and sign == "!=":
-            return lambda columns, within: ~_is_text(columns, name, lambda text: text == value)
-        if compare is None:
+        if sign == "!=":
+            return lambda columns, within: ~_is_text(columns, name, value.__eq__)
+        if sign not in ("=", "=="):
             raise self._wrong(f"{name} is a text: compare it with =, != or ~")
 
         def is_value(columns: Columns, within: Mask) -> Mask:
             known = columns.texts(name) if name in ("source", "outcome") else []
             if known and value not in known and (meant := did_you_mean(value, known)):
                 raise self._wrong(f"there is no {name} {value!r}{meant}")
-            return _is_text(columns, name, compare)
+            return _is_text(columns, name, lambda text: text.startswith(value) if name == "uid" else text == value)
 
         return is_value
 

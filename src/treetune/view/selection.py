@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,8 +20,8 @@ from treetune.core.trace import Trace, decode_trace
 from treetune.evaluation import TRACES, Run
 from treetune.runs.eval_log import write_eval_log
 from treetune.runs.plain_files import bring_back
+from treetune.runs.push import write_rollouts
 
-_BATCH = 1000
 _PART = 1 << 20
 
 
@@ -32,14 +31,8 @@ class Selection:
         self._rows = np.flatnonzero(run.fits(query))
         self._folder, self._format = run.folder, format
         self._places = [run.columns.places(name)[self._rows].tolist() for name in ("offset", "length")]
-        self._table: dict[str, Any] = {}
-        if format == "parquet":
-            self._table = {name: self._chosen(values) for name, values in run.table().items()}
+        self._metrics = run.columns.metrics
         self._file = os.open(run.folder / TRACES.file, os.O_RDONLY)
-
-    def _chosen(self, values: Any) -> Any:
-        """Of a column of numbers, or of a list of texts."""
-        return values[self._rows] if isinstance(values, np.ndarray) else [values[at] for at in self._rows.tolist()]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -64,7 +57,7 @@ class Selection:
             if self._format == "eval":
                 write_eval_log(self._run, file, traces=self._traces())
             else:
-                self._write_parquet(file)
+                write_rollouts(self._traces(), self._metrics, file)
             with open(file, "rb") as made:
                 while part := made.read(_PART):
                     yield part
@@ -79,36 +72,3 @@ class Selection:
         for line in self._lines():
             with suppress(msgspec.MsgspecError):
                 yield decode_trace(line)
-
-    def _write_parquet(self, file: Path) -> None:
-        """The columns of the run, and of each rollout its messages and the truth, as JSON."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        columns = {name: _array(values) for name, values in self._table.items()}
-        writer: Any = None
-        lines = self._lines()
-        for start in range(0, len(self) or 1, _BATCH):
-            part = {name: values[start : start + _BATCH] for name, values in columns.items()}
-            texts: dict[str, list[str | None]] = {"messages": [], "ground_truth": []}
-            for _ in range(len(self._rows[start : start + _BATCH])):
-                try:
-                    trace = decode_trace(next(lines))
-                except msgspec.MsgspecError:
-                    texts["messages"].append(None)
-                    texts["ground_truth"].append(None)
-                    continue
-                texts["messages"].append(msgspec.json.encode(trace.messages, enc_hook=repr).decode())
-                truth = trace.task.ground_truth
-                texts["ground_truth"].append(None if truth is None else msgspec.json.encode(truth).decode())
-            table = pa.table({**part, **{name: pa.array(values, pa.string()) for name, values in texts.items()}})
-            writer = pq.ParquetWriter(file, table.schema) if writer is None else writer
-            writer.write_table(table)
-        writer.close()
-
-
-def _array(values: Any) -> Any:
-    """A column of numbers without NaN, or of texts."""
-    import pyarrow as pa
-
-    return pa.array(values, from_pandas=True) if isinstance(values, np.ndarray) else pa.array(values, pa.string())

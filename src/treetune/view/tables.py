@@ -12,11 +12,10 @@ import msgspec
 import numpy as np
 
 from treetune.chat.message import text_of
-from treetune.errors import UsageError, did_you_mean
+from treetune.errors import TasksetError, UsageError, did_you_mean
 from treetune.evaluation import Run, TaskChange, compare_tasks
 from treetune.runs.annotations import key_of
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
-from treetune.runs.plain_files import UNREADABLE
 from treetune.view.figures import FLAGS, plain
 
 _QUESTION = 160
@@ -164,30 +163,17 @@ def _describe_group(run: Run, group: int, flag: str, fits: Mask) -> dict[str, An
     }
 
 
-class _Asked(msgspec.Struct):
-    prompt: str | list[dict[str, Any]] | None = None
-
-
-class _Glance(msgspec.Struct):
-    task: _Asked
-
-
-_glance = msgspec.json.Decoder(_Glance)
-
-
 def question_of(run: Run, at: int) -> str:
     """The beginning of what the task asks."""
     try:
-        prompt = _glance.decode(run.read_line(run.columns.entry(at), tokens=False, images=False)).task.prompt
-    except UNREADABLE:
+        messages = run.trace_without_tokens(at).task.messages
+    except TasksetError:
         return ""
-    if isinstance(prompt, list):
-        asked = [message for message in prompt if message.get("role") == "user"] or prompt
-        content = asked[-1].get("content") if asked else ""
-        if isinstance(content, list):
-            content = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        prompt = text_of(content)
-    return " ".join((prompt or "")[: 4 * _QUESTION].split())[:_QUESTION]
+    asked = [message for message in messages if message.get("role") == "user"] or messages
+    content = asked[-1].get("content") if asked else ""
+    if isinstance(content, list):
+        content = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    return " ".join((text_of(content) or "")[: 4 * _QUESTION].split())[:_QUESTION]
 
 
 # Two runs
@@ -234,16 +220,9 @@ def rollouts_of(run: Run, uid: str, occurrence: int) -> list[dict[str, Any]]:
 
 
 def _said(run: Run, at: int) -> dict[str, Any]:
-    entry, said = run.columns.entries[at], ""
+    said = ""
     for turn in reversed(run.trace_without_tokens(at).turns):
         if turn.message is not None and (text := text_of(turn.message.get("content"))):
             said = text[-_LONGEST:]
             break
-    return {
-        "at": at,
-        "rollout": entry.rollout,
-        "reward": entry.reward,
-        "outcome": entry.outcome,
-        "answer": entry.answer,
-        "said": said,
-    }
+    return {**describe(run, at), "said": said}
