@@ -106,13 +106,13 @@ def eval_command(
         {"pass_threshold": pass_threshold, "tasks": _read_indices(task or []) or None, **sizes, **ceilings}
     )
 
-    def read(target: str, model: str | None, further: dict[str, str]) -> evaluating.Plan:
+    def read(target: str, model: str | None, further: dict[str, str]) -> evaluating.EvalPlan:
         raw = overrides | further
         if model is None:
             evaluating.refuse_foreign_model(target, trust)
         data = {"model": "", **read_target(target, raw, split), **given, **without_none({"model": model})}
         evaluation = evaluating.read_config(data, evaluating.EvalConfig, raw, target)
-        return evaluating.Plan(evaluation, workers=serve, loggers=open_loggers(log or ()))
+        return evaluating.EvalPlan(evaluation, workers=serve, loggers=open_loggers(log or ()))
 
     if targets:
         plans = [read(target, name, {}) for target in targets for name in (models or (None,))]
@@ -143,7 +143,7 @@ def eval_command(
     return finish(lambda: screen.print(summary_table(summary)), figures, faults, stopped, screen, json)
 
 
-def _tell_few(plan: evaluating.Plan, screen: Screen) -> None:
+def _tell_few(plan: evaluating.EvalPlan, screen: Screen) -> None:
     """Says that there are fewer tasks than were asked for."""
     config, expected = plan.evaluation.config, plan.tally.expected
     if config.num_tasks is None or config.tasks or expected is None:
@@ -162,7 +162,7 @@ def _tell_stop(summary: evaluating.Summary, path: Path, interrupted: bool, scree
 
 def _evaluate_set(
     group: evaluating.RunSet,
-    plans: list[evaluating.Plan],
+    plans: list[evaluating.EvalPlan],
     names: list[str] | None,
     screen: Screen,
     json: bool,
@@ -202,7 +202,7 @@ def _evaluate_set(
     return finish(show, report, faults, stopped, screen, json)
 
 
-def _show_plans(plans: list[evaluating.Plan], json: bool) -> int:
+def _show_plans(plans: list[evaluating.EvalPlan], json: bool) -> int:
     for plan in plans:
         plan.check_model()
     found = [(plan.evaluation, plan.first_task()) for plan in plans]
@@ -220,8 +220,8 @@ def _show_plans(plans: list[evaluating.Plan], json: bool) -> int:
     return 0
 
 
-def play(plan: evaluating.Plan, path: Path, screen: Screen, **how: bool) -> bool:
-    """Plays what the run in `path` lacks; says whether it came to its end. `how` is for `Plan.begin`."""
+def play(plan: evaluating.EvalPlan, path: Path, screen: Screen, **how: bool) -> bool:
+    """Plays what the run in `path` lacks; says whether it came to its end. `how` is for `EvalPlan.begin`."""
     plan.check()
     plan.load()
     with plan.begin(path, **how):
@@ -229,7 +229,7 @@ def play(plan: evaluating.Plan, path: Path, screen: Screen, **how: bool) -> bool
 
 
 def _watch(screen: Screen, place: str = "") -> evaluating.Watch:
-    def show(plan: evaluating.Plan, done: int) -> Display:
+    def show(plan: evaluating.EvalPlan, done: int) -> Display:
         if (again := plan.rescored) is not None:
             screen.say(f"scored again: {again.changed} of {again.after.rollouts} rewards changed")
         return Display(screen, plan.evaluation, done, place)

@@ -71,7 +71,7 @@ def profile_command(
     for name in models:
         given = {**data, "model": name, "num_rollouts": num_rollouts, **sizes}
         evaluation = evaluating.read_config(given, evaluating.EvalConfig, overrides, target)
-        plan = evaluating.Plan(evaluation)
+        plan = evaluating.EvalPlan(evaluation)
         if plan.served is not None and not plan.remote and not plan.served.BY_NUMBER:
             problem = f"{target} does not show its tasks, and a pass rate is known by the uid of its task"
             raise UsageError(problem, remedy="profile the taskset itself, or the tcp:// address of its server")

@@ -1,6 +1,13 @@
-"""Evaluation: the runner, results on disk, scoring again, checking a taskset. Other rooms use what is named here.
+"""Evaluation: playing a model on a taskset, scoring again, comparing runs, checking a taskset.
 
-from treetune import evaluation
+    plan = EvalPlan(read_config(data, EvalConfig))       # `api.py` has `treetune.evaluate`, which does this
+    plan.check()
+    with plan.begin(Path("runs/x")):
+        await plan.play()
+
+`Runner` keeps a bounded number of rollouts in progress, `Rescorer` scores recorded answers again, `RunSet` is several
+runs in one folder, `compare` pairs two runs by task, `TasksetChecker` checks gold answers, `PassRates` makes a profile
+of a run, `render` shows a rollout as its environment draws it. Other rooms import only what is named here.
 """
 
 from treetune.evaluation.comparison import Comparison, Difference, TaskChange, compare, compare_tasks
@@ -15,7 +22,7 @@ from treetune.evaluation.config import (
     unknown_keys,
 )
 from treetune.evaluation.pass_rates import PassRates
-from treetune.evaluation.plan import Plan, Watch, ask_server, check_judges, find_served, refuse_unservable
+from treetune.evaluation.plan import EvalPlan, Watch, ask_server, check_judges, find_served, refuse_unservable
 from treetune.evaluation.rendering import render
 from treetune.evaluation.rescore import MORE, RescorePreview, Rescorer
 from treetune.evaluation.run_set import RunSet

@@ -28,7 +28,7 @@ from treetune.core.policy import Policy, Request
 from treetune.core.taskset import Taskset
 from treetune.errors import UsageError
 from treetune.evaluation.config import EvalConfig, read_config
-from treetune.evaluation.plan import Plan, Watch
+from treetune.evaluation.plan import EvalPlan, Watch
 from treetune.evaluation.run_trust import refuse_foreign_model, take_up
 from treetune.loggers import open_loggers
 from treetune.models.scripted import given_policy
@@ -61,12 +61,12 @@ def evaluate(
 
     `target` is a TARGET as on the command line, a path, or a `Taskset`, made or its class. `model` is what `-m` takes,
     a policy, or a function of a `Request` that gives text or a `Completion`. `output` is the run folder; with `resume`
-    it is gone on with, and `target` may be absent. `keys` are those of the config: `sampling={"temperature": 0.7}`,
+    it is continued, and `target` may be absent. `keys` are those of the config: `sampling={"temperature": 0.7}`,
     `taskset={"level": 2}`, `max_concurrent=8`. `progress` shows the display of `treetune eval` on standard error; where
     it is not given, if that is a terminal. `log` names loggers: wandb, mlflow, tensorboard.
 
     It works in a script, in a thread, and within a running event loop, as in a notebook. Ctrl-C leaves a run that
-    `resume=True` goes on with.
+    `resume=True` continues.
     """
     _refuse_while_loaded(sys._getframe(1))
     begun: list[Path] = []
@@ -114,10 +114,10 @@ async def evaluate_async(
     _begun: list[Path] | None = None,
     **keys: Any,
 ) -> Run:
-    """The same for who has an event loop: rollouts are played on it. Takes what `evaluate` takes."""
+    """The same within an event loop, which plays the rollouts. Takes what `evaluate` takes."""
     path = None if output is None else Path(output).expanduser()
 
-    def begin() -> Plan:
+    def begin() -> EvalPlan:
         play: dict[str, Any] = {"workers": workers, "loggers": open_loggers([log] if isinstance(log, str) else log)}
         plan = _make_plan(target, model, keys, play, path=path, resume=resume, split=split, trust=trust)
         plan.check()
@@ -127,7 +127,7 @@ async def evaluate_async(
         return plan
 
     # In a thread: this may load code, ask a server, try a sandbox, and read a model of gigabytes.
-    plan: Plan = await call_apart(begin, late=lambda plan: plan.run.__exit__())
+    plan: EvalPlan = await call_apart(begin, late=lambda plan: plan.run.__exit__())
     with plan.run as folder:
         if _begun is not None:
             _begun.append(folder.path)
@@ -145,7 +145,7 @@ def _make_plan(
     resume: bool,
     split: str | None,
     trust: bool,
-) -> Plan:
+) -> EvalPlan:
     overrides: dict[str, str] = {}
     if target is None:
         if not resume or path is None:
@@ -171,7 +171,7 @@ def _make_plan(
     given = {key: value for key, value in given.items() if value is not None}
     data = deep_merge({"model": "", **data}, given)
     source = str(target) if made is None else data["taskset"]["id"]
-    return Plan(read_config(data, EvalConfig, overrides, source, made), policy=policy, **play)
+    return EvalPlan(read_config(data, EvalConfig, overrides, source, made), policy=policy, **play)
 
 
 def name_taskset(taskset: Taskset[Any, Any] | type[Taskset[Any, Any]]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class Comparison(msgspec.Struct):
         return sentence + "."
 
 
-class _Task(msgspec.Struct):
+class _TaskRollouts(msgspec.Struct):
     """The rollouts of one task in a run."""
 
     idx: int
@@ -143,7 +143,7 @@ class _Task(msgspec.Struct):
         return self.scored + [0.0] * (self.rollouts - len(self.scored))
 
 
-def _tasks(run: Run) -> dict[Key, _Task]:
+def _tasks(run: Run) -> dict[Key, _TaskRollouts]:
     columns, groups = run.columns, run.columns.groups()
     rewards, solved = columns.reward[groups.order].tolist(), run.solved()[groups.order].tolist()
     sources = columns.texts("source")
@@ -157,7 +157,7 @@ def _tasks(run: Run) -> dict[Key, _Task]:
     for uid, occurrence, idx, source, start, number in known:
         scored = [reward for reward in rewards[start : start + number] if reward == reward]  # NaN is a failure
         share = sum(solved[start : start + number]) / number
-        task = _Task(int(idx), sources[source], number, scored, share)
+        task = _TaskRollouts(int(idx), sources[source], number, scored, share)
         found[columns.texts("uid")[uid], occurrence] = task
     return found
 
@@ -207,7 +207,7 @@ def _told(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key not in _UNTOLD}
 
 
-def _change(key: Key, old: _Task, new: _Task) -> TaskChange:
+def _change(key: Key, old: _TaskRollouts, new: _TaskRollouts) -> TaskChange:
     before, after = (_mean(task.scored) if task.scored else None for task in (old, new))
     return TaskChange(*key, new.idx, new.source, before, after, old.solved, new.solved)
 

@@ -1,6 +1,6 @@
-"""A Plan is one evaluation, ready to be played into a run folder: what `treetune eval` and `treetune.evaluate` share.
+"""An EvalPlan is an evaluation, ready to be played into a run folder: `treetune eval` and `treetune.evaluate` share it.
 
-    plan = Plan(read_config(data, EvalConfig))
+    plan = EvalPlan(read_config(data, EvalConfig))
     plan.check()                                  # refuses what can be refused now
     plan.load()
     with plan.begin(Path("runs/x")):
@@ -53,7 +53,7 @@ class Watcher(Protocol):
     def on_trace(self, trace: Trace, tally: Tally) -> None: ...
 
 
-class Plan:
+class EvalPlan:
     def __init__(
         self,
         evaluation: Evaluation,
@@ -62,14 +62,14 @@ class Plan:
         workers: int | None = None,
         loggers: Loggers | None = None,
     ) -> None:
-        """Who answers is a `policy` that there is already, or what the config names; `workers` are processes that are
-        started for the rollouts. A server is asked what it serves."""
+        """A `policy` answers, or else the model that the config names; `workers` processes are started for the
+        rollouts. A server is asked what it serves."""
         self.evaluation = evaluation
         self._policy, self._workers, self._loggers = policy, workers, loggers
         self.remote = False
         """Whether the rollouts run on the taskset's own server."""
         self.rescored: RescoreSummary | None = None
-        """What scoring again came to, where it was asked for."""
+        """The result of scoring again, where that was asked for."""
         self.served = find_served(evaluation.taskset)
         if policy is not None and workers is not None:
             raise UsageError(
@@ -155,7 +155,8 @@ class Plan:
         trust: bool = False,
         may_rescore: bool = True,
     ) -> RunFolder[Trace]:
-        """Its run folder, new or the one to go on with. Where the taskset changed, `may_rescore` is the advice."""
+        """Its run folder, new or one to resume. Where the taskset changed, the error advises --rescore if
+        `may_rescore`."""
         if rescore and self.remote:
             problem = "the scorer is on the server: only there can answers be scored again"
             raise UsageError(problem, remedy="use another -o")
@@ -192,7 +193,7 @@ class Plan:
 
     @asynccontextmanager
     async def _logged(self) -> AsyncIterator[None]:
-        """Within it the run is told to the loggers, in a thread: some talk to a server."""
+        """Logs the run that is played within it, in a thread: some loggers talk to a server."""
         if not self._loggers:
             yield
             return
@@ -207,7 +208,7 @@ class Plan:
             await call_apart(loggers.finish, figures_of(self.tally.summary()), samples, not ended)
 
 
-Watch = Callable[[Plan, int], AbstractContextManager[Watcher]]
+Watch = Callable[[EvalPlan, int], AbstractContextManager[Watcher]]
 """Makes what watches a plan being played, which has so many rollouts already."""
 
 
@@ -258,7 +259,7 @@ async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int 
 
 
 def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
-    """A taskset whose tasks run code is refused where nothing can contain that code, or nobody trusts it."""
+    """Refuses a taskset whose tasks run code, where no sandbox can contain that code or the user did not trust it."""
     for part in parts_of(taskset):
         if (refuse_untrusted := getattr(part, "refuse_untrusted", None)) is not None:
             refuse_untrusted()

@@ -1,10 +1,10 @@
-"""A rollout as its environment, or its taskset, has a person read it: a board, a way, a session in a shell.
+"""A rollout as its environment or its taskset draws it for people: a board, a path, a session in a shell.
 
     rendered, why_not = render(run, "17/3")
     rendered.kind, rendered.text
 
-Whatever goes wrong is told in the second value: who looks at a run is not to be stopped by the code of its tasks. That
-code runs only for a run that an `eval` of this user's wrote; of any other run only what is built in or installed does.
+The second value says what went wrong: code of a task must not stop a user from looking at a run. That code runs only
+for a run that an `eval` of this user wrote; of any other run only code that is built in or installed does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Renders = type[Environment] | type[Taskset[Any, Any]]
 
 
 def render(run: Run, name: str | Entry) -> tuple[Rendered | None, str | None]:
-    """What the environment of a rollout makes of it, None where it has nothing to say; and why, where it could not."""
+    """The drawing of a rollout by its environment, None where there is none; and why, where that failed."""
     found: list[tuple[Rendered | None, str | None]] = []
 
     def work() -> None:
@@ -72,8 +72,8 @@ def _render(run: Run, name: str | Entry) -> Rendered | None:
 def _check(made: object, cls: Renders) -> Rendered:
     """Text, or a `Rendered`, as it is or as a mapping."""
     try:
-        told = {"text": made} if isinstance(made, str) else msgspec.to_builtins(made)
-        rendered = msgspec.convert(told, Rendered)
+        fields = {"text": made} if isinstance(made, str) else msgspec.to_builtins(made)
+        rendered = msgspec.convert(fields, Rendered)
     except (TypeError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"{cls.__name__}.render() gave {made!r:.80}: {error}", remedy="return text, a Rendered, or None"
@@ -92,7 +92,7 @@ def _renders(cls: Renders) -> bool:
 
 
 def _classes(node: Any, task: Task, origin: Origin) -> Iterator[Renders]:
-    """Who may have something to say, the nearest first."""
+    """The classes that may draw it, the nearest first."""
     tasksets = [cls for each in nodes_of(node) if (cls := taskset_class(each)) is not None]
     if task.env_class is not None:
         folders = [folder for cls in tasksets for folder in folders_of(cls)]

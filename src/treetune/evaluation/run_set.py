@@ -4,7 +4,7 @@
     RunSet(Path("runs/both")).compare()            # the models of each taskset with the first of them
 
 `runs.json` names them in their order. All are begun before the first is played, so a set that was interrupted can be
-gone on with by its folder alone.
+resumed by its folder alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.evaluation.comparison import Comparison, compare
-from treetune.evaluation.plan import Plan
+from treetune.evaluation.plan import EvalPlan
 from treetune.runs.folder import FINGERPRINT, name_run, slug
 from treetune.runs.run import Run, is_run
 from treetune.system.digest import canonical
@@ -27,7 +27,7 @@ from treetune.system.folders import write_atomically
 SET = "runs.json"
 
 
-class _Named(msgspec.Struct):
+class _RunNames(msgspec.Struct):
     runs: list[str]
     """Folders beside this file."""
 
@@ -37,7 +37,7 @@ class RunSet:
         self.path = path
 
     @classmethod
-    def named_after(cls, plans: Sequence[Plan]) -> RunSet:
+    def named_after(cls, plans: Sequence[EvalPlan]) -> RunSet:
         """In a new folder below `runs`."""
         tasksets = {plan.evaluation.taskset.name for plan in plans}
         models = {plan.model for plan in plans}
@@ -53,7 +53,7 @@ class RunSet:
         if not self.exists:
             return []
         try:
-            found = msgspec.json.decode((self.path / SET).read_bytes(), type=_Named).runs
+            found = msgspec.json.decode((self.path / SET).read_bytes(), type=_RunNames).runs
         except (OSError, msgspec.MsgspecError) as error:
             raise ResumeError(f"{self.path / SET} cannot be read: {error}", remedy="name its run folders") from None
         if any(name in ("", ".", "..") or Path(name).name != name for name in found):
@@ -66,13 +66,13 @@ class RunSet:
         return [self.path / name for name in self.names if (self.path / name / FINGERPRINT).exists()]
 
     def take_up(self) -> list[Path]:
-        """The folders to go on with; refused where a kill left one that was never begun."""
+        """The folders to resume; refused where a kill left one that was never begun."""
         if missing := [name for name in self.names if self.path / name not in self.folders]:
             problem = f"{self.path} has runs that were never begun: {', '.join(missing)}"
             raise ResumeError(problem, remedy="name TARGET and models again, with --resume")
         return self.folders
 
-    def name(self, plans: Sequence[Plan]) -> list[str]:
+    def name(self, plans: Sequence[EvalPlan]) -> list[str]:
         """A folder for each plan, the same for the same plans; equal ones are numbered."""
         seen: Counter[str] = Counter()
         names = []
@@ -85,15 +85,15 @@ class RunSet:
     @contextmanager
     def begin(
         self,
-        plans: Sequence[Plan],
+        plans: Sequence[EvalPlan],
         names: Sequence[str] | None = None,
         *,
         resume: bool = False,
         rescore: bool = False,
         trust: bool = False,
     ) -> Iterator[list[Path]]:
-        """Opens the run folder of every plan, `names` where they have one; with `resume` those that there are already
-        are gone on with."""
+        """Opens the run folder of every plan, `names` where they have one; with `resume` existing ones are
+        resumed."""
         if is_run(self.path):
             raise UsageError(f"{self.path} holds a single run", remedy="pass another -o for several")
         if self.exists and not resume:
@@ -104,7 +104,7 @@ class RunSet:
         names, known = names or self.name(plans), self.names
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            named = _Named([*known, *(name for name in names if name not in known)])
+            named = _RunNames([*known, *(name for name in names if name not in known)])
             write_atomically(self.path / SET, msgspec.json.format(msgspec.json.encode(named)) + b"\n")
         except OSError as error:
             raise StorageError(f"cannot write to {self.path}: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""Whether a run folder may be taken up: its `config.yaml` says what runs, and anyone may have written it.
+"""Whether a run folder may be continued: its `config.yaml` says what runs, and anyone may have written it.
 
     remember(Path("runs/x"))                  # `eval`: the config in there is this user's
     take_up(Path("runs/x"), trust=False)      # `eval --resume`: raises where it is not, and would call a model

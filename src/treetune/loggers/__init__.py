@@ -1,12 +1,13 @@
-"""Where else a run is told to, beside its folder: Weights & Biases, MLflow, TensorBoard.
+"""Loggers of runs and of traces that a server keeps: Weights & Biases, MLflow, TensorBoard.
 
     loggers = open_loggers(["wandb"])            # refused where the package is not installed
     loggers.start(About("runs/x", config, Path("runs/x")))
     loggers.log({"reward/gsm8k": 0.4}, step=10)
     loggers.finish(figures_of(run.summary), samples_of(run))
 
-Each logs as its own variables say (WANDB_MODE, MLFLOW_TRACKING_URI). One that fails says so once, and is left out from
-then on: no run fails by it. A new one is a module here, and a line in `LOGGERS`.
+Each reads its own environment variables (WANDB_MODE, MLFLOW_TRACKING_URI). A logger that fails warns once and is not
+used again: no run fails because of it. `backends.py` has the loggers, `figures.py` what is logged: `figures_of`,
+`samples_of`, and `RewardCurve` for a training. A new logger is a class there and a line in `LOGGERS`.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class About(msgspec.Struct, frozen=True):
 class Logger(Protocol):
     def start(self, about: About) -> None: ...
     def log(self, figures: dict[str, float], step: int) -> None:
-        """Points of curves; steps may come in any order."""
+        """Logs points of curves; steps may come in any order."""
         ...
 
     def finish(self, figures: dict[str, float], samples: list[Sample], interrupted: bool) -> None:
-        """What it came to, and some of its rollouts."""
+        """The final figures, and some of the rollouts."""
         ...
 
 

@@ -1,10 +1,10 @@
-"""What people note about a run, beside it: marks and comments of rollouts, tags of the run.
+"""Notes of people about a run, kept beside it: marks and comments of rollouts, tags of the run.
 
     write_mark(run.path, entry, "bad", "paid for the format alone")
     read_marks(run.path)[key_of(entry)].comment
 
-Marks are lines that are only appended, the last of a rollout counts; so two people who look at a run disturb neither
-each other nor what writes it.
+Marks are lines that are only appended; the last one of a rollout counts. So several people, and the process that
+writes the run, can work at the same time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mark(msgspec.Struct):
     attempt: int
     step: int | None
     mark: Word | None
-    """None where it was taken away."""
+    """None where it was removed."""
     comment: str = ""
     when: float = 0.0
     """Seconds since 1970."""
@@ -46,21 +46,21 @@ class Mark(msgspec.Struct):
 
 
 def key_of(entry: Entry) -> Key:
-    """By what a rollout is known, also after a run was resumed or scored again."""
+    """Identifies a rollout, also after its run was resumed or scored again."""
     return entry.uid, entry.occurrence, entry.rollout, entry.attempt, entry.step
 
 
 def marks_stamp(run: Path) -> tuple[int, int]:
-    """What changes when a mark is written."""
+    """Changes when a mark is written."""
     try:
-        told = os.stat(_beside(run, MARKS))
-        return told.st_size, told.st_mtime_ns
+        state = os.stat(_beside(run, MARKS))
+        return state.st_size, state.st_mtime_ns
     except OSError:
         return 0, 0
 
 
 def read_marks(run: Path) -> dict[Key, Mark]:
-    """Those that stand. A line that cannot be read is passed over."""
+    """The last mark of each rollout. A line that cannot be read is skipped."""
     marks: dict[Key, Mark] = {}
     with suppress(OSError):
         for line in read_regular(_beside(run, MARKS)).splitlines():
@@ -111,10 +111,10 @@ def write_tags(run: Path, tags: list[str]) -> list[str]:
 
 
 def _beside(run: Path, name: str) -> Path:
-    """In the folder of a run; of one that is a single file, beside it."""
+    """A file in the run folder; beside the run, where that is a single file."""
     return run / name if run.is_dir() else run.with_name(f"{run.name}.{name}")
 
 
 def _cannot_write(run: Path, error: OSError) -> StorageError:
-    remedy = "copy the run to a folder of yours"
+    remedy = "copy the run to a folder that you may write to"
     return StorageError(f"cannot write beside {run}: {error.strerror or error}", remedy=remedy)

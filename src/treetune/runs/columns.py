@@ -46,11 +46,11 @@ NUMBERS = {
 """The names of the columns of numbers, each with the field of an entry."""
 TEXTS = {"source": "source", "outcome": "outcome", "failure": "failure", "answer": "answer", "uid": "uid"}
 NOTES = ("mark",)
-"""Texts that are not of the index: whoever has them sets them with `note`."""
+"""Texts that are not in the index; `note` sets them."""
 _MOST_METRICS = 1000
 """Columns of metrics. A run that names each of its metrics anew would have one for each rollout."""
 PLACES = ("offset", "length", "text_length", "occurrence", "tokens")
-"""Whole numbers that every entry has, which nobody compares."""
+"""Whole numbers of every entry that no query compares."""
 
 
 class _Column:
@@ -59,7 +59,7 @@ class _Column:
     __slots__ = ("_parts", "_type")
 
     def __init__(self, type: Any, first: int = 0) -> None:
-        """Its first rows, so many, have no number."""
+        """The `first` rows have no number."""
         self._type = type
         self._parts = [np.full(first, math.nan)] if first else []
 
@@ -100,7 +100,7 @@ class Groups(msgspec.Struct):
     """One line for each task, in the order in which they were first seen."""
 
     task: Codes
-    """Which of them each rollout belongs to."""
+    """The task of each rollout, as its place in these lists."""
     first: Codes
     """The first rollout of each."""
     rollouts: Codes
@@ -139,7 +139,7 @@ class Groups(msgspec.Struct):
         return found
 
     def flags(self) -> list[str]:
-        """What each came to: `all 1`, `all 0`, `mixed`, `failed` where no rollout has a reward; `same` where all have
+        """The result of each: `all 1`, `all 0`, `mixed`, `failed` where no rollout has a reward; `same` where all have
         another one."""
         masks = (self.failed, self.mixed, self.all_of(0.0), self.all_of(1.0))
         found: list[str] = np.select(masks, ("failed", "mixed", "all 0", "all 1"), "same").tolist()
@@ -206,7 +206,7 @@ class Columns:
         return self._number
 
     def extend(self, entries: Sequence[Entry]) -> int:
-        """Adds entries; gives how many there were."""
+        """Adds entries; returns how many."""
         if not entries:
             return 0
         for name, field in NUMBERS.items():

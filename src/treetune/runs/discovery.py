@@ -19,9 +19,9 @@ import msgspec
 
 from treetune.errors import UsageError
 from treetune.runs.folder import TRACES
-from treetune.runs.foreign import KINDS
+from treetune.runs.foreign import PROGRAMS
 from treetune.runs.foreign.kept import KeptRun
-from treetune.runs.foreign.kind import Kind, Stamp
+from treetune.runs.foreign.program import Program, Stamp
 from treetune.runs.plain_files import below, find_fault
 from treetune.runs.run import Run, is_run, no_run
 
@@ -40,7 +40,7 @@ UNREAD = "unread"
 class ForeignRun(Run):
     """A run of another program: the same columns, groups, queries and traces."""
 
-    def __init__(self, path: str | Path, kind: Kind, seconds: float | None = None, top: Path | None = None) -> None:
+    def __init__(self, path: str | Path, kind: Program, seconds: float | None = None, top: Path | None = None) -> None:
         """`seconds` is how long to read at first; `follow` goes on. No file outside of `top` is read."""
         self.path, self.kind = Path(path), kind.name
         self._kept = KeptRun(self.path, kind, top)
@@ -52,8 +52,8 @@ class ForeignRun(Run):
         super().follow(seconds)
 
     def follow(self, seconds: float | None = None) -> int:
-        """Takes up what the program has written since; gives how many rollouts there are more. Where it wrote what it
-        had written before anew, all of them count."""
+        """Reads what the program has written since; returns the number of new rollouts. Where the program rewrote its
+        files, all of them count."""
         times, self._source = self._source.times, self._kept.update(seconds)
         if self._source.times != times:
             self._begin_anew()
@@ -69,11 +69,11 @@ class ForeignRun(Run):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What the program tells of itself, under the names that a config of ours has."""
+        """What the program says of the run, under the names of Treetune's config."""
         return self._source.config
 
 
-class Place(msgspec.Struct, frozen=True):
+class RunLocation(msgspec.Struct, frozen=True):
     """Where a run is."""
 
     path: Path
@@ -105,8 +105,8 @@ class Place(msgspec.Struct, frozen=True):
         return sum(size for size, _ in stamps), max(time for _, time in stamps)
 
     @property
-    def _foreign(self) -> Kind:
-        return next(kind for kind in KINDS if kind.name == self.kind)
+    def _foreign(self) -> Program:
+        return next(kind for kind in PROGRAMS if kind.name == self.kind)
 
 
 def open_run(path: str | Path) -> Run:
@@ -127,7 +127,7 @@ def open_run(path: str | Path) -> Run:
     return run
 
 
-def find_run(path: str | Path) -> Place | None:
+def find_run(path: str | Path) -> RunLocation | None:
     """The run at a path, or the only one near below it; None where there is none, or several."""
     path = Path(path).expanduser()
     if not path.exists():
@@ -138,12 +138,12 @@ def find_run(path: str | Path) -> Place | None:
     return found[0] if len(found) == 1 else None
 
 
-def runs_below(folder: str | Path) -> list[Place]:
+def runs_below(folder: str | Path) -> list[RunLocation]:
     """All runs at a path or below it, by path. Nothing below a run is looked at."""
     return sorted(walk_runs(folder), key=lambda each: each.path)
 
 
-def walk_runs(folder: str | Path) -> Iterator[Place]:
+def walk_runs(folder: str | Path) -> Iterator[RunLocation]:
     """The same as they are found, the nearest first; with the files that may be runs and must not be opened."""
     folder = Path(folder).expanduser()
     place = _at(folder, _top_of(folder)) if folder.exists() else None
@@ -154,16 +154,16 @@ def _top_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _at(path: Path, top: Path) -> Place | None:
+def _at(path: Path, top: Path) -> RunLocation | None:
     if path.name == TRACES.file:
         path = path.parent
     if is_run(path):
-        return Place(path, Run.kind, top)
+        return RunLocation(path, Run.kind, top)
     with below(top):
-        return next((Place(path, kind.name, top) for kind in KINDS if kind.files(path)), None)
+        return next((RunLocation(path, kind.name, top) for kind in PROGRAMS if kind.files(path)), None)
 
 
-def _below(top: Path, depth: int) -> Iterator[Place]:
+def _below(top: Path, depth: int) -> Iterator[RunLocation]:
     """Runs below a folder that is none itself, the nearest first; `depth` is how many folders deep they may lie."""
     folders, looked_at, refused = deque([(top, 1)]), 0, 0
     while folders:
@@ -190,6 +190,6 @@ def _below(top: Path, depth: int) -> Iterator[Place]:
                 if fault := find_fault(path, top):
                     refused += 1
                     if refused <= _MOST_REFUSED:
-                        yield Place(path, UNREAD, top, fault)
+                        yield RunLocation(path, UNREAD, top, fault)
                 elif (place := _at(path, top)) is not None:
                     yield place

@@ -21,7 +21,7 @@ _TOKENS, _NO_TOKENS = b'"tokens":{"sequences":[', b',"tokens":null}\n'
 """How the last field of a line begins, and a line ends without one. Text never holds these: quotes stand there as
 \\". No digit and no comma is in the first, so it is found without looking at each."""
 _TIMING = 600
-"""The most bytes of the field before the tokens: where it is not there, the line is somebody else's."""
+"""The most bytes of the field before the tokens. Where it is missing, Treetune did not write the line."""
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
     length: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
     """Of its line, the end of the line included."""
     text_length: Size
-    """Of what stands before its tokens: whatever anybody has said."""
+    """Of the line without its tokens: all messages are in it."""
     idx: Whole
     uid: str
     occurrence: Size
@@ -71,42 +71,42 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
         return self.offset + self.length
 
 
-# The parts of a trace that an entry is made of; whatever else a line holds is passed over.
+# The parts of a trace that an entry is made of; other fields of a line are skipped.
 
 
-class _Task(msgspec.Struct):
+class _TaskPart(msgspec.Struct):
     idx: Whole = -1
     data_source: str = ""
 
 
-class _Usage(msgspec.Struct):
+class _UsagePart(msgspec.Struct):
     prompt_tokens: Whole = 0
     completion_tokens: Whole = 0
 
 
-class _Failure(msgspec.Struct):
+class _FailurePart(msgspec.Struct):
     type: str = ""
     phase: str = ""
     place: str = ""
 
 
-class _Timing(msgspec.Struct):
+class _TimingPart(msgspec.Struct):
     policy: float = 0.0
     environment: float = 0.0
     total: float = 0.0
     began: float | None = None
 
 
-class _Judgement(msgspec.Struct):
+class _JudgementPart(msgspec.Struct):
     retries: Whole = 0
 
 
-class _Turn(msgspec.Struct):
+class _TurnPart(msgspec.Struct):
     message: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Glance(msgspec.Struct):
-    task: _Task
+class _TraceParts(msgspec.Struct):
+    task: _TaskPart
     uid: str
     occurrence: Size = 0
     attempt: Whole = 0
@@ -115,27 +115,27 @@ class _Glance(msgspec.Struct):
     outcome: str = "completed"
     reward: float | None = None
     success: bool | None = None
-    turns: list[_Turn] = []
-    usage: _Usage = msgspec.field(default_factory=_Usage)
-    timing: _Timing = msgspec.field(default_factory=_Timing)
+    turns: list[_TurnPart] = []
+    usage: _UsagePart = msgspec.field(default_factory=_UsagePart)
+    timing: _TimingPart = msgspec.field(default_factory=_TimingPart)
     answer: str | None = None
-    failure: _Failure | None = None
+    failure: _FailurePart | None = None
     metrics: dict[str, float | None] = {}
-    judgements: list[_Judgement] = []
+    judgements: list[_JudgementPart] = []
     retries: Whole = 0
 
 
-_decode = msgspec.json.Decoder(_Glance).decode
+_decode = msgspec.json.Decoder(_TraceParts).decode
 
 
 def entry_of(trace: Trace, offset: int, line: bytes) -> Entry:
-    """That of a trace whose line stands at this offset."""
+    """The entry of a trace whose line begins at this offset."""
     return _make(trace, offset, len(line), text_length(line, 0, len(line)))
 
 
 def glance(block: bytes | bytearray, start: int, stop: int, offset: int) -> Entry:
-    """That of the line from `start` to `stop`, whoever wrote it, which stands at this offset of its file. Raises
-    `msgspec.MsgspecError` where it is damaged."""
+    """The entry of the line from `start` to `stop`, which any program may have written; `offset` is its place in the
+    file. Raises `msgspec.MsgspecError` where it is damaged."""
     end = start + text_length(block, start, stop)
     if end < stop and _ends_with_tokens(block, end, start):
         return _make(_decode(block[start:end] + b"}"), offset, stop - start, end - start)
@@ -164,7 +164,7 @@ def _ends_with_tokens(block: bytes | bytearray, end: int, start: int = 0) -> boo
     return block.rfind(b'"timing":{', max(start, end - _TIMING), end) > 0
 
 
-def _make(trace: Trace | _Glance, offset: int, length: int, text: int) -> Entry:
+def _make(trace: Trace | _TraceParts, offset: int, length: int, text: int) -> Entry:
     # For each rollout of an evaluation: what is looked up twice, or called, would be a part of its cost.
     task, usage, timing, failure, retries = trace.task, trace.usage, trace.timing, trace.failure, trace.retries
     if trace.judgements:
@@ -192,17 +192,17 @@ def _make(trace: Trace | _Glance, offset: int, length: int, text: int) -> Entry:
         timing.environment,
         retries,
         _last_said(trace) if trace.answer is None else trace.answer[:_ANSWER],
-        None if failure is None else _tell(failure),
+        None if failure is None else _describe(failure),
         trace.metrics,
         length - text > len(_NO_TOKENS),
     )
 
 
-def _tell(failure: Failure | _Failure) -> str:
+def _describe(failure: Failure | _FailurePart) -> str:
     return f"{failure.type} ({failure.phase})" + (f" at {failure.place}" if failure.place else "")
 
 
-def _last_said(trace: Trace | _Glance) -> str | None:
+def _last_said(trace: Trace | _TraceParts) -> str | None:
     message: Any = trace.turns[-1].message if trace.turns else None
     if isinstance(message, msgspec.Raw):
         message = msgspec.json.decode(message)

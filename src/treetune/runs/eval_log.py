@@ -27,7 +27,7 @@ from treetune.core.trace import Outcome, Trace, Turn
 from treetune.errors import StorageError
 from treetune.runs.folder import TRACES
 from treetune.runs.foreign.inspect import REWARD, SUCCESS
-from treetune.runs.foreign.kind import calls_of
+from treetune.runs.foreign.program import calls_of
 from treetune.runs.run import Run
 from treetune.system.digest import digest
 from treetune.system.folders import aside, read_version
@@ -173,14 +173,14 @@ def _summary_of(sample: Plain) -> Plain:
     if not isinstance(asked, str):
         asked = "\n\n".join(_words(message["content"]) for message in asked)
     thin = {name: value for name, value in sample["metadata"].items() if isinstance(value, str | int | float | bool)}
-    told = {"error": (sample.get("error") or {}).get("message"), "limit": (sample.get("limit") or {}).get("type")}
+    ended = {"error": (sample.get("error") or {}).get("message"), "limit": (sample.get("limit") or {}).get("type")}
     scores = sample["scores"].items()
     return {
         **{name: sample[name] for name in _SUMMARISED},
         "input": _cut(asked),
         "metadata": {name: _cut(value) for name, value in thin.items()},
         "scores": {name: {**score, "explanation": _cut(score.get("explanation"))} for name, score in scores},
-        **{name: value for name, value in told.items() if value is not None},
+        **{name: value for name, value in ended.items() if value is not None},
         "completed": True,
         "message_count": len(sample["messages"]),
     }
@@ -371,7 +371,7 @@ def _scores(trace: Trace) -> dict[str, Plain]:
 
 def _metadata(trace: Trace) -> Plain:
     turns = [{"reward": turn.reward, "info": turn.info} for turn in trace.turns]
-    told = {
+    fields = {
         "uid": trace.uid,
         "source": trace.task.data_source,
         "outcome": trace.outcome.value,
@@ -386,7 +386,7 @@ def _metadata(trace: Trace) -> Plain:
         "judgements": msgspec.to_builtins(trace.judgements, enc_hook=repr),
         "extra_info": trace.task.extra_info,
     }
-    return {name: value for name, value in told.items() if value not in (None, "", [], {})}
+    return {name: value for name, value in fields.items() if value not in (None, "", [], {})}
 
 
 def _usage(read: int, sampled: int) -> Plain:

@@ -70,7 +70,7 @@ class Records(msgspec.Struct, Generic[R], frozen=True):
     encode: Callable[[R], bytes]
     decode: Callable[[bytes], R]
     key: Callable[[R], Hashable]
-    """By which a record is known that is there twice."""
+    """Identifies a record, to find those that are there twice."""
     indexed: bool = False
     """Whether there is an index beside them."""
 
@@ -184,8 +184,7 @@ class RunFolder(Generic[R]):
         return self.records.read(self.path)
 
     def keep(self, wanted: Callable[[R], bool]) -> None:
-        """Moves the records that are not wanted aside, as well as lines that are damaged or there twice, and drops a
-        last line that was cut short."""
+        """Moves unwanted records, damaged lines and repeated lines aside, and drops a last line that was cut short."""
         temporary = self.path / f".{self.records.file}.kept"
         damage = Damage()
         with _writing(self.path):
@@ -200,7 +199,8 @@ class RunFolder(Generic[R]):
             warnings.warn(f"{self.path}: {problem}; moved to {SUPERSEDED}", stacklevel=2)
 
     def replace(self, other: RunFolder[R]) -> None:
-        """Puts the records and the beginning of another run in the place of these, which are moved aside."""
+        """Replaces the records, the config and the fingerprint by those of another run; the old records are moved
+        aside."""
         with _writing(self.path):
             with open(open_to_append(self.path / SUPERSEDED), "ab") as superseded:
                 superseded.writelines(line for line, _ in self.records.lines(self.path, Damage()))
@@ -212,7 +212,7 @@ class RunFolder(Generic[R]):
 
     def _replace_records(self, file: Path) -> None:
         self._close_files()
-        with suppress(FileNotFoundError):  # its places are no longer theirs
+        with suppress(FileNotFoundError):  # its offsets are wrong now
             os.unlink(self.path / INDEX)
         os.replace(file, self.path / self.records.file)
         self._open_file()
@@ -222,7 +222,7 @@ class RunFolder(Generic[R]):
             self._file = open_to_append(self.path / self.records.file)
             self._index = IndexWriter(self.path) if self.records.indexed else None
         self.size = os.fstat(self._file).st_size
-        """Bytes of the records. Nobody else writes to them: the folder is locked."""
+        """Bytes of the records. No other process writes to them: the folder is locked."""
 
     def _close_files(self) -> None:
         os.close(self._file)
@@ -247,7 +247,7 @@ class RunFolder(Generic[R]):
             mend_index(self.path, self.records.file)
 
     def _append(self, lines: bytes) -> None:
-        """Where the disk is full, no part of them is left behind."""
+        """Appends all of them, or none where the disk is full."""
         with _writing(self.path):
             written = 0
             try:
@@ -261,7 +261,7 @@ class RunFolder(Generic[R]):
         self.size += written
 
     def drop_cut_line(self) -> None:
-        """Drops what a kill has left of a last line, so that more can be appended."""
+        """Drops a last line that a kill cut short, so that more can be appended."""
         with _writing(self.path), open(self.path / self.records.file, "rb") as file:
             at = self.size
             while at > 0:
@@ -276,7 +276,7 @@ class RunFolder(Generic[R]):
             self._mend_index()
 
     def set_aside(self, folder: Path) -> None:
-        """Moves the records into a run folder of their own, in the place of what is there, and begins anew."""
+        """Moves the records into another run folder, whose records they replace, and starts with none."""
         with _writing(folder):
             folder.mkdir(exist_ok=True)
             for file in (FINGERPRINT, CONFIG):

@@ -5,8 +5,8 @@
         entries[0].reward, entries[0].offset           # where its trace stands in traces.jsonl
 
 The writer appends entries as it appends traces, some at a time. Where entries are missing (a kill before they were
-written, an older run, a file of somebody else's) they are made from the traces themselves: the traces are what counts,
-the index only saves reading them.
+written, an older run, a file of another origin) they are made from the traces. The traces are authoritative; the index
+only saves reading them.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ def encode(entries: Sequence[Entry]) -> bytes:
 
 
 class IndexWriter:
-    """Writes entries to the index of a folder. Where the disk is full the rest is left out: it can be made again."""
+    """Writes entries to the index of a folder. Where the disk is full the rest is left out: traces can replace it."""
 
     def __init__(self, folder: Path) -> None:
         self._file = open_to_append(folder / INDEX)
         self._waiting: list[Entry] = []
 
     def add(self, trace: Trace, offset: int, line: bytes) -> None:
-        """That of a trace whose line stands at this offset."""
+        """Adds the entry of a trace whose line begins at this offset."""
         self._waiting.append(entry_of(trace, offset, line))
         if len(self._waiting) >= _AT_ONCE:
             self.flush()
@@ -135,7 +135,7 @@ class IndexWriter:
 
 
 class IndexReader:
-    """Reads the entries of a run in their order, and those that were added since when asked again."""
+    """Reads the entries of a run in their order; each further `read` gives the new ones."""
 
     def __init__(self, folder: Path, records: str = "traces.jsonl") -> None:
         self._index, self._records = folder / INDEX, folder / records
@@ -150,7 +150,7 @@ class IndexReader:
 
     @property
     def replaced(self) -> bool:
-        """Whether another file stands in the place of the one that was read, so that all must be read anew."""
+        """Whether the file that was read was replaced, so that everything must be read again."""
         try:
             state = os.stat(self._records)
         except FileNotFoundError:
@@ -236,7 +236,7 @@ def _is_of(entry: Entry, traces: int) -> bool:
 def entries_in(
     lines: bytes | bytearray, offset: int, stop: int | None = None, damage: Damage | None = None
 ) -> Iterator[Entry]:
-    """Those of whole lines of traces, the first of which stands at that offset; a damaged one has none."""
+    """The entries of whole lines of traces; `offset` is that of the first line. A damaged line has none."""
     start, stop = 0, len(lines) if stop is None else stop
     damage = damage or Damage()
     while start < stop:
@@ -257,7 +257,7 @@ def read_entries(folder: Path, records: str = "traces.jsonl") -> Iterator[Entry]
 
 
 def mend_index(folder: Path, records: str = "traces.jsonl") -> None:
-    """Drops entries of what is not there, and what a kill has left of one; adds those that are missing."""
+    """Drops entries without a trace and a last one that a kill cut short; adds those that are missing."""
     reader = IndexReader(folder, records)
     with open(folder / records, "rb") as traces, open(open_to_append(folder / INDEX), "ab") as index:
         index.truncate(sum(len(encode(part)) for part in reader.read_index(traces.fileno())))

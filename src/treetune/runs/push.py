@@ -3,7 +3,7 @@
     Run("runs/x").push_to_hub("me/my-run")       # calls push_run
     load_dataset("me/my-run")["rollouts"]           # uid, reward, outcome, messages, ...
 
-The files are those of the run folder, so who downloads the repository has the run: `Run(snapshot_download(...))`.
+The files are those of the run folder, so a download of the repository is a run: `Run(snapshot_download(...))`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     traces = RollingRun(Path("traces"), evaluation, most_bytes=4 << 30)
     traces.put(encode_trace(trace))
 
-Whoever has a trace never waits for the disk: a thread writes. What cannot be written is counted and said once. At half
-the size the records move to the folder `earlier`, a run folder too, in the place of those that are there: so the newest
-are kept, half of the size at least.
+A thread writes, so no caller waits for the disk. Traces that cannot be written are counted, and logged once. At half
+the size the records move to the folder `earlier`, also a run folder, and replace the ones there: so the newest traces
+are kept, at least half of the size.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _MOST_WAITING_BYTES = 64 << 20
 """Traces that wait for a slow disk; further ones are lost."""
 _MOST_AT_ONCE = 1 << 20
 _LAST_SECONDS = 10.0
-"""For what still waits when it is closed."""
+"""For the traces that still wait when it is closed."""
 
 
-class Listener(Protocol):
-    """Hears of traces once they are written."""
+class TraceListener(Protocol):
+    """Receives the entries of traces once they are written."""
 
     def add(self, entries: Iterable[Entry]) -> None: ...
     def close(self) -> None: ...
 
 
 class RollingRun:
-    listener: Listener | None = None
+    listener: TraceListener | None = None
 
     def __init__(self, path: Path, what: Described, most_bytes: int) -> None:
-        """Goes on with a folder that holds a run of the same config and taskset; any other run is refused."""
+        """Continues a folder that holds a run of the same config and taskset; any other run is refused."""
         self.path, self._most_bytes = path, most_bytes
         try:
             if (path / FINGERPRINT).exists():
@@ -57,11 +57,11 @@ class RollingRun:
         self._waiting: SimpleQueue[bytes | None] = SimpleQueue()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
-        """Of what two threads count."""
+        """For the counts that two threads change."""
         self._writer: threading.Thread | None = None
 
     def put(self, line: bytes) -> None:
-        """Takes a trace as it is kept, without the end of its line; an empty one is a trace that could not be made."""
+        """Takes an encoded trace without a newline; an empty one is a trace that could not be encoded."""
         if self._writer is None:
             self._writer = threading.Thread(target=self._write, name="treetune traces", daemon=True)
             self._writer.start()
@@ -80,7 +80,7 @@ class RollingRun:
         return {"traces_kept": self.kept, "traces_lost": self.lost, "traces_waiting_bytes": self._waiting_bytes}
 
     def close(self) -> None:
-        """Writes what waits, as far as the disk allows."""
+        """Writes the waiting traces, as far as the disk allows."""
         if self._writer is not None:
             self._waiting.put(None)
             self._writer.join(_LAST_SECONDS)

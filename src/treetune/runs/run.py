@@ -57,7 +57,7 @@ def means_run(path: Path) -> bool:
 
 
 def no_run(path: Path, *, own: bool = False) -> UsageError:
-    """Says that there is no run at a path, and which are near; `own` where only one of ours will do."""
+    """The error for a path without a run, which names runs near it. `own`: only a run folder of Treetune is wanted."""
     problem = f"{path} holds no run" if path.exists() else f"there is no run {path}"
     if own and is_run(path):
         problem = f"{path} has no {CONFIG}, which says what was run"
@@ -103,8 +103,8 @@ class Run:
         """Which marks of which rollouts the columns have."""
 
     def follow(self, seconds: float | None = None) -> int:
-        """Takes up what was written since, in no more than about so many seconds; gives how many rollouts there are
-        more. Where the run was resumed or scored again, all is read anew: `columns` are others then."""
+        """Reads what was written since, for about `seconds` at most; returns the number of new rollouts. Where the run
+        was resumed or scored again, all of it is read again, into new `columns`."""
         if self._reader.replaced:
             self._begin_anew()
         until = None if seconds is None else time.monotonic() + seconds
@@ -117,12 +117,12 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        """What could not be read of it, and what is there twice."""
+        """Which lines could not be read, and which are there twice."""
         return self._reader.damage.describe(TRACES.file)
 
     @property
     def share_read(self) -> float:
-        """How much of what is there was read: 1.0 is all."""
+        """How much of the run was read; 1.0 is all."""
         try:
             size = os.stat(self.folder / TRACES.file).st_size
         except FileNotFoundError:
@@ -139,8 +139,8 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """What it amounts to: `summary.json`; where that does not speak of all rollouts, as in a run that is being
-        written, the traces are read."""
+        """Its figures: those of `summary.json`, or where that lacks rollouts, as while a run is being written, of its
+        traces."""
         if self._summary is None or self._summary.rollouts != len(self):
             self._summary = self.written_summary()
         if self._summary is None or self._summary.rollouts != len(self):
@@ -186,7 +186,7 @@ class Run:
     # One by one
 
     def read_marks(self) -> dict[Key, Mark]:
-        """What people have noted about its rollouts; the words are the column `mark` then."""
+        """The marks of its rollouts, which are then the column `mark` too."""
         stamp = marks_stamp(self.path), len(self.columns)
         if self._marked != stamp:
             self._marks, self._marked = read_marks(self.path), stamp

@@ -1,7 +1,7 @@
-"""What a run amounts to: mean, standard error, pass@k, per metric, per outcome, per data source.
+"""The summary of a run: mean, standard error, pass@k, per metric, per outcome, per data source.
 
 A rollout that failed has no reward. Means are given twice: over the scored rollouts, and over all, where a failed one
-counts as 0. Where the two differ, the summary warns: a policy may be what makes its rollouts fail.
+counts as 0. Where the two differ, the summary warns: the policy may cause the failures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from treetune.core.trace import Trace
 
 MOST_WARNINGS = 5
-"""How many kinds of failures, and of warnings, are told."""
+"""How many kinds of failures, and of warnings, a summary names."""
 
 
 class SourceSummary(msgspec.Struct):

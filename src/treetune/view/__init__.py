@@ -2,12 +2,14 @@
 
     from treetune.view import RunList, ViewServer
 
-The pages are in `page/`: plain modules without a build step. What they ask is answered by `calls.py`.
+The pages are in `page/`: plain modules without a build step. `calls.py` answers their calls, from the figures
+(`figures.py`), tables (`tables.py`) and rollouts (`one_rollout.py`) of the runs in a `RunList`. `ViewServer` serves
+them, `write_report` writes them into one file.
 """
 
 from treetune.view.calls import Calls
-from treetune.view.report import Report, write_report
+from treetune.view.report import ExportedReport, write_report
 from treetune.view.run_list import RunList
 from treetune.view.server import ViewServer
 
-__all__ = ["Calls", "Report", "RunList", "ViewServer", "write_report"]
+__all__ = ["Calls", "ExportedReport", "RunList", "ViewServer", "write_report"]

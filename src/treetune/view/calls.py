@@ -31,7 +31,7 @@ from treetune.view.selection import Selection
 from treetune.view.suspicious import Suspicions
 from treetune.view.tables import compare_runs, list_groups, list_rollouts, rollouts_of
 
-Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 _MOST_RESCORED = 1000
@@ -44,7 +44,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OfRun(Body, kw_only=True):
-    run: Place
+    run: Number
 
 
 class OfQuery(OfRun, kw_only=True):
@@ -54,27 +54,27 @@ class OfQuery(OfRun, kw_only=True):
 class OfTable(OfQuery, kw_only=True):
     sort: Text = ""
     descending: bool = False
-    start: Place = 0
+    start: Number = 0
     count: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 50
 
 
 class OfRollout(OfRun, kw_only=True):
-    at: Place | None = None
+    at: Number | None = None
     name: Text | None = None
 
 
 class OfRuns(Body, kw_only=True):
-    runs: Annotated[list[Place], msgspec.Meta(min_length=2, max_length=16)]
+    runs: Annotated[list[Number], msgspec.Meta(min_length=2, max_length=16)]
     query: Text = ""
 
 
 class OfTask(Body, kw_only=True):
-    runs: Annotated[list[Place], msgspec.Meta(max_length=16)]
+    runs: Annotated[list[Number], msgspec.Meta(max_length=16)]
     uid: Text
     occurrence: int = 0
 
 
-class Known(Body, kw_only=True):
+class KnownSizes(Body, kw_only=True):
     runs: dict[str, int] = {}
 
 
@@ -100,7 +100,7 @@ class Calls:
         self._rescoring = Rescoring()
         self.by_name: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
             "runs": (Body, self.runs),
-            "changes": (Known, self.changes),
+            "changes": (KnownSizes, self.changes),
             "words": (Body, self.words),
             "run": (OfRun, self.run),
             "groups": (OfTable, self.groups),
@@ -151,7 +151,7 @@ class Calls:
                 steps |= {step["step"]: step for step in steps_of(run.columns)}
         return [steps[step] for step in sorted(steps)]
 
-    def changes(self, body: Known) -> dict[str, Any]:
+    def changes(self, body: KnownSizes) -> dict[str, Any]:
         changed = []
         for id, known in body.runs.items():
             if not id.isdigit():
@@ -211,10 +211,10 @@ class Calls:
     def rollout(self, body: OfRollout) -> dict[str, Any]:
         with self._runs[body.run].open() as run:
             at = _place(run, body)
-            entry, told = run.columns.entries[at], show_rollout(run, at)
+            entry, shown = run.columns.entries[at], show_rollout(run, at)
         # Code of the task, which may take its time: others may look at the run meanwhile.
         rendered, why_not = render(run, entry)
-        return {**told, "rendered": rendered, "not_rendered": why_not}
+        return {**shown, "rendered": rendered, "not_rendered": why_not}
 
     def tokens(self, body: OfRollout) -> dict[str, Any]:
         with self._runs[body.run].open() as run:
@@ -222,7 +222,7 @@ class Calls:
             try:
                 texts = load_texts(tokenizer) if tokenizer is not None else None
             except TreetuneError:
-                if self._tokenizer is not None:  # which somebody asked for; else tokens are shown by their ids
+                if self._tokenizer is not None:  # the user named it; without one tokens are shown by their ids
                     raise
             return show_tokens(run, _place(run, body), texts, tokenizer)
 

@@ -1,4 +1,4 @@
-"""One rollout, whole: its trace as plain values, its group, what is odd about it, and its tokens apart.
+"""One rollout, whole: its trace as plain values, its group, what is suspicious about it, and its tokens apart.
 
 texts = load_texts("Qwen/Qwen3-0.6B")
 texts([9707, 11])          # ["Hello", ","]
@@ -54,7 +54,7 @@ def _name(run: Run, at: int) -> str:
 
 
 def command_again(run: Run, trace: Trace) -> str | None:
-    """The command that plays its task again; None where nobody knows how it was played."""
+    """The command that plays its task again; None where that is unknown."""
     config = run.path / CONFIG
     if run.kind != Run.kind or not config.exists() or trace.task.idx < 0:
         return None

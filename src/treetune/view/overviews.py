@@ -29,14 +29,14 @@ from treetune.view.run_list import RunList, ShownRun, Stamp, Writers
 _WAIT_SECONDS = 0.7
 """How long the list waits for lines that are not known yet."""
 _FEW = 3
-"""So many runs are kept open, as somebody will look at them; of more only their lines are."""
+"""Up to so many runs are kept open for the next call; of more only the lines are kept."""
 _VERSION = 1
 """Of what a line holds."""
 _OF_A_PART: Stamp = (-1, -1)
 """The stamp of a line whose run was not yet read to its end."""
 
 
-class _Kept(msgspec.Struct):
+class _KeptRow(msgspec.Struct):
     version: int
     path: str
     stamp: Stamp
@@ -105,7 +105,7 @@ class Overviews:
                     row = {**_line_of(run), "read": shown.share_read}
         except OSError:
             raise  # it is gone
-        except Exception as error:  # whatever is wrong with one run, the others are shown
+        except Exception as error:  # a fault of one run must not hide the others
             why = error.message if isinstance(error, TreetuneError) else format_error(error)
             row = {**_row_of_summary(shown), "pending": False, "read": 1.0, "error": why}
         is_whole = row["read"] == 1.0
@@ -138,13 +138,13 @@ class Overviews:
 
     def _read(self, shown: ShownRun, stamp: Stamp) -> dict[str, Any] | None:
         with suppress(OSError, msgspec.MsgspecError):
-            kept = msgspec.json.decode(self._file(shown).read_bytes(), type=_Kept)
+            kept = msgspec.json.decode(self._file(shown).read_bytes(), type=_KeptRow)
             if (kept.version, kept.path, kept.stamp) == (_VERSION, str(shown.path.resolve()), stamp):
                 return kept.row
         return None
 
     def _keep(self, shown: ShownRun, stamp: Stamp, row: dict[str, Any]) -> None:
-        kept = _Kept(_VERSION, str(shown.path.resolve()), stamp, row)
+        kept = _KeptRow(_VERSION, str(shown.path.resolve()), stamp, row)
         with suppress(OSError):  # only the next start is slower
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file(shown), msgspec.json.encode(kept))
@@ -156,8 +156,8 @@ def _line_of(run: Run) -> dict[str, Any]:
 
 
 def _row_of_summary(shown: ShownRun) -> dict[str, Any]:
-    """What its summary says, where there is one. It has no rollouts yet, so that whoever asks for changes is told when
-    it has."""
+    """What its summary says, where there is one. It has no rollouts yet, so that `changes` reports the run once it
+    has."""
     row = {**NOTHING, "read": 0.0, "pending": True}
     with suppress(OSError, *UNREADABLE):
         if not shown.is_own:

@@ -45,7 +45,7 @@ def page_names() -> tuple[str, ...]:
 
 
 def read_page(name: str) -> bytes:
-    """The content of one of `page_names`; a KeyError for anything else, whatever it is made of."""
+    """The content of one of `page_names`. Raises KeyError for any other name."""
     if name not in page_names():
         raise KeyError(name)
     file, packed = (_folder().joinpath(*f"{name}{ending}".split("/")) for ending in ("", _PACKED))

@@ -33,7 +33,7 @@ _GROUPS_SHARE, _PAIRS_SHARE = 0.25, 0.25
 """Of these, for the lines of groups, and for what was said in both runs about tasks that changed."""
 _MOST_RUNS = 16
 _LOOK_SECONDS = 20.0
-"""For what is suspicious about a long run; what is left then is told."""
+"""To look for suspicious rollouts of a long run; the report says how many were not checked."""
 _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; connect-src 'none'; "
     "base-uri 'none'; form-action 'none'"
@@ -42,7 +42,7 @@ _LIBRARIES = ("vendor/uplot.js", "vendor/markdown-it.js", "vendor/temml.js")
 """Scripts that are no modules."""
 
 
-class Report(msgspec.Struct):
+class ExportedReport(msgspec.Struct):
     path: Path
     rollouts: int
     of: int
@@ -50,13 +50,13 @@ class Report(msgspec.Struct):
     note: str | None
 
 
-def write_report(calls: Calls, path: Path, where: str = "", most_bytes: int = MOST_BYTES) -> Report:
+def write_report(calls: Calls, path: Path, where: str = "", most_bytes: int = MOST_BYTES) -> ExportedReport:
     runs = list(calls.shown)
     if not runs:
         raise UsageError("there is no run to export", remedy="name a run folder")
     if len(runs) > _MOST_RUNS:
         raise UsageError(f"{len(runs)} runs are too many for one file", remedy=f"name at most {_MOST_RUNS} of them")
-    kept = _Kept(calls, where)
+    kept = _Answers(calls, where)
     if len(runs) > 1:
         most_bytes -= kept.compare([shown.id for shown in runs], int(_PAIRS_SHARE * most_bytes))
     for shown in runs:
@@ -67,10 +67,10 @@ def write_report(calls: Calls, path: Path, where: str = "", most_bytes: int = MO
         write_atomically(path, content)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
-    return Report(path, kept.rollouts, kept.of, len(content), kept.note)
+    return ExportedReport(path, kept.rollouts, kept.of, len(content), kept.note)
 
 
-class _Kept:
+class _Answers:
     """The answers of one file, by call and by what was asked."""
 
     def __init__(self, calls: Calls, where: str) -> None:
@@ -172,7 +172,7 @@ def make_page(answers: bytes) -> bytes:
         f'<title>Treetune</title><link rel="icon" href="data:,"><style>{style}</style></head><body>'
         "<noscript>This page needs JavaScript.</noscript>"
     )
-    # What models said stands in JSON, in which < is written otherwise: so no text ends the element, or begins another.
+    # Text of models is JSON in which every < is escaped: so no text can end the element or begin another.
     data = b'<script type="application/json" id="kept">' + answers.replace(b"<", b"\\u003c") + b"</script>"
     tail = "".join(f"<script>{library}</script>" for library in libraries)
     tail += f'<script type="module">{script}</script></body></html>'

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.runs.discovery import Place, find_run, walk_runs
+from treetune.runs.discovery import RunLocation, find_run, walk_runs
 from treetune.runs.folder import SUMMARY
 from treetune.runs.run import Run, is_run
 
@@ -31,23 +31,23 @@ _READ_SECONDS = 0.5
 """How long a run is read until what there is of it is shown; the rest follows."""
 _SLICE_SECONDS = 0.2
 _FRESH_SECONDS = 60.0
-"""So long after its last line a run without a summary counts as being written, where no lock tells."""
+"""So long after its last line a run without a summary counts as being written, where locks cannot be read."""
 _LOOK_SECONDS, _LOOK_SHARE = 0.5, 0.1
 """How long one look for new runs takes at most, and which share of the time all of them may take; the next look goes on
 where one has ended."""
 
 _LOCK = re.compile(r"^\d+: FLOCK .* \w+:\w+:(\d+) ", re.M)
-"""A line of /proc/locks: a lock that somebody holds, on a file known by its inode."""
+"""A line of /proc/locks: a lock that a process holds, on a file named by its inode."""
 
 GONE: ContextVar[threading.Event | None] = ContextVar("gone", default=None)
-"""Whether whoever asked has gone: what waits for a run then is not done."""
+"""Set once the client has disconnected: a call that still waits for a run is then not answered."""
 Stamp = tuple[int, int]
 
 
 class ShownRun:
     """A run of the list. It is read by one thread at a time."""
 
-    def __init__(self, id: int, place: Place, name: str) -> None:
+    def __init__(self, id: int, place: RunLocation, name: str) -> None:
         self.id, self.name = id, name
         self.place, self.path, self.kind = place, place.path, place.kind
         self.used = 0.0
@@ -61,7 +61,7 @@ class ShownRun:
         """The run with what was written since; others wait meanwhile."""
         with self._lock:
             if (gone := GONE.get()) is not None and gone.is_set():
-                raise UsageError("nobody waits for this any more")
+                raise UsageError("the client has disconnected")
             self.used = time.monotonic()
             try:
                 self.stamp()  # raises where it is gone
@@ -88,7 +88,7 @@ class ShownRun:
                 while more and self._run is run and run.share_read < 1.0:
                     with self._lock:
                         more = run.follow(_SLICE_SECONDS)
-                    time.sleep(_SLICE_SECONDS / 10)  # others want it too
+                    time.sleep(_SLICE_SECONDS / 10)  # so that other calls get the lock
             self._reader = None
 
         if new and run.share_read < 1.0:
@@ -96,7 +96,7 @@ class ShownRun:
             self._reader.start()
 
     def close(self) -> None:
-        """Where nobody is at it."""
+        """Unless a thread is using it."""
         if self._lock.acquire(blocking=False):
             self._run = None
             self._lock.release()
@@ -119,7 +119,7 @@ class ShownRun:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a run folder of ours, not one of another program's."""
+        """Whether Treetune wrote it, not another program."""
         return self.kind == Run.kind
 
     def stamp(self) -> Stamp:
@@ -135,7 +135,7 @@ class RunList:
         self._next_look = 0.0
         self._runs: list[ShownRun] = []
         self._known: set[Path] = set()
-        self._walk: Iterator[tuple[Path, Place]] = iter(())
+        self._walk: Iterator[tuple[Path, RunLocation]] = iter(())
         for path in self._paths:
             if not path.exists():
                 raise UsageError(f"there is no {path}", remedy="name a run folder, or a folder of runs")
@@ -167,7 +167,7 @@ class RunList:
             began = time.monotonic()
             if began < self._next_look and not now:
                 return False
-            found: list[tuple[Path, Place]] = []
+            found: list[tuple[Path, RunLocation]] = []
             for top, place in self._go_on():
                 if (known := place.path.absolute() if place.fault else place.path.resolve()) not in self._known:
                     self._known.add(known)
@@ -180,7 +180,7 @@ class RunList:
             self._next_look = began + (time.monotonic() - began) / _LOOK_SHARE
             return bool(found)
 
-    def _go_on(self) -> Iterator[tuple[Path, Place]]:
+    def _go_on(self) -> Iterator[tuple[Path, RunLocation]]:
         """The rest of a walk that was interrupted; where none was, another one."""
         rest = next(self._walk, None)
         if rest is not None:
@@ -190,7 +190,7 @@ class RunList:
         yield from self._walk
 
     def _close_others(self, id: int) -> None:
-        """Those that nobody has looked at for the longest, where too much is open."""
+        """Closes the least recently used runs, where too much is open."""
         others = sorted((run for run in self if run.rollouts and run.id != id), key=lambda run: -run.used)
         held = self._runs[id].rollouts or 0
         for run in others:
@@ -206,18 +206,18 @@ def _name(path: Path, top: Path, several: bool) -> str:
     return str(path.relative_to(top.parent if several else top))
 
 
-def _places(top: Path) -> Iterator[Place]:
-    """The runs at a path or below it; also those within a run of ours: `rescored`, or a server's `earlier` ones."""
+def _places(top: Path) -> Iterator[RunLocation]:
+    """The runs at a path or below it; also those within a run folder: `rescored`, or a server's `earlier` ones."""
     for place in walk_runs(top):
         yield place
         if place.kind == Run.kind:
             with suppress(OSError), os.scandir(place.path) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-                yield from (Place(place.path / name, Run.kind) for name in names if is_run(place.path / name))
+                yield from (RunLocation(place.path / name, Run.kind) for name in names if is_run(place.path / name))
 
 
 class Writers:
-    """Which runs are being written just now: those whose lock somebody holds."""
+    """Which runs are being written just now: those whose lock a process holds."""
 
     def __init__(self) -> None:
         self._locked: set[int] | None = None

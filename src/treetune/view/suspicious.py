@@ -1,10 +1,9 @@
-"""What is odd about the rollouts of a run: the rules of the audit that need nothing but traces.
+"""Suspicious rollouts of a run: the rules of the audit that need nothing but traces.
 
     Suspicions().answer(shown)["rows"]
 
-A run is looked at in the order in which something is likely: first what was cut off or said little and was paid, then
-what else was paid, then the rest, for what judges say. What a first look has no time for is told as `left`, and looked
-at meanwhile.
+The likely rollouts come first: those that were rewarded although they were cut off or said little, then all that were
+rewarded, then the rest. What the first call has no time for is counted as `left`, and checked meanwhile.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ def _same_answers(run: Run) -> list[tuple[int, str, str]]:
 
 
 class Suspicions:
-    """The searches of a list of runs. One goes on for as long as somebody asks."""
+    """The searches of a list of runs. A search continues while pages ask for it."""
 
     def __init__(self) -> None:
         self._searches: dict[int, SuspicionSearch] = defaultdict(SuspicionSearch)

@@ -55,7 +55,7 @@ def describe(run: Run, at: int) -> dict[str, Any]:
 
 
 def _mark(run: Run, at: int) -> str | None:
-    """What somebody marked it as."""
+    """Its mark."""
     marks = run.read_marks()
     mark = marks.get(key_of(run.columns.entries[at])) if marks else None
     return None if mark is None else mark.mark or "comment"
@@ -89,7 +89,7 @@ def _rank(texts: list[str]) -> Numbers:
 
 
 def _order(keys: Numbers, descending: bool) -> Codes:
-    """What has no value stands last either way."""
+    """Rollouts without a value come last either way."""
     return np.argsort(-keys if descending else keys, kind="stable")
 
 

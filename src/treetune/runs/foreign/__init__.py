@@ -1,18 +1,18 @@
-"""Runs that other programs wrote, opened as runs of ours. `runs/discovery.py` finds and opens them.
+"""Runs that other programs wrote, opened as runs of Treetune. `runs/discovery.py` finds and opens them.
 
     from treetune.runs.discovery import open_run
     open_run("outputs/rollout_data").groups()
 
-A module for each program says which files are its own, and makes a trace of each rollout in them: see `kind.py`.
+A module for each program says which files are its own, and makes a trace of each rollout in them: see `program.py`.
 """
 
 from treetune.runs.foreign.atif import Atif
 from treetune.runs.foreign.inspect import Inspect
-from treetune.runs.foreign.kind import Kind
 from treetune.runs.foreign.nemo_gym import NemoGym
+from treetune.runs.foreign.program import Program
 from treetune.runs.foreign.skyrl import SkyRL
 from treetune.runs.foreign.trl import Trl
 from treetune.runs.foreign.verl import Verl
 
-KINDS: tuple[Kind, ...] = (Verl(), Trl(), SkyRL(), Inspect(), NemoGym(), Atif())
+PROGRAMS: tuple[Program, ...] = (Verl(), Trl(), SkyRL(), Inspect(), NemoGym(), Atif())
 """In the order in which they are tried."""

@@ -18,10 +18,10 @@ from treetune.chat.tokens import Tokens
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Timing, Trace
-from treetune.runs.foreign.kind import (
-    Found,
+from treetune.runs.foreign.program import (
+    ForeignRollout,
     Keys,
-    Kind,
+    Program,
     Stamp,
     decode,
     files_in,
@@ -53,7 +53,7 @@ _OF_MODEL = re.compile(r"(?i)api|ratelimit|authentication|modelnotfound|badreque
 _VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF-v\d')
 
 
-class Atif(Kind):
+class Atif(Program):
     name = "atif"
 
     def files(self, path: Path) -> list[Path]:
@@ -68,23 +68,23 @@ class Atif(Kind):
 
     def stamp(self, file: Path) -> Stamp:
         """With the result of its trial, which comes later."""
-        told = [each.stat() for each in {file, _trial_of(file) / _RESULT} if each.exists()]
-        return sum(each.st_size for each in told), max(each.st_mtime_ns for each in told)
+        states = [each.stat() for each in {file, _trial_of(file) / _RESULT} if each.exists()]
+        return sum(each.st_size for each in states), max(each.st_mtime_ns for each in states)
 
-    def read(self, file: Path, after: int) -> Iterator[Found]:
+    def read(self, file: Path, after: int) -> Iterator[ForeignRollout]:
         if after:
             return
         result = _read(_trial_of(file) / _RESULT)
         trajectory = {} if file.name == _RESULT else _read(file)
         if file.name != _RESULT and not trajectory:
             raise ValueError("no trajectory")
-        yield Found(_trace(file, trajectory, result), 1)
+        yield ForeignRollout(_trace(file, trajectory, result), 1)
 
     def describe(self, files: list[Path]) -> dict[str, Any]:
         agent = (_read(files[0]).get("agent") or {}) if files[0].name != _RESULT else {}
         source = _read(_trial_of(files[0]) / _RESULT).get("source")
-        told = {"taskset": source, "model": agent.get("model_name"), "agent": agent.get("name")}
-        return {name: value for name, value in told.items() if value}
+        found = {"taskset": source, "model": agent.get("model_name"), "agent": agent.get("name")}
+        return {name: value for name, value in found.items() if value}
 
 
 def _of_trial(folder: Path) -> list[Path]:
@@ -144,7 +144,7 @@ def _trace(file: Path, trajectory: dict[str, Any], result: dict[str, Any]) -> Tr
 
 
 def _steps(file: Path, trajectory: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of a trajectory and of the files that go on with it, without what these repeat."""
+    """Those of a trajectory and of the files that continue it, without what these repeat."""
     steps, seen = list(trajectory.get("steps") or []), {file.name}
     while (following := trajectory.get("continued_trajectory_ref")) and following not in seen:
         seen.add(following)
@@ -197,10 +197,10 @@ def _path_of(part: dict[str, Any]) -> str:
 def _tokens(steps: list[dict[str, Any]]) -> Tokens | None:
     tokens = Tokens()
     for step in filter(_is_turn, steps):
-        told = step.get("metrics") or {}
-        if told.get("completion_token_ids"):
-            given, sampled = told.get("prompt_token_ids") or [], told["completion_token_ids"]
-            logprobs = told.get("logprobs")
+        metrics = step.get("metrics") or {}
+        if metrics.get("completion_token_ids"):
+            given, sampled = metrics.get("prompt_token_ids") or [], metrics["completion_token_ids"]
+            logprobs = metrics.get("logprobs")
             tokens.add_turn(given, sampled, logprobs if logprobs and len(logprobs) == len(sampled) else None)
     return tokens if tokens.sequences else None
 
@@ -209,8 +209,8 @@ def _note_usage(trace: Trace, trajectory: dict[str, Any], steps: list[dict[str, 
     total, of_agent = trajectory.get("final_metrics") or {}, result.get("agent_result") or {}
 
     def count(name: str, of_result: str) -> int:
-        told = [(step.get("metrics") or {}).get(name) or 0 for step in filter(_is_turn, steps)]
-        return total.get(f"total_{name}") or of_agent.get(of_result) or sum(told)
+        counts = [(step.get("metrics") or {}).get(name) or 0 for step in filter(_is_turn, steps)]
+        return total.get(f"total_{name}") or of_agent.get(of_result) or sum(counts)
 
     trace.usage = Usage(count("prompt_tokens", "n_input_tokens"), count("completion_tokens", "n_output_tokens"))
     cost = number_of(total.get("total_cost_usd")) or number_of(of_agent.get("cost_usd"))
@@ -228,12 +228,12 @@ def _time(steps: list[dict[str, Any]]) -> Any:
     return steps[0].get("timestamp") if steps else None
 
 
-# What a trial of Harbor came to: its rewards, its exception, how long it took.
+# The result of a trial of Harbor: its rewards, its exception, how long it took
 
 
-def _seconds(told: Any) -> float:
-    """Of a phase, or of a whole trial; 0 where it is not told."""
-    times = [time_of(told.get(name)) for name in ("started_at", "finished_at")] if isinstance(told, dict) else [None]
+def _seconds(phase: Any) -> float:
+    """Of a phase, or of a whole trial; 0 where that is unknown."""
+    times = [time_of(phase.get(name)) for name in ("started_at", "finished_at")] if isinstance(phase, dict) else [None]
     return max(0.0, times[1] - times[0]) if times[0] is not None and times[1] is not None else 0.0
 
 
@@ -246,8 +246,8 @@ def _result_of(result: dict[str, Any], stage: str) -> dict[str, Any]:
 
 def _note_result(trace: Trace, result: dict[str, Any], file: Path) -> None:
     found = numbers_in((result.get("verifier_result") or {}).get("rewards") or {})
-    if not found and (told := _reward_file(file)) is not None:
-        found = {"reward": told}
+    if not found and (reward := _reward_file(file)) is not None:
+        found = {"reward": reward}
     trace.metrics |= {name: value for name, value in found.items() if name != "reward"}
     if "reward" in found or len(found) == 1:
         trace.reward = found.get("reward", next(iter(found.values())))

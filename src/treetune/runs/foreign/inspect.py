@@ -25,7 +25,7 @@ from treetune.chat.message import Message
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Timing, Trace
-from treetune.runs.foreign.kind import Found, Kind, Stamp, decode, number_of, time_of, turns_of
+from treetune.runs.foreign.program import ForeignRollout, Program, Stamp, decode, number_of, time_of, turns_of
 from treetune.runs.plain_files import open_regular
 
 _ZSTANDARD = 93
@@ -42,7 +42,7 @@ _TIMES = ("time", "working")
 _LONG = ("max_tokens", "model_length")
 
 
-class Inspect(Kind):
+class Inspect(Program):
     name = "inspect"
 
     def files(self, path: Path) -> list[Path]:
@@ -50,7 +50,7 @@ class Inspect(Kind):
             return [path] if _is_zip(path) else []
         return [path] if path.suffix == ".json" and _is_log(path) else []
 
-    def read(self, file: Path, after: int) -> Iterator[Found]:
+    def read(self, file: Path, after: int) -> Iterator[ForeignRollout]:
         if file.suffix == ".json":
             log = _with_places(_read_json(file))
             for at, sample in enumerate((log.get("samples") or [])[after:], after):
@@ -64,7 +64,7 @@ class Inspect(Kind):
                 try:
                     sample = decode(read_member(members, member))
                 except (ValueError, OSError, zipfile.BadZipFile) as error:
-                    yield Found(None, at + 1, fault=f"{where}: {error}")
+                    yield ForeignRollout(None, at + 1, fault=f"{where}: {error}")
                     continue
                 yield _found(sample, log, at + 1, where)
 
@@ -179,7 +179,7 @@ def _describe(file: Path, stamp: Stamp) -> dict[str, Any]:
         return {}
     spec = log.get("eval") or {}
     config = spec.get("config") or {}
-    told = {
+    found = {
         "taskset": {"id": spec.get("task"), **(spec.get("task_args") or {})},
         "model": spec.get("model"),
         "sampling": spec.get("model_generate_config"),
@@ -188,15 +188,15 @@ def _describe(file: Path, stamp: Stamp) -> dict[str, Any]:
         "created": spec.get("created"),
         "status": log.get("status"),
     }
-    return {name: value for name, value in told.items() if value not in (None, {}, "")}
+    return {name: value for name, value in found.items() if value not in (None, {}, "")}
 
 
-def _found(sample: Any, log: Mapping[str, Any], position: int, where: str) -> Found:
+def _found(sample: Any, log: Mapping[str, Any], position: int, where: str) -> ForeignRollout:
     try:
         trace = _trace_of(sample, log.get("eval") or {}, log["places"].get(sample["id"], -1))
-        return Found(trace, position, max(0, int(sample["epoch"]) - 1))
+        return ForeignRollout(trace, position, max(0, int(sample["epoch"]) - 1))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return Found(None, position, fault=f"{where}: {type(error).__name__}: {error}")
+        return ForeignRollout(None, position, fault=f"{where}: {type(error).__name__}: {error}")
 
 
 # A sample as a trace
@@ -349,8 +349,8 @@ def _message(message: Mapping[str, Any], kept: Mapping[str, str]) -> Message:
         made["tool_calls"] = [write_call(str(each.get("id")), each["function"], _arguments(each)) for each in calls]
     if role == "tool":
         error = message.get("error") or {}
-        told = {"tool_call_id": message.get("tool_call_id"), "name": message.get("function")}
-        made |= {name: value for name, value in told.items() if value is not None}
+        named = {"tool_call_id": message.get("tool_call_id"), "name": message.get("function")}
+        made |= {name: value for name, value in named.items() if value is not None}
         made["content"] = made["content"] or error.get("message") or ""
     return made
 

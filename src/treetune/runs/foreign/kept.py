@@ -1,13 +1,12 @@
-"""A run of another program, kept as a run folder of ours: each of its rollouts is made a trace once.
+"""A run of another program, kept as a run folder: each of its rollouts is converted to a trace once.
 
     kept = KeptRun(Path("outputs/rollout_data"), Verl())
-    kept.update()                              # has a process of its own take up what is new
+    kept.update()                              # a separate process reads what is new
     kept.folder                                # has traces.jsonl and its index
 
-Traces are kept in the user's cache, and not made anew whenever one is looked at: so a query, the text search, groups
-and the viewer read them as they read a run of ours, by the same index, and a file of another format is opened once.
-A training that goes on writes further files, or adds to the last; only what is new is taken. From the first file that
-is no longer what it was, all is taken anew.
+Traces are kept in the user's cache: so queries, the text search, groups and the viewer read them by the same index as
+any run, and a file of another format is opened once. A training that continues writes further files, or appends to the
+last; only what is new is read. From the first file that changed otherwise, everything is read again.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from filelock import FileLock
 from treetune.core.trace import Trace, decode_trace, encode_trace
 from treetune.runs.entry import Entry
 from treetune.runs.folder import TRACES, RunFolder
-from treetune.runs.foreign.kind import Found, Kind, Stamp
-from treetune.runs.foreign.reader import Asked, ask_reader, explain, limited
+from treetune.runs.foreign.program import ForeignRollout, Program, Stamp
+from treetune.runs.foreign.reader import ReadRequest, ask_reader, explain, limited
 from treetune.runs.index import read_entries
 from treetune.runs.plain_files import below
 from treetune.system.digest import digest
@@ -52,7 +51,7 @@ _LARGE = 200 << 20
 """Bytes after which the process that reads is not used again."""
 
 
-class Taken(msgspec.Struct):
+class ReadFile(msgspec.Struct):
     """A file that was read."""
 
     name: str
@@ -69,16 +68,16 @@ class Taken(msgspec.Struct):
     """What was wrong with the first of them."""
 
 
-class Source(msgspec.Struct):
-    """What the traces were made of."""
+class KeptSource(msgspec.Struct):
+    """The files that the traces were made of."""
 
     path: str
     kind: str
     version: int = _VERSION
     config: dict[str, Any] = {}
-    files: list[Taken] = []
+    files: list[ReadFile] = []
     times: int = 0
-    """How often traces were taken back that somebody may have read."""
+    """How often traces were removed that a reader may have seen."""
 
     bytes: int = 0
     """Of all its files."""
@@ -97,7 +96,7 @@ class Source(msgspec.Struct):
         return [f"{faults:,} of the records cannot be read, and are left out; the first: {first}"]
 
 
-class Numbers:
+class RolloutNumbers:
     """Which task, which occurrence of it and which rollout each trace is."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -113,7 +112,7 @@ class Numbers:
             self._count[entry.uid] = max(self._count.get(entry.uid, 0), entry.occurrence + 1)
             self._rollouts.setdefault((entry.uid, entry.occurrence), set()).add(entry.rollout)
 
-    def note(self, trace: Trace, found: Found) -> None:
+    def note(self, trace: Trace, found: ForeignRollout) -> None:
         """Equal prompts of one step are a group; those of another step, or under another name, are the same task once
         more."""
         uid = trace.uid or trace.task.uid
@@ -133,22 +132,22 @@ class Numbers:
 
 
 class KeptRun:
-    def __init__(self, path: Path, kind: Kind, top: Path | None = None, folder: Path | None = None) -> None:
+    def __init__(self, path: Path, kind: Program, top: Path | None = None, folder: Path | None = None) -> None:
         """No file outside of `top` is read: by default the folder of the run itself. `folder` is where it is kept."""
         self.path, self.kind = path.absolute(), kind
         self.top = (top if top is not None else path if path.is_dir() else path.parent).absolute()
         self.folder = folder or _kept_runs() / digest([str(self.path), kind.name])
 
-    def update(self, seconds: float | None = None) -> Source:
-        """Has what is new in the files of the run taken up, for no more than about so many seconds, and says what was
-        read. Raises `UsageError` where reading it took more than a run may."""
+    def update(self, seconds: float | None = None) -> KeptSource:
+        """Reads what is new in the files of the run, for about `seconds` at most; returns what was read so far. Raises
+        `UsageError` where reading takes more than a run may."""
         source = self._read()
-        before: list[Taken] | None = None
+        before: list[ReadFile] | None = None
         files, stamps = self._files()
         while not self._is_known(source, files, stamps) and source.files != before:
             before = source.files
             at_once = _AT_ONCE_SECONDS if seconds is None else seconds
-            ask_reader(Asked(str(self.path), self.kind.name, str(self.top), str(self.folder), at_once))
+            ask_reader(ReadRequest(str(self.path), self.kind.name, str(self.top), str(self.folder), at_once))
             source = self._read()
             if seconds is not None:
                 break
@@ -159,13 +158,13 @@ class KeptRun:
             files = self.kind.files(self.path)
             return files, [self.kind.stamp(file) for file in files]
 
-    def _is_known(self, source: Source, files: list[Path], stamps: list[Stamp]) -> bool:
-        """Where its files are gone, what is kept is what there was."""
+    def _is_known(self, source: KeptSource, files: list[Path], stamps: list[Stamp]) -> bool:
+        """Where the files are gone, the traces that were kept remain."""
         known = [(file.name, file.stamp) for file in source.files if file.whole]
         return not files or known == [(str(file), stamp) for file, stamp in zip(files, stamps, strict=True)]
 
     def take(self, seconds: float) -> None:
-        """Takes up what is new: what `update` has done in a process of its own."""
+        """Reads what is new, in the process that `update` asks."""
         files, stamps = self._files()
         sizes = [size for size, _ in stamps]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -186,14 +185,14 @@ class KeptRun:
         except Exception:  # reading the rollouts meets the same fault, and names it
             return {}
 
-    def _read(self) -> Source:
+    def _read(self) -> KeptSource:
         with suppress(OSError, msgspec.MsgspecError):
-            source = msgspec.json.decode((self.folder / _SOURCE).read_bytes(), type=Source)
+            source = msgspec.json.decode((self.folder / _SOURCE).read_bytes(), type=KeptSource)
             if source.version == _VERSION:
                 return source
-        return Source(str(self.path), self.kind.name)
+        return KeptSource(str(self.path), self.kind.name)
 
-    def _take(self, source: Source, files: list[Path], stamps: list[Stamp], until: float) -> None:
+    def _take(self, source: KeptSource, files: list[Path], stamps: list[Stamp], until: float) -> None:
         older, known = source.files, list(zip(map(str, files), stamps, strict=True))
         same = 0
         while same < min(len(older), len(known)) and older[same].whole and _is(older[same], known[same]):
@@ -208,9 +207,9 @@ class KeptRun:
                 os.truncate(self.folder / TRACES.file, end)
                 out.drop_cut_line()
             try:
-                numbers = Numbers(read_entries(self.folder))
+                numbers = RolloutNumbers(read_entries(self.folder))
                 for at in range(same, len(files)):
-                    taken = begun or Taken(*known[at], 0, "", 0)
+                    taken = begun or ReadFile(*known[at], 0, "", 0)
                     taken.stamp, begun = stamps[at], None
                     self._take_file(taken, files[at], files[at - 1] if at else None, numbers, out, until)
                     source.files.append(taken)
@@ -219,7 +218,7 @@ class KeptRun:
             finally:
                 write_atomically(self.folder / _SOURCE, msgspec.json.encode(source))
 
-    def _goes_on(self, taken: Taken, name: str, stamp: Stamp) -> bool:
+    def _goes_on(self, taken: ReadFile, name: str, stamp: Stamp) -> bool:
         """Whether a file is as it was as far as it was read, so that only what comes after is new."""
         if taken.name != name or not taken.mark:
             return False
@@ -234,10 +233,10 @@ class KeptRun:
 
     def _take_file(
         self,
-        taken: Taken,
+        taken: ReadFile,
         file: Path,
         before: Path | None,
-        numbers: Numbers,
+        numbers: RolloutNumbers,
         out: RunFolder[Trace],
         until: float,
     ) -> None:
@@ -276,19 +275,19 @@ class KeptRun:
         except Exception:  # reading it meets the same fault, and names it
             return False
 
-    def _found(self, file: Path, after: int) -> Iterator[Found]:
+    def _found(self, file: Path, after: int) -> Iterator[ForeignRollout]:
         """A file that cannot be read as what it should be is being written, or is damaged: it counts as one record."""
         try:
             yield from self.kind.read(file, after)
-        except Exception as error:  # whatever a damaged file makes of its reader
-            yield Found(None, after, fault=f"{file.name}: {explain(error)}")
+        except Exception as error:  # a damaged file may raise anything in its reader
+            yield ForeignRollout(None, after, fault=f"{file.name}: {explain(error)}")
 
 
 def _too_much(file: Path, most: int) -> str:
     return f"{file.name}: it unpacks to more than {most >> 20:,} MB of rollouts; the rest is left out"
 
 
-def _is(taken: Taken, known: tuple[str, Stamp]) -> bool:
+def _is(taken: ReadFile, known: tuple[str, Stamp]) -> bool:
     return (taken.name, taken.stamp) == known
 
 
@@ -320,18 +319,18 @@ def _measure(cache_dir: Path) -> Iterator[tuple[Path, int, float]]:
 
 
 def main() -> None:
-    """The process that reads runs of other programs: takes an `Asked` a line, and writes null or what is wrong."""
+    """The process that reads runs of other programs: a `ReadRequest` a line, a null or a fault as the reply."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the other ones reserve more than may be taken
-    from treetune.runs.foreign import KINDS
+    from treetune.runs.foreign import PROGRAMS
 
     sys.setrecursionlimit(_DEEPEST)
-    kinds = {kind.name: kind for kind in KINDS}
+    kinds = {kind.name: kind for kind in PROGRAMS}
     print("ready", file=replies, flush=True)
     for line in sys.stdin:
-        asked, fault = msgspec.json.decode(line, type=Asked), None
+        asked, fault = msgspec.json.decode(line, type=ReadRequest), None
         try:
             KeptRun(Path(asked.path), kinds[asked.kind], Path(asked.top), Path(asked.folder)).take(asked.seconds)
         except Exception as error:

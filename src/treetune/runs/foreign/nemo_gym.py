@@ -18,7 +18,16 @@ from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Trace
 from treetune.data.rows.nemo_gym import PARAMS, TRUTH, from_items
 from treetune.errors import PolicyError
-from treetune.runs.foreign.kind import Found, Keys, Kind, Stamp, number_of, numbers_in, read_rows, turns_of
+from treetune.runs.foreign.program import (
+    ForeignRollout,
+    Keys,
+    Program,
+    Stamp,
+    number_of,
+    numbers_in,
+    read_rows,
+    turns_of,
+)
 from treetune.runs.plain_files import open_regular
 
 _FAILED = "_failures"
@@ -31,7 +40,7 @@ _MARKED = 4096
 """Bytes before a position by which a file is known."""
 
 
-class NemoGym(Kind):
+class NemoGym(Program):
     name = "nemo-gym"
 
     def files(self, path: Path) -> list[Path]:
@@ -44,8 +53,8 @@ class NemoGym(Kind):
 
     def stamp(self, file: Path) -> Stamp:
         """Of failures together with those that succeeded, which some of them became."""
-        told = [each.stat() for each in (file, _main_of(file)) if each.exists()]
-        return sum(each.st_size for each in told), max(each.st_mtime_ns for each in told)
+        states = [each.stat() for each in (file, _main_of(file)) if each.exists()]
+        return sum(each.st_size for each in states), max(each.st_mtime_ns for each in states)
 
     def mark(self, file: Path, position: int) -> str:
         if file.stem.endswith(_FAILED):
@@ -54,7 +63,7 @@ class NemoGym(Kind):
             lines.seek(max(0, position - _MARKED))
             return hashlib.sha256(lines.read(min(position, _MARKED))).hexdigest()[:16]
 
-    def read(self, file: Path, after: int) -> Iterator[Found]:
+    def read(self, file: Path, after: int) -> Iterator[ForeignRollout]:
         rows = read_rows(file, after)
         if file.stem.endswith(_FAILED) and _main_of(file).exists():
             done = {_key(row.values) for row in read_rows(_main_of(file)) if row.values}
@@ -67,10 +76,10 @@ class NemoGym(Kind):
                     raise ValueError(row.fault)
                 trace = _trace(row.values)
                 rollout = row.values.get(_ROLLOUT)
-                yield Found(trace, row.position, rollout if isinstance(rollout, int) else None)
+                yield ForeignRollout(trace, row.position, rollout if isinstance(rollout, int) else None)
             except (ValueError, KeyError, TypeError, AttributeError, PolicyError) as error:
                 fault = row.fault or f"{file.name}, before byte {row.position}: {type(error).__name__} {error}"
-                yield Found(None, row.position, fault=fault)
+                yield ForeignRollout(None, row.position, fault=fault)
 
 
 def _failures_of(file: Path) -> Path:
@@ -107,9 +116,9 @@ def _trace(row: dict[str, Any]) -> Trace:
     trace.turns, trace.final = turns_of(asked, said)
     trace.turns[-1].reward = trace.reward or 0.0
     trace.tools = [{"type": "function", "function": tool} for tool in params.get("tools") or []]
-    told = {name: value for name, value in row.items() if name not in _OWN and not name.startswith("_ng_")}
-    trace.metrics = numbers_in(told)
-    trace.turns[-1].info = {name: value for name, value in told.items() if name not in trace.metrics}
+    further_fields = {name: value for name, value in row.items() if name not in _OWN and not name.startswith("_ng_")}
+    trace.metrics = numbers_in(further_fields)
+    trace.turns[-1].info = {name: value for name, value in further_fields.items() if name not in trace.metrics}
     answer = row.get("extracted_answer")
     trace.answer = answer if isinstance(answer, str) else None
     used = response.get("usage") or {}

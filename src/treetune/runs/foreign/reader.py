@@ -1,6 +1,6 @@
 """Reads runs of other programs in a process of its own, within limits: a hostile file can harm only that process.
 
-    ask_reader(Asked("outputs/rollout_data", "verl", top="outputs", folder=..., seconds=0.5))        # waits
+    ask_reader(ReadRequest("outputs/rollout_data", "verl", top="outputs", folder=..., seconds=0.5))        # waits
 
 The process (`main` in `kept.py`) keeps new rollouts as traces, which the caller reads, and stays for the next request.
 Only one runs at a time, so several hostile runs take no more memory than one. A file may take a multiple of its size: a
@@ -34,20 +34,20 @@ _CLOCK_RATIO, _CLOCK_SECONDS = 4, 60
 _one = threading.Lock()
 
 
-class Asked(msgspec.Struct):
-    """Which run is to be taken up."""
+class ReadRequest(msgspec.Struct):
+    """Which run to read, and for how long."""
 
     path: str
     kind: str
     top: str
-    """The folder that no file may lie outside of."""
+    """No file outside of this folder is read."""
     folder: str
-    """Where it is kept."""
+    """Where its traces are kept."""
     seconds: float
-    """For about how long it is read; the rest is another request."""
+    """For about how long it is read; another request continues."""
 
 
-def ask_reader(asked: Asked) -> None:
+def ask_reader(asked: ReadRequest) -> None:
     """Returns once it is done. Raises `UsageError` where the process failed or was ended."""
     with _one:
         replies = _workers().ask(msgspec.to_builtins(asked), 1)

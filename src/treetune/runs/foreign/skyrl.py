@@ -21,7 +21,16 @@ from treetune.chat.message import Message
 from treetune.chat.tokens import Tokens, TokenSequence
 from treetune.core.task import Task
 from treetune.core.trace import Outcome, Trace, Turn
-from treetune.runs.foreign.kind import Found, Keys, Kind, files_in, number_of, read_grouped, split_chat, turns_of
+from treetune.runs.foreign.program import (
+    ForeignRollout,
+    Keys,
+    Program,
+    files_in,
+    number_of,
+    read_grouped,
+    split_chat,
+    turns_of,
+)
 from treetune.runs.plain_files import open_regular
 from treetune.system.digest import digest
 
@@ -32,7 +41,7 @@ _WHOLE = "aggregated_results.jsonl"
 """Figures over all sources; no rollouts."""
 
 
-class SkyRL(Kind):
+class SkyRL(Program):
     name = "skyrl"
 
     def files(self, path: Path) -> list[Path]:
@@ -52,7 +61,7 @@ class SkyRL(Kind):
                 files += [place / name for name in lines]
         return files if files and (files[0].suffix == ".pkl" or _is_dump(files[0])) else []
 
-    def read(self, file: Path, after: int) -> Iterator[Found]:
+    def read(self, file: Path, after: int) -> Iterator[ForeignRollout]:
         if file.suffix == ".pkl":
             return _read_batch(file, after, _step_of(file))
         return read_grouped(file, after, "output_response", _goes_on, partial(_found, step=_step_of(file)))
@@ -77,7 +86,7 @@ def _goes_on(before: dict[str, Any], row: dict[str, Any]) -> bool:
     return bool(before["output_response"]) and prompt.startswith(f"{before['input_prompt']}{before['output_response']}")
 
 
-def _found(parts: list[dict[str, Any]], position: int, step: int | None) -> Found:
+def _found(parts: list[dict[str, Any]], position: int, step: int | None) -> ForeignRollout:
     first, last = parts[0], parts[-1]
     extras = first.get("env_extras")
     spec = (extras.get("reward_spec") or extras.get("reward_model")) if isinstance(extras, dict) else None
@@ -100,7 +109,7 @@ def _found(parts: list[dict[str, Any]], position: int, step: int | None) -> Foun
     trace.turns[-1].finish_reason = str(stop) if stop else None
     if stop == "length":
         trace.outcome = Outcome.TRUNCATED
-    return Found(trace, position)
+    return ForeignRollout(trace, position)
 
 
 def _turn(part: dict[str, Any], before: dict[str, Any] | None) -> Turn:
@@ -146,7 +155,7 @@ def _state_of(kind: Any, state: Any) -> Any:
     return state
 
 
-def _read_batch(file: Path, after: int, step: int | None) -> Iterator[Found]:
+def _read_batch(file: Path, after: int, step: int | None) -> Iterator[ForeignRollout]:
     """A trace for each sequence; those of one prompt are a group."""
     try:
         state = _Reader(open_regular(file)).load()
@@ -162,7 +171,7 @@ def _read_batch(file: Path, after: int, step: int | None) -> Iterator[Found]:
         raise ValueError("no batch of SkyRL: a group has rows that the batch has not")
     whose = {row: f"{number}" for number, (start, end) in enumerate(groups) for row in range(start, end)}
     for row in sorted(whose)[after:]:
-        yield Found(_trace_of_batch(row, columns, step), row + 1, group=whose[row] if len(groups) > 1 else "")
+        yield ForeignRollout(_trace_of_batch(row, columns, step), row + 1, group=whose[row] if len(groups) > 1 else "")
 
 
 def _array(value: Any) -> Any:

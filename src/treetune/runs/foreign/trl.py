@@ -20,7 +20,15 @@ import numpy as np
 from treetune.chat.message import Message
 from treetune.core.task import Task
 from treetune.core.trace import Trace
-from treetune.runs.foreign.kind import Found, Kind, number_of, numbered_files, numbers_in, prune, turns_of
+from treetune.runs.foreign.program import (
+    ForeignRollout,
+    Program,
+    number_of,
+    numbered_files,
+    numbers_in,
+    prune,
+    turns_of,
+)
 from treetune.runs.plain_files import open_regular
 
 _FILE = re.compile(r"completions_(\d+)\.parquet")
@@ -29,7 +37,7 @@ _ALMOST = 1e-3
 """What rounding does to advantages, which are of single precision."""
 
 
-class Trl(Kind):
+class Trl(Program):
     name = "trl"
 
     def files(self, path: Path) -> list[Path]:
@@ -37,12 +45,12 @@ class Trl(Kind):
             return [path] if path.is_file() else []
         return numbered_files(path, _FILE)
 
-    def read(self, file: Path, after: int) -> Iterator[Found]:
+    def read(self, file: Path, after: int) -> Iterator[ForeignRollout]:
         table = _read(file)
         rows = table.to_pylist()
         rewards, exact = _reward_columns(table.schema, rows)
         for at, row in enumerate(rows[after:], after):
-            yield Found(_trace(prune(row), rewards, exact), at + 1)
+            yield ForeignRollout(_trace(prune(row), rewards, exact), at + 1)
 
     def repeats(self, file: Path, before: Path) -> bool:
         """What was sampled once is logged with each step that trains on it (`steps_per_generation`)."""

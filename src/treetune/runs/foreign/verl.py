@@ -1,9 +1,9 @@
 """verl's rollouts and validations: `trainer.rollout_data_dir` and `trainer.validation_data_dir`, a file `{step}.jsonl`
 for each step.
 
-A line has `input`, `output`, `gts`, `score`, `step`, and what the reward function told beside the score. The trainer of
-v1 adds `uid`, which is `{prompt}_{rollout}_{part}`: where an agent loop gave several outputs, the parts of one rollout
-are its turns. Texts are as the tokenizer decodes them, without special tokens, so no roles can be told.
+A line has `input`, `output`, `gts`, `score`, `step`, and what the reward function returned beside the score. The
+trainer of v1 adds `uid`, which is `{prompt}_{rollout}_{part}`: where an agent loop gave several outputs, the parts of
+one rollout are its turns. Texts are as the tokenizer decodes them, without special tokens, so roles are unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from typing import Any
 from treetune.chat.message import Message
 from treetune.core.task import Task
 from treetune.core.trace import Trace, Turn
-from treetune.runs.foreign.kind import Found, Keys, Kind, number_of, numbered_files, numbers_in, read_grouped
+from treetune.runs.foreign.program import (
+    ForeignRollout,
+    Keys,
+    Program,
+    number_of,
+    numbered_files,
+    numbers_in,
+    read_grouped,
+)
 
 _FILE = re.compile(r"(\d+)\.jsonl")
 _UID = re.compile(r"(.+)_(\d+)_(\d+)", re.DOTALL)
@@ -24,14 +32,14 @@ _ROLLOUTS = Keys("input", "output", "score")
 _OWN = ("input", "output", "gts", "score", "step", "reward", "uid")
 
 
-class Verl(Kind):
+class Verl(Program):
     name = "verl"
 
     def files(self, path: Path) -> list[Path]:
         found = [path] if path.suffix == ".jsonl" else numbered_files(path, _FILE)
         return found if found and _ROLLOUTS.begin(found[0]) else []
 
-    def read(self, file: Path, after: int) -> Iterator[Found]:
+    def read(self, file: Path, after: int) -> Iterator[ForeignRollout]:
         return read_grouped(file, after, "output", _goes_on, _found)
 
 
@@ -45,7 +53,7 @@ def _rollout(row: dict[str, Any]) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
-def _found(parts: list[dict[str, Any]], position: int) -> Found:
+def _found(parts: list[dict[str, Any]], position: int) -> ForeignRollout:
     first, last = parts[0], parts[-1]
     truth = first.get("gts")
     task = Task(
@@ -61,7 +69,7 @@ def _found(parts: list[dict[str, Any]], position: int) -> Found:
     step = first.get("step")
     trace.step = step if isinstance(step, int) else None
     named = _rollout(first)
-    return Found(trace, position, named[1] if named else None, named[0] if named else "")
+    return ForeignRollout(trace, position, named[1] if named else None, named[0] if named else "")
 
 
 def _turn(part: dict[str, Any]) -> Turn:

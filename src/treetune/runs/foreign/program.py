@@ -1,10 +1,10 @@
-"""A Kind is a program that writes runs, and how a trace is made of each rollout in its files.
+"""A Program is a program that writes runs, and how a trace is made of each rollout in its files.
 
     files = kind.files(Path("outputs/rollout_data"))      # in their order; none where it is no run of this kind
     for found in kind.read(files[0], after=0):
         found.trace, found.position                       # where to go on when the file has grown
 
-What a program does not tell is left out. Which task, which group and which rollout a trace is, is numbered by
+What a program does not record is left out. Which task, which group and which rollout a trace is, is numbered by
 `kept.py`: the rollouts of the same prompt in the same step are a group.
 """
 
@@ -33,7 +33,7 @@ Stamp = tuple[int, int]
 """Of a file: its size and when it was changed. While it stays the same, so does the file."""
 
 
-class Found(msgspec.Struct):
+class ForeignRollout(msgspec.Struct):
     """A rollout that another program recorded, or what was wrong with it."""
 
     trace: Trace | None
@@ -42,12 +42,12 @@ class Found(msgspec.Struct):
     rollout: int | None = None
     """Which of the rollouts of its task, where the program says so."""
     group: str = ""
-    """The program's name for the rollouts of one prompt: by it, equal prompts of one step are told apart."""
+    """The program's name for the rollouts of one prompt: it distinguishes equal prompts of one step."""
     fault: str = ""
     """Why there is no trace."""
 
 
-class Kind:
+class Program:
     name: str
     """As `Run.kind` has it."""
 
@@ -55,21 +55,21 @@ class Kind:
         """Those of the run at a path, a file or a folder; none where it is no run of this kind."""
         raise NotImplementedError
 
-    def read(self, file: Path, after: int) -> Iterator[Found]:
+    def read(self, file: Path, after: int) -> Iterator[ForeignRollout]:
         """The rollouts of a file, from a position on."""
         raise NotImplementedError
 
     def stamp(self, file: Path) -> Stamp:
-        told = file.stat()
-        return told.st_size, told.st_mtime_ns
+        state = file.stat()
+        return state.st_size, state.st_mtime_ns
 
     def mark(self, file: Path, position: int) -> str:
-        """Of what stands before a position: the same mark means that a file has only grown. "" where that is not told,
-        and a file that changed is read anew."""
+        """A mark of everything before a position: if it is the same, the file has only grown. "" where there is none;
+        then a file that changed is read again."""
         return ""
 
     def repeats(self, file: Path, before: Path) -> bool:
-        """Whether a file only says again what the one before it said."""
+        """Whether a file only repeats the one before it."""
         return False
 
     def describe(self, files: list[Path]) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def read_grouped(
     after: int,
     answer: str,
     goes_on: Callable[[dict[str, Any], dict[str, Any]], bool],
-    make: Callable[[list[dict[str, Any]], int], Found],
-) -> Iterator[Found]:
+    make: Callable[[list[dict[str, Any]], int], ForeignRollout],
+) -> Iterator[ForeignRollout]:
     """A rollout of each stretch of lines of which each goes on from the one before. Every line must have the key
     `answer`."""
     parts: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ def read_grouped(
             parts = []
         position = row.position
         if row.values is None or answer not in row.values:
-            yield Found(None, position, fault=row.fault or f"{file.name}, before byte {position}: no output")
+            yield ForeignRollout(None, position, fault=row.fault or f"{file.name}, before byte {position}: no output")
         else:
             parts.append(row.values)
     if parts:
@@ -234,7 +234,7 @@ def prune(value: Any) -> Any:
 
 def turns_of(prompt: Sequence[Message], messages: Sequence[Message]) -> tuple[list[Turn], list[Message]]:
     """A turn for each answer of the model, with what was new to it before; and what came after its last answer. In the
-    prompt there may be answers too, which are nobody's turn."""
+    prompt there may be answers too, which are no turns."""
     turns: list[Turn] = []
     observed = list(prompt)
     for message in messages:
