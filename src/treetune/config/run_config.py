@@ -16,15 +16,19 @@ from treetune.config.code_reference import FILE_SCHEME, MODULE_SCHEME
 from treetune.config.trust import USER, Origin, is_own_config, trusts
 from treetune.errors import UntrustedCode
 
-CONFIG = "config.yaml"
-_BESIDE = ("traces.jsonl", "fingerprint.json", "summary.json", "results.jsonl")
-"""Files of a run folder. They distinguish its config from a YAML file that the user wrote."""
+CONFIG, FINGERPRINT, SUMMARY = "config.yaml", "fingerprint.json", "summary.json"
+TRACE_LINES, CHECK_LINES = "traces.jsonl", "results.jsonl"
+"""The files of a run folder. Those beside its config distinguish it from a YAML file that the user wrote."""
 _LOOK = "look at its config.yaml and at what that names, then pass --trust"
 
 
 def is_run_config(path: str | Path) -> bool:
     file = Path(path).expanduser()
-    return file.name == CONFIG and file.is_file() and any((file.parent / name).exists() for name in _BESIDE)
+    return (
+        file.name == CONFIG
+        and file.is_file()
+        and any((file.parent / name).exists() for name in (FINGERPRINT, SUMMARY, TRACE_LINES, CHECK_LINES))
+    )
 
 
 def origin_of(path: str | Path, data: dict[str, Any], trust: bool = False) -> Origin:

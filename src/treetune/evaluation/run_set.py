@@ -16,10 +16,11 @@ from pathlib import Path
 
 import msgspec
 
+from treetune.config.run_config import FINGERPRINT
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.evaluation.comparison import Comparison, compare
 from treetune.evaluation.plan import EvalPlan
-from treetune.runs.folder import FINGERPRINT, name_run, slug
+from treetune.runs.folder import name_run, slug
 from treetune.runs.run import Run, is_run
 from treetune.system.digest import canonical
 from treetune.system.folders import write_atomically

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from treetune.config.run_config import CHECK_LINES
 from treetune.core.finding import ERROR, SHOWN, WARNING, Finding, Flaw, Severity
 from treetune.core.mixture import owner_of, parts_of
 from treetune.core.score import NoScoreError, Validity, score_answer
@@ -71,7 +72,7 @@ def _scores_itself(taskset: Taskset[Any, Any], task: Task) -> bool:
 
 
 CHECKS: Records[TaskCheck] = Records(
-    "results.jsonl",
+    CHECK_LINES,
     msgspec.json.encode,
     msgspec.json.Decoder(TaskCheck).decode,
     key=lambda check: (check.uid, check.occurrence),

@@ -24,7 +24,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import msgspec
 from filelock import FileLock, Timeout
 
-from treetune.config.run_config import CONFIG
+from treetune.config.run_config import CONFIG, FINGERPRINT, SUMMARY, TRACE_LINES
 from treetune.config.structs import dump_yaml
 from treetune.core.fingerprint import Fingerprint, config_differences, taskset_fingerprint
 from treetune.core.taskset import Taskset
@@ -35,7 +35,6 @@ from treetune.runs.entry import Entry
 from treetune.runs.index import INDEX, LONGEST_LINE, Damage, IndexWriter, key_of_trace, mend_index
 from treetune.runs.plain_files import UNREADABLE, bring_back, move_images, move_out, open_to_append, read_regular
 
-SUMMARY, FINGERPRINT = "summary.json", "fingerprint.json"
 SUPERSEDED = "superseded.jsonl"
 """Records that a resumed run replaced: errors that were tried again."""
 HARMLESS = ("max_concurrent:", "endpoint.", "max_judge_tokens:", "max_tokens_total:")
@@ -102,7 +101,7 @@ class Records(msgspec.Struct, Generic[R], frozen=True):
                 yield line, None if record is None or damage.is_doubled(key(record)) else record
 
 
-TRACES: Records[Trace] = Records("traces.jsonl", encode_trace, decode_trace, key_of_trace, indexed=True)
+TRACES: Records[Trace] = Records(TRACE_LINES, encode_trace, decode_trace, key_of_trace, indexed=True)
 
 
 def read_traces(folder: Path, taskset: Taskset[Any, Any], damage: Damage | None = None) -> Iterator[Trace]:
@@ -244,7 +243,7 @@ class RunFolder(Generic[R]):
     def _mend_index(self) -> None:
         if self._index is not None:
             self._index.flush()
-            mend_index(self.path, self.records.file)
+            mend_index(self.path)
 
     def _append(self, lines: bytes) -> None:
         """Appends all of them, or none where the disk is full."""

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from treetune.chat.message import without_surrogates
+from treetune.config.run_config import TRACE_LINES
 from treetune.core.trace import Trace
 from treetune.errors import plural
 from treetune.runs.entry import Entry, entry_of, glance
@@ -137,8 +138,8 @@ class IndexWriter:
 class IndexReader:
     """Reads the entries of a run in their order; each further `read` gives the new ones."""
 
-    def __init__(self, folder: Path, records: str = "traces.jsonl") -> None:
-        self._index, self._records = folder / INDEX, folder / records
+    def __init__(self, folder: Path) -> None:
+        self._index, self._records = folder / INDEX, folder / TRACE_LINES
         self.end = 0
         """Up to where the traces are known."""
         self._place: int | None = 0
@@ -250,15 +251,15 @@ def entries_in(
         start = end
 
 
-def read_entries(folder: Path, records: str = "traces.jsonl") -> Iterator[Entry]:
+def read_entries(folder: Path) -> Iterator[Entry]:
     """All entries of a run."""
-    for entries in IndexReader(folder, records).read():
+    for entries in IndexReader(folder).read():
         yield from entries
 
 
-def mend_index(folder: Path, records: str = "traces.jsonl") -> None:
+def mend_index(folder: Path) -> None:
     """Drops entries without a trace and a last one that a kill cut short; adds those that are missing."""
-    reader = IndexReader(folder, records)
-    with open(folder / records, "rb") as traces, open(open_to_append(folder / INDEX), "ab") as index:
+    reader = IndexReader(folder)
+    with open(folder / TRACE_LINES, "rb") as traces, open(open_to_append(folder / INDEX), "ab") as index:
         index.truncate(sum(len(encode(part)) for part in reader.read_index(traces.fileno())))
         index.writelines(map(encode, reader.read_traces(traces.fileno())))

@@ -19,9 +19,8 @@ import msgspec
 
 from treetune.chat.images import name_images
 from treetune.chat.message import Message
-from treetune.config.run_config import CONFIG
+from treetune.config.run_config import CONFIG, FINGERPRINT, SUMMARY, TRACE_LINES
 from treetune.core.trace import Trace
-from treetune.runs.folder import FINGERPRINT, SUMMARY, TRACES
 from treetune.runs.index import INDEX
 from treetune.runs.plain_files import IMAGES, find_fault
 from treetune.runs.summary import Summary
@@ -52,7 +51,7 @@ def push_run(
         write_rollouts(traces, metrics, table)
         files: dict[str, Path | bytes] = {"README.md": _card(about, repo).page(), ROLLOUTS: table}
         if about.kind == "treetune":
-            own = [folder / name for name in (CONFIG, FINGERPRINT, SUMMARY, TRACES.file, INDEX)]
+            own = [folder / name for name in (CONFIG, FINGERPRINT, SUMMARY, TRACE_LINES, INDEX)]
             own += sorted((folder / IMAGES).glob("*"))
             files |= {str(file.relative_to(folder)): file for file in own if not find_fault(file, folder)}
         rollouts = f"{about.summary.rollouts:,} rollouts"

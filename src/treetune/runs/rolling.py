@@ -17,10 +17,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from treetune.config.run_config import FINGERPRINT
 from treetune.core.trace import Trace
 from treetune.errors import ResumeError, UsageError
 from treetune.runs.entry import Entry
-from treetune.runs.folder import FINGERPRINT, TRACES, Described, RunFolder
+from treetune.runs.folder import TRACES, Described, RunFolder
 
 log = logging.getLogger("treetune.serve")
 EARLIER = "earlier"

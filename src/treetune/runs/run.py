@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from treetune.config.run_config import CONFIG
+from treetune.config.run_config import CONFIG, SUMMARY
 from treetune.config.structs import load_yaml
 from treetune.core.task import Task
 from treetune.core.trace import Trace, decode_trace
@@ -30,7 +30,7 @@ from treetune.errors import TasksetError, UsageError, did_you_mean
 from treetune.runs.annotations import Key, Mark, key_of, marks_stamp, read_marks
 from treetune.runs.columns import NUMBERS, TEXTS, Columns, Entries, Groups, Mask
 from treetune.runs.entry import Entry, pread_line
-from treetune.runs.folder import SUMMARY, TRACES
+from treetune.runs.folder import TRACES
 from treetune.runs.index import IndexReader
 from treetune.runs.plain_files import UNREADABLE, bring_back, find_fault, read_regular
 from treetune.runs.query import Query, solved
@@ -96,7 +96,7 @@ class Run:
         self.follow(seconds)
 
     def _begin_anew(self) -> None:
-        self.columns, self._reader = Columns(), IndexReader(self.folder, TRACES.file)
+        self.columns, self._reader = Columns(), IndexReader(self.folder)
         self._summary: Summary | None = None
         self._marks: dict[Key, Mark] = {}
         self._marked: object = None

@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
+from treetune.config.run_config import SUMMARY
 from treetune.errors import TreetuneError, format_error
 from treetune.evaluation import Run
 from treetune.runs.annotations import read_tags
-from treetune.runs.folder import SUMMARY
 from treetune.runs.plain_files import UNREADABLE, read_regular
 from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir, write_atomically

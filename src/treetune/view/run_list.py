@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
+from treetune.config.run_config import SUMMARY
 from treetune.errors import TreetuneError, UsageError
 from treetune.runs.discovery import RunLocation, find_run, walk_runs
-from treetune.runs.folder import SUMMARY
 from treetune.runs.run import Run, is_run
 
 _MOST_ROLLOUTS = 300_000
