@@ -14,10 +14,10 @@ from treetune.core.mixture import ByParameter, Mixture
 from treetune.core.profile import Profile, column_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.data.rows.cache import write_atomically
 from treetune.errors import StorageError
 from treetune.evaluation.config import Evaluation
 from treetune.runs.folder import read_traces
+from treetune.system.folders import write_atomically
 
 EDGES = (0.25, 0.5, 0.75)
 

@@ -36,7 +36,8 @@ from treetune.loggers import About, Loggers
 from treetune.loggers.figures import figures_of, samples_of
 from treetune.models import check_policy, check_reachable, load_policy
 from treetune.models.scripted import refuse_without_gold
-from treetune.play.host import Host, LocalHost, always
+from treetune.play.host import LocalHost, always
+from treetune.play.protocol import Host
 from treetune.play.streams import Streams
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.run import Run

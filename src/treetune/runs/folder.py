@@ -29,11 +29,11 @@ from treetune.config.structs import dump_yaml
 from treetune.core.fingerprint import Fingerprint, config_differences, taskset_fingerprint
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace, decode_trace, encode_trace
-from treetune.data.rows.cache import write_atomically
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.runs.entry import Entry
 from treetune.runs.index import INDEX, LONGEST_LINE, Damage, IndexWriter, key_of_trace, mend_index
 from treetune.runs.plain_files import UNREADABLE, bring_back, move_images, move_out, open_to_append, read_regular
+from treetune.system.folders import write_atomically
 
 SUPERSEDED = "superseded.jsonl"
 """Records that a resumed run replaced: errors that were tried again."""

@@ -29,7 +29,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from treetune.system.cache_folder import write_atomically
+from treetune.system.folders import write_atomically
 
 MOST_BYTES = 64 << 20
 """Of a file that is read as a whole: a config, a summary, an image."""
