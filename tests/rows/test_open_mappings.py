@@ -15,7 +15,7 @@ from treetune.data.rows.formats import task_to_play
 from treetune.data.rows.growing_parquet import GrowingParquet
 from treetune.data.rows.parquet import MOST_KEYS, table_of
 from treetune.data.rows.writing import write_file
-from treetune.trainers.trl.rewards import score_rows
+from treetune.trainers.trl.columns import score_rows
 from treetune.trainers.verl.reward import compute_score
 
 SCORER = """

@@ -39,9 +39,9 @@ T = TypeVar("T")
 class LocalEpisode(Episode):
     info: dict[str, Any] = {}
     one_answer = False
-    """Any answer is its end: no environment was written for it, and nothing can be called."""
+    """Any answer ends it: the task has no environment of its own, and nothing can be called."""
     scores_answers = True
-    """An answer that calls no tool is scored; else it only ends the episode."""
+    """An answer that calls no tool is scored; where False, it only ends the episode."""
 
     async def play_turn(self, action: Action | list[ToolCall]) -> Step:
         return self.with_ending(await super().play_turn(action))
@@ -80,7 +80,7 @@ class LocalEpisodes:
         starting = [asyncio.ensure_future(or_error(self.start(index))) for index in task_indices]
         try:
             return list(await asyncio.gather(*starting))
-        except asyncio.CancelledError:  # nobody gets those that have started
+        except asyncio.CancelledError:  # the caller never gets those that have started
             for begun in await asyncio.gather(*starting, return_exceptions=True):
                 if isinstance(begun, LocalEpisode):
                     await begun.cancel()
@@ -94,7 +94,7 @@ class LocalEpisodes:
 
 
 async def or_error(work: Awaitable[T]) -> T | ServeError:
-    """A failure of the environment is one of the machinery, not of the model."""
+    """The result, or the failure as a `ServeError`: a failure of the environment is not the model's."""
     try:
         return await work
     except ServeError as error:
@@ -142,7 +142,7 @@ class RowEpisodes:
         self.attempts = attempts
 
     async def start(self, scorer: str, task: Task) -> LocalEpisode | RemoteEpisode:
-        """An episode of a row's task; raises a `ServeError` where there is none to be had."""
+        """An episode of a row's task; raises a `ServeError` where it cannot be started."""
         left = self.attempts
         while True:
             left -= 1
@@ -180,7 +180,7 @@ def share_episodes(loop: asyncio.AbstractEventLoop, settings: EpisodeSettings, a
 
 
 def is_misuse(error: TreetuneError) -> bool:
-    """Whether it is a fault of the setup, which every row would meet, and no other attempt mends."""
+    """Whether the setup is at fault: every row would fail the same way, and a retry does not help."""
     return isinstance(error, Misused | Denied)
 
 
@@ -208,7 +208,8 @@ class _WithRowTools(Taskset[Task, TasksetConfig]):
 
 
 class LiveEpisodes:
-    """Used on the background loop, where all episodes live."""
+    """The episodes that a trainer plays itself, known until they have ended, so that none is left behind. Used on the
+    background loop, where all episodes live."""
 
     def __init__(self, episodes: Any) -> None:
         self._episodes = episodes
@@ -223,7 +224,7 @@ class LiveEpisodes:
             episode = await self._episodes.start(index)
         finally:
             self._starting.discard(starting)
-        self._live.add(episode)  # known here even where whoever asked has gone
+        self._live.add(episode)  # known here even where the caller was cancelled
         return episode
 
     async def end(self, episode: Any) -> None:

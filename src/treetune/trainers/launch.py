@@ -1,4 +1,4 @@
-"""Starting a trainer on any tasks: what it is told, on which data, and by which command.
+"""Starting a trainer on any tasks: its config, its data, and its command.
 
     launch = plan("verl", TrainRequest(target="sums.yaml", model="Qwen/Qwen3-0.6B", build=build))
     launch.command         # python -m verl.trainer.main_ppo data.train_files=[...] ...
@@ -36,7 +36,7 @@ _OTHERWISE = {
     "openenv": "trainers that speak OpenEnv play on a server: treetune serve TARGET --openenv :8000",
     "nemo-gym": "NeMo Gym reads JSON lines: treetune convert ROWS tasks.jsonl --to nemo-gym",
 }
-"""What is not started here, but gets its tasks all the same."""
+"""What `treetune train` does not start, with how it gets its tasks."""
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
@@ -62,7 +62,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Makes the target's rows in a trainer's format, or takes them from the cache."""
     model: str = DEFAULT_MODEL
     steps: int | None = None
-    """How many steps; None: as long as the trainer goes on by itself."""
+    """How many steps; None: the trainer's own default."""
     num_tasks: int | None = None
     taskset: Mapping[str, str] = {}
     """Dotted overrides of the target's own keys."""
@@ -106,7 +106,7 @@ def plan(trainer: str, request: TrainRequest) -> Launch:
 
 
 def merge(planned: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
-    """The keys that are set, the user's last and in place of ours. A key keeps what stands before it (hydra's `+`)."""
+    """The keys that are set; the user's replace those planned, and come last. A key keeps its prefix (hydra's `+`)."""
     given = [split_override(override) for override in overrides]
     bare = {key.lstrip("+~") for key, _ in given}
     ours = {key: as_text(value) for key, value in planned.items() if value is not None}
@@ -137,7 +137,7 @@ def as_text(value: Any) -> str:
 
 
 def quote(text: str) -> str:
-    """Text in which nothing is read as anything else: no key, no comma, no `${...}`."""
+    """Text quoted so that hydra reads no key, comma or `${...}` in it."""
     escaped = escape_text(text).replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -147,7 +147,7 @@ def paths(files: Files, split: str) -> list[str]:
 
 
 def describe_files(files: Files) -> dict[str, Any]:
-    """The files of each split, for the plan; of one that a mixture drew also its size and shares."""
+    """The files of each split, for the plan; for a file that a mixture drew, also its size and shares."""
     drawn = {
         f"{split}_mixture": f"{file.rows:,} rows: "
         + ", ".join(f"{name} {count:,} ({count / file.rows:.1%})" for name, count in file.shares.items())
@@ -163,12 +163,12 @@ def count_rows(files: Files, split: str = "train") -> int:
 
 
 def batch_size(files: Files, wanted: int = 64) -> int:
-    """Trainers drop a batch that is not full: with fewer rows than a batch they would train on nothing."""
+    """At most the number of rows: trainers drop a batch that is not full."""
     return max(1, min(wanted, count_rows(files)))
 
 
 def count_gpus() -> int:
-    """As the driver says; 1 where there is none, for whoever only looks at the plan."""
+    """As the driver says; 1 where there is none, so that a plan can be read anywhere."""
     if shutil.which("nvidia-smi") is None:
         return 1
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout

@@ -103,10 +103,10 @@ def read_address(server: subprocess.Popen[bytes]) -> str:
     for line in server.stdout:
         printed += line
         with contextlib.suppress(ValueError):
-            told = json.loads(printed)
-            if "error" in told:
-                raise UsageError(f"the task server did not start: {told['error']}", remedy=told.get("remedy"))
-            return str(told["http"])
+            reported = json.loads(printed)
+            if "error" in reported:
+                raise UsageError(f"the task server did not start: {reported['error']}", remedy=reported.get("remedy"))
+            return str(reported["http"])
     raise UsageError(f"the task server ended with {server.wait()}", remedy="what it said stands above")
 
 

@@ -7,8 +7,8 @@ From a shell: `python -m treetune.trainers.skyrl tasks=tasks.yaml`, with SkyRL's
 the other way round: a skyrl-gym environment in Treetune (see `gym.py`). SkyRL is never changed.
 """
 
+from treetune.trainers.skyrl.gym import install_hook, register, remove_hook
 from treetune.trainers.skyrl.prompt_dataset import PromptDataset
-from treetune.trainers.skyrl.registry import install_hook, register, remove_hook
 from treetune.trainers.skyrl.tasks import cli_overrides, main, resolve_tasks_into_config, run_with_tasks, shell_words
 
 __all__ = [

@@ -3,9 +3,10 @@
     env = skyrl_gym.make("alphabet-sort", env_config={}, extras=row)
 
 The task is the one that the row was written from, with the same uid. A row's own `extra_info.max_turns` holds; without
-it the trainer's `generator.max_turns` does. Tools are told of, called and answered in text, for SkyRL passes on nothing
-else: as Qwen's models know it, or as `call_format` says in the row or the environment's config. SkyRL does not close an
-environment after an error, so this class does: at once where a call of its own fails, and when it is dropped otherwise.
+it the trainer's `generator.max_turns` does. SkyRL passes on nothing but text, so tools are described, called and
+answered in text: in the format of Qwen's models, or that of `call_format` in the row or the environment's config. SkyRL
+does not close an environment after an error, so this class does: at once where a call of its own fails, and when it is
+dropped otherwise.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
         return {"role": "assistant", "content": content or None, "tool_calls": calls} if calls else text
 
     def get_metrics(self) -> dict[str, Any]:
-        """What SkyRL logs of an episode: turns, success where the environment tells it, its own metrics. Under the
+        """What SkyRL logs of an episode: turns, success where the environment reports it, its own metrics. Under the
         environment's id, because SkyRL lets metrics of one name replace each other."""
         metrics: dict[str, Any] = {"turns": self.turns}
         if self._episode is not None:

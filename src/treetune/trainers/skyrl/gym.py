@@ -1,10 +1,16 @@
-"""skyrl-gym's environments as Treetune ones: `env_class: skyrl:NAME`.
+"""skyrl-gym's registry, both ways: its environments in Treetune, Treetune's environments in it.
 
-    treetune eval tasks.yaml -m MODEL      # where the tasks have env_class: skyrl:gsm8k
+    treetune eval tasks.yaml -m MODEL              # where the tasks have env_class: skyrl:gsm8k
 
-NAME is an id that skyrl-gym knows, or `module:Class` or `file.py:Class` of any `skyrl_gym.Env`. The environment is made
-from the row that SkyRL would read, so ground truths are in the form that it expects. Its `env_config` has the values of
-`extra_info.env_config`; `search_url` and `db_path` also come from TREETUNE_SEARCH_URL and TREETUNE_TEXT2SQL_DB.
+NAME in `skyrl:NAME` is an id that skyrl-gym knows, or `module:Class` or `file.py:Class` of any `skyrl_gym.Env`. The
+environment is made from the row that SkyRL would read, so ground truths are in the form that it expects. Its
+`env_config` has the values of `extra_info.env_config`; `search_url` and `db_path` also come from the variables
+TREETUNE_SEARCH_URL and TREETUNE_TEXT2SQL_DB.
+
+    register()                                     # all that have an id
+    register("my_env.py:MyEnv", id="my_env")       # one of your own
+
+A registry belongs to a process: call it where SkyRL makes environments, which is inside its entry-point task.
 """
 
 from __future__ import annotations
@@ -12,38 +18,43 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import py_compile
+import sysconfig
 import typing
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.util import cache_from_source
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
 from treetune.chat.message import Message
 from treetune.config.code_reference import parse_reference
-from treetune.config.plugins import environments, load_object
+from treetune.config.plugins import absolute_spec, environments, load_object
 from treetune.config.trust import USER, Origin
 from treetune.config.variables import escape_texts
 from treetune.core.environment import Action, Environment, Step
 from treetune.core.score import finite
 from treetune.core.task import Task
 from treetune.data.rows.formats import FORMATS
-from treetune.errors import MissingExtraError, PluginError, UnknownNameError
+from treetune.errors import MissingExtraError, PluginError, StorageError, UnknownNameError, UsageError
+from treetune.system.folders import write_atomically
 from treetune.tasksets.search import URL_VARIABLE
 from treetune.tasksets.text2sql import FOLDER_VARIABLE
 
 _VARIABLES = {"search_url": URL_VARIABLE, "db_path": FOLDER_VARIABLE}
-"""Keys of skyrl-gym's configs that our environments of the same name take from the process's environment."""
+"""Keys of skyrl-gym's configs, with the variables from which Treetune's environments of the same name take them."""
 
 ADAPTER = "treetune.trainers.skyrl.environment:TreetuneTextEnv"
-"""The entry point of each environment of ours."""
+"""The entry point of each Treetune environment in the registry."""
 
 _theirs: dict[str, Any] = {}
-"""skyrl-gym's entries whose place ours have taken."""
+"""skyrl-gym's entries that Treetune's have replaced."""
 
 
 def find_theirs(id: str) -> Any:
-    """skyrl-gym's own entry of an id, though ours may have its place; None where it has none."""
+    """skyrl-gym's own entry of an id, also where Treetune's has replaced it; None where it has none."""
     entry = registry().get(id)
     return _theirs.get(id) if entry is not None and is_ours(entry) else entry
 
@@ -79,7 +90,7 @@ class SkyRLGymEnvironment(Environment):
 
     @classmethod
     def gold(cls, task: Task) -> str | list[str] | None:
-        """What our environment of the same name says."""
+        """The gold answer of Treetune's environment of the same name."""
         if cls.NAME not in environments.names():
             return None
         ours: type[Environment] = environments.resolve(cls.NAME, cls.ORIGIN)
@@ -144,15 +155,12 @@ def extras_of(task: Task, name: str) -> dict[str, Any]:
 
 def class_of(name: str, origin: Origin) -> tuple[Any, dict[str, Any]]:
     """The class that skyrl-gym would make, and the arguments it is registered with."""
-    try:
-        from skyrl_gym import Env
-        from skyrl_gym.envs.registration import registry
-    except ImportError as error:
-        raise MissingExtraError.of("skyrl-gym", "skyrl") from error
-    spec = find_theirs(name)
+    known, spec = registry(), find_theirs(name)
+    from skyrl_gym import Env
+
     if spec is None and ":" not in name:
         raise UnknownNameError.of(
-            "skyrl-gym environment", name, registry, remedy="one that is not registered is skyrl:module:Class"
+            "skyrl-gym environment", name, known, remedy="one that is not registered is skyrl:module:Class"
         )
     if spec is None:
         found, settings = load_object(parse_reference(name), origin), {}
@@ -184,3 +192,104 @@ def _annotated_types(gym_class: Any) -> tuple[Any, ...]:
     except (KeyError, NameError, TypeError):
         return ()
     return typing.get_args(hint) or (hint,)
+
+
+def register(
+    environment: str | type[Environment] | None = None, *, id: str | None = None, replace: bool = False
+) -> list[str]:
+    """Make Treetune's environments known to skyrl-gym in this process; gives their ids.
+
+    All that have an id, or the one that is named: `file.py:Class`, `module:Class`, `skyrl:NAME` or a class. Where
+    skyrl-gym has an environment of that id already, its own is kept, unless `replace`.
+    """
+    known = registry()
+    if environment is None:
+        if id is not None:
+            raise UsageError(f"{id!r} is the id of nothing", remedy="register('my_env.py:MyEnv', id='my_env')")
+        for name, origin in environments.names().items():
+            if replace or name not in known or is_ours(known[name]):
+                # An id that only this process knows would mean nothing in a worker that the entry is sent to.
+                put_entry(_make_entry(name, environments.resolve(name, USER) if origin == "registered" else name))
+        return [name for name in environments.names() if is_ours(known[name])]
+    if isinstance(environment, str):
+        id, environment = id or environment, absolute_spec(environment, [Path.cwd()])
+    # A wrong name is an error now, not when the model is loaded.
+    cls = environments.resolve(environment, USER) if isinstance(environment, str) else environment
+    id = id or cls.__name__
+    if not issubclass(cls, Environment):
+        raise PluginError(
+            f"{id} is no Treetune environment",
+            remedy="subclass treetune.Environment; one of skyrl-gym's own is registered with skyrl_gym.register",
+        )
+    entry = _make_entry(id, environment)
+    if not replace and known.get(id, entry) != entry:
+        raise UsageError(
+            f"skyrl-gym has another environment {id!r} already", remedy="choose another id, or pass replace=True"
+        )
+    put_entry(entry)
+    return [id]
+
+
+def _make_entry(id: str, named: str | type[Environment]) -> Any:
+    from skyrl_gym.envs.registration import EnvSpec
+
+    if isinstance(named, str) and named.startswith("skyrl:"):
+        gym_class, settings = class_of(named.removeprefix("skyrl:"), USER)
+        return EnvSpec(id=id, entry_point=gym_class, kwargs=settings)
+    if isinstance(named, type) and (gym_class := getattr(named, "GYM_CLASS", None)) is not None:
+        return EnvSpec(id=id, entry_point=gym_class, kwargs={})
+    return EnvSpec(id=id, entry_point=ADAPTER, kwargs={"id": id, "environment": named})
+
+
+# Registering without a call: by a `.pth` file, every Python of an installation registers when it imports skyrl_gym.
+# Until then, a start of Python costs a fraction of a millisecond more.
+
+_MODULE = "_treetune_skyrl"
+_SWITCH = "treetune_skyrl.pth"
+
+
+def install_hook(
+    named: Mapping[str, str] | None = None, *, replace: bool = False, folder: str | Path | None = None
+) -> Path:
+    """Have skyrl-gym know Treetune's environments, and those of `named` (by id: `file.py:Class` or `module:Class`), in
+    every Python of this installation, or of the one whose packages are in `folder`. Gives the path of the `.pth` file.
+    """
+    specs = {id: absolute_spec(spec, [Path.cwd()]) for id, spec in (named or {}).items()}
+    for spec in specs.values():
+        environments.resolve(spec, USER)  # a wrong name is an error now, not in a worker
+    place = _place(folder)
+    # ASCII, because a .pth file is read in the encoding of the user who starts Python.
+    call = f"import {_MODULE}; {_MODULE}.register_on_import({specs!a}, {replace})\n"
+    module = place / f"{_MODULE}.py"
+    _write(module, Path(__file__).with_name("startup.py").read_text())
+    py_compile.compile(str(module), quiet=2)  # now, for not every Python may or can
+    _write(place / _SWITCH, call)
+    return place / _SWITCH
+
+
+def remove_hook(*, folder: str | Path | None = None) -> bool:
+    """Take the hook away; whether there was one."""
+    place, found = _place(folder), False
+    module = place / f"{_MODULE}.py"
+    for path in (place / _SWITCH, module, Path(cache_from_source(module))):  # in this order: each needs the next
+        try:
+            found = found or path.exists()
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be removed: {error.strerror}") from error
+    return found
+
+
+def _place(folder: str | Path | None) -> Path:
+    return Path(folder).expanduser() if folder is not None else Path(sysconfig.get_path("purelib"))
+
+
+def _write(path: Path, text: str) -> None:
+    """In one step: some Python may start at any moment."""
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}",
+            remedy="use a virtual environment of your own, or folder=site.getusersitepackages()",
+        ) from error

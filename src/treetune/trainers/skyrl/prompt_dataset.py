@@ -3,8 +3,8 @@
     dataset = PromptDataset(["~/data/train.parquet"], tokenizer, max_prompt_length=512)
     DataLoader(dataset, batch_size=8, collate_fn=dataset.collator)
 
-It takes the place of SkyRL's class of the same name. Rows are read when they are asked for; which ones are short enough
-is found out once and kept in the cache.
+It replaces SkyRL's class of the same name. Rows are read on demand; which of them are short enough is computed once and
+kept in the cache.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PromptDataset:
     ) -> None:
         """`datasets`: files, folders, globs, hub names; one or several. `tokenizer`: an object, a folder or a name.
 
-        `num_workers`: processes that count tokens, for a tokenizer that does not use all cores by itself.
+        `num_workers`: processes that count tokens, for a tokenizer that does not use all cores itself.
         """
         if type(max_prompt_length) is not int or max_prompt_length < 1:
             raise UsageError(f"max_prompt_length is {max_prompt_length!r}", remedy="give a number of tokens, as 512")

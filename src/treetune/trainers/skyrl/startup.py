@@ -48,7 +48,7 @@ class _Finder:
 
     def register(self) -> None:
         try:
-            from treetune.trainers.skyrl.registry import register
+            from treetune.trainers.skyrl.gym import register
 
             register(replace=self.replace)
             for id, environment in self.environments.items():

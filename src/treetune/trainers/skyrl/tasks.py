@@ -35,8 +35,7 @@ from treetune.data.sources.names import (
 )
 from treetune.errors import ConfigError, Faults, MissingExtraError, TreetuneError, UnknownNameError, UsageError
 from treetune.trainers.config import get_value, load_lists, set_value
-from treetune.trainers.skyrl.gym import registry
-from treetune.trainers.skyrl.registry import register
+from treetune.trainers.skyrl.gym import register, registry
 
 Names = str | Path | Sequence[str | Path]
 Tasks = Names | Mapping[str, Any] | None
@@ -132,7 +131,7 @@ def refuse_old_python() -> None:
     try:
         import skyrl.train.entrypoints.main_base  # noqa: F401
     except ImportError:
-        return  # told when it is needed
+        return  # raised when it is needed
     except Exception as error:
         this, why = ".".join(map(str, sys.version_info[:2])), str(error).partition("\n")[0]
         raise UsageError(f"SkyRL's trainer needs Python 3.12 or later, this is {this} ({why})") from error
@@ -141,7 +140,7 @@ def refuse_old_python() -> None:
 def _entries_for(
     used: Mapping[str, str], given: Mapping[str, str] | None = None, replace: bool | None = None
 ) -> dict[str, Any]:
-    """skyrl-gym's entries of the environments that rows name; an unknown one is told before anything starts."""
+    """skyrl-gym's entries of the environments that rows name; an unknown one is an error before anything starts."""
     known, given = registry(), given or {}
     if unused := [id for id in given if id not in used]:
         raise UsageError(
@@ -257,7 +256,7 @@ def _names_yaml(tasks: Names) -> bool:
 
 
 def _find_rows(sources: Names) -> list[File]:
-    """The files that are named; one that SkyRL would not read is told now."""
+    """The files that are named; one that SkyRL would not read is an error now."""
     files = []
     for source in find(sources):
         path = source.name if isinstance(source, HubName) else source.path

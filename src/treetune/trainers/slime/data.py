@@ -35,13 +35,13 @@ log = logging.getLogger("treetune.slime")
 _READ_BY_SLIME = (".jsonl", ".parquet")
 _SLICE = re.compile(r"(.*?)(?:@\[(\d*):(\d*)\])?", re.S)
 _MOST_LOSSES = 3
-"""So often a group may come back whose episodes were lost."""
+"""How often a group with lost episodes may come back."""
 _MOST_FAILURES = 8 * DRAW_TRIES
-"""So many tasks in a row that cannot be made are an error."""
+"""After so many failures in a row to make a task, the error is raised."""
 
 
 class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept beside a checkpoint."""
+    """The state that is saved beside a checkpoint."""
 
     tasks: streams.State
     groups: int
@@ -60,7 +60,7 @@ class TreetuneData:
                 remedy=f"name what it serves, and in the file of --custom-config-path treetune: {{urls: [{target}]}}",
             )
         self.args = args
-        settings_of(args)  # faults are told before anything is loaded
+        settings_of(args)  # raises faults before anything is loaded
         overrides = {}
         if getattr(args, "rollout_shuffle", False):
             overrides["taskset.shuffle.seed"] = str(getattr(args, "rollout_seed", 0))

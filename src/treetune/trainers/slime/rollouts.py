@@ -3,8 +3,8 @@
 --custom-generate-function-path treetune.trainers.slime.generate
 --custom-rm-path treetune.trainers.slime.reward
 
-An episode that its environment or SGLang fails in has no reward, and no zero either: it is lost, and `groups.py` says
-what becomes of its group.
+An episode in which the environment or SGLang fails has no reward, and no zero either: it is lost, and `samples.py` says
+what happens to its group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode
 log = logging.getLogger("treetune.slime")
 
 _FEWEST_LOSSES = 64
-"""As many episodes at least may be lost in a row before that is an error."""
+"""At least so many episodes in a row may be lost before that is an error."""
 
 
 class Settings(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,11 +84,10 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
         except Aborted:
             return await _stop(process, sample, rollout)
         except (ServeError, PolicyError) as error:
+            await _close(rollout)
             if isinstance(error, ServeError) and not is_misuse(error) and left:
-                await _close(rollout)
                 rollout = None
                 continue
-            await _close(rollout)
             process.lose(sample, "model" if isinstance(error, PolicyError) else "environment", error)
             return _as_lost(args, sample, evaluation)
         except BaseException:
@@ -122,7 +121,7 @@ def _as_lost(args: Any, sample: Any, evaluation: bool) -> Any:
 
 
 def _as_asked(args: Any, reward: float | None, evaluation: bool = False) -> Any:
-    """A number; a mapping where slime is told to look into one."""
+    """A number; a mapping where slime's arguments name a key."""
     own = getattr(args, "eval_reward_key", None) if evaluation else None
     key = own or getattr(args, "reward_key", None)
     return {key: reward} if key else reward
@@ -236,8 +235,7 @@ def _state_of(args: Any) -> _LoopState:
 
 
 async def close() -> None:
-    """Closes what the rollouts of this event loop hold: stopped episodes, connections. So does the end of the process,
-    less politely."""
+    """Closes what the rollouts of this event loop hold: stopped episodes and connections."""
     process = _states.pop(asyncio.get_running_loop(), None)
     if process is not None:
         for rollout in process.waiting.values():

@@ -7,7 +7,7 @@
 A failure of the task server gives no reward at all (None), never a zero.
 """
 
-from treetune.trainers.trl.rewards import score_rows
+from treetune.trainers.trl.columns import score_rows
 from treetune.trainers.trl.rollouts import Generate, longest_prompt, pad_to_longest_batch, sample_by_trainer
 from treetune.trainers.trl.tasks import TrlTasks
 

@@ -26,8 +26,7 @@ from treetune.serve import ServeError
 from treetune.system import threads
 from treetune.trainers.episodes import LiveEpisodes, or_error
 from treetune.trainers.token_episode import FailureLog, Hooks, PlayedEpisode
-from treetune.trainers.trl.dataset import TaskOpening, task_index_of
-from treetune.trainers.trl.rewards import count_answers, last_answer
+from treetune.trainers.trl.columns import TaskOpening, count_answers, last_answer, task_index_of
 
 Schema = Mapping[str, Any]
 _OF_TRL = ("reset", "get_reward")
@@ -114,7 +113,7 @@ class CalledEpisode:
         threads.run_in_background(self.end(None))
         if scores_answers:
             raise UsageError(
-                "get_reward() is not told the last answer of the model, which this environment may score",
+                "get_reward() gets no last answer of the model, which this environment may score",
                 remedy="pass reward_funcs=tasks.reward too",
             )
         return self.score(max(1, len(self._played.rewards))) if self._played is not None else None

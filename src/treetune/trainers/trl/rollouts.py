@@ -18,8 +18,8 @@ _Playing = Coroutine[Any, Any, None]
 
 
 def pad_to_longest_batch(prompts: list[list[int]], trainer: Any) -> list[list[int]]:
-    """Processes sample together: vLLM as a server and sharded weights want all of them to ask equally often, and each
-    for equally many answers. Whoever needs fewer asks for some that nobody reads."""
+    """The prompts, as many as the longest batch of all processes has: vLLM as a server and sharded weights need all
+    processes to sample equally often, and equally many answers. Spare answers are not used."""
     if getattr(getattr(trainer, "accelerator", None), "num_processes", 1) == 1:
         return prompts
     from accelerate.utils import gather_object

@@ -24,7 +24,16 @@ from treetune.tasksets.target import load_taskset
 from treetune.trainers.episodes import LiveEpisodes, LocalEpisodes, connect
 from treetune.trainers.single_turn import refuse_begun_answer
 from treetune.trainers.token_episode import FailureLog, Hooks, PlayedEpisode, TokenEpisode
-from treetune.trainers.trl.dataset import WAYS, TaskOpening, Way, choose, make_dataset, task_index_of
+from treetune.trainers.trl.columns import (
+    WAYS,
+    TaskOpening,
+    Way,
+    choose,
+    count_answers,
+    make_dataset,
+    task_index_of,
+    text_of_completion,
+)
 from treetune.trainers.trl.environments import (
     BY_ROLLOUTS,
     GOES_ON,
@@ -33,7 +42,6 @@ from treetune.trainers.trl.environments import (
     TrlEnvironment,
     environment_class,
 )
-from treetune.trainers.trl.rewards import count_answers, text_of_completion
 from treetune.trainers.trl.rollouts import (
     Generate,
     columns_of,
@@ -167,7 +175,7 @@ class TrlTasks(Hooks):
 
     @property
     def environment_factory(self) -> Any:
-        """What makes the environments that TRL plays by itself; where tasks of the dataset have different tools, one
+        """What makes the environments that TRL plays itself; where tasks of the dataset have different tools, one
         for each value of its column `environment`."""
         if not self._toolsets:
             self._name_environments(self._look_at([0]))
@@ -273,7 +281,7 @@ class TrlTasks(Hooks):
     def _end_environments(
         self, environments: Sequence[Any], completions: Sequence[Any]
     ) -> tuple[list[float | None], list[int]]:
-        """The rewards and turns of what TRL has played; an environment that is none of ours has none."""
+        """The rewards and turns of what TRL has played; another's environment has none."""
         played = [getattr(environment, "_episode", None) for environment in environments]
         ours = [one if isinstance(one, CalledEpisode) else None for one in played]
         pairs = list(zip(ours, completions, strict=True))

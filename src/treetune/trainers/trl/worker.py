@@ -80,7 +80,7 @@ class EpisodeGroup:
                         advantage=(reward - mean) / (spread + _SMALL),
                         model_version=min(version for version in sequence.versions if version >= 0),
                         group_id=self.number,
-                        metrics={**metrics, "num_turns": float(played.turns)},
+                        metrics=dict(metrics),
                     )
                 )
         return samples
@@ -163,7 +163,7 @@ class RolloutWorker:
         if thread is None:
             return
         if self._loop is not None and self._main is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # it has ended already
                 self._loop.call_soon_threadsafe(self._main.cancel)
         thread.join(_STOP_SECONDS)
         if thread.is_alive():

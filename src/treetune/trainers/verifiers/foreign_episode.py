@@ -1,4 +1,4 @@
-"""An episode that verifiers plays, as an environment of ours: start, step, close."""
+"""An episode that verifiers plays, as a Treetune environment: start, step, close."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -52,6 +52,20 @@ class VerifiersTaskset(Taskset[VerifiersTask, VerifiersConfig]):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self.name = self.ENV
+
+    @classmethod
+    def for_environment(
+        cls, env: str, name: str, config: type[VerifiersConfig], arguments: Mapping[str, Any], doc: str, **members: Any
+    ) -> type[Self]:
+        """The class of one environment. Its config has a key for each argument whose name is free; the given values are
+        their defaults."""
+        taken = config.__struct_fields__
+        free = [key for key in arguments if key not in taken and key.isidentifier() and key[0] != "_"]
+        plain = {key: value if isinstance(value := arguments[key], str | int | float) else None for key in free}
+        fields = [(key, Any, default) for key, default in plain.items()]
+        made = msgspec.defstruct(config.__name__, fields, bases=(config,), frozen=True, kw_only=True)
+        members |= {"ENV": env, "FOREIGN": f"verifiers:{env}", "ARGUMENTS": frozenset(free), "config_type": made}
+        return type(name, (cls,), {**members, "__doc__": doc})
 
     def arguments(self) -> dict[str, Any]:
         """What the environment is made with."""
@@ -132,17 +146,6 @@ def _import(env: str, origin: Origin) -> Any:
     raise PluginError(
         f"verifiers:{env}: there is no module {name!r}", remedy=f"install the environment: pip install {env}"
     )
-
-
-def config_with(
-    base: type[VerifiersConfig], arguments: Mapping[str, Any]
-) -> tuple[type[VerifiersConfig], frozenset[str]]:
-    """A config with a key for each argument, as far as the name is free; given are their defaults."""
-    free = [name for name in arguments if name not in base.__struct_fields__ and name.isidentifier() and name[0] != "_"]
-    plain = {name: value if isinstance(value := arguments[name], str | int | float) else None for name in free}
-    fields = [(name, Any, default) for name, default in plain.items()]
-    made: Any = msgspec.defstruct(base.__name__, fields, bases=(base,), frozen=True, kw_only=True)
-    return made, frozenset(free)
 
 
 def first_line(*documented: Any) -> str:

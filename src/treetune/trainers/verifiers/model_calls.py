@@ -49,7 +49,7 @@ class Conversation:
         self.url = f"{base}/{token}/v1"
         self._asked: asyncio.Queue[ModelCall] = asyncio.Queue()
         self._current: ModelCall | None = None
-        self._told: list[Message] = []
+        self._messages: list[Message] = []
         """What was shown and answered so far."""
         self.tools: list[dict[str, Any]] = []
 
@@ -78,22 +78,22 @@ class Conversation:
                 "verifiers asks the model for several answers at once, and an episode has one conversation",
                 remedy="use a harness without sub-agents (--taskset.harness)",
             )
-        told = self._told
-        if list(map(_gist, asked.messages[: len(told)])) != list(map(_gist, told)):
+        known = self._messages
+        if list(map(_gist, asked.messages[: len(known)])) != list(map(_gist, known)):
             raise EnvironmentFault(
-                "verifiers tells another story than before: its harness shortens or rewrites what was said",
+                "verifiers sent a conversation that differs from the last one: its harness shortens or rewrites it",
                 remedy="use a harness that only adds to a conversation (--taskset.harness)",
             )
         self._current, self.tools = asked, asked.tools
-        new = asked.messages[len(told) :]
-        self._told = list(asked.messages)
+        new = asked.messages[len(known) :]
+        self._messages = list(asked.messages)
         return new
 
     def answer(self, message: Message) -> None:
         asked, self._current = self._current, None
         if asked is None:
-            raise EnvironmentFault("nobody asked for this answer")
-        self._told.append(message)
+            raise EnvironmentFault("verifiers has asked for no answer")
+        self._messages.append(message)
         if not asked.reply.done():
             asked.reply.set_result(message)
 

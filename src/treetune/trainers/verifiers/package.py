@@ -7,7 +7,7 @@
       my_env/code/  my_env/data/  # files of the user's own that it names
 
 verifiers knows a plugin by the name of its module, so the name of the folder becomes one. What was written is listed in
-`.treetune-export.json`: an unchanged folder is written anew, one that somebody has changed only with `force`.
+`.treetune-export.json`: an unchanged folder is written anew, an edited one only with `force`.
 """
 
 from __future__ import annotations

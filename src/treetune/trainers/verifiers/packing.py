@@ -6,7 +6,7 @@
     packing.files, packing.dependencies
     open_taskset(folder / "taskset.yaml", {})   # the taskset, where the package is installed
 
-verifiers runs each rollout by itself, in an order of the client's.
+verifiers runs each rollout alone, in an order of the client's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_task(taskset: Taskset[Any, Any], task: Task) -> None:
 
 def _refuse_group(taskset: Taskset[Any, Any]) -> UsageError:
     return UsageError(
-        f"{taskset.name} scores the rollouts of a task together, and verifiers scores each by itself",
+        f"{taskset.name} scores the rollouts of a task together, and verifiers scores each alone",
         remedy="serve it (`treetune serve`), where `run_group` scores them; or give it a reward of its own",
     )
 
@@ -90,7 +90,7 @@ class Packing:
         self.files: dict[str, Path] = {}
         """What goes into the package, by its place there."""
         self.dependencies: list[str] = []
-        """The distributions that its code is in, and extras of ours."""
+        """The distributions that its code is in, and Treetune's extras."""
         self._folders: dict[Path, str] = {}
         self._bytes = 0
 

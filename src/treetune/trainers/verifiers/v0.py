@@ -1,4 +1,4 @@
-"""Environments of verifiers' v0, which a module gives by `load_environment`, as tasksets of ours.
+"""Environments of verifiers' v0, which a module gives by `load_environment`, as Treetune tasksets.
 
 Their rubrics count a reward function that raises as 0, and only log it. Such a 0 is looked into: see `ScoringFailed`.
 """
@@ -29,7 +29,6 @@ from treetune.trainers.verifiers.imported import (
     VerifiersConfig,
     VerifiersTask,
     VerifiersTaskset,
-    config_with,
     first_line,
 )
 
@@ -62,9 +61,7 @@ class V0Taskset(VerifiersTaskset):
         named = {
             each.name: each.default for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
         }
-        config, arguments = config_with(V0Config, named)
-        told = {"ENV": env, "FOREIGN": f"verifiers:{env}", "ARGUMENTS": arguments}
-        return type("VerifiersV0", (cls,), {**told, "config_type": config, "__doc__": first_line(module)})
+        return cls.for_environment(env, "VerifiersV0", V0Config, named, first_line(module))
 
     @cached_property
     def env(self) -> Any:

@@ -1,4 +1,4 @@
-"""Tasksets of verifiers' v1 as tasksets of ours."""
+"""Tasksets of verifiers' v1 as Treetune tasksets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from treetune.trainers.verifiers.imported import (
     VerifiersConfig,
     VerifiersTask,
     VerifiersTaskset,
-    config_with,
     first_line,
 )
 
@@ -55,10 +54,8 @@ class V1Taskset(VerifiersTaskset):
         except (TypeError, ValueError, AttributeError) as error:
             raise PluginError(f"verifiers:{env} is no environment of verifiers: {error}") from error
         keys = {name: field.default for name, field in fields.items() if name != "id"}
-        config, arguments = config_with(V1Config, keys)
-        told = {"ENV": env, "FOREIGN": f"verifiers:{env}", "ARGUMENTS": arguments, "INFINITE": bool(theirs.INFINITE)}
-        doc = first_line(theirs, module)
-        return type(f"Verifiers{theirs.__name__}", (cls,), {**told, "config_type": config, "__doc__": doc})
+        name, doc = f"Verifiers{theirs.__name__}", first_line(theirs, module)
+        return cls.for_environment(env, name, V1Config, keys, doc, INFINITE=bool(theirs.INFINITE))
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
@@ -126,8 +123,8 @@ class V1Taskset(VerifiersTaskset):
         nodes = [MessageNode(parent=n - 1 if n else None, message=message) for n, message in enumerate(messages)]
         said = vf.AssistantMessage(content=answer)
         nodes.append(MessageNode(parent=len(nodes) - 1 if nodes else None, message=said, sampled=True))
-        told = TraceTask(type=type(theirs).__name__, data=theirs.data, key=theirs.key, hash=theirs.hash)
-        trace = Trace(task=told, agent=AgentInfo(config=vf.AgentConfig()), nodes=nodes)
+        of_task = TraceTask(type=type(theirs).__name__, data=theirs.data, key=theirs.key, hash=theirs.hash)
+        trace = Trace(task=of_task, agent=AgentInfo(config=vf.AgentConfig()), nodes=nodes)
         try:
             await theirs.score(trace, None)
         except TaskError as error:

@@ -35,7 +35,7 @@ VERL_SOURCES = frozenset(
     "numina_olympiads codecontests apps codeforces taco hiyouga/geometry3k searchR1_nq searchR1_triviaqa "
     "searchR1_popqa searchR1_hotpotqa searchR1_2wikimultihopqa searchR1_musique searchR1_bamboogle".split()
 )
-"""The data sources that verl 0.9 scores by itself; besides these, every name that begins with `aime`."""
+"""The data sources that verl 0.9 scores itself; besides these, every name that begins with `aime`."""
 
 _LEAVE = (
     "to leave scoring to something else, name it in the config (reward.custom_reward_function.path, "
@@ -46,13 +46,13 @@ Lists = Mapping[str, Sequence[DatasetTaskset]]
 
 
 def warn_of_unscored(config: Any, lists: Lists) -> None:
-    """A row that nothing can score is found out by the trainer only after the model is loaded."""
+    """Warns of rows that nothing can score: the trainer finds them only after the model is loaded."""
     for problem in find_unscored(config, chain.from_iterable(lists.values())):
         warnings.warn(f"{problem.message}: {problem.remedy}", stacklevel=3)
 
 
 def leaves_scoring(config: Any) -> bool:
-    """To another function, a reward model, a reward manager of the user's own, or because it says so."""
+    """Whether scoring is left to another function, a reward model or reward manager of the user, or `leave_scoring`."""
     if get_value(config, "leave_scoring") or get_value(config, "reward.reward_model.enable"):
         return True
     own_manager = get_value(config, "reward.reward_manager.source") == "importlib"

@@ -75,7 +75,7 @@ class ModelCalls:
         self._request_id = self._given_id or uuid4().hex
         self._longest: int | None = None
         self.fields: dict[str, Any] = {}
-        """What the engine told: the versions of the weights that sampled the first token and the last."""
+        """What the engine reported: the versions of the weights that sampled the first token and the last."""
         self.seconds = 0.0
         self.preempted: int | None = None
         self._experts: list[Any] = []
@@ -112,17 +112,17 @@ class ModelCalls:
         return Sampled(list(said.token_ids), list(said.log_probs or ()) if wanted else None, prompt_ids=ids)
 
     def _note(self, said: Any) -> None:
-        told = said.extra_fields or {}
+        reported = said.extra_fields or {}
         if not self.fields:
-            self.fields = dict(told)
-        elif told.get("max_global_steps") is not None:
-            self.fields["max_global_steps"] = told["max_global_steps"]
+            self.fields = dict(reported)
+        elif reported.get("max_global_steps") is not None:
+            self.fields["max_global_steps"] = reported["max_global_steps"]
         if said.num_preempted is not None:
             self.preempted = (self.preempted or 0) + said.num_preempted
         self._experts.append(said.routed_experts)
 
     def experts_of(self, sequences: Sequence[TokenSequence]) -> list[Any]:
-        """The experts that the engine routed each sequence to, where it tells: its last turn has them all."""
+        """The experts that the engine routed each sequence to, where it reports them: its last turn has them all."""
         if not any(routed is not None for routed in self._experts):
             return [None] * len(sequences)
         found, turn = [], -1
