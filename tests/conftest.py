@@ -30,6 +30,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     packing.sort_longest_first(items)
+    packing.leave_the_rest_to_the_thorough_suite(items)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

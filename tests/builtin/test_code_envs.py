@@ -442,6 +442,7 @@ class TestHostileAnswers:
             ("import socket\nsocket.create_connection(('1.1.1.1', 80), 1)", "Error"),
         ],
     )  # fmt: skip
+    @pytest.mark.quick_cases(6)
     def test_cheating_or_running_wild_earns_nothing(self, attempt, why):
         task = task_of("lcb", [{"input": "a", "output": SECRET}, {"input": "b", "output": f"{SECRET}2"}])
         (step,) = play(task, code(attempt))

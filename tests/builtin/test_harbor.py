@@ -337,6 +337,7 @@ def test_the_reward_is_what_the_tests_write(tmp_path, files, reward):
         "sleep 60",
     ],
 )
+@pytest.mark.quick_cases(4)
 def test_a_reward_that_is_no_number_is_an_error_and_not_zero(tmp_path, test):
     write_task(tmp_path / "a", test=test, toml="[verifier]\ntimeout_sec = 1\n")
     drawn = taskset(tmp_path)
@@ -395,6 +396,7 @@ END
         "bomb() { bomb | bomb & }; bomb; (while :; do echo 1 > /logs/verifier/reward.json; done) &",
     ],
 )
+@pytest.mark.quick_cases(4)
 def test_what_the_policy_leaves_behind_earns_nothing(tmp_path, cheat):
     steps = play(write_task(tmp_path), block(cheat), "DONE", disk_mb=16, command_seconds=10)
     assert (steps[1].reward, steps[1].done) == (0.0, True)

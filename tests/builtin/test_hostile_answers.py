@@ -192,6 +192,7 @@ def play_with(make: Make, folder: Path, completions: dict[str, Completion]) -> d
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.quick_cases(6)
 def test_a_hostile_answer_is_scored_and_earns_nothing(name, tmp_path):
     form, make = ENVIRONMENTS[name]
     assert not play_with(make, tmp_path, write_answers(form))
@@ -200,6 +201,7 @@ def test_a_hostile_answer_is_scored_and_earns_nothing(name, tmp_path):
 @pytest.mark.filterwarnings("ignore:.*stands in for the tasks' images")
 @pytest.mark.parametrize("name", SANDBOXED)
 @pytest.mark.parametrize("half_of_them", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["some", "half"])
+@pytest.mark.quick_cases(2)
 def test_a_hostile_answer_to_a_machine_is_scored_and_earns_nothing(name, half_of_them, tmp_path, shells):
     form, make = SANDBOXED[name]
     answers = write_answers(form)

@@ -207,6 +207,7 @@ STOP = "echo 'import os; os._exit(0)'"
         ("python", f"{STOP} > /root/re.py"),
     ],
 )
+@pytest.mark.quick_cases(2)
 def test_tampering_with_what_checks_run_on_earns_nothing(machine, tmp_path, language, mischief):
     code = {
         "bash": "ls /data | grep -q new",

@@ -140,6 +140,7 @@ def test_a_name_is_never_changed_beyond_recognition(treetune, tmp_path, name):
 
 
 @pytest.mark.parametrize("template", ABOUT)
+@pytest.mark.quick_cases(2)
 def test_the_test_of_each_template_passes_before_anything_is_installed(treetune, tmp_path, template):
     assert treetune("init", "sums", "--template", template).code == 0
     done = subprocess.run(

@@ -116,6 +116,7 @@ def test_a_group_that_fails_without_a_word_does_not_end_the_run(treetune, tmp_pa
         (SHOW, "drawn"),
     ],
 )
+@pytest.mark.quick_cases(2)
 def test_ctrl_c_prints_what_there_is(treetune, tmp_path, command, wait_for):
     methods = (
         "def validate(self, task): return True\n    def gold(self, task):\n        import time; time.sleep(0.3)\n"

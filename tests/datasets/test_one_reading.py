@@ -48,6 +48,7 @@ def uid_of(prompt: str, truth: Any) -> str:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.quick_cases(1)
 def test_every_verb_finds_what_stands_in_the_file(tmp_path, seed, treetune):
     tables = write_tables(tmp_path, seed, 8)
     by_name = {table.name: table for table in tables}

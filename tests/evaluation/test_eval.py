@@ -419,6 +419,7 @@ def test_lines_that_are_damaged_or_doubled_are_named_and_resuming_replaces_them(
 
 @pytest.mark.parametrize("damage", list(DAMAGES)[:5])  # an index hides bytes that were overwritten until they are read
 @pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.quick_cases(3)
 def test_all_who_read_a_damaged_run_count_the_same_rollouts(treetune, tmp_path, damage, has_index):
     change, told, lost = DAMAGES[damage]
     rewards = damaged_run(treetune, tmp_path, change)

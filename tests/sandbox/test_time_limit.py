@@ -49,6 +49,7 @@ def test_several_processes_that_work_together_have_no_less_than_by_the_clock():
 
 @in_shell
 @pytest.mark.parametrize("way", ["execute", "run"])
+@pytest.mark.quick_cases(1)
 def test_a_command_of_a_shell_on_a_busy_machine_has_its_seconds(way):
     async def play():
         async with await Shell.open(SandboxLimits(seconds=2)) as shell:
@@ -64,6 +65,7 @@ def test_a_command_of_a_shell_on_a_busy_machine_has_its_seconds(way):
 
 
 @in_sandbox
+@pytest.mark.thorough
 def test_a_case_on_a_busy_machine_has_its_seconds(monkeypatch):
     monkeypatch.setattr(lcb, "CLOCK_SECONDS", 2.0)
     answer = f"```python\n{WORK}\n```"
@@ -73,6 +75,7 @@ def test_a_case_on_a_busy_machine_has_its_seconds(monkeypatch):
 
 
 @in_sandbox
+@pytest.mark.thorough
 def test_tests_on_a_busy_machine_have_their_seconds(monkeypatch):
     limits = SandboxLimits(seconds=2, memory_mb=1024)
     monkeypatch.setattr(scorers, "LIMITS", limits)
@@ -82,6 +85,7 @@ def test_tests_on_a_busy_machine_have_their_seconds(monkeypatch):
     assert (tested.passed, tested.why) == (1, "")
 
 
+@pytest.mark.thorough
 def test_a_query_on_a_busy_machine_has_its_seconds(tmp_path, monkeypatch):
     file = tmp_path / "numbers.sqlite"
     sqlite3.connect(file).close()

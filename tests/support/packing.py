@@ -47,6 +47,20 @@ def sort_longest_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(group_of(item.nodeid), len(LONGEST)))
 
 
+def leave_the_rest_to_the_thorough_suite(items: list[pytest.Item]) -> None:
+    """Of a test marked `quick_cases(n)`, n cases stay in the quick suite, spread over all; the rest are thorough."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("quick_cases"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        wanted = min(found[0].get_closest_marker("quick_cases").args[0], len(found))
+        quick = {at * len(found) // wanted for at in range(wanted)}
+        for at, item in enumerate(found):
+            if at not in quick:
+                item.add_marker(pytest.mark.thorough)
+
+
 class GroupScheduling(LoadScopeScheduling):
     """xdist's own finds groups in ids that pytest 9.2 no longer lets it change, and so has no groups."""
 
