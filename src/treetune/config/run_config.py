@@ -14,6 +14,7 @@ from typing import Any
 
 from treetune.config.code_reference import FILE_SCHEME, MODULE_SCHEME
 from treetune.config.trust import USER, Origin, is_own_config, trusts
+from treetune.config.variables import texts_of
 from treetune.errors import UntrustedCode
 
 CONFIG, FINGERPRINT, SUMMARY = "config.yaml", "fingerprint.json", "summary.json"
@@ -41,9 +42,9 @@ def origin_of(path: str | Path, data: dict[str, Any], trust: bool = False) -> Or
 def refuse_foreign(run: Path, data: Mapping[str, Any]) -> None:
     """Raises where the config of someone else's run would do more than play tasks. The code that it names is checked
     when that is loaded."""
-    if any("${" in text for text in _texts_of(data)):
+    if any("${" in text for text in texts_of(data)):
         raise refusal(run, "reads variables of your environment")
-    for text in _texts_of(data.get("taskset")):
+    for text in texts_of(data.get("taskset")):
         if "://" in text and not text.startswith((FILE_SCHEME, MODULE_SCHEME)):  # which would be sent your token
             raise refusal(run, f"would call a server: {text}")
     for node in nodes_of(data.get("taskset")):
@@ -66,11 +67,3 @@ def nodes_of(node: Any) -> Iterator[Mapping[str, Any]]:
         yield node
         for source in node.get("sources") or []:
             yield from nodes_of(source)
-
-
-def _texts_of(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts_of(item)

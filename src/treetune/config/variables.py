@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from treetune.errors import UntrustedCode, UsageError
@@ -28,7 +28,7 @@ def resolve(config: Any) -> Any:
 
     written, resolved = (OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True))
     whole = OmegaConf.to_container(config._get_root(), resolve=False)
-    used = {name for _, text in _texts_of(whole) for name in _VARIABLE.findall(text)}
+    used = {name for text in texts_of(whole) for name in _VARIABLE.findall(text)}
     values = {value: f"${{oc.env:{name}}}" for name in sorted(used) if (value := os.environ.get(name))}
     if values:
         anywhere = re.compile("|".join(re.escape(value) for value in sorted(values, key=len, reverse=True)))
@@ -46,22 +46,23 @@ def explain_interpolation(error: Exception) -> tuple[str, str]:
     return str(getattr(error, "full_key", None) or ""), f"{reason}; {remedy}"
 
 
+def map_texts(value: Any, change: Callable[[str, str], Any], key: str = "") -> Any:
+    """Plain values with each text changed; `change` is given the text and the key that it stands under."""
+    if isinstance(value, str):
+        return change(value, key)
+    if isinstance(value, Mapping):
+        return {name: map_texts(item, change, str(name)) for name, item in value.items()}
+    return [map_texts(item, change, key) for item in value] if isinstance(value, list | tuple) else value
+
+
 def conceal(value: Any, key: str = "") -> Any:
     """Plain values with those from the environment as they were written."""
-    if isinstance(value, str):
-        return _spellings.get((key, value), value)
-    if isinstance(value, Mapping):
-        return {name: conceal(item, str(name)) for name, item in value.items()}
-    return [conceal(item, key) for item in value] if isinstance(value, list | tuple) else value
+    return map_texts(value, lambda text, key: _spellings.get((key, text), text), key)
 
 
-def mark_variables(value: Any, key: str = "") -> Any:
+def mark_variables(value: Any) -> Any:
     """Plain values for a place where `${` is only text: what came from the environment is `{"$env": "${oc.env:X}"}`."""
-    if isinstance(value, str):
-        return {_MARK: _spellings[key, value]} if (key, value) in _spellings else value
-    if isinstance(value, Mapping):
-        return {name: mark_variables(item, str(name)) for name, item in value.items()}
-    return [mark_variables(item, key) for item in value] if isinstance(value, list | tuple) else value
+    return map_texts(value, lambda text, key: {_MARK: _spellings[key, text]} if (key, text) in _spellings else text)
 
 
 def fill_variables(value: Any, *, trust: bool) -> Any:
@@ -86,23 +87,19 @@ def _read(spelling: str) -> Any:
         raise UsageError(str(error).splitlines()[0], remedy="set it where rows are scored too") from None
 
 
-def escape(value: Any, key: str = "") -> Any:
+def escape(value: Any) -> Any:
     """Text as it must be written for a YAML file to be read the same: a literal `${` would be an interpolation."""
-    if isinstance(value, str):
-        spelling = _spellings.get((key, value), value)
-        return spelling if spelling is not value or is_spelling(value, key) else escape_text(value)
-    if isinstance(value, Mapping):
-        return {name: escape(item, str(name)) for name, item in value.items()}
-    return [escape(item, key) for item in value] if isinstance(value, list) else value
+    return map_texts(value, _escape_literal)
+
+
+def _escape_literal(text: str, key: str) -> str:
+    spelling = _spellings.get((key, text), text)
+    return spelling if spelling is not text or is_spelling(text, key) else escape_text(text)
 
 
 def escape_texts(value: Any) -> Any:
     """Plain values as OmegaConf must be given them, so that every text comes back as it is."""
-    if isinstance(value, str):
-        return escape_text(value)
-    if isinstance(value, Mapping):
-        return {name: escape_texts(item) for name, item in value.items()}
-    return [escape_texts(item) for item in value] if isinstance(value, list | tuple) else value
+    return map_texts(value, lambda text, key: escape_text(text))
 
 
 def escape_text(text: str) -> str:
@@ -126,13 +123,10 @@ def _pair_texts(written: Any, resolved: Any, key: str = "") -> Iterator[tuple[st
         yield key, str(written), str(resolved)
 
 
-def _texts_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves that are not containers, as text, each with the key that it stands under."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _texts_of(item, str(name))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts_of(item, key)
+def texts_of(value: Any) -> Iterator[str]:
+    """The leaves that are not containers, as text."""
+    if isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_of(item)
     else:
-        yield key, str(value)
+        yield str(value)

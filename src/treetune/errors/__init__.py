@@ -234,6 +234,11 @@ def format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
+def reason_of(error: BaseException) -> str:
+    """The message of an error for the user; of any other error its type too."""
+    return error.message if isinstance(error, TreetuneError) else format_error(error)
+
+
 def causes_of(error: BaseException) -> list[BaseException]:
     """The error and what led to it, the first cause last."""
     found = [error]

@@ -21,7 +21,7 @@ import msgspec
 
 from treetune.core.environment import Action, Sink, Step
 from treetune.core.trace import Outcome
-from treetune.errors import TreetuneError, UsageError, format_error
+from treetune.errors import UsageError, reason_of
 from treetune.play.episode_record import EpisodeRecord
 
 EPISODE_IDLE_SECONDS = 900.0
@@ -228,7 +228,7 @@ class EpisodeTable:
             if episode.id in self.live:
                 if episode.record is not None:
                     episode.record.fail(error)
-                reason = error.message if isinstance(error, TreetuneError) else format_error(error)
+                reason = reason_of(error)
                 self.end(episode, "failed", f"this episode ended with an error: {reason}")
                 raise
         finally:

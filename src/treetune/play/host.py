@@ -35,14 +35,14 @@ from treetune.play.leases import DRAW_TRIES, HERE, Draw, check_lease
 from treetune.play.protocol import GroupOptions, Health, Info, PlayOptions
 from treetune.play.rollout import run_rollout, score_together
 from treetune.play.streams import State, Streams
-from treetune.play.weights import Staleness, TrainedModels, WeightsBook, check_version
+from treetune.play.weights import PAUSE_SECONDS, Calls, Staleness, Weights, WeightsBook, check_version
 
 PolicyOf = Callable[[str | None, str | None], Policy]
 """Who answers, by the name of a model and the address of its endpoint; None: the host's own."""
 T = TypeVar("T")
 
 
-class LocalHost(TrainedModels):
+class LocalHost:
     """The host in this process."""
 
     def __init__(
@@ -183,6 +183,28 @@ class LocalHost(TrainedModels):
             return trace
 
         return play
+
+    def weights_of(self, model: str | None = None, endpoint: str | None = None) -> Weights:
+        """Those of the model that a request names."""
+        return self.weights.of(model, endpoint)
+
+    async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
+        self.weights_of(model, endpoint).tell(version)
+
+    async def pause(
+        self,
+        *,
+        calls: Calls = "finish",
+        seconds: float = PAUSE_SECONDS,
+        model: str | None = None,
+        endpoint: str | None = None,
+    ) -> bool:
+        return await self.weights_of(model, endpoint).pause(calls, seconds)
+
+    async def resume(
+        self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
+    ) -> None:
+        self.weights_of(model, endpoint).resume(version)
 
     async def start(
         self,

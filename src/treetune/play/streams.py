@@ -35,7 +35,7 @@ from treetune.errors import (
     TasksetError,
     TreetuneError,
     UsageError,
-    format_error,
+    reason_of,
 )
 from treetune.play.leases import DRAW_TRIES, Draw, Pending, PendingDraws, name_draw
 from treetune.play.reader import AHEAD, Reader, take
@@ -182,7 +182,7 @@ class Streams:
 
     def fail(self, draw: Draw, error: Exception) -> DrawFailed | StreamEnded:
         """The task of a draw that was held could not be made. Gives the error to raise."""
-        problem = error.message if isinstance(error, TreetuneError) else format_error(error)
+        problem = reason_of(error)
         where, most = name_draw(draw.stream, draw.index), self.pending.tries
         if isinstance(error, GeneratorFailed | StreamEnded):
             self.pending.give_back(draw)  # the generator has not reached this index

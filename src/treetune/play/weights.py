@@ -217,34 +217,6 @@ class WeightsBook:
         del self._all[oldest]
 
 
-class TrainedModels:
-    """A host whose models are trained while it plays."""
-
-    weights: WeightsBook
-
-    def weights_of(self, model: str | None = None, endpoint: str | None = None) -> Weights:
-        """Those of the model that a request names."""
-        return self.weights.of(model, endpoint)
-
-    async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
-        self.weights_of(model, endpoint).tell(version)
-
-    async def pause(
-        self,
-        *,
-        calls: Calls = "finish",
-        seconds: float = PAUSE_SECONDS,
-        model: str | None = None,
-        endpoint: str | None = None,
-    ) -> bool:
-        return await self.weights_of(model, endpoint).pause(calls, seconds)
-
-    async def resume(
-        self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
-    ) -> None:
-        self.weights_of(model, endpoint).resume(version)
-
-
 def check_version(version: int) -> int:
     if not 0 <= version <= HIGHEST_VERSION:
         raise UsageError(f"a version of the weights is 0 to {HIGHEST_VERSION}, got {version!r:.40}")

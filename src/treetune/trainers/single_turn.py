@@ -15,7 +15,7 @@ from treetune.chat.message import Message, begins_answer
 from treetune.core.task import Task
 from treetune.data.rows.row_codec import read_row_scorer
 from treetune.data.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
-from treetune.errors import TasksetError, TreetuneError, UsageError, format_error
+from treetune.errors import TasksetError, UsageError, reason_of
 from treetune.play.episode import Episode, Result, play_answer
 from treetune.system.threads import run_in_background
 
@@ -56,7 +56,7 @@ def _result_of(episode: Episode | BaseException, row: str) -> Result:
     if isinstance(episode, UsageError) or not isinstance(episode, Episode | Exception):
         raise episode
     if isinstance(episode, Exception):
-        why = episode.message if isinstance(episode, TreetuneError) else format_error(episode)
+        why = reason_of(episode)
         raise TasksetError(f"{row} could not be scored: {why}") from episode
     if episode.tools:
         raise UsageError(f"{row}: a model may call tools, and the trainer plays one answer", remedy=SEVERAL_TURNS)

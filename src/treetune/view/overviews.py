@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from treetune.config.run_config import SUMMARY
-from treetune.errors import TreetuneError, format_error
+from treetune.errors import reason_of
 from treetune.evaluation import Run
 from treetune.runs.annotations import read_tags
 from treetune.runs.plain_files import UNREADABLE, read_regular
@@ -106,7 +106,7 @@ class Overviews:
         except OSError:
             raise  # it is gone
         except Exception as error:  # a fault of one run must not hide the others
-            why = error.message if isinstance(error, TreetuneError) else format_error(error)
+            why = reason_of(error)
             row = {**_row_of_summary(shown), "pending": False, "read": 1.0, "error": why}
         is_whole = row["read"] == 1.0
         self._known[shown.id] = stamp if is_whole else _OF_A_PART, row

@@ -29,7 +29,7 @@ from treetune.data.rows.rule import RULE
 from treetune.data.rows.scorer import taskset_of
 from treetune.data.sources.names import Batch
 from treetune.data.validate.rules import FilesReport, add_rule
-from treetune.errors import TreetuneError, format_error
+from treetune.errors import TreetuneError, reason_of
 from treetune.models.scripted import WRONG, Replay, completion_of
 from treetune.play.episode import Limits
 from treetune.play.rollout import run_rollout
@@ -109,7 +109,7 @@ async def _try_scorer(task: Task) -> tuple[str | None, str]:
                 return "gold-not-rewarded", f"the gold answer earns {earned:g}, {what} {wrong:g}"
         unpaid = await call(find_unpaid, taskset.scorer or rule(), task)
     except Exception as error:
-        return "environment-fails", error.message if isinstance(error, TreetuneError) else format_error(error)
+        return "environment-fails", reason_of(error)
     return (None, "") if unpaid is None else ("gold-said-otherwise", f"{unpaid[0]!r} earns nothing: {unpaid[1]}")
 
 
@@ -134,7 +134,7 @@ async def _try_answers(task: Task) -> tuple[str | None, str]:
                     f"the gold answer earns {earned:g}, beside a wrong one, in either order, {wrong:g}",
                 )
     except Exception as error:
-        message = error.message if isinstance(error, TreetuneError) else format_error(error)
+        message = reason_of(error)
         return "environment-fails", f"{task.env_class}: {message}"
     return None, ""
 

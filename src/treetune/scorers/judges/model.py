@@ -34,7 +34,7 @@ from treetune.core.env_taskset import ByEnvironment
 from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampling, Usage
 from treetune.core.task import Task
 from treetune.core.trace import Judgement
-from treetune.errors import ContextFullError, EndpointRefusal, TreetuneError, format_error
+from treetune.errors import ContextFullError, EndpointRefusal, reason_of
 from treetune.models import (
     EndpointConfig,
     check_policy,
@@ -185,7 +185,7 @@ class Client:
                     with retries:
                         completion = await self._complete(prompt, question.code, attempt)
                 except Exception as error:  # the endpoint's own retries are used up
-                    judgement.failure = error.message if isinstance(error, TreetuneError) else format_error(error)
+                    judgement.failure = reason_of(error)
                     asked.too_long = isinstance(error, ContextFullError)
                     asked.unsettled = isinstance(error, EndpointRefusal)
                     return asked
