@@ -172,7 +172,7 @@ def test_the_system_tells_of_tools_or_the_user_where_there_is_none():
     assert (system["role"], system["content"], question) == ("system", write_instructions(SCHEMAS), asked[0])
     (joined, _) = with_tools([{"role": "system", "content": "Be brief."}, *asked], SCHEMAS)
     assert joined["content"] == f"Be brief.\n\n{write_instructions(SCHEMAS)}"
-    (user,) = with_tools(asked, SCHEMAS, teller="user")
+    (user,) = with_tools(asked, SCHEMAS, role="user")
     assert user == {"role": "user", "content": f"{write_instructions(SCHEMAS)}\n\nWhere?"}
 
 

@@ -183,7 +183,7 @@ def test_a_trainer_may_name_its_model_anew_at_every_step(monkeypatch):
         book = WeightsBook(Counter())
         await book.of("paused").pause()
         for step in range(10):
-            book.of(f"step-{step}").tell(step)
+            book.of(f"step-{step}").set_version(step)
         for other in ("b", "c"):
             await book.of(other).pause()
         with pytest.raises(UsageError, match="3 models are in use"):

@@ -125,7 +125,7 @@ def play(tokenizer: Any, conversation: Any, rewrites: str, format: str | None, s
     assert chat._tools is not None
     form, tokens = chat._tools.format, Tokens()
     messages = [{"role": "user", "content": "Where?"}]
-    if system is not None and chat._tools.teller == "system":
+    if system is not None and chat._tools.role == "system":
         messages.insert(0, {"role": "system", "content": system})
     sampled: list[int] = []
     prompt = chat.prompt(messages)

@@ -3,7 +3,7 @@
     detect(template)                                      # "hermes", "mistral", ...: a name in FORMATS, or None
     parse("<tool_call>{...}</tool_call>", "hermes")      # -> (the text beside them, the calls in the form of OpenAI)
 
-What cannot be read is text: then there are no calls. `chat/tool_template.py` writes them.
+A text whose calls cannot be read has no calls. `chat/tool_template.py` writes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Found = tuple[str, str]
 
 
 class Unreadable(ValueError):
-    """A call that has been begun and is none."""
+    """Text that begins a call and cannot be read as one."""
 
 
 class CallFormat(NamedTuple):
@@ -49,7 +49,7 @@ def check_name(format: str | None) -> str | None:
 
 
 def parse(text: str, format: str, tools: Sequence[Schema] = (), turn: int = 0) -> tuple[str, list[Message]]:
-    """The text beside the calls, and the calls; the text as it is, and none, where there are none that can be read."""
+    """The text beside the calls, and the calls; the whole text and no calls where they cannot be read."""
     schemas = {str(function.get("name")): function.get("parameters") or {} for function in map(function_of, tools)}
     thought = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
     said = text[thought:]
@@ -238,7 +238,7 @@ _BARE = re.compile(r"(.+?)" + _SEPARATOR + r"(.*)", re.S)
 
 
 def _deepseek(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
-    # A template may go on with a call where the calls were begun before: then the first mark is missing.
+    # The prompt may already hold the first mark, where the template wrote it.
     beside, *parts = text.split(_CALL_BEGIN)
     found = []
     for part in parts:
@@ -268,4 +268,4 @@ FORMATS = {
     "deepseek": CallFormat((_CALLS_BEGIN,), _deepseek, _write_deepseek),
     "llama": CallFormat(('"parameters": ', "<|start_header_id|>"), _llama, _write_llama),
 }
-"""By name, in the order in which a template is asked for their marks."""
+"""By name, in the order in which their marks are looked for in a template."""

@@ -1,4 +1,4 @@
-"""Images in prompts: OpenAI's `image_url` parts, what is in their bytes, and how they are named on a screen.
+"""Images in prompts: OpenAI's `image_url` parts, the format and size in their bytes, and labels for a screen.
 
     part = image_part(to_url(data))     # {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}
     read_header(data)                   # Header("png", 640, 480)
@@ -164,8 +164,8 @@ def decode_url(url: str) -> bytes | None:
 
 
 def is_address(text: str) -> bool:
-    """Whether whoever gets it may find the image there: a data URL, one on the web, or a file that the server of the
-    model was told to read."""
+    """Whether it may be the address of an image: a data URL, one on the web, or a file that a server of models may
+    read."""
     return text[:5].lower() == "data:" or text[:7].lower() == "file://" or is_remote(text)
 
 
@@ -208,7 +208,7 @@ def _iter_urls(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def label(url: str) -> str:
-    """What an image is, in a few words; never its base64."""
+    """A short text about an image: format, size, hash; never its base64."""
     try:
         data = decode_url(url)
     except ValueError as error:
@@ -224,7 +224,7 @@ def label(url: str) -> str:
 
 
 def name_images(content: Any) -> Any:
-    """The content of a message as text in which images are named; what is no list of parts as it is."""
+    """The content of a message as text, each image by its label; content that is no list of parts stays as it is."""
     if not isinstance(content, list):
         return content
     shown = []
@@ -236,7 +236,7 @@ def name_images(content: Any) -> Any:
 
 
 def name_all(value: Any) -> Any:
-    """Any value with the images in it named in the place of their bytes, however deep they lie."""
+    """Any value with labels in place of the images in it, however deep they lie."""
     if isinstance(value, str):
         return f"[image: {label(value)}]" if value.startswith("data:image/") else value
     if isinstance(value, bytes):
@@ -247,6 +247,6 @@ def name_all(value: Any) -> Any:
 
 
 def shorten(value: Any, most: int = 60) -> str:
-    """A value for people: cut short, and images by name."""
+    """A value for people: cut short, and images by label."""
     text = repr(name_all(value))
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -3,8 +3,8 @@
     tokens = Tokens()
     tokens.add_turn(prompt, completion_ids, logprobs)
 
-A sequence goes on as long as each prompt begins with the previous prompt plus the tokens that were sampled; a prompt
-that does not begins a new sequence, marked `breaks_history`. `ChatTokens` makes prompts that do.
+A sequence continues as long as each prompt begins with the previous prompt plus the sampled tokens. Any other prompt
+begins a new sequence, marked `breaks_history`. `ChatTokens` makes prompts that continue.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ NO_IMAGES = "the prompt has images, and a tokenizer reads only text"
 
 
 class Prompt(NamedTuple):
-    """What a model is given."""
+    """The input of a model."""
 
     ids: list[int]
     realigned: bool = False
-    """It goes on from the sampled tokens, and its text is not quite the template's own."""
+    """It continues the sampled tokens, and its text differs a little from the template's own."""
     text: str | None = None
     """The chat template's own text of it, where there is one between messages and tokens."""
     shown: int = 0
@@ -45,12 +45,12 @@ class Prompt(NamedTuple):
 
 
 class LastTurn(NamedTuple):
-    """What the next prompt goes on from."""
+    """What the next prompt continues."""
 
     prompt: Prompt
     sampled: list[int]
     message: Message | None
-    """The message that was made of them, by which a conversation is known to go on from them."""
+    """The message that was made of them. A conversation that has it continues them."""
 
 
 class TokenSequence(msgspec.Struct):
@@ -63,17 +63,17 @@ class TokenSequence(msgspec.Struct):
     versions: list[int] = []
     """The version of the weights that sampled each token, -1 elsewhere and where it is unknown; empty where all are."""
     breaks_history: bool = False
-    """The prompt did not go on from the sequence before: the chat template rewrote what had been said."""
+    """The prompt did not continue the sequence before: the chat template rewrote an earlier message."""
     realigned: int = 0
-    """How many of its prompts differ from the template's own text, so as to go on from the tokens sampled before."""
+    """How many of its prompts differ from the template's own text in order to continue the sampled tokens."""
 
 
 class Tokens(msgspec.Struct, dict=True):
     sequences: list[TokenSequence] = []
-    """One for each stretch in which every prompt goes on from the tokens before; most rollouts have one."""
+    """One for each stretch in which every prompt continues the tokens before; most rollouts have one."""
 
     def __post_init__(self) -> None:
-        self.last: LastTurn | None = None  # of use only while a conversation goes on: no part of the record
+        self.last: LastTurn | None = None  # only for the next prompt: no part of the record
 
     def add_turn(
         self,
@@ -83,8 +83,8 @@ class Tokens(msgspec.Struct, dict=True):
         versions: Sequence[int] | None = None,
         message: Message | None = None,
     ) -> None:
-        """Notes what the model was given (a `Prompt`, or its tokens), what it sampled, and the message made of that.
-        Refuses tokens and logprobs that are none (`PolicyError`)."""
+        """Adds a prompt (a `Prompt`, or its tokens), the sampled tokens, and the message made of them. Raises
+        `PolicyError` where tokens or logprobs cannot be right."""
         if not isinstance(prompt, Prompt):
             prompt = Prompt(prompt if isinstance(prompt, list) else check_ids(prompt, _GIVEN))
         prompt_ids = prompt.ids
@@ -107,14 +107,14 @@ class Tokens(msgspec.Struct, dict=True):
             sequence.logprobs += [0.0] * len(given)
             sequence.logprobs += logprobs
         if versions is not None or sequence.versions:
-            # The first to be known may come late: what was sampled before goes on all the same.
+            # The first known version may come late: the tokens before it have none.
             sequence.versions += [-1] * (before + len(given) - len(sequence.versions))
             sequence.versions += versions if versions is not None else [-1] * count
         sequence.realigned += prompt.realigned
         self.last = LastTurn(prompt, sampled, None if message is None else dict(message))
 
     def _continued_by(self, prompt_ids: list[int], logprobs: bool) -> TokenSequence:
-        """The sequence that a prompt goes on from: the last one, or a new one."""
+        """The sequence that a prompt continues: the last one, or a new one."""
         if not self.sequences:
             return TokenSequence()
         last = self.sequences[-1]
@@ -124,14 +124,14 @@ class Tokens(msgspec.Struct, dict=True):
 
 Rewrites = Literal["split", "keep"]
 """What to do where a template rewrites an answer in the history, such as dropping its reasoning: `split` gives the
-model the template's own text, in a sequence of its own; `keep` goes on from the sampled tokens all the same."""
+model the template's own text, in a sequence of its own; `keep` continues the sampled tokens nevertheless."""
 
 _MOST_TOOLSETS = 64
 """For how many sets of tools a chat remembers how its template takes them."""
 
 
 class ChatTokens:
-    """A tokenizer with its chat template, ready for the model to go on: prompts in tokens."""
+    """A tokenizer with its chat template: makes prompts in tokens, and reads sampled tokens as messages."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class ChatTokens:
             chat = ChatTokens(self._tokenizer, self._arguments, rewrites=self._rewrites, call_format=self._call_format)
             chat._tools = ToolTemplate.of(self._tokenizer, tools, chat._try_render, self._call_format)
             chat._arguments_as = chat._tools.arguments if chat._tools.most_calls else None
-            if chat._tools.told:
+            if chat._tools.shows_tools:
                 chat._arguments["tools"] = list(tools)
             self._by_tools[key] = chat
         return self._by_tools[key]
@@ -243,7 +243,7 @@ class ChatTokens:
         """What the template adds after an answer that it writes otherwise than it was sampled. None where the
         conversation is another one, or the model shall see the template's own text."""
         answer, given, prefix = last.prompt.shown, str(last.prompt.text), last.prompt.prefix
-        if last.message is None or not is_same(messages[answer], self._as_taken([last.message], told=True)[0]):
+        if last.message is None or not is_same(messages[answer], self._as_taken([last.message], is_part=True)[0]):
             return None
         begun = [{"role": "assistant", "content": prefix}] if prefix else []
         if self._try_render([*messages[:answer], *begun], bool(prefix)) != given:
@@ -281,14 +281,14 @@ class ChatTokens:
 
     # Messages, as the template takes them
 
-    def _as_taken(self, messages: Sequence[Message], told: bool = False) -> Sequence[Message]:
-        """`told`: it is a part of a conversation, which need not tell of the tools."""
+    def _as_taken(self, messages: Sequence[Message], is_part: bool = False) -> Sequence[Message]:
+        """`is_part`: these are some messages of a conversation, which need not list the tools."""
         if has_images(messages):
             raise UsageError(
                 NO_IMAGES, remedy="use a model behind an endpoint, or a trainer whose processor sees images"
             )
         if self._tools is not None:
-            messages = self._tools.take(messages, told)
+            messages = self._tools.take(messages, is_part)
         if all(isinstance(message.get("content"), str) and "tool_calls" not in message for message in messages):
             return messages
         if any(isinstance(message.get("content"), list) for message in messages) and self._takes_parts is None:
@@ -361,7 +361,7 @@ class ChatTokens:
         """The text of tokens that follow others; some tokenizers drop the space that a text begins with."""
         return self._decode(self._special_ids[:1] + ids)[self._anchor_length :]
 
-    # A tokenizer makes these anew each time that it is asked.
+    # A tokenizer computes these for each access.
 
     @cached_property
     def _special_ids(self) -> list[int]:

@@ -27,10 +27,10 @@ class ToolTemplate(NamedTuple):
     tools: Sequence[Schema]
     format: str
     """How the model writes calls: a name in `FORMATS`."""
-    told: bool
-    """The template tells of the tools by itself."""
-    teller: str
-    """The role that tells of them otherwise: some templates know no system."""
+    shows_tools: bool
+    """The template lists the tools."""
+    role: str
+    """Of the message that lists them otherwise: some templates take no system message."""
     most_calls: int
     """How many calls of one message it writes: none, one, or (2) any number."""
     empty: str | None
@@ -45,25 +45,27 @@ class ToolTemplate(NamedTuple):
         mark = f"question{secrets.token_hex(8)}"
         asked = [{"role": "user", "content": mark}]
         plain, shown = render(asked), render(asked, tools=list(tools))
-        told = shown is not None and shown != plain
-        teller = "user" if render([{"role": "system", "content": mark}, *asked]) is None else "system"
+        shows_tools = shown is not None and shown != plain
+        role = "user" if render([{"role": "system", "content": mark}, *asked]) is None else "system"
         kind, most_calls, empty = _find_calls(render, asked, mark)
         beside = kind is not None and _writes(render, asked, mark, 1, "And:", kind)
         found = check_name(format) or detect(template_of(tokenizer, tools), tokenizer.all_special_tokens)
-        if found is None and (told or most_calls):
+        if found is None and (shows_tools or most_calls):
             raise UsageError(
                 "the chat template has words of its own for tools, and Treetune does not know how to read its calls",
                 remedy=f"name what comes nearest as call_format: {', '.join(FORMATS)}",
             )
-        return cls(tools, found or "hermes", told, teller, most_calls, empty, beside, kind or dict)
+        return cls(tools, found or "hermes", shows_tools, role, most_calls, empty, beside, kind or dict)
 
-    def take(self, messages: Sequence[Message], told: bool = False) -> Sequence[Message]:
-        """A conversation as the template can show it. Without `told` it is a whole one."""
+    def take(self, messages: Sequence[Message], is_part: bool = False) -> Sequence[Message]:
+        """A conversation as the template can show it; of a part of one (`is_part`) without the list of tools."""
         if self.most_calls == 0:
             messages = write_as_text(messages, self.format)
         else:
             messages = [self._take_calls(message) for message in messages]
-        return messages if told or self.told else with_tools(messages, self.tools, self.format, self.teller)
+        if is_part or self.shows_tools:
+            return messages
+        return with_tools(messages, self.tools, self.format, self.role)
 
     def _take_calls(self, message: Message) -> Message:
         calls = message.get("tool_calls")
@@ -110,7 +112,7 @@ def _writes(render: Render, asked: list[Message], mark: str, number: int, conten
 
 
 def write_instructions(tools: Sequence[Schema], format: str = "hermes") -> str:
-    """What a model is told of its tools, where its chat template does not tell it: as Qwen's templates put it."""
+    """The text that lists tools for a model and says how to call them, as in Qwen's chat templates."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     call = FORMATS[format].write([("<function-name>", "{}")]).replace("{}", "<args-json-object>")
     if format == "hermes":
@@ -126,15 +128,15 @@ def write_instructions(tools: Sequence[Schema], format: str = "hermes") -> str:
 
 
 def with_tools(
-    messages: Sequence[Message], tools: Sequence[Schema], format: str = "hermes", teller: str = "system"
+    messages: Sequence[Message], tools: Sequence[Schema], format: str = "hermes", role: str = "system"
 ) -> list[Message]:
-    """The conversation with its tools described at the beginning, by the system or the user."""
-    told = write_instructions(tools, format)
-    first, *others = list(messages) or [{"role": teller, "content": ""}]
-    text = text_of(first.get("content")) if first.get("role") == teller else None
+    """The conversation with its tools listed at the beginning, by the system or the user."""
+    listed = write_instructions(tools, format)
+    first, *others = list(messages) or [{"role": role, "content": ""}]
+    text = text_of(first.get("content")) if first.get("role") == role else None
     if text is None:
-        return [{"role": teller, "content": told}, first, *others]
-    return [{**first, "content": f"{text}\n\n{told}" if teller == "system" else f"{told}\n\n{text}"}, *others]
+        return [{"role": role, "content": listed}, first, *others]
+    return [{**first, "content": f"{text}\n\n{listed}" if role == "system" else f"{listed}\n\n{text}"}, *others]
 
 
 def write_as_text(messages: Sequence[Message], format: str = "hermes") -> list[Message]:

@@ -1,8 +1,8 @@
-"""What other tools call our keys: `max_new_tokens` is `sampling.max_tokens` here.
+"""The names that other tools have for our keys: `max_new_tokens` is `sampling.max_tokens` here.
 
     suggest_key("max_new_tokens", ["temperature", "max_tokens"])      # "; did you mean 'max_tokens'?"
 
-Only errors read it: no other name is taken for a key.
+Only error messages use it: no other name works as a key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FURTHER = (
     "top_k", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
     "stop_token_ids", "chat_template_kwargs", "reasoning_effort",
 )  # fmt: skip
-"""Fields of requests that are no keys of ours."""
+"""Fields of requests that are not keys here."""
 OTHER_NAMES = {
     "num_tasks": "limit num_examples num_samples max_samples max_examples num_problems n",
     "num_rollouts": "epochs rollouts_per_example num_generations num_return_sequences group_size n_samples_per_prompt "
@@ -57,12 +57,12 @@ OTHER_NAMES = {
     "env_class": "env environment",
 }
 """Our keys, dotted from the top of a file where they always lie in the same place, and what they are called elsewhere.
-The last part of a key counts as a name of it too: whoever writes `temperature` at the top means
+The last part of a key counts as a name of it too: `temperature` at the top means
 `sampling.temperature`."""
 
 
 def keys_meant(name: str) -> list[str]:
-    """The keys that another tool's word may stand for, in the order of the table."""
+    """The keys that a word of another tool may mean, in the order of the table."""
     word = name.casefold().replace("-", "_")
     return [key for key, others in OTHER_NAMES.items() if word in (key.rpartition(".")[2], *others.split())]
 
@@ -86,6 +86,6 @@ def suggest_key(name: str, known: Iterable[str], path: str = "") -> str:
 
 
 def _nearest(keys: Collection[str]) -> list[str]:
-    """Those that lie least deep."""
+    """The keys with the fewest dots."""
     least = min(key.count(".") for key in keys)
     return [key for key in keys if key.count(".") == least]

@@ -1,7 +1,7 @@
 """Python files as importable modules: `treetune.config.code_files.<name>_<path in hex>`.
 
-The name holds the whole path, so any process that imports it, such as one that unpickles an instance, finds the
-same file without further information.
+The name holds the whole path, so every process that imports it finds the same file, such as one that unpickles an
+instance.
 
 Modules and packages beside a file are files of this kind too: when a file is compiled, its imports of them get their
 names here. So two files in two folders each import their own `utils`, at load time and inside functions.
@@ -32,13 +32,13 @@ __path__: list[str] = []  # makes this module a package, whose children the find
 
 
 executed: dict[str, bytes] = {}
-"""The source of each file as it was run: what a class of it is, whatever has become of the file since."""
+"""The source of each file as it was run. The file may have changed since."""
 
 _appended: set[str] = set()
 
 
 def is_of_file(module: str) -> bool:
-    """Whether it is the name of a module that a file became."""
+    """Whether it is the name of a module of a file."""
     return f"{module}.".startswith(f"{__name__}.")
 
 
@@ -189,7 +189,7 @@ def own_files(cls: type) -> list[Path]:
 
 
 def code_hash(classes: Iterable[type]) -> str | None:
-    """Over the files that define classes; None where one has no file."""
+    """A hash of the files that define classes; None where one has no file."""
     try:
         return hash_files(source_of(cls) or Path() for cls in classes)
     except OSError:
@@ -197,8 +197,8 @@ def code_hash(classes: Iterable[type]) -> str | None:
 
 
 def hash_files(files: Iterable[Path]) -> str:
-    """Over the bytes of files and of what they import from beside them, as this process runs them; names differ between
-    processes."""
+    """A hash of the bytes of files and of what they import from beside them, as this process runs them; their names,
+    which differ between processes, are no part of it."""
     parts = [part for file in files for part in with_imports(file)]
     contents = dict.fromkeys(executed.get(str(part.resolve())) or part.read_bytes() for part in parts)
     return hashlib.sha256(b"\x00".join(contents)).hexdigest()[:32]
@@ -234,7 +234,7 @@ def _imports(file: Path) -> list[tuple[int, list[str]]]:
     try:
         tree = parse_again(partial(ast.parse, file.read_bytes()))
     except (SyntaxError, ValueError, OSError):
-        return []  # the import itself says it better
+        return []  # the import reports it
     found: list[tuple[int, list[str]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,9 +1,9 @@
-"""The name of code, read in one place: `file.py:Name` or `module:Name`, as a value.
+"""The name of code as a value, parsed in one place: `file.py:Name` or `module:Name`.
 
     parse_reference("tasks/colours.py:Colours")     # CodeReference(Kind.FILE, "tasks/colours.py", "Colours")
     find_reference("gsm8k")                         # None: an id, not the name of code
 
-What does not parse is no name of code. `config/plugins.py` loads only these values.
+Text that does not parse names no code. `config/plugins.py` loads only these values.
 """
 
 from __future__ import annotations

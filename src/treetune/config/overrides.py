@@ -1,4 +1,4 @@
-"""Dotted overrides and interpolations: what is written in YAML becomes plain values, once.
+"""Dotted overrides and interpolations: YAML becomes plain values, once.
 
 data = with_overrides(load_yaml("eval.yaml"), {"sampling.temperature": "0.7"})     # resolved: `${` is text in it
 data = override_values(data, {"taskset.level": "2"})                               # resolved values, overridden
@@ -81,8 +81,7 @@ def _select(value: Any, given: Any) -> Any:
 
 
 def deep_merge(base: Any, given: Any, path: str = "") -> Any:
-    """The keys and values of one mapping over those of another, as deep as both have them. `{"0": ...}` over a list
-    changes its first entry."""
+    """Merges two mappings, as deep as both have them; `given` wins. `{"0": ...}` changes the first entry of a list."""
     if isinstance(base, list) and _names_entries(given):
         laid = list(base)
         for key, value in given.items():

@@ -56,8 +56,8 @@ def load_module(reference: CodeReference, origin: Origin) -> Any:
 
 
 def see_current_folder() -> None:
-    """Has modules in the current folder found, as `python -m` would. Only for a module there that may run: what is
-    imported afterwards, such as a library that is not installed, may be found there too."""
+    """Makes modules in the current folder importable, as `python -m` does. Only for a module there that may run: later
+    imports, such as of a library that is not installed, may find modules there too."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
@@ -121,8 +121,8 @@ def _load(load: Callable[[], Any], shown: str, remedy: str | None = None) -> Any
         remedy = remedy or "install what it needs, or correct the name"
         raise PluginError(f"{shown} could not be imported: {error}{_place(error)}", remedy=remedy) from error
     except (Exception, SystemExit) as error:
-        told = f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else format_error(error)
-        raise PluginError(f"{shown} could not be imported: {told}{_place(error)}", remedy=remedy) from error
+        problem = f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else format_error(error)
+        raise PluginError(f"{shown} could not be imported: {problem}{_place(error)}", remedy=remedy) from error
 
 
 def _place(error: BaseException) -> str:
@@ -140,7 +140,7 @@ def _place(error: BaseException) -> str:
 
 
 def load_builtin(name: str) -> Any:
-    """What comes with the package and is named by itself, such as `DECLARED_NODE`."""
+    """An entry of the catalog that is one name, such as `DECLARED_NODE`."""
     return load_object(parse_reference(tables[name]), USER)
 
 
@@ -164,7 +164,7 @@ class Registry:
         self._resolved.clear()
 
     def resolve(self, name: str, origin: Origin) -> type:
-        """What a name stands for. The `origin` of the name says whether it may run code."""
+        """The class or function of a name. The `origin` of the name decides whether it may run code."""
         found = self._resolved.get((name, origin.trusted))
         if found is None:
             found = self._find(name, origin)
@@ -197,7 +197,7 @@ class Registry:
         return load_object(parse_reference(name), origin)
 
     def _adapt(self, cls: type) -> type:
-        """Of an environment of another library one of ours; any other class as it is."""
+        """An environment of another library as a class of ours; any other class as it is."""
         adapters = tables["ADAPTED_ENVIRONMENTS"] if self is environments else {}
         library = next((name for base in cls.__mro__ if (name := base.__module__.partition(".")[0]) in adapters), None)
         adapted: type = cls if library is None else load_object(parse_reference(adapters[library]), USER)(cls)
@@ -212,7 +212,7 @@ class Registry:
         return _load(entry.load, f"the {self.kind} {name!r} of the package {package}", remedy)
 
     def has(self, name: str) -> bool:
-        """Whether an id is built in or registered: such a name is never that of a ready set."""
+        """Whether an id is built in or registered: such an id is never the name of a ready set."""
         return name in self._registered or name in tables[self._table]
 
     def names(self) -> dict[str, str]:
@@ -225,8 +225,8 @@ class Registry:
 
     @property
     def foreign(self) -> dict[str, str]:
-        """Prefixes of names that belong to another library, each with the function that gives its classes: it is given
-        the rest of a name, and the origin of that."""
+        """Prefixes of names of other libraries, each with the function that gives its classes from the rest of a name
+        and its origin."""
         return dict(tables.get(f"FOREIGN_{self._table}", {}))
 
     @cached_property
@@ -237,7 +237,7 @@ class Registry:
 
 
 def installed_by(file: str) -> str | None:
-    """The package of somebody else's that brought a class of ours and holds this file; None for any other file."""
+    """The installed package that registers classes and holds this file; None for any other file."""
     for registry in (tasksets, environments, tools):
         for entry in registry._installed.values():
             module = sys.modules.get(entry.module.partition(".")[0])
@@ -248,7 +248,7 @@ def installed_by(file: str) -> str | None:
 
 
 def find_ready(name: str) -> Path | None:
-    """The YAML file of a set that is ready by this name; None where the name is another's."""
+    """The YAML file of the ready set of this name; None for any other name."""
     return None if tasksets.has(name) else find_ready_file(name)
 
 

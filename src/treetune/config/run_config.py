@@ -1,9 +1,9 @@
-"""The config of a run folder as a TARGET: it says what runs, and anyone may have written it.
+"""The config of a run folder as a TARGET. It decides what runs, and anyone may have written it.
 
     origin_of("runs/x/config.yaml", data)       # USER where an `eval` of this user wrote it
 
-A config is known by a mark in the cache folder, made of what could do harm, not by where it lies. One without a mark
-runs as far as it names only what is built in or installed, reads no variable and calls no server of its choice.
+An `eval` of this user leaves a mark in the cache folder, made of the parts of the config that could do harm. A config
+without a mark may name only what is built in or installed, may read no variable, and may call no server of its choice.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def origin_of(path: str | Path, data: dict[str, Any], trust: bool = False) -> Or
 
 
 def refuse_foreign(run: Path, data: Mapping[str, Any]) -> None:
-    """Raises where the config of someone else's run would do more than play tasks. The code that it names is checked
-    when that is loaded."""
+    """Raises where the config of another user's run would do more than play tasks. The code that it names is checked
+    when it is loaded."""
     if any("${" in text for text in texts_of(data)):
         raise refusal(run, "reads variables of your environment")
     for text in texts_of(data.get("taskset")):

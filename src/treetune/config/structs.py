@@ -27,8 +27,8 @@ from treetune.errors import UNKNOWN_KEY, ConfigError, Faults, did_you_mean, gath
 
 T = TypeVar("T")
 FileName = Annotated[str, "the name of a file"]
-"""The type of a key that names a file or folder: looked for beside the YAML file first. A dataset task is built anew
-where its content changed; a taskset of your own says what it holds in `source()`."""
+"""The type of a key that names a file or folder: looked for beside the YAML file first. A dataset task is built again
+where its content changed; other tasksets name their data in `source()`."""
 CodeName = Annotated[str, "the name of code"]
 """The type of a key that may name code: `file.py:Name`."""
 ModelName = Annotated[str, "the name of a model"]
@@ -48,8 +48,8 @@ def declared_values(config: Any, kind: Any) -> dict[str, list[str]]:
 
 
 def map_declared(value: Any, hint: Any, change: Callable[[Any, str], str]) -> Any:
-    """A value of a config of this type, with the files, code and models that it names changed: `change` is given what
-    such a name is declared as, and the name. Of a type that has several forms, `struct_of` tells which."""
+    """A value of a config of this type, with the files, code and models that it names changed: `change` gets the
+    declared type of a name, and the name. A type with several forms has a `struct_of` that gives the struct."""
     if get_origin(hint) is list and isinstance(value, list):
         return [map_declared(item, get_args(hint)[0], change) for item in value]
     for option in (hint, *get_args(hint)):
@@ -63,8 +63,8 @@ def map_declared(value: Any, hint: Any, change: Callable[[Any, str], str]) -> An
 
 
 def load_yaml(path: str | Path, *, interpolates: bool = True) -> dict[str, Any]:
-    """A YAML file as it is written; `with_overrides` resolves its interpolations, with the overrides in place. One that
-    is no config (`interpolates=False`) has none: `${` is text in it."""
+    """A YAML file as it is written; `with_overrides` resolves its interpolations. With `interpolates=False` `${` is
+    plain text."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -89,7 +89,7 @@ def load_yaml(path: str | Path, *, interpolates: bool = True) -> dict[str, Any]:
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
-    """What `load_yaml` reads the same; what came from the environment stands as it was written."""
+    """YAML that `load_yaml` reads as the same data. Values from the environment stand as they were written."""
     import yaml
 
     return str(yaml.safe_dump(escape(dict(data)), sort_keys=False, allow_unicode=True))
@@ -117,7 +117,7 @@ def convert(
     inside = f"{path}." if path else ""
     for key, value in data.items():
         here = f"{inside}{key}"
-        place = f"--{here}" if raw and here in raw else here  # as whoever gave it wrote it
+        place = f"--{here}" if raw and here in raw else here  # as it was written
         if key not in known:
             faults.append((place, f"{UNKNOWN_KEY}{_hint(str(key), struct, path, elsewhere)}"))
         elif (reader := _reader_in(hints[key])) is not None and value is not None:
@@ -147,7 +147,7 @@ def convert(
 
 
 def _hint(key: str, struct: type, path: str, elsewhere: Iterable[str]) -> str:
-    """What an unknown key may be meant as; else the keys that there are."""
+    """The key that an unknown one may mean; else the keys that there are."""
     hints = get_type_hints(struct)
     hidden = getattr(struct, "HIDDEN", ())
     own = [field.name for field in msgspec.structs.fields(cast(Any, struct)) if field.name not in hidden]
@@ -185,7 +185,7 @@ def convert_node(
 
 
 def _find_misspelt(cls: type[Any], keys: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Further keys that are nearly a key of the config, and that nothing in the class's own files speaks of."""
+    """Further keys that are nearly a key of the config, and that the class's own files do not mention."""
     import difflib
 
     from treetune.config.code_files import own_files
@@ -300,7 +300,7 @@ def _read_list(read: Callable[..., Any], value: Any, path: str, raw: Mapping[str
 
 
 def _tags_of(hint: Any) -> tuple[str, list[str]] | None:
-    """The key that tells the structs of a union apart, and its values."""
+    """The key whose value names a struct of a union, and its values."""
     structs = [part for part in get_args(hint) if isinstance(part, type) and issubclass(part, msgspec.Struct)]
     configs = [struct.__struct_config__ for struct in structs]
     return (str(configs[0].tag_field), [str(config.tag) for config in configs]) if len(configs) > 1 else None

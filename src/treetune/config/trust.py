@@ -1,4 +1,4 @@
-"""Which code may run: what the user names, and of what data names that which is installed or a build of the user kept.
+"""Which code may run: all that the user names; of what data names, only installed code and code that a build kept.
 
     with names_from(Origin("a row")):
         build_taskset(node)              # every name in the node, however deep, is the row's
@@ -87,8 +87,8 @@ def current_origin() -> Origin:
 
 
 class names_from:
-    """`with names_from(origin):` names that are read in here have this origin. Within data nothing is trusted more than
-    that data. A class, since every episode enters it: a generator takes four times as long."""
+    """`with names_from(origin):` names that are read in here have this origin. Within data no name is trusted more than
+    the data. A class, since every episode enters it: a generator takes four times as long."""
 
     __slots__ = ("_origin", "_token")
 
@@ -105,7 +105,7 @@ class names_from:
 
 @contextlib.contextmanager
 def running_code() -> Iterator[None]:
-    """Code that is being imported was allowed to: what it names itself does not come from the data that named it."""
+    """Code that is imported was checked before. The names in it are its own, not those of the data that named it."""
     token = _current.set(USER)
     try:
         yield
@@ -126,12 +126,12 @@ def code_folders(cache_dir: str | Path | None = None) -> list[Path]:
 
 
 def trust_file(file: Path) -> None:
-    """Data may name this file: its content is that of one which a build of this user kept."""
+    """Lets data name this file: its content is that of a file which a build of this user kept."""
     _kept_files.add(file.resolve())
 
 
 def remember_module(module: str, file: Path, cache_dir: str | Path | None = None) -> None:
-    """Rows may name this module, which is not installed, as long as it is this file."""
+    """Lets rows name this module, which is not installed, as long as it is this file."""
     for folder in code_folders(cache_dir):
         with contextlib.suppress(OSError):  # `--trust` is needed then
             (folder / "modules").mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def own_names(config: dict[str, Any]) -> set[str]:
 
 
 def _mark_of_config(config: dict[str, Any]) -> Path:
-    """Made of what could do harm: it is the same wherever the folder lies."""
+    """A hash of the parts that could do harm: the same wherever the folder lies."""
     return code_folders()[0] / "runs" / digest([config.get(key) for key in ("taskset", "model", "endpoint")])
 
 

@@ -1,4 +1,4 @@
-"""Values that a config takes from the environment. Wherever it is shown or written, they stand as they were written.
+"""Values that a config takes from the environment. Where the config is shown or saved, they stand as they were written.
 
     resolve(OmegaConf.create({"key": "${oc.env:SECRET}"}))      # {"key": "s3cret"}
     conceal({"key": "s3cret"})                                  # {"key": "${oc.env:SECRET}"}
@@ -40,7 +40,7 @@ def resolve(config: Any) -> Any:
 
 
 def explain_interpolation(error: Exception) -> tuple[str, str]:
-    """The key whose `${` OmegaConf cannot resolve, and what to write instead."""
+    """The key whose `${` OmegaConf cannot resolve, and the problem with its remedy."""
     reason = str(error).splitlines()[0].removeprefix("KeyError raised while resolving interpolation: ").strip('"')
     remedy = "`${` begins a reference to a key or a variable; for plain text write `\\${`, in double quotes `\\\\${`"
     return str(getattr(error, "full_key", None) or ""), f"{reason}; {remedy}"

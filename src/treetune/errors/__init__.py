@@ -1,4 +1,4 @@
-"""Every error a user can see. Each says what is wrong and, where there is one, what to do about it."""
+"""Every error that a user can see: what is wrong, what to do about it, and a code for programs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class PluginError(UsageError, code="code-not-loaded"):
 
 
 class ResumeError(UsageError, code="cannot-resume"):
-    """A run folder that this run cannot go on with."""
+    """A run or a saved state that cannot be resumed."""
 
 
 class TasksetError(TreetuneError, code="taskset"):
@@ -120,7 +120,7 @@ class GeneratorFailed(TasksetError, code="generator-failed"):
 
 
 class StreamEnded(TasksetError, code="stream-ended"):
-    """A stream that cannot go on: its generator ended, or fails at the same place after each restart."""
+    """A stream that cannot continue: its generator ended, or fails at the same place after each restart."""
 
 
 class EmptyTasksetError(TasksetError, code="no-tasks"):
@@ -132,18 +132,18 @@ class EnvironmentFault(TreetuneError, code="environment"):
 
 
 class InvalidAction(TreetuneError, code="invalid-action"):
-    """What an environment or a scorer raises for an action that it cannot take: the action earns `reward` and ends the
+    """An environment or a scorer raises it for an action that it cannot take: the action earns `reward` and ends the
     episode, which is scored. Any other error is a failure of the environment's, and has no reward."""
 
     def __init__(self, message: str, *, reward: float = 0.0, warning: str | None = None) -> None:
-        """`warning` is for the author: it ends up in the trace and in the summary of a run."""
+        """`warning` is for the author of the environment: the trace and the summary of a run have it."""
         super().__init__(message)
         self.reward, self.warning = reward, warning
 
 
 class ToolError(TreetuneError, code="tool"):
-    """What a tool raises for a call that it cannot do: the model is told this text, and may go on. Of any other error
-    it is told the type too."""
+    """A tool raises it for a call that it cannot do: the model gets the message, and may continue. Of any other error
+    it gets the type too."""
 
 
 class PolicyError(TreetuneError, code="policy"):
@@ -151,11 +151,11 @@ class PolicyError(TreetuneError, code="policy"):
 
 
 class ContextFullError(PolicyError, code="context-full"):
-    """A prompt that the model has no room for. After the first turn it is the policy that said too much."""
+    """A prompt that is too long for the model. After the first turn the policy has made it so long."""
 
 
 class EndpointRefusal(PolicyError, code="endpoint-refusal"):
-    """A model server that refuses a request, and would refuse it again."""
+    """A model server refuses a request, and would refuse it again."""
 
 
 class StorageError(TreetuneError, code="storage"):
@@ -163,7 +163,7 @@ class StorageError(TreetuneError, code="storage"):
 
 
 class NetworkError(TreetuneError, code="network"):
-    """A hub or an address where nobody answers."""
+    """A hub or an address that does not answer."""
 
 
 class MissingExtraError(TreetuneError, code="missing-extra"):
@@ -194,8 +194,8 @@ class user_code:
 
 @contextmanager
 def gather_faults(faults: Faults, key: str | None = None) -> Iterator[None]:
-    """Within it the faults of a config are added to others instead of being raised; any other error too, where it has a
-    `key` to stand under."""
+    """Adds the faults of a `ConfigError` to `faults` instead of raising it; with a `key` also any other error, under
+    that key."""
     try:
         yield
     except ConfigError as error:
@@ -263,8 +263,8 @@ def is_of_network(error: BaseException) -> bool:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Python's own account of an error. An error for the user says itself what is wrong: our frames of it are left out,
-    and where no other is left there is no account."""
+    """Python's traceback of an error. The frames of Treetune are left out of an error for the user; where no other
+    frame is left the traceback is empty."""
     account = traceback.TracebackException.from_exception(error, compact=True)
     text = "".join(account.format()) if _leave_out_ours(account, error) else ""
     more = len(text) - _LONGEST_ACCOUNT
@@ -273,7 +273,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _leave_out_ours(account: traceback.TracebackException, error: BaseException) -> bool:
-    """Says whether any frame is left, here or in what came before, which may be thousands."""
+    """Returns whether any frame is left, here or in its causes, which may be thousands."""
     left = False
     parts: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(account, error)]
     while parts:
@@ -290,8 +290,8 @@ def _leave_out_ours(account: traceback.TracebackException, error: BaseException)
 
 def located(error: BaseException) -> str:
     """The same with the line of the user's own code that raised it: `ValueError at tasks.py:12: why`."""
-    place, told = place_of(error), format_error(error)
-    return told.replace(type(error).__name__, f"{type(error).__name__} at {place}", 1) if place else told
+    place, text = place_of(error), format_error(error)
+    return text.replace(type(error).__name__, f"{type(error).__name__} at {place}", 1) if place else text
 
 
 def place_of(error: BaseException) -> str:

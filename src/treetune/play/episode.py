@@ -4,7 +4,7 @@
     step = await episode.step("an answer")
     episode.result.reward                               # what all steps earned so far
 
-Whoever plays (a rollout, a trainer, a server) goes through it, and so sees the same reward for the same answers.
+Rollouts, trainers and servers all play through it, so the same answers earn the same reward everywhere.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class DeadlinePassed(TimeoutError):
-    """The time that the limits allow is over. A TimeoutError of an environment's own is its failure instead."""
+    """The time that the limits allow is over. A TimeoutError that an environment raises is a failure instead."""
 
 
 async def with_deadline(work: Awaitable[T], limits: Limits, until: float | None = None) -> T:
-    """The one deadline rule: whoever does not answer `until` then, or else in the time from now on, is no longer waited
-    for."""
+    """Waits for `work` until `until`, else for the time that the limits allow from now on; then raises
+    `DeadlinePassed`."""
     until = limits.until() if until is None else until
     if until is None:
         return await work
@@ -79,7 +79,7 @@ async def with_deadline(work: Awaitable[T], limits: Limits, until: float | None 
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What `start` answers: how to name the episode, and what it shows first."""
+    """The answer to a start: the id of the episode, and what it shows first."""
 
     episode: str
     observation: Observation
@@ -88,7 +88,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct):
-    """What an episode has come to so far: what its environment said of it."""
+    """The result of an episode so far, from the steps of its environment."""
 
     reward: float = 0.0
     """The sum over the steps."""
@@ -97,15 +97,15 @@ class Result(msgspec.Struct):
     answer: str | None = None
     explanation: str | None = None
     success: bool | None = None
-    """What the environment says of success, where it says anything."""
+    """Whether the environment calls it solved; None where it does not say."""
     metrics: dict[str, float] = {}
     warnings: list[str] = []
-    """What its author should know."""
+    """For the author of the environment."""
     judgements: list[Judgement] = []
-    """The calls of judges that it took."""
+    """The calls of judges in its steps."""
 
     def add(self, step: Step) -> None:
-        """Takes one more step in; the one place that reads the `info` of steps."""
+        """Adds a step. The only place that reads the `info` of steps."""
         info = step.info
         metrics = info.get("metrics") or {}
         if not isinstance(metrics, dict):
@@ -129,7 +129,7 @@ class Result(msgspec.Struct):
         self.reward = total(self.rewards)
 
     def passed(self, threshold: float = 1.0) -> bool:
-        """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold."""
+        """Whether it counts as solved: as the environment says, else by a reward that reaches the threshold."""
         return self.success if self.success is not None else self.reward >= threshold
 
 
@@ -150,7 +150,7 @@ class Episode:
         self._limits = limits or Limits()
         self._until = until
         self._environment: Environment | None = None
-        """None before it is made and once it is closed: what it holds is let go."""
+        """None before it is made and once it is closed, so that its memory can be freed."""
         self._closing: asyncio.Future[None] | None = None
         self._recorded, self._in_group = recorded, in_group
         self._toolbox: Toolbox | None = None
@@ -158,21 +158,21 @@ class Episode:
         self.tools: list[dict[str, Any]] = []
         """What a model may call, in OpenAI's form; known once it has begun."""
         self.observation = Observation()
-        """What it showed first."""
+        """What the environment showed first."""
         self.result = Result()
         self.finished = False
         """A step said that it is done."""
         self.cut_short = False
         """The limit on turns ended it, not its environment."""
         self.timed_out: DeadlinePassed | None = None
-        """A step ran over the limit on time, and earned what the limits give for that."""
-        self._told = 0
-        """How many judgements whoever plays from outside was told of."""
+        """The error where a step ran out of time and earned `timeout_reward`."""
+        self._reported = 0
+        """How many judgements the steps of `with_ending` had so far."""
         self.start_seconds = self.step_seconds = self.close_seconds = 0.0
         self.score_seconds = 0.0
         """Of the steps: where the taskset's `reward` is all there is to one."""
         self.close_failure: str | None = None
-        """What went wrong when the environment was closed. What the episode earned stands all the same."""
+        """What went wrong when the environment was closed. The reward stays."""
 
     @classmethod
     async def start(cls, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None) -> Self:
@@ -181,12 +181,12 @@ class Episode:
         return episode
 
     async def begin(self) -> Observation:
-        """Makes and starts the environment; what it shows first."""
+        """Makes and starts the environment; returns what it shows first."""
         began = time.perf_counter()
         try:
             self.observation = await with_deadline(self._open(), self._limits, self._until)
             if (running := asyncio.current_task()) is not None and running.cancelling():
-                raise asyncio.CancelledError  # the environment did not mind
+                raise asyncio.CancelledError  # the environment swallowed the cancellation
         except BaseException:
             await self.close()
             raise
@@ -220,7 +220,7 @@ class Episode:
         return observation
 
     async def _open_tools(self, environment: Environment) -> None:
-        """Tools of the environment and the taskset are rules, as `step` is; the others are opened for this episode."""
+        """Tools of the environment and the taskset are part of the rules; the others are opened for this episode."""
         task = self._task
         offered = await call(self._taskset.tools_for, task)
         own = bind_tools(environment, task)
@@ -269,7 +269,7 @@ class Episode:
             try:
                 step = self._end_by(error)
             except BaseException:
-                # What an environment is worth after a failed step nobody knows.
+                # The state of an environment is unknown after a failed step.
                 await self.close()
                 raise
         finally:
@@ -300,7 +300,7 @@ class Episode:
         return toolbox.count(check_step(environment, await call(environment.step, action)))
 
     def _end_by(self, error: BaseException) -> Step:
-        """The last step where it is the policy's doing that there was none; raises any other error."""
+        """The last step of an episode that the policy's action or slowness ended; raises any other error."""
         if isinstance(error, InvalidAction):
             info: dict[str, Any] = {"explanation": error.message, "success": False}
             if error.warning is not None:
@@ -308,7 +308,7 @@ class Episode:
             step = Step(reward=finite(error.reward, "reward"), done=True, info=info)
         elif isinstance(error, DeadlinePassed) and self._limits.timeout_reward is not None:
             self.timed_out = error
-            # The whole episode earns it, whatever the steps before have earned.
+            # The reward of the whole episode, whatever the steps before have earned.
             reward = self._limits.timeout_reward - self.result.reward
             info = {"explanation": str(error), "success": False}
             step = Step(reward=reward, done=True, info=info, truncated=True)
@@ -320,12 +320,12 @@ class Episode:
         return step
 
     def extend(self, seconds: float) -> None:
-        """Gives it so many seconds more: somebody else's, in which nobody could play."""
+        """Moves the deadline by so many seconds, in which a pause kept it from being played."""
         if self._until is not None:
             self._until += seconds
 
     async def close(self) -> None:
-        """Runs the environment's own `close`, once, and waits for it. It goes on where a caller is cancelled."""
+        """Runs the environment's `close` once, and waits for it. Cancelling a caller does not stop it."""
         environment, self._environment = self._environment, None
         if environment is not None and (_is_own(environment.close) or self._toolbox is not None):
             self._closing = asyncio.ensure_future(self._close(environment))
@@ -340,15 +340,15 @@ class Episode:
         self.close_seconds = time.perf_counter() - began
 
     async def play(self, action: Any, show: Sink) -> Step:
-        """A step for whoever plays from outside; `show` is given what the environment shows meanwhile."""
+        """A step for a client; `show` gets what the environment shows while the step runs."""
         show_to(show)
         return self.with_ending(await self.step(action))
 
     def with_ending(self, step: Step) -> Step:
-        """A step for whoever plays from outside and sees no trace: its `info` has the judgements that it took, and says
-        how the episode ended."""
-        if judgements := self.result.judgements[self._told :]:
-            self._told += len(judgements)
+        """The step as a client needs it, which has no trace: its `info` has the judgements of the step, and how the
+        episode ended."""
+        if judgements := self.result.judgements[self._reported :]:
+            self._reported += len(judgements)
             step.info = {**step.info, "judgements": msgspec.to_builtins(judgements)}
         if not step.done:
             return step
@@ -373,7 +373,7 @@ async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limit
 
 
 def _make_readable(action: Action) -> Action:
-    """The action as an environment sees it, whichever way it came: text that any wire and file can hold."""
+    """The action as an environment sees it: text that every wire and file can hold."""
     if isinstance(action.content, str):
         text = without_surrogates(action.content)
         return action if text is action.content else Action(action.type, text)
@@ -387,7 +387,7 @@ def _make_readable(action: Action) -> Action:
 
 
 def _is_own(method: Any) -> bool:
-    """Whether the author of an environment wrote this method, or it is the one that all of them have."""
+    """Whether the author of an environment wrote this method."""
     return getattr(method, "__func__", None) not in (Environment.start, Environment.close)
 
 
@@ -406,7 +406,7 @@ async def _close_in_time(closing: Awaitable[Any]) -> str | None:
 
 
 def _close_late(environment: Any, loop: asyncio.AbstractEventLoop) -> None:
-    """Made after its deadline, so nobody will use it: what it holds is given back all the same."""
+    """Closes an environment that was made after the deadline and will not be played."""
     if not isinstance(environment, Environment):
         return
     if loop.is_running():

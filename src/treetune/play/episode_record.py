@@ -1,12 +1,12 @@
-"""What is kept of an episode that somebody else steps: what it came to, and its trace where traces are kept.
+"""The record of an episode that a client steps: its result, and its trace where traces are kept.
 
     record = EpisodeRecord(task, on_end, keeps_trace=True)
     record.begin(observation)
     record.add(action, step, seconds)
     record.end(Outcome.COMPLETED)
 
-A rollout makes its own trace. An episode's is made here, of what went to and fro, wherever its environment lives.
-Nothing in here may harm the episode.
+A rollout makes its own trace. The trace of an episode is made here from its actions and steps, wherever its environment
+lives. An error in here must not end the episode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_BYTES = 16 << 20
 """Of the messages of a trace while its episode lives; a longer one is not kept."""
 
 OnEnd = Callable[[str, Outcome, float | None, Trace | None], None]
-"""Is given the source of the task, how the episode ended, its reward, and its trace where that is kept."""
+"""Gets the source of the task, the outcome, the reward, and the trace where that is kept."""
 
 
 class EpisodeRecord:
@@ -55,7 +55,7 @@ class EpisodeRecord:
     )
 
     def __init__(self, task: Task, on_end: OnEnd, *, keeps_trace: bool = False, step: int | None = None) -> None:
-        """`step` is the trainer's, where it tells."""
+        """`step` is the training step, where the trainer sends it."""
         self._source, self._on_end, self._step = task.data_source, on_end, step
         self._task = task if keeps_trace else None
         self._result = Result()
@@ -85,7 +85,7 @@ class EpisodeRecord:
                 result.add(step)
             else:
                 result.pay(step.reward)
-        except Exception:  # what an environment tells beside the reward may be lost on the way from a worker
+        except Exception:  # the info of a step may be damaged on its way from a worker
             result.pay(step.reward)
         self._truncated = step.truncated
         self._environment += seconds
@@ -115,12 +115,12 @@ class EpisodeRecord:
             self._observed = [{"role": "user", "content": repr(observation.content)}]
 
     def fail(self, error: BaseException, phase: str = "environment") -> None:
-        """It ends with this error."""
+        """The episode ends with this error."""
         culprit = Outcome.TIMEOUT if isinstance(error, DeadlinePassed) else Outcome.ENVIRONMENT_ERROR
         self._failure = culprit, Failure.of(error, phase)
 
     def end(self, outcome: Outcome, why: str = "") -> None:
-        """It is over; `why` says how, where it did not come to its end."""
+        """The episode is over; `why` says how, where the rules did not end it."""
         result = self._result
         failure = Failure(outcome.value, why, "host") if why else None
         if self._failure is not None:

@@ -1,10 +1,10 @@
-"""The book of a host's episodes: each is in it once, with its turn, its replies, its lifetime and how it ended.
+"""The table of a host's episodes: each is in it once, with its turn, its replies, its lifetime and how it ended.
 
-    book.add("e-1", home, terms)
-    reply = await book.step("e-1", "42", turn=0, terms=terms)
+    table.add("e-1", handle, limits)
+    reply = await table.step("e-1", "42", turn=0, terms=limits)
 
-A home is where the environment lives, in this process or in a worker. A turn that was played gets its first reply
-again and is never played twice. Episodes that nobody steps are closed.
+A handle is an environment in this process or in a worker. A turn that was played gets its first reply again and is
+never played twice. Idle episodes are closed.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from treetune.errors import UsageError, reason_of
 from treetune.play.episode_record import EpisodeRecord
 
 EPISODE_IDLE_SECONDS = 900.0
-"""An episode that nobody steps for so long is closed."""
+"""An episode without a step for so long is closed."""
 _SWEEP_SECONDS = 0.5
 _CLOSED_AT_ONCE = 128
 _MOST_ENDED = 20_000
-"""Ended episodes that are still told apart from those that never were."""
+"""Ended episodes that are remembered: a request for an older one is told that there is no such episode."""
 _MOST_REPLY_BYTES = 64 << 20
 MANY_ENDED = 1000
-"""Below that, memory is not worth giving back."""
+"""Freed memory goes back to the system after so many episodes have ended."""
 T = TypeVar("T")
 
 
 class EpisodeHandle(Protocol):
-    """Where an environment lives: an `Episode`, or a worker. A step that failed or was the last closes it."""
+    """An environment of this process (`Episode`) or of a worker. A step that failed or was the last closes it."""
 
     async def play(self, action: Action, show: Sink) -> Step: ...
     async def close(self) -> None: ...
 
 
 class SessionLimits(msgspec.Struct, eq=False):
-    """How a door keeps its episodes: for how long, and which form of a step it replies with."""
+    """How long a door keeps its episodes, and which form of a step it replies with."""
 
     idle_seconds: float = EPISODE_IDLE_SECONDS
     deadline_seconds: float = math.inf
@@ -52,13 +52,13 @@ class SessionLimits(msgspec.Struct, eq=False):
     kept_bytes: int = 0
     """Bounds the replies that are kept of a live episode; the latest always is."""
     live: int = 0
-    """How many live on these terms."""
+    """How many episodes live under these limits."""
     starting: int = 0
     """How many are being started."""
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):
-    """Why an episode is no more."""
+    """Why an episode is over."""
 
     kind: str
     """finished, cancelled, expired, failed, stopping or worker_lost."""
@@ -66,7 +66,7 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
 
 
 ending = functools.lru_cache(maxsize=64)(Ending)
-"""One for many: thousands may end for one reason."""
+"""Shared, because thousands may end for one reason."""
 FINISHED = ending("finished", "this episode is over")
 
 
@@ -125,7 +125,7 @@ class LiveEpisode(msgspec.Struct, eq=False):
     watchers: list[Sink] = []
     """Are given what the environment shows while a step is under way."""
     record: EpisodeRecord | None = None
-    """What it came to so far, where somebody counts it."""
+    """Its result so far, where the host counts results."""
 
     def show(self, text: str) -> None:
         for watcher in list(self.watchers):
@@ -141,7 +141,7 @@ class LiveEpisode(msgspec.Struct, eq=False):
 
 class EpisodeTable:
     def __init__(self, on_ended: Callable[[str, Ending], None] = lambda id, why: None) -> None:
-        """`on_ended` is told of every episode that ends, and why."""
+        """`on_ended` is called for every episode that ends, with the reason."""
         self._on_ended = on_ended
         self.live: dict[str, LiveEpisode] = {}
         self.ended = EndedEpisodes()
@@ -171,8 +171,8 @@ class EpisodeTable:
             self._sweeper = asyncio.create_task(self._sweep())
 
     async def start_once(self, name: str, asked: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The same name gets the same episode: the reply to the first may have been lost. Where something else is asked
-        for, somebody else has taken the name."""
+        """The same name gets the same episode again, because the reply to the first request may have been lost. A name
+        that asks for something else belongs to another client: `NameTaken`."""
         if (why := self.ended.why(name)) is not None:
             raise EpisodeEnded(name, why)
         if name not in self._starts:
@@ -194,7 +194,7 @@ class EpisodeTable:
     # How they are played
 
     async def step(self, id: str, action: Any, turn: int | None, terms: SessionLimits) -> Any:
-        """The reply to an action, as the terms have it. `turn` counts from 0; without it a step cannot safely be
+        """The reply to an action, in the form of the terms. `turn` counts from 0; without it a step cannot safely be
         repeated."""
         action = Action.of(action)
         episode = self.live.get(id)
@@ -213,7 +213,7 @@ class EpisodeTable:
             return await self._play(episode, action)
 
     async def _play(self, episode: LiveEpisode, action: Action) -> Any:
-        """A step that fails ends its episode: what the environment is worth then nobody knows."""
+        """A step that fails ends its episode: the state of the environment is unknown then."""
         playing = episode.playing = asyncio.current_task()
         assert playing is not None
         began = time.perf_counter()
@@ -221,7 +221,7 @@ class EpisodeTable:
             step = await episode.home.play(action, episode.show)
             reply = episode.terms.render(step)
         except asyncio.CancelledError:
-            if episode.id in self.live:  # its caller gave it up
+            if episode.id in self.live:  # the caller cancelled the step
                 self.end(episode, "cancelled", "this episode was cancelled")
                 raise
         except Exception as error:
@@ -233,7 +233,7 @@ class EpisodeTable:
                 raise
         finally:
             episode.playing, episode.heard = None, time.monotonic()
-        if episode.id not in self.live:  # it was ended meanwhile, whether the environment minded or not
+        if episode.id not in self.live:  # it was ended while the step ran
             if playing.cancelling():
                 playing.uncancel()
             raise EpisodeEnded(episode.id, self.ended.why(episode.id))
@@ -292,7 +292,7 @@ class EpisodeTable:
             self._sweeper.cancel()
 
     async def _sweep(self) -> None:
-        """Ends those that nobody steps, and those that have reached their deadline."""
+        """Ends idle episodes, and those that have reached their deadline."""
         while self.live:
             shortest = min(min(one.terms.idle_seconds, one.terms.deadline_seconds) for one in self.live.values())
             await asyncio.sleep(min(_SWEEP_SECONDS, max(0.0, shortest / 2)))
@@ -304,7 +304,7 @@ class EpisodeTable:
                 if now - episode.started > most:
                     self.end(episode, "expired", f"this episode reached its deadline of {most:g} seconds")
                 elif episode.playing is None and now - episode.heard > idle:
-                    self.end(episode, "expired", f"nobody stepped this episode for {idle:g} seconds")
+                    self.end(episode, "expired", f"no step of this episode for {idle:g} seconds")
                 else:
                     continue
                 ended += 1
@@ -320,13 +320,12 @@ class EpisodeTable:
 
 
 class EndedEpisodes:
-    """What is remembered of episodes that have ended: why, and the last reply. All of it is bounded."""
+    """Why episodes have ended, and their last replies, within bounds."""
 
     def __init__(self, most: int = _MOST_ENDED, most_bytes: int = _MOST_REPLY_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._why: OrderedDict[int, Ending] = OrderedDict()
-        """By hashes of ids and names: texts lie among all that the episodes used, and would keep that memory from being
-        given back."""
+        """By hashes of ids and names: the texts themselves would keep the memory around them from being freed."""
         self._replies: OrderedDict[str, tuple[int, SessionLimits | None, Any]] = OrderedDict()
         self._bytes = 0
 
@@ -350,7 +349,7 @@ class EndedEpisodes:
             self._bytes -= _size(dropped)
 
     def reply(self, id: str, turn: int | None, terms: SessionLimits | None = None) -> Any:
-        """The last reply, where that turn is asked for; else why there is none is raised."""
+        """The last reply, where it is of that turn; else raises `EpisodeEnded`."""
         kept = self._replies.get(id)
         if kept is None or kept[:2] != (turn, terms):
             raise EpisodeEnded(id, self.why(id))
@@ -362,7 +361,7 @@ def _size(reply: Any) -> int:
 
 
 def trim_memory() -> None:
-    """Gives freed memory back to the system: glibc would keep 300 MB of ten thousand episodes that have expired."""
+    """Gives freed memory back to the system: glibc would keep 300 MB after ten thousand expired episodes."""
     import ctypes
 
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:

@@ -7,7 +7,7 @@
 In `sample_groups` each draw is out on a lease until its group was given or dropped. So a checkpoint (`host.state()`)
 has what is under way, and what is left when the loop is left is given out again.
 
-What a group is made of depends on how the rollouts went: who asks for it (`of`, `no_variance`) accepts that bias.
+With `of` or `no_variance` the results of rollouts decide which of them are trained on: that is a bias.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Play = Callable[[int], Coroutine[Any, Any, Trace]]
 
 
 class GroupPlan(NamedTuple):
-    """What was asked for."""
+    """The checked options of a group."""
 
     n: int
     numbers: Sequence[int]
@@ -68,7 +68,7 @@ async def run_plan(
     drop: Callable[[list[Trace]], None],
     counts: Counter[str],
 ) -> list[Trace]:
-    """The group that was planned. `score` gives a whole group its rewards, `drop` is given what nobody gets."""
+    """Plays the group. `score` gives a whole group its rewards; `drop` gets the traces of dropped groups."""
     numbers = plan.numbers
     for left in reversed(range(plan.refills + 1 if plan.no_variance == "refill" else 1)):
         traces = await play_group(play, numbers, plan.n, counts)
@@ -130,7 +130,7 @@ def has_variance(traces: Sequence[Trace]) -> bool:
 
 
 def was_cut_off(traces: Sequence[Trace]) -> bool:
-    """Whether staleness is why none of them has a reward: then the task is as if it had not been played."""
+    """Whether staleness is why none of them has a reward. The task counts as not played then."""
     return any(trace.outcome is Outcome.STALE for trace in traces) and all(trace.reward is None for trace in traces)
 
 
@@ -143,7 +143,7 @@ class Group(NamedTuple):
 
 
 class GroupsWithoutVariance(TreetuneError):
-    """Too many groups in a row had rewards that were all the same."""
+    """In too many groups in a row all rewards were the same."""
 
 
 async def sample_groups(
@@ -157,8 +157,8 @@ async def sample_groups(
     most_dropped: int = MOST_DROPPED,
     **options: Unpack[GroupOptions],
 ) -> AsyncGenerator[Group]:
-    """Gives `count` groups, or goes on for ever, as they are ready; `ahead` of them are played at once. Where
-    `most_dropped` in a row are dropped it raises."""
+    """Gives groups as they are ready: `count` of them, or without end. `ahead` of them are played at once. Raises where
+    `most_dropped` in a row are dropped."""
     if ahead < 1 or most_dropped < 1 or not lease > 0:
         raise UsageError("ahead and most_dropped are 1 or more, and a lease has seconds")
     options.setdefault("no_variance", "drop")
@@ -207,7 +207,7 @@ async def sample_groups(
 
 
 async def _renew(host: Host, out: dict[int, Task], lease: float) -> None:
-    """A group that was played waits here until it is asked for, and nobody else may get its task meanwhile."""
+    """Keeps the leases of groups that wait to be asked for, so that no other client gets their tasks."""
     while True:
         await asyncio.sleep(lease / 3)
         for task in list(out.values()):

@@ -1,10 +1,10 @@
-"""A Host owns a taskset and runs its episodes. The in-process one, the server's and the remote client are all one.
+"""The host in this process: it owns a taskset, hands out its tasks and runs its rollouts and episodes.
 
     host = await LocalHost.open(taskset, always(policy))
     task = await host.sample()
     trace = await host.run_rollout(task)
 
-One cursor for each named stream, owned in one place. `request` names a call so that `cancel` can stop it.
+Each named stream has one cursor, which is owned here. `request` names a call so that `cancel` can stop it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from treetune.play.streams import State, Streams
 from treetune.play.weights import PAUSE_SECONDS, Calls, Staleness, Weights, WeightsBook, check_version
 
 PolicyOf = Callable[[str | None, str | None], Policy]
-"""Who answers, by the name of a model and the address of its endpoint; None: the host's own."""
+"""Gives the policy for the name of a model and the address of its endpoint; None: the host's own."""
 T = TypeVar("T")
 
 
@@ -84,7 +84,7 @@ class LocalHost:
         if index is not None:
             return await self.fetch(self.streams.draw_at(index))
         seconds, pending = check_lease(lease or 0), self.streams.pending
-        pending.renew_all_work()  # whoever asked for it is alive: it is this process
+        pending.renew_all_work()  # this process holds the leases, and it is alive
         pending.expire()
         draw, task = await self.streams.sample(stream, self.fetch)
         if seconds:
@@ -131,12 +131,12 @@ class LocalHost:
             return traces
 
     def _drop(self, traces: list[Trace]) -> None:
-        """Is given the traces of groups that nobody gets."""
+        """Gets the traces of dropped groups."""
 
     @contextlib.contextmanager
     def _leased(self, task: Task, options: PlayOptions) -> Iterator[list[Trace]]:
-        """Within it rollouts of the task are under way, and it is given their traces. Once they have ended the lease is
-        finished; where they were cut off, the task is given out again."""
+        """Keeps the lease of the task while its rollouts run; their traces go into the list. Afterwards the lease is
+        finished, or the task is given out again where the rollouts were cut off."""
         pending, name = self.streams.pending, object()
         played: list[Trace] = []
         if (key := pending.find(task.idx, HERE)) is None:
@@ -155,7 +155,7 @@ class LocalHost:
             pending.end_work(name, finish=True if options.get("finish", True) else None)
 
     def _player(self, task: Task, options: PlayOptions) -> Callable[[int], Coroutine[Any, Any, Trace]]:
-        """What plays the rollouts of a task, given the number of each."""
+        """A function that plays the rollout of a number."""
         model, endpoint = options.get("model"), options.get("endpoint")
         policy, weights = self._policy_of(model, endpoint), self.weights_of(model, endpoint)
         if (version := options.get("version")) is not None:
@@ -189,7 +189,7 @@ class LocalHost:
         return self.weights.of(model, endpoint)
 
     async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
-        self.weights_of(model, endpoint).tell(version)
+        self.weights_of(model, endpoint).set_version(version)
 
     async def pause(
         self,
@@ -234,17 +234,17 @@ class LocalHost:
         return Started(id, observation, tools)
 
     async def look_at_tools(self, task: Task) -> list[dict[str, Any]]:
-        """What an episode of the task offers; it is closed at once, and counts as none."""
+        """The tools that an episode of the task offers. The episode is closed at once and not counted."""
         home, _, tools = await self._open(f"e-{secrets.token_hex(12)}", task)
         await home.close()
         return tools
 
     def _new_record(self, task: Task, step: int | None) -> EpisodeRecord | None:
-        """Where what episodes come to is counted: a server does."""
+        """The record of a new episode, for hosts that count results, as a server does."""
         return None
 
     def _end_episode(self, id: str, why: Ending) -> None:
-        """One that nobody stepped, or whose worker died, is to be given out again; any other is finished."""
+        """The task of an idle or lost episode is given out again; any other is finished."""
         self.streams.pending.end_work(id, finish=why.kind not in ("expired", "worker_lost", "stopping"))
 
     async def _open(self, id: str, task: Task) -> tuple[EpisodeHandle, Observation, list[dict[str, Any]]]:
@@ -288,13 +288,13 @@ class LocalHost:
             raise UsageError(f"a request named {request!r:.80} is under way", remedy="give each a name of its own")
         self._requests[request] = work = asyncio.ensure_future(run)
         try:
-            return await work  # which is cancelled with whoever waits for it
+            return await work  # which is cancelled with its caller
         finally:
             del self._requests[request]
 
     def _narrow(self, asked: Limits | None) -> Limits:
-        """What was asked for, within the host's own limits. What a timeout earns is never raised: a client could end
-        every rollout at once, and take the reward of a right answer for it."""
+        """The limits of a request within the host's own. The reward of a timeout is never raised: else a client could
+        end every rollout at once and earn the reward of a right answer."""
         own = self._limits
         if asked is None:
             return own

@@ -43,7 +43,7 @@ class Draw(msgspec.Struct, frozen=True):
     position: int | None = None
     """Where a curriculum chose it: the position in the taskset."""
     attempt: int = 0
-    """How often it was given out before, to a client that let its lease run out."""
+    """How often it was given out before, and its lease expired."""
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -73,14 +73,14 @@ class PendingDraws:
         self.making: dict[Key, Draw] = {}
         """Those whose tasks are being made."""
         self._expires: dict[Key, float] = {}
-        """When the leases run out. That is not kept: after a restart each has all its seconds again."""
+        """When the leases expire. It is not saved: after a restart each lease has all its seconds again."""
         self._leases: dict[tuple[bytes, int], list[Key]] = {}
         """By holder and task."""
         self.work: dict[Key, set[Hashable]] = {}
-        """What is under way for a lease: requests, episodes."""
+        """The requests and episodes that work on a lease."""
         self._lease_of: dict[Hashable, Key] = {}
         self.changed: set[Key] | None = None
-        """Where somebody keeps them: what changed since it was kept."""
+        """What changed since the draws were last saved; None where they are not saved."""
         self.skipped = self.expired = self.given_back = 0
 
     def __len__(self) -> int:
@@ -88,13 +88,13 @@ class PendingDraws:
 
     @property
     def leased(self) -> int:
-        """How many are out."""
+        """How many tasks are out on a lease."""
         return len(self._expires)
 
     # Making a task
 
     def take(self, stream: str) -> Draw | None:
-        """The first draw of a stream that is to be given out again. What failed too often is skipped."""
+        """The first draw of a stream that is to be given out again; skips those that failed too often."""
         indices = self.due.get(stream)
         later: list[int] = []
         draw = None
@@ -127,24 +127,24 @@ class PendingDraws:
         return self.retries.seconds_until((draw.stream, draw.index)) if self.retries.failed else 0.0
 
     def hold(self, draw: Draw) -> None:
-        """Its task is being made: until it is handed out it is not done."""
+        """The task of the draw is being made."""
         key = (draw.stream, draw.index)
         self.making[key] = draw
         if key not in self._all:
             self._put(key, Pending(draw.index, draw.position, draw.attempt))
 
     def settle(self, draw: Draw) -> None:
-        """Its task was handed out."""
+        """The task of the draw was handed out."""
         if self.retries.failed:
             self.retries.succeed((draw.stream, draw.index))
         if self._release(draw):
             self._put((draw.stream, draw.index), None)
 
     def fail(self, draw: Draw, problem: str) -> int:
-        """Counts a try, where the index is at fault. Gives how many there were."""
+        """Counts a try, where the index is at fault; returns how many there were."""
         key = (draw.stream, draw.index)
         if not self._release(draw):
-            return 0  # its stream was put elsewhere meanwhile
+            return 0  # the stream was restored to another place
         found = self._all[key]
         if self.retries.fail(key, problem):
             found = msgspec.structs.replace(found, tries=found.tries + 1)
@@ -152,12 +152,12 @@ class PendingDraws:
         return found.tries
 
     def give_back(self, draw: Draw) -> None:
-        """Nobody waits for its task any more: the next who asks gets it."""
+        """The caller gave up: the next request gets this draw."""
         if self._release(draw):
             self._put((draw.stream, draw.index), self._all[(draw.stream, draw.index)])
 
     def give_again(self, draw: Draw) -> None:
-        """It was handed out, but its client was told otherwise."""
+        """The draw was handed out, but the client got an error instead."""
         self._put((draw.stream, draw.index), Pending(draw.index, draw.position, draw.attempt))
 
     def _release(self, draw: Draw) -> bool:
@@ -198,7 +198,7 @@ class PendingDraws:
         return True
 
     def give_back_task(self, task: int, holder: bytes) -> bool:
-        """The next who asks gets it. Says whether there was a lease."""
+        """Gives the task to the next request. Returns whether there was a lease."""
         if (key := self.find(task, holder)) is None:
             return False
         self._give_out_again(key, expired=False)
@@ -216,14 +216,14 @@ class PendingDraws:
             self._put(key, None)
 
     def begin_work(self, key: Key, name: Hashable) -> None:
-        """Something of that name is under way for a lease."""
+        """A request or an episode of this name begins work on a leased task."""
         if key in self._expires:
             self.work.setdefault(key, set()).add(name)
             self._lease_of[name] = key
             self.renew(key)
 
     def renew_work(self, name: Hashable) -> None:
-        """Its client was heard of."""
+        """The client has sent something."""
         if (key := self._lease_of.get(name)) is not None:
             self.renew(key)
 
@@ -232,8 +232,8 @@ class PendingDraws:
             self.renew(key)
 
     def end_work(self, name: Hashable, finish: bool | None = True, expired: bool = True) -> None:
-        """Where it was the last of its lease, that is finished; False: given out again, as one that has expired or as
-        one that was given back; None: goes on."""
+        """Where it was the last work of a lease, the lease is finished. With `finish` False the task is given out again
+        instead, as expired or given back; with None the lease stays."""
         if (key := self._lease_of.pop(name, None)) is None:
             return
         self.work[key].discard(name)
@@ -246,7 +246,7 @@ class PendingDraws:
             self._give_out_again(key, expired)
 
     def expire(self) -> list[Hashable]:
-        """Gives out again what was neither finished nor renewed; says what was under way for it."""
+        """Gives out again what was neither finished nor renewed; returns the names of the work on it."""
         now = self._clock()
         work: list[Hashable] = []
         for key in [key for key, expires in self._expires.items() if expires <= now]:
@@ -263,14 +263,14 @@ class PendingDraws:
     # What is kept
 
     def of(self, stream: str) -> list[Pending]:
-        """Those of a stream for a checkpoint. What is being made counts as given: its client waits for it."""
+        """The draws of a stream for a checkpoint, without those that are being made: a client waits for them."""
         return [found for key, found in self._all.items() if key[0] == stream and key not in self.making]
 
     def get(self, key: Key) -> Pending | None:
         return self._all.get(key)
 
     def place(self, stream: str, pending: Iterable[Pending], keep_leases: bool = False) -> None:
-        """In the place of what the stream had. A lease is over, and its draw given out again, unless it is kept."""
+        """Replaces the draws of a stream. Leases end, and their tasks are given out again, unless they are kept."""
         for key in [key for key in self._all if key[0] == stream]:
             self.making.pop(key, None)
             self._put(key, None)
@@ -344,7 +344,7 @@ class Retries:
         self._next_round = 0.0
 
     def fail(self, key: Key, problem: str) -> bool:
-        """Says whether it counts against the index: not where nothing has succeeded since it failed before."""
+        """Returns whether it counts against the index: not where nothing has succeeded since its last failure."""
         now, before = self._clock(), self.failed.get(key)
         counts = before is None or before.made < self._made
         if (before is None or not counts) and (not self._rounds or now >= self._next_round):
@@ -369,7 +369,7 @@ class Retries:
 
     def is_due(self, key: Key) -> bool:
         """Whether this draw is to be tried before the next index. While nothing succeeds, most rounds try the next
-        index instead, for it may be that only some are at fault."""
+        index, because perhaps only some indices are at fault."""
         if key not in self.failed or self.others_succeed(key):
             return True
         return len(self.failed) >= _MOST_FAILED or (self._rounds > 0 and self._rounds % 4 == 0)

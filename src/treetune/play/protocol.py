@@ -1,4 +1,4 @@
-"""What every host offers: the methods, the options of rollouts and groups, what it tells about itself.
+"""What every host offers: the methods, the options of rollouts and groups, its info.
 
     task = await host.sample()
     trace = await host.run_rollout(task, sampling=Sampling(seed=0), max_staleness=2)
@@ -23,11 +23,11 @@ from treetune.play.streams import State
 from treetune.play.weights import PAUSE_SECONDS, Calls, Stale
 
 PROTOCOL = 3
-"""The version of what hosts and clients say to each other. 2: a failed rollout has no reward. 3: a request has a frame
+"""The version of the messages between hosts and clients. 2: a failed rollout has no reward. 3: a request has a frame
 that says who asks."""
 
 NoVariance = Literal["keep", "drop", "refill"]
-"""What becomes of a group whose rewards are all the same: it is given, dropped (an empty list), or played anew."""
+"""What becomes of a group whose rewards are all the same: it is kept, dropped (an empty list), or played again."""
 
 
 class PlayOptions(TypedDict, total=False):
@@ -55,7 +55,7 @@ class PlayOptions(TypedDict, total=False):
     stale: Stale
     """What becomes of one that is older: `cut` ends it with the outcome `stale`, `mark` only says so in its trace."""
     finish: bool
-    """False: the lease of the task goes on when they have ended, until `finish(task)`."""
+    """False: the lease of the task stays when they have ended, until `finish(task)`."""
 
 
 class GroupOptions(PlayOptions, total=False):
@@ -64,7 +64,7 @@ class GroupOptions(PlayOptions, total=False):
     of: int | None
     """So many rollouts are begun; the first n that are scored are the group, and the others are cancelled."""
     no_variance: NoVariance
-    """Of a group whose rewards are all the same: `keep` gives it, `drop` an empty list; `refill` plays it anew."""
+    """Of a group whose rewards are all the same: `keep` gives it, `drop` an empty list; `refill` plays it again."""
     refills: int
     """How often; then it is dropped."""
 
@@ -101,21 +101,21 @@ class Host(Protocol):
     async def info(self) -> Info: ...
     async def health(self) -> Health: ...
     async def sample(self, index: int | None = None, *, stream: str = "", lease: float | None = None) -> Task:
-        """The next task of a stream; with an index that task, and no cursor moves. With a `lease`, in seconds, it is
-        given out again unless it is finished or renewed in time: by a rollout or an episode of it, by `finish` or
-        `renew`."""
+        """The next task of a stream; with an index the task at that index, and no cursor moves. With a `lease`, in
+        seconds, the task is given out again unless it is finished or renewed in time: by a rollout or an episode of it,
+        by `finish` or `renew`."""
         ...
 
     async def renew(self, task: Task, lease: float | None = None) -> bool:
-        """The lease of a task begins anew, perhaps with other seconds; says whether there is one."""
+        """Restarts the lease of a task, perhaps with other seconds; returns whether there is one."""
         ...
 
     async def finish(self, task: Task) -> bool:
-        """The task need not be given out again; says whether it had a lease."""
+        """Ends the lease: the task is done. Returns whether it had one."""
         ...
 
     async def give_back(self, task: Task) -> bool:
-        """The task is given out again at once; says whether it had a lease."""
+        """Ends the lease, and gives the task out again at once. Returns whether it had one."""
         ...
 
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
@@ -130,7 +130,7 @@ class Host(Protocol):
         ...
 
     async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
-        """The weights of a model are of this version now."""
+        """Sets the version of the weights of a model."""
         ...
 
     async def pause(
@@ -149,7 +149,7 @@ class Host(Protocol):
     async def resume(
         self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
     ) -> None:
-        """Rollouts go on, with this version of the weights."""
+        """Ends the pause, with this version of the weights."""
         ...
 
     async def start(self, task: Task, *, step: int | None = None) -> Started: ...

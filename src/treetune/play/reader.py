@@ -43,11 +43,11 @@ class Reader:
         self._failures: dict[int, Exception] = {}
         """Of single tasks that could not be taken, until they are asked for."""
         self._failed_at = self._failed = 0
-        """Where the generator failed last, and how often in a row it did so there."""
+        """Where the generator failed last, and how often in a row it failed there."""
         self._again = 0.0
-        """When it may be restarted."""
+        """The earliest time of a restart."""
         self._ended: StreamEnded | None = None
-        """What is raised until then, where it failed too often."""
+        """The error until then, where it failed too often."""
 
     def reaches(self, index: int) -> bool:
         """Whether a task can be given without reading from the beginning."""
@@ -116,7 +116,7 @@ class Reader:
 
 
 def take(tasks: Iterable[Task]) -> tuple[list[Task], Exception | None]:
-    """As many tasks as there is time for, and what went wrong with the next."""
+    """As many tasks as can be made in a short time, and the error of the next."""
     taken: list[Task] = []
     until = time.monotonic() + _TAKING_SECONDS
     try:

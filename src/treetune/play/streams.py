@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What a cursor is a cursor over."""
+    """Identifies the tasks that a cursor counts."""
 
     fingerprint: Fingerprint
     count: int | None = None
@@ -100,12 +100,12 @@ class Streams:
         self.identity: Identity
         self._streams: dict[str, _Stream] = {}
         self._slow = 0
-        """Tasks of late that took long to make, less those that did not."""
+        """Recent tasks that took long to make, minus those that did not."""
         self._readers: list[Reader] = []
         """Of a generator. Streams that are near to each other share one."""
 
     def load(self) -> None:
-        """Whatever the first draw would wait for: data, the count, a few tasks to know them and their cost by."""
+        """Loads what the first draw would wait for: the data, the count, and a few tasks that show their cost."""
         count = self.count
         self.taskset.learning()  # what every stream begins with is worked out now
         probe = None if self.sequential else self._probe()
@@ -141,8 +141,8 @@ class Streams:
         return self._streams[name]
 
     def advance(self, stream: str = "") -> Draw:
-        """The next draw of a stream: one that is to be given out again, else where the cursor is, which moves on here
-        and nowhere else."""
+        """The next draw of a stream: one that is to be given out again, else the draw at the cursor. Only here does the
+        cursor move."""
         current = self._streams.get(stream) or self.open(stream)
         if self.pending.due and (due := self.pending.take(stream)) is not None:
             return due
@@ -165,8 +165,8 @@ class Streams:
     async def make(
         self, draw: Draw, fetch: Callable[[Draw], Awaitable[T]], excused: tuple[type[Exception], ...] = ()
     ) -> T:
-        """What `fetch` makes of a draw that is held. Its failure counts as a try, unless it is `excused`. One that
-        failed before waits until it is tried again."""
+        """What `fetch` makes of a held draw. A failure counts as a try, unless it is `excused`. A draw that failed
+        before waits for its next try."""
         try:
             if (seconds := self.pending.seconds_until(draw)) > 0:
                 await asyncio.sleep(seconds)
@@ -176,12 +176,12 @@ class Streams:
             raise
         except Exception as error:
             raise self.fail(draw, error) from error
-        except BaseException:  # its caller gave up
+        except BaseException:  # the caller was cancelled
             self.pending.give_back(draw)
             raise
 
     def fail(self, draw: Draw, error: Exception) -> DrawFailed | StreamEnded:
-        """The task of a draw that was held could not be made. Gives the error to raise."""
+        """Notes that the task of a held draw could not be made; returns the error to raise."""
         problem = reason_of(error)
         where, most = name_draw(draw.stream, draw.index), self.pending.tries
         if isinstance(error, GeneratorFailed | StreamEnded):
@@ -198,7 +198,7 @@ class Streams:
         return DrawFailed(problem, remedy=remedy)
 
     def draw_at(self, index: int) -> Draw:
-        """The draw of an index of the order, whatever the cursors say."""
+        """The draw at an index of the order; no cursor moves."""
         if self.sequential:
             problem = f"{self.taskset.name} is only a generator: it has no task at an index of your choice"
             raise UsageError(problem, remedy="sample without an index, or write task_at(index)")
@@ -212,13 +212,13 @@ class Streams:
         return {name: stream.index for name, stream in self._streams.items()}
 
     def observe(self, task: Task, reward: float, stream: str = "") -> None:
-        """Moves the pass rate of a task, where the stream learns."""
+        """Updates the pass rate of a task, where the stream has a curriculum."""
         reward = finite(reward, "an observed reward")
         if (learning := self.open(stream).learning) is not None:
             learning.observe(task, reward)
 
     def state(self, stream: str | None = None) -> State:
-        """Of all streams, or of one. The one without a name is always among them, so a first state goes back too."""
+        """Of all streams, or of one. The stream without a name is always included."""
         names = [stream] if stream is not None else dict.fromkeys(["", *self._streams])
         return State({name: self.stream_state(name) for name in names}, self.identity)
 
@@ -230,11 +230,12 @@ class Streams:
         return None if stream.learning is None else stream.learning.state()
 
     def restore(self, state: State) -> None:
-        """Puts the streams of `state` where they were; others stay. What was out on a lease then is given out again."""
+        """Moves the streams of `state` to where they were; others stay. Tasks that were out on a lease are given out
+        again."""
         if changes := state.taskset.differences(self.identity):
             raise ResumeError(
                 "the taskset changed since this state was taken: " + "; ".join(changes),
-                remedy="serve the taskset as it was then, or begin anew without the state",
+                remedy="serve the taskset as it was then, or start again without the state",
             )
         self.place(state.streams)
 
@@ -248,7 +249,7 @@ class Streams:
         for name, entry in streams.items():
             self.pending.place(name, entry.pending, keep_leases)
             if entry.index == 0 and entry.curriculum is None:
-                self._streams.pop(name, None)  # a stream at its very beginning is one that never was
+                self._streams.pop(name, None)  # a stream at its beginning need not be kept
                 continue
             self.restore_curriculum(name, entry.curriculum)
             self.open(name).index = entry.index
@@ -287,8 +288,8 @@ class Streams:
         return task
 
     def _reader(self, name: str, index: int) -> Reader:
-        """The reader of a stream. Streams read at their own pace, and a generator only goes forward: one that is far
-        from the others has a copy of the taskset to itself."""
+        """The reader of a stream. A generator only goes forward, so a stream far from the others reads a copy of the
+        taskset."""
         stream = self.open(name)
         near = next((reader for reader in self._readers if reader.reaches(index)), None)
         if near is not None and near is stream.reader:

@@ -1,11 +1,11 @@
-"""The calls of an episode: whatever a model asks of the tools, and what it is told.
+"""The toolbox of an episode: runs the calls that a model makes, and gives the results as messages.
 
     toolbox = await Toolbox.open(environment_tools, offered, most_calls=100)
     step = await toolbox.answer(calls)           # runs the calls of one answer, side by side
     await toolbox.close()
 
-Whatever a call does wrong is a message that the model can act on, never the end of a rollout: a wrong name, arguments
-that cannot be read, a tool that raises or does not come back.
+An error of a call is a message that the model can act on, never the end of a rollout: a wrong name, arguments that
+cannot be read, a tool that raises or times out.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from treetune.errors import InvalidAction, ToolError, UsageError, did_you_mean, 
 from treetune.system.threads import call as call_user_code
 
 SECONDS = 60.0
-"""How long a call may take whose tool says nothing else."""
+"""The timeout of a call, unless the tool has one."""
 MOST_AT_ONCE = 64
 """Calls of one answer that are run; more are refused."""
 _MOST_ERROR = 1_000
 
 
 class _Done(msgspec.Struct):
-    """What a call came to."""
+    """The outcome of a call."""
 
     content: Any
     step: Step | None = None
@@ -58,14 +58,14 @@ class Toolbox:
         most_calls: int,
         recorded: Sequence[Sequence[ToolCall]] | None = None,
     ) -> None:
-        """`own` are tools that are there already. With `recorded`, the calls of each answer that were made once, other
-        tools are not opened and not run again: a call of theirs has the result that it had."""
+        """`own` tools need no opening. With the `recorded` calls of an earlier rollout, by answer, the other tools
+        are not opened, and a call of them gets its recorded result."""
         self._tools: dict[str, Tool] = {}
         self._add(own)
         self._sources = sources if recorded is None else ()
         self._opened: list[ToolSource] = []
         self._most_calls, self._recorded = most_calls, recorded
-        self._told_to_stop = False
+        self._was_refused = False
         self.submitted: str | None = None
         """What a final tool submitted as the answer."""
         self.answers = self.calls = self.errors = 0
@@ -83,7 +83,7 @@ class Toolbox:
             self._tools[tool.name] = tool
 
     async def close(self) -> str | None:
-        """Closes what was opened; says what went wrong, if anything did."""
+        """Closes what was opened; returns the first error."""
         opened, self._opened = self._opened, []
         failures = await asyncio.gather(*(source.close() for source in reversed(opened)), return_exceptions=True)
         return next((format_error(failure) for failure in failures if failure is not None), None)
@@ -97,10 +97,10 @@ class Toolbox:
         return {"tool_calls": float(self.calls), "tool_errors": float(self.errors)}
 
     async def answer(self, made: list[ToolCall]) -> Step:
-        """What the calls of one answer come to, in their order. A final tool is called after the others."""
+        """The step of the calls of one answer, in their order. A final tool is called after the others."""
         recorded = self._recorded_calls()
         allowed = min(MOST_AT_ONCE, self._most_calls - self.calls)
-        if allowed <= 0 and self._told_to_stop:
+        if allowed <= 0 and self._was_refused:
             return self._give_up(made)
         self.calls += max(0, min(allowed, len(made)))
         waits = [number for number, call in enumerate(made[:allowed]) if self._is_final(call)]
@@ -152,7 +152,7 @@ class Toolbox:
     def _refuse(self, allowed: int) -> _Done:
         if allowed >= MOST_AT_ONCE:
             return _failed(f"not run: one answer may make at most {MOST_AT_ONCE} calls")
-        self._told_to_stop = True
+        self._was_refused = True
         return _failed(f"not run: the {self._most_calls} calls of this episode are used up; answer without one")
 
     def _give_up(self, made: list[ToolCall]) -> Step:
@@ -197,8 +197,8 @@ class Toolbox:
 
 
 def find_fault(gold: Gold, trace: Trace, threshold: float = 1.0) -> str | None:
-    """What is wrong with the calls of a gold answer, as its trace tells: what the first call that failed was told, or
-    that there was nothing to call. Rules that know no tools may still pay for calls as they stand."""
+    """What is wrong with the calls of a gold answer, by its trace: the error of the first call that failed, or that the
+    task offers no tools. An environment without tools may still reward calls."""
     for call in (call for turn in trace.turns for call in turn.calls):
         if call.error is not None:
             return call.error

@@ -1,12 +1,12 @@
 """The weights behind a model while they are trained: which version is current, and when the model may not be asked.
 
     weights = Weights()
-    weights.tell(7)                                     # the trainer: they are version 7 now
+    weights.set_version(7)                              # the trainer has loaded version 7
     await weights.pause(calls="finish")                 # no call of the model begins any more
-    weights.resume(8)                                   # rollouts go on, with version 8
+    weights.resume(8)                                   # rollouts continue with version 8
 
-A rollout asks its policy between `begin_call` and `end_call`, and waits in `wait` where there is a pause. What waits
-does not run out of time, and no pause is for ever: whoever began it may be gone.
+A rollout asks its policy between `begin_call` and `end_call`, and waits in `wait` during a pause. The time of a pause
+does not count against a rollout, and every pause ends by itself, because its client may be gone.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ T = TypeVar("T")
 PAUSE_SECONDS = 600.0
 LONGEST_PAUSE = 86400.0
 MOST_MODELS = 1024
-"""Models whose weights are told apart."""
+"""The most models whose weights are kept."""
 HIGHEST_VERSION = 2**31 - 1
 """Trainers keep the versions of tokens in 32 bits."""
 
 Calls = Literal["finish", "abort", "leave"]
 """What a pause does with the calls under way: waits for their ends, aborts them (each is made again afterwards), or
-leaves them to whoever serves the model."""
+leaves them alone."""
 Stale = Literal["cut", "mark"]
-"""What becomes of a rollout that is too old: it is cut off, or goes on and its trace says so."""
+"""What becomes of a rollout that is too old: it is cut off, or played to its end and marked in its trace."""
 
 
 class Weights:
     def __init__(self, counts: Counter[str] | None = None) -> None:
         """`counts` is where pauses and aborted calls are counted."""
         self.version: int | None = None
-        """None: nobody has told."""
+        """None: unknown."""
         self.paused = False
         self.counts: Counter[str] = Counter() if counts is None else counts
         self._calls: dict[asyncio.Task[Any], bool] = {}
         """Those under way, by the tasks that wait for them: whether they were aborted."""
         self._changed = asyncio.Event()
-        """Set for a moment where somebody may have waited for it: no call is under way, or the pause is over."""
+        """Set for a moment when no call is under way any more, or the pause is over."""
         self._watching: set[Callable[[int], None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
 
-    # What the trainer, or whoever serves the model, tells
+    # For the trainer, or the server of the model
 
-    def tell(self, version: int) -> None:
-        """They are of this version now, which may be an earlier one than before."""
+    def set_version(self, version: int) -> None:
+        """Sets the version, which may be an earlier one than before."""
         self.version = check_version(version)
         for watch in list(self._watching):
             watch(version)
 
     def reach(self, version: int) -> bool:
-        """They are at least of this version; says whether that was news."""
+        """Raises the version to at least this one; returns whether it changed."""
         if self.version is not None and version <= self.version:
             return False
-        self.tell(version)
+        self.set_version(version)
         return True
 
     async def pause(self, calls: Calls = "finish", seconds: float = PAUSE_SECONDS) -> bool:
@@ -85,9 +85,9 @@ class Weights:
         return not self._calls
 
     def resume(self, version: int | None = None) -> None:
-        """Rollouts go on, with this version where it is given."""
+        """Ends the pause, and sets the version where it is given."""
         if version is not None:
-            self.tell(version)
+            self.set_version(version)
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -95,7 +95,7 @@ class Weights:
         self._wake()
 
     def _expire(self) -> None:
-        log.warning("a pause was not ended in its time: rollouts go on with the weights that there are")
+        log.warning("a pause was not ended in time: rollouts continue with the weights that are loaded")
         self.counts["expired_pauses"] += 1
         self.resume()
 
@@ -106,10 +106,10 @@ class Weights:
             return 0.0
         return max(0.001, self._expiry.when() - asyncio.get_running_loop().time())
 
-    # What rollouts ask
+    # For rollouts
 
     async def wait(self) -> float:
-        """Returns when there is no pause; gives the seconds that it took."""
+        """Waits for the end of the pause; returns the seconds that it took."""
         began = time.perf_counter()
         while self.paused:
             await self._changed.wait()
@@ -124,8 +124,8 @@ class Weights:
         return task
 
     def was_aborted(self, call: asyncio.Task[Any]) -> bool:
-        """Whether a pause is why the call was cancelled: it is to be made again."""
-        aborted = self._calls[call] and call.cancelling() == 1  # nobody else cancelled it
+        """Whether a pause cancelled the call: then it is made again."""
+        aborted = self._calls[call] and call.cancelling() == 1  # no other cancellation
         if aborted:
             self.counts["aborted_calls"] += 1
         return aborted
@@ -137,7 +137,7 @@ class Weights:
             self._wake()
 
     def watch(self, changed: Callable[[int], None]) -> None:
-        """Has it called with each new version, until `unwatch`."""
+        """Calls `changed` with each new version, until `unwatch`."""
         self._watching.add(changed)
 
     def unwatch(self, changed: Callable[[int], None]) -> None:
@@ -153,7 +153,7 @@ class Weights:
 
 
 class Staleness:
-    """How far the weights may move on while one rollout is played: by `most` versions. Beyond that it is cut off, or
+    """By how many versions the weights may change while one rollout is played. Beyond that the rollout is cut off, or
     only marked."""
 
     def __init__(self, most: int, stale: Stale = "cut") -> None:
@@ -164,7 +164,7 @@ class Staleness:
         self._why: str | None = None
 
     async def play(self, rollout: Awaitable[None]) -> str | None:
-        """Plays it; says why it was cut off, where it was."""
+        """Plays the rollout; returns the reason where it was cut off."""
         try:
             async with asyncio.timeout(None) as playing:
                 self._playing = playing
@@ -177,14 +177,14 @@ class Staleness:
         return self._why
 
     def cut(self, why: str) -> None:
-        """Ends it where it is; one that has been played stays as it is."""
+        """Ends the rollout, unless it has ended already."""
         if self._stale == "cut" and self._playing is not None and self._why is None:
             self._why = why
             self._playing.reschedule(asyncio.get_running_loop().time())
 
 
 class WeightsBook:
-    """The weights of the models of a host, by what requests call them."""
+    """The weights of the models of a host, by the name and the endpoint in requests."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
@@ -200,7 +200,7 @@ class WeightsBook:
         return found
 
     def known(self) -> list[tuple[str | None, str | None, Weights]]:
-        """Those that somebody told something of."""
+        """Those with a version or a pause."""
         return [(*key, one) for key, one in self._all.items() if one.version is not None or one.paused]
 
     def figures(self) -> dict[str, int]:
@@ -210,10 +210,10 @@ class WeightsBook:
         return {**figures, "version": max(versions)} if versions else figures
 
     def _forget_oldest(self) -> None:
-        """A trainer may name its model anew at every step."""
+        """Makes room: a trainer may use a new name of its model at every step."""
         oldest = next((key for key, one in self._all.items() if not one.in_use), None)
         if oldest is None:
-            raise UsageError(f"{MOST_MODELS} models are in use, and no more are told apart")
+            raise UsageError(f"{MOST_MODELS} models are in use, and no more can be kept")
         del self._all[oldest]
 
 
@@ -223,11 +223,11 @@ def check_version(version: int) -> int:
     return version
 
 
-def read_version(told: object) -> int | None:
-    """The version that a server of models tells, as a number or its digits; None for any other word, as `default`."""
-    if isinstance(told, str) and told.isascii() and told.isdigit() and len(told) <= 10:
-        told = int(told)
-    return told if type(told) is int and 0 <= told <= HIGHEST_VERSION else None
+def read_version(value: object) -> int | None:
+    """The version that a server of models sends, as a number or digits; None for anything else, such as `default`."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= HIGHEST_VERSION else None
 
 
 def check_pause(calls: str, seconds: float) -> None:
