@@ -3,7 +3,7 @@ r"""Multiplication in several attempts: the number in \boxed{...}."""
 import re
 
 from treetune import Action, Environment, Step, Task
-from treetune.core.environment import Contract, Kind, Stored
+from treetune.core.environment import Kind, Stored, TaskRequirements
 
 BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
@@ -11,7 +11,7 @@ BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 class Multiply(Environment):
     """1 for the right product; until then it says what was wrong with an answer, `max_turns` times at the most."""
 
-    CONTRACT = Contract(
+    CONTRACT = TaskRequirements(
         about=r"Multiplication, answered with `\boxed{number}` in several attempts",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,

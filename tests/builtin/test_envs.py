@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
 from treetune.config.plugins import environments
 from treetune.config.trust import USER
-from treetune.core.environment import Contract, contract_of
+from treetune.core.environment import TaskRequirements, contract_of
 from treetune.core.policy import Request
 from treetune.errors import EnvironmentFault, MissingExtraError
 from treetune.play.episode import Episode
@@ -80,7 +80,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", [*TRUTHS, "lcb", "searchcode"])
 def test_every_environment_declares_a_contract(name):
-    assert isinstance(contract_of(name), Contract)
+    assert isinstance(contract_of(name), TaskRequirements)
 
 
 class TestGsm8k:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from treetune import Environment, Task
 from treetune.config.plugins import environments
-from treetune.core.environment import Contract, Kind, Stored
+from treetune.core.environment import Kind, Stored, TaskRequirements
 from treetune.data.arrow_values import JSON_FIELDS, drop_nulls
 from treetune.data.rows import read_rows, read_tables, read_tasks
 from treetune.data.rows.formats import FORMATS, IN_PARQUET, detect
@@ -39,19 +39,19 @@ KINDS = ("parquet", "json", "jsonl")
 
 
 class Texts(Environment):
-    CONTRACT = Contract(about="as text", takes=(Kind.TEXT, Kind.NUMBER), stored=Stored.TEXT)
+    CONTRACT = TaskRequirements(about="as text", takes=(Kind.TEXT, Kind.NUMBER), stored=Stored.TEXT)
 
 
 class Models(Environment):
-    CONTRACT = Contract(about="as aime", takes=(Kind.TEXT,), stored=Stored.TEXT, column="reward_model")
+    CONTRACT = TaskRequirements(about="as aime", takes=(Kind.TEXT,), stored=Stored.TEXT, column="reward_model")
 
 
 class Targets(Environment):
-    CONTRACT = Contract(about="as search", takes=(Kind.LIST,), stored=Stored.TARGET, needs={"place": "where"})
+    CONTRACT = TaskRequirements(about="as search", takes=(Kind.LIST,), stored=Stored.TARGET, needs={"place": "where"})
 
 
 class Cases(Environment):
-    CONTRACT = Contract(about="as lcb", takes=(Kind.CASES,), stored=Stored.JSON)
+    CONTRACT = TaskRequirements(about="as lcb", takes=(Kind.CASES,), stored=Stored.JSON)
 
 
 for stand_in in (Texts, Models, Targets, Cases):

@@ -138,7 +138,7 @@ class Environment:
     """Made for one task, used for one episode. Its methods that are marked with `@tool` are what a model may call; the
     answers that call none go to `step`."""
 
-    CONTRACT: ClassVar[Contract | None] = None
+    CONTRACT: ClassVar[TaskRequirements | None] = None
     """What it asks of a task; None where it says nothing, and so nothing is checked."""
 
     MULTI_TURN: ClassVar[bool] = False
@@ -285,7 +285,9 @@ class Stored(StrEnum):
     AS_IS = "as is"
 
 
-class Contract(msgspec.Struct, frozen=True, kw_only=True):
+class TaskRequirements(msgspec.Struct, frozen=True, kw_only=True):
+    """What an environment requires of its tasks, as its `CONTRACT`: their ground truths, keys and turns."""
+
     about: str
     """What the environment is, in one line."""
     takes: tuple[Kind, ...]
@@ -345,13 +347,13 @@ def kind_of(truth: Any) -> Kind | None:
 _DATA = Origin("data")
 
 
-def contract_of(env_class: str | None) -> Contract | None:
+def contract_of(env_class: str | None) -> TaskRequirements | None:
     """The contract of an environment that is known by an id; None where there is none. A file or module is never loaded
     for it: reading and writing data must not run code that the data names."""
     if env_class is None or ":" in env_class:
         return None
     try:
-        contract: Contract | None = getattr(environments.resolve(env_class, _DATA), "CONTRACT", None)
+        contract: TaskRequirements | None = getattr(environments.resolve(env_class, _DATA), "CONTRACT", None)
     except TreetuneError:
         return None
     return contract

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from treetune.core.environment import Action, Contract, Kind, Step, Stored
+from treetune.core.environment import Action, Kind, Step, Stored, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
 from treetune.scorers.reading.answers import (
@@ -57,14 +57,14 @@ _REWRITES = {
 }
 
 
-class AimeContract(Contract, frozen=True, kw_only=True):
+class AimeRequirements(TaskRequirements, frozen=True, kw_only=True):
     def is_free(self, truth: Any) -> bool:
         """skyrl-gym takes an empty answer for a text of which nothing is left."""
         return not normalise(list_answers(truth)[0])
 
 
 class AimeEnvironment(TurnEnvironment):
-    CONTRACT = AimeContract(
+    CONTRACT = AimeRequirements(
         about="Competition math in one answer that ends in `Answer: ...`",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,

@@ -14,7 +14,7 @@ import re
 
 import msgspec
 
-from treetune.core.environment import Action, Contract, Kind, Step, Stored
+from treetune.core.environment import Action, Kind, Step, Stored, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
 from treetune.scorers.reading.answers import Found, number_after, read_number, read_truth, strip_thinking
@@ -31,7 +31,7 @@ _LAST = "Now provide only the final numeric answer in the exact format: '#### AN
 
 
 class Gsm8kEnvironment(TurnEnvironment):
-    CONTRACT = Contract(
+    CONTRACT = TaskRequirements(
         about="Grade-school math in one answer that ends in `#### number`",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,

@@ -27,7 +27,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from treetune.core.environment import Action, Contract, Kind, Step, Stored
+from treetune.core.environment import Action, Kind, Step, Stored, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
 from treetune.sandbox import Ended, Result, SandboxLimits
@@ -71,14 +71,14 @@ _OPENING = re.compile(r"<(\w+)>")
 _CLOSING = re.compile(r"</(\w+)>")
 
 
-class SearchContract(Contract, frozen=True, kw_only=True):
+class SearchRequirements(TaskRequirements, frozen=True, kw_only=True):
     def is_free(self, truth: Any) -> bool:
         """skyrl-gym takes an empty answer for a text of which nothing is left."""
         return not all(map(normalise, list_answers(truth)))
 
 
 class SearchEnvironment(TurnEnvironment):
-    CONTRACT = SearchContract(
+    CONTRACT = SearchRequirements(
         about="Questions answered after searching a corpus",
         takes=(Kind.TEXT, Kind.LIST, Kind.MAPPING),
         stored=Stored.TARGET,

@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar
 
-from treetune.core.environment import Action, Contract, Kind, Step
+from treetune.core.environment import Action, Kind, Step, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault, did_you_mean
 from treetune.scorers.reading.answers import tagged
@@ -43,7 +43,7 @@ _NO_SQL = (
 
 
 class Text2SqlEnvironment(TurnEnvironment):
-    CONTRACT = Contract(
+    CONTRACT = TaskRequirements(
         about="Questions to a database, answered with one SQL query after trying others",
         takes=(Kind.TEXT,),
         needs={"db_id": "the database's name", "data": f"its collection: {', '.join(LAYOUTS)}"},

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from treetune.core.environment import Contract, Environment, Step
+from treetune.core.environment import Environment, Step, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
 from treetune.system.threads import call, limit_to_cores
@@ -84,7 +84,7 @@ class TurnEnvironment(Environment):
         return None
 
 
-def require_truth(task: Task, contract: Contract) -> Any:
+def require_truth(task: Task, contract: TaskRequirements) -> Any:
     """The ground truth, of a kind that the contract takes."""
     problem = contract.problem(task.ground_truth)
     if problem is not None:

@@ -20,7 +20,7 @@ import msgspec
 from treetune.chat.images import has_images
 from treetune.chat.message import Message
 from treetune.config.plugins import environments
-from treetune.core.environment import Contract, contract_of
+from treetune.core.environment import TaskRequirements, contract_of
 from treetune.core.task import ForeignTask, Task
 from treetune.data.arrow_values import (
     arrow_rows,
@@ -384,7 +384,7 @@ def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any
     return with_type(task, taskset_of(scorer)) if isinstance(task, ForeignTask) and scorer[:1] == "{" else task
 
 
-def _further_columns(task: Task, contract: Contract | None) -> dict[str, Any]:
+def _further_columns(task: Task, contract: TaskRequirements | None) -> dict[str, Any]:
     """The further columns of a row of SkyRL's, out of `extra_info`: those that a contract names, and those that SkyRL's
     text2sql reads, where `data` is the collection whose databases are meant."""
     names = [*(("db_id", "data") if task.env_class == "text2sql" else ()), *(contract.needs if contract else ())]
@@ -394,10 +394,10 @@ def _further_columns(task: Task, contract: Contract | None) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-_contracts: dict[str, Contract | None] = {}
+_contracts: dict[str, TaskRequirements | None] = {}
 
 
-def _contract(env_class: str | None) -> Contract | None:
+def _contract(env_class: str | None) -> TaskRequirements | None:
     # Asked until it is known: an environment may be registered between two rows.
     if isinstance(env_class, str) and env_class not in _contracts and env_class in environments.names():
         _contracts[env_class] = contract_of(env_class)

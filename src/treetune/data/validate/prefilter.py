@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treetune.core.environment import Contract, Kind, Stored
+from treetune.core.environment import Kind, Stored, TaskRequirements
 from treetune.data.validate.prompts import ODD, ROLES, Keys, Mask
 from treetune.data.validate.rules import SPECIAL, RowContext
 
@@ -98,11 +98,11 @@ def _may_break_contracts(environments: pa.DictionaryArray, truths: pa.Array, che
     return look
 
 
-def _reads_one_text(contract: Contract) -> bool:
+def _reads_one_text(contract: TaskRequirements) -> bool:
     """Whether an environment reads a text and nothing else. Rows of others are looked at one by one."""
     if contract.needs or contract.choices or contract.max_turns > 1 or contract.column != "reward_spec":
         return False
-    plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is Contract
+    plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is TaskRequirements
     return plain or contract.stored is Stored.TEXT
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.core.environment import Contract, Kind, Stored, kind_of
+from treetune.core.environment import Kind, Stored, TaskRequirements, kind_of
 from treetune.core.finding import WARNING
 from treetune.data.rows.rule import RULE
 from treetune.data.validate.column_types import Places
@@ -71,7 +71,7 @@ def check_reward(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
 
 
 def _check_truth(
-    row: Mapping[str, Any], check: RowContext, env_class: Any, contract: Contract | None, scorer: Any
+    row: Mapping[str, Any], check: RowContext, env_class: Any, contract: TaskRequirements | None, scorer: Any
 ) -> Iterator[Fault]:
     column = check.format.reward
     if check.format.has_environments:
@@ -113,7 +113,7 @@ def _check_truth(
         yield "ground-truth-value", f"{contract.column} says {show(read)}, reward_spec {show(truth)}"
 
 
-def find_fault(contract: Contract, truth: Any) -> Fault | None:
+def find_fault(contract: TaskRequirements, truth: Any) -> Fault | None:
     """The rule that a ground truth breaks in the form in which its environment reads it, and what is expected."""
     texts: Any = [truth]
     if contract.stored is Stored.JSON:
@@ -143,7 +143,7 @@ def _says_something(truth: Any) -> bool:
     return any(str(text).strip() for text in (truth if isinstance(truth, list) else [truth]))
 
 
-def _check_json(contract: Contract, truth: Any) -> Fault | None:
+def _check_json(contract: TaskRequirements, truth: Any) -> Fault | None:
     expected = f"{' or '.join(kind for kind in contract.takes if kind is not Kind.TEXT)} as JSON in a text"
     if not isinstance(truth, str):
         return "ground-truth-type", expected
@@ -172,7 +172,7 @@ def _is_plain(case: dict[str, Any]) -> bool:
     return texts and case.get("testtype") in (None, "stdin") and not case.get("metadata")
 
 
-def _check_needs(row: Mapping[str, Any], contract: Contract) -> Iterator[Fault]:
+def _check_needs(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator[Fault]:
     """The columns that an environment reads, and what they should be."""
     if missing := [key for key in contract.needs if key not in row]:
         yield "missing-column", f"no {', '.join(missing)}, which {row['env_class']} reads"
@@ -190,7 +190,7 @@ def _check_needs(row: Mapping[str, Any], contract: Contract) -> Iterator[Fault]:
             return
 
 
-def _check_turns(row: Mapping[str, Any], contract: Contract) -> Iterator[Fault]:
+def _check_turns(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator[Fault]:
     for place, holder in (("max_turns", row), ("extra_info.max_turns", row.get("extra_info"))):
         turns = holder.get("max_turns") if isinstance(holder, dict) else None
         if contract.max_turns > 1 and turns is not None and not _is_turns(turns, row["env_class"]):

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from treetune.config.plugins import environments
-from treetune.core.environment import Contract, contract_of
+from treetune.core.environment import TaskRequirements, contract_of
 from treetune.core.finding import ERROR, SHOWN, WARNING, Finding, Report, Rules, print_findings
 from treetune.data.rows.formats import format_named
 from treetune.errors import plural
@@ -58,9 +58,9 @@ class RowContext:
         self.registered = {*environments.names(), *(_list_gym_ids() if self.format.has_environments else ())}
         self.known = {*self.registered, *known}
         self.contents, self.special = contents, special
-        self._contracts: dict[str, Contract | None] = {}
+        self._contracts: dict[str, TaskRequirements | None] = {}
 
-    def contract(self, env_class: str) -> Contract | None:
+    def contract(self, env_class: str) -> TaskRequirements | None:
         if env_class not in self._contracts:
             self._contracts[env_class] = contract_of(env_class) if env_class in self.known else None
         return self._contracts[env_class]

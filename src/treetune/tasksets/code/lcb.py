@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from treetune.chat.message import Message
-from treetune.core.environment import Action, Contract, Kind, Step, Stored
+from treetune.core.environment import Action, Kind, Step, Stored, TaskRequirements
 from treetune.core.task import Task
 from treetune.sandbox import Ended, Result, SandboxLimits, time_limit
 from treetune.sandbox.runtime import join_scripts
@@ -96,7 +96,7 @@ class CodingProblem(msgspec.Struct, frozen=True):
         return f"```python\n{memorise(self)}\n```"
 
 
-class CasesContract(Contract, frozen=True, kw_only=True):
+class CodeRequirements(TaskRequirements, frozen=True, kw_only=True):
     """A contract whose ground truth is test cases, stored as LiveCodeBench has them: JSON, all values text."""
 
     def problem(self, truth: Any) -> str | None:
@@ -123,7 +123,7 @@ class CasesContract(Contract, frozen=True, kw_only=True):
 
 
 class LcbEnvironment(TurnEnvironment):
-    CONTRACT = CasesContract(
+    CONTRACT = CodeRequirements(
         about="Coding problems: the code block of one answer is run on test cases",
         takes=(Kind.CASES, Kind.TEXT),
         stored=Stored.JSON,
