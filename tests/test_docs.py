@@ -240,9 +240,9 @@ def test_every_key_of_a_dataset_task_is_explained():
 
 
 def test_the_paths_of_architecture_visit_each_module_once():
-    section = (ROOT / "docs/architecture.md").read_text().partition("## Four paths")[2].partition("\n## ")[0]
+    section = (ROOT / "docs/architecture.md").read_text().partition("## Five walks")[2].partition("\n## ")[0]
     paths = [re.findall(r"^\d+\. `([\w/]+\.py)`", part, re.M) for part in section.split("\n**")[1:]]
-    assert len(paths) == 4
+    assert len(paths) == 5
     for path in paths:
         assert len(path) == len(set(path)) > 5
         for name in path:
@@ -251,7 +251,7 @@ def test_the_paths_of_architecture_visit_each_module_once():
 
 def test_the_modules_that_architecture_names_exist():
     text = (ROOT / "docs/architecture.md").read_text()
-    named = re.findall(r"`(\w+\.py|\w+/)`", text.partition("## Four paths")[0])
+    named = re.findall(r"`(\w+\.py|\w+/)`", text.partition("## Five walks")[0])
     assert len(named) > 15
     for name in named:
         assert (ROOT / "src/treetune" / name).exists(), name
