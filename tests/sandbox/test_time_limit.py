@@ -14,7 +14,7 @@ from treetune.core.environment import Action
 from treetune.sandbox import Bubblewrap, Ended, SandboxLimits
 from treetune.sandbox.probe import probe
 from treetune.sandbox.shell import Shell
-from treetune.sandbox.time_limit import CLOCK_FACTOR, TimeLimit
+from treetune.system.time_limit import CLOCK_FACTOR, TimeLimit
 from treetune.tasksets.code import lcb, scorers
 from treetune.tasksets.code.scorers import Code
 from treetune.tasksets.text2sql import Text2SqlEnvironment

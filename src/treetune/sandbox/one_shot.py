@@ -21,7 +21,7 @@ from treetune.errors import UsageError
 from treetune.sandbox import bubblewrap
 from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.rootfs import SYSTEM_FOLDERS
-from treetune.sandbox.time_limit import TimeLimit
+from treetune.system.time_limit import TimeLimit
 
 WORK = "/tmp/work"
 """The working folder. Within /tmp, so that one tmpfs limits both."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from treetune.sandbox.terminal import CHUNK, Children, Output, Terminal, call, find_home, reply, write_file
-    from treetune.sandbox.time_limit import TimeLimit
+    from treetune.system.time_limit import TimeLimit
 
 PR_SET_DUMPABLE = 4
 CANNOT_START = 126

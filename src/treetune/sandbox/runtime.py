@@ -29,7 +29,9 @@ from treetune.sandbox.limits import SandboxLimits, SandboxUnavailable
 from treetune.sandbox.mount_root import COPY, RANGE, STAGE
 from treetune.sandbox.rootfs import Root
 from treetune.sandbox.runner import AS_COPY
+from treetune.system import time_limit
 
+HERE = Path(__file__).parent
 LOOK_SECONDS = 0.1
 MARSHAL = 2
 """A version that every Python reads."""
@@ -50,8 +52,8 @@ OUR_PROCESSES = 3
 """Bubblewrap, the runner and the shell are not counted against `processes`."""
 FIRST_RANGE, RANGES = bubblewrap.FIRST_UID + bubblewrap.LAST_THREAD, 32_000
 INODES_PER_MB = 512
-RUNNER = ("time_limit.py", "terminal.py", "runner.py")
-MOUNTER = ("mount_root.py",)
+RUNNER = (Path(time_limit.__file__), HERE / "terminal.py", HERE / "runner.py")
+MOUNTER = (HERE / "mount_root.py",)
 FUTURE = "from __future__ import annotations\n"
 COMPILE = """
 import marshal, sys
@@ -85,14 +87,14 @@ def join_scripts(*files: Path) -> bytes:
 
 
 @cache
-def compile_script(names: tuple[str, ...], python: str | None) -> bytes:
-    """Scripts of this folder as one, in the bytecode of the Python that runs it: compiling takes longer than starting
+def compile_script(files: tuple[Path, ...], python: str | None) -> bytes:
+    """Files as one script, in the bytecode of the Python that runs it: compiling takes longer than starting
     Python. Without a `python`, or where it cannot be compiled, their source. Python distinguishes the two by the
     first bytes."""
-    source = join_scripts(*(Path(__file__).with_name(name) for name in names))
+    source = join_scripts(*files)
     if python is None:
         return source
-    command = [python, "-I", "-S", "-c", COMPILE, names[-1]]
+    command = [python, "-I", "-S", "-c", COMPILE, files[-1].name]
     return subprocess.run(command, input=source, capture_output=True, check=False).stdout or source
 
 

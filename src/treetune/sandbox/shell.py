@@ -26,7 +26,7 @@ from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, Sandb
 from treetune.sandbox.probe import require
 from treetune.sandbox.rootfs import Root
 from treetune.sandbox.runtime import FILE_BYTES, MARSHAL, BubblewrapRuntime, Runtime, receive
-from treetune.sandbox.time_limit import CLOCK_FACTOR
+from treetune.system.time_limit import CLOCK_FACTOR
 
 Watch: TypeAlias = Callable[[bytes], object]
 GRACE_SECONDS = 15.0

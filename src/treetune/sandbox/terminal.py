@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from treetune.sandbox.time_limit import TimeLimit
+    from treetune.system.time_limit import TimeLimit
 
 COMMANDS, TERMINAL = 201, 202
 """Descriptors that every shell here has: where commands come from, and the terminal to print marks to."""

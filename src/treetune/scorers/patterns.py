@@ -30,6 +30,7 @@ from treetune.scorers import pattern_worker
 from treetune.scorers.reading.answers import Found, one_of, placed, plain, same, strip_thinking
 from treetune.scorers.scorer import Scorer, expected, require_truths
 from treetune.system.processes import WorkerPool
+from treetune.system.time_limit import CLOCK_FACTOR
 
 from re import _constants as op  # type: ignore[attr-defined]  # isort: skip
 from re import _parser  # type: ignore[attr-defined]  # isort: skip
@@ -94,7 +95,7 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
         bound = bound_of(compiled)
         if bound is not None and bound.steps(len(text)) <= STEPS:
             return [match[group] or "" for match in compiled.finditer(text)]
-        replies = _workers().ask([self.pattern, compiled.flags, group, text, SECONDS], 1)
+        replies = _workers().ask([self.pattern, compiled.flags, group, text, SECONDS, CLOCK_FACTOR * SECONDS], 1)
         return replies[0] if replies else None
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:

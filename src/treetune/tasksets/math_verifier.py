@@ -1,9 +1,9 @@
-r"""Are two mathematical expressions the same? math-verify says it, in a process of its own, against a clock.
+r"""Compares two mathematical expressions with math-verify, in a process of its own, within a time limit.
 
     require_math_verify()
     await call(compare, r"\frac{1}{2}", "0.5")   # True
 
-`compare` waits, so it belongs in a thread. A worker is this file run as a program. Where its time is over, the two
+`compare` waits, so call it in a thread. A worker is this file run as a program. When its time is over, the two
 expressions count as different. math-verify's own timeout is off: it is an exception that math-verify may catch itself.
 """
 
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treetune.system.processes import WorkerPool
 
-SECONDS, CLOCK_SECONDS = 5.0, 50
-"""Of one comparison: the processor time, and the most by the clock, on a busy machine."""
+SECONDS = 5.0
+"""Processor time of one comparison."""
 MEMORY = 1 << 30
 """The most bytes of a worker."""
 _SEVERAL_MEANINGS = re.compile(r"\\(?:pm|mp|lor|vee|cup|quad|qquad|newline|\\)(?![a-z])|[;\n]|±")
@@ -49,8 +49,10 @@ def is_single(answer: str, truth: str) -> bool:
 
 def compare(truth: str, answer: str) -> bool:
     """Whether the answer means what the ground truth says."""
+    from treetune.system.time_limit import CLOCK_FACTOR
+
     require_math_verify()
-    return _workers().ask([truth, answer, SECONDS], 1) == [True]
+    return _workers().ask([truth, answer, SECONDS, CLOCK_FACTOR * SECONDS], 1) == [True]
 
 
 @cache
@@ -61,7 +63,7 @@ def _workers() -> WorkerPool:
 
 
 def _serve() -> None:
-    """The worker's own part: it reads `[truth, answer, seconds]` a line and writes `true` or `false`."""
+    """The worker's own part: it reads `[truth, answer, seconds, clock seconds]` a line and writes `true` or `false`."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the libraries print is no reply
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
@@ -75,15 +77,15 @@ def _serve() -> None:
 
     print("ready", file=replies, flush=True)
     for line in sys.stdin:
-        truth, answer, seconds = json.loads(line)
+        truth, answer, seconds, clock_seconds = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        signal.alarm(CLOCK_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, clock_seconds)
         try:
             same = bool(verify(read(truth), read(answer), timeout_seconds=None))
         except Exception:
             same = False
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(same), file=replies, flush=True)
 
 

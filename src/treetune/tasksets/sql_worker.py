@@ -2,8 +2,8 @@
 
 Standard input has a line of JSON a request, standard output gets a line a statement: `["ok", result]`, `["error",
 why]` for the statement's own fault, `["broken", why]` for a file that cannot be read. Statements run read-only, one
-connection each, within limits: their processor time (a statement that does not heed it, such as `instr` of two long
-blobs, ends the process a second later), ten times as long by the clock, memory, and no temporary files.
+connection each, within limits: processor time and time by the clock (a statement that ignores them, such as `instr` of
+two long blobs, ends the process a second later), memory, and no temporary files.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ Row = tuple[Any, ...]
 HEAP, MEMORY, LARGEST_FILE = 512 << 20, 1 << 30, 16 << 20
 """Bytes: of SQLite, sorting included, which is why there are no temporary files; of the process; of a file, such as the
 index of a write-ahead log."""
-CLOCK = 10
-"""By the clock, how many times the processor time: the machine may be busy."""
 GRACE_SECONDS = 1.0
-"""From when a statement is told to end to when its process is ended."""
+"""Between the end of a statement's time and the end of its process."""
 MOST_ROWS = 100_000
 """The most different rows of a ground truth."""
 SHOWN_CHARACTERS, SHOWN_ROWS, SHOWN_VALUE = 9000, 50, 500
@@ -57,18 +55,19 @@ def main() -> None:
 
 
 def serve(request: dict[str, Any]) -> Iterator[list[Any]]:
-    file, seconds = request["file"], request["seconds"]
+    file, limits = request["file"], (request["seconds"], request["clock_seconds"])
     if "truth" not in request:
-        yield run(file, request["sql"], seconds, format_table)
+        yield run(file, request["sql"], limits, format_table)
         return
     expected: set[Row] = set()
-    yield run(file, request["truth"], seconds, lambda rows: collect(rows, expected))
-    yield run(file, request["sql"], seconds, lambda rows: explain_difference(rows, expected, request["strict"]))
+    yield run(file, request["truth"], limits, lambda rows: collect(rows, expected))
+    yield run(file, request["sql"], limits, lambda rows: explain_difference(rows, expected, request["strict"]))
 
 
-def run(file: str, sql: str, seconds: float, use: Callable[[sqlite3.Cursor], Any]) -> list[Any]:
+def run(file: str, sql: str, limits: tuple[float, float], use: Callable[[sqlite3.Cursor], Any]) -> list[Any]:
+    seconds, clock_seconds = limits
     signal.setitimer(signal.ITIMER_PROF, seconds + GRACE_SECONDS)
-    signal.setitimer(signal.ITIMER_REAL, CLOCK * seconds + GRACE_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, clock_seconds + GRACE_SECONDS)
     try:
         with closing(sqlite3.connect(f"file:{quote(file)}?mode=ro", uri=True, isolation_level=None)) as connection:
             connection.text_factory = lambda raw: raw.decode(errors="replace")

@@ -4,11 +4,11 @@
          extra_info={"db_id": "concert_singer", "data": "spider"})
 
 The solution earns 1 if it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript breaks
-the format: exactly one `<solution>`, some `<think>…</think>`, and a `<think>` after each observation. What the
-database answers is not searched for tags. SQL runs read-only, in a process that can be killed, with limits of time
-and memory. Values are compared as SQLite gives them (1 equals 1.0, '1' does not), rows as a set: neither their order
-nor how often one comes counts, nor what the columns are called. A solution that is no query earns nothing; with
-`extra_info.strict: false` it does where no rows are expected, as in skyrl-gym.
+the format: exactly one `<solution>`, some `<think>…</think>`, and a `<think>` after each observation. Tags in what the
+database answers do not count. SQL runs read-only, in a process that can be killed, with limits of time and memory.
+Values are compared as SQLite gives them (1 equals 1.0, '1' does not), rows as a set: their order, repetitions and the
+names of columns do not matter. A solution that is not a query earns 0; with `extra_info.strict: false` it earns 1 where
+no rows are expected, as in skyrl-gym.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from treetune.errors import EnvironmentFault, did_you_mean
 from treetune.scorers.reading.answers import tagged
 from treetune.system.processes import WorkerPool
 from treetune.system.threads import call, limit_to_cores
+from treetune.system.time_limit import CLOCK_FACTOR
 from treetune.tasksets import sql_worker
 from treetune.tasksets.turns import TurnEnvironment
 
@@ -63,7 +64,7 @@ class Text2SqlEnvironment(TurnEnvironment):
         self._file = find_database(task)
         self._said: list[str] = []
         self._errors = 0
-        self._ask(1, sql="SELECT 1 FROM sqlite_master LIMIT 1", seconds=TRY_SECONDS)  # a fault now, not later
+        self._ask(1, sql="SELECT 1 FROM sqlite_master LIMIT 1", seconds=TRY_SECONDS)  # to fail now, not later
 
     async def step(self, action: Action) -> Step:
         last = self.next_turn()
@@ -107,11 +108,12 @@ class Text2SqlEnvironment(TurnEnvironment):
         return f"the solution fails: {said}" if tried != "ok" else said
 
     def _ask(self, count: int, **request: Any) -> list[list[Any]]:
-        """What became of each statement; a worker that ended with one was stopped by a limit."""
-        replies: list[list[Any]] = _workers.ask({"file": str(self._file), **request}, count)
+        """The result of each statement. A worker that ended with one was stopped by a limit."""
+        request |= {"file": str(self._file), "clock_seconds": CLOCK_FACTOR * request["seconds"]}
+        replies: list[list[Any]] = _workers.ask(request, count)
         for ended, why in replies:
             if ended == "broken":
-                remedy = "an SQLite file that is whole, readable and in no other use"
+                remedy = "give a complete, readable SQLite file that no other program uses"
                 raise EnvironmentFault(f"{self._file} cannot be read: {why}", remedy=remedy)
         stopped = ["error", f"no end after {request['seconds']:g} seconds, or too much memory"]
         return [*replies, *([stopped] * (count - len(replies)))]

@@ -1,11 +1,11 @@
-"""Runs an answer on test cases, inside a sandbox: a program of its own that needs nothing but Python. It is
-sent together with `time_limit.py`.
+"""Runs an answer on test cases, inside a sandbox: a program that needs nothing but Python. It is sent together with
+`time_limit.py`.
 
 Standard input has the answer as one line of JSON, then one line a case. Standard output gets one line of JSON a case:
 what was printed or returned, or the error. The first failure ends it.
 
-It holds no secret: expected outputs never come here, and whoever takes this process over can only write outputs, which
-are judged outside. Each case is a process of its own that begins afresh.
+It holds no secret: expected outputs never come here. An answer that takes over this process can only write outputs,
+which are judged outside. Each case runs in a new process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from treetune.sandbox.time_limit import TimeLimit
+    from treetune.system.time_limit import TimeLimit
 
 NAMES = {
     "bisect": "bisect_left bisect_right insort",
@@ -44,7 +44,7 @@ NAMES = {
     "time": "time",
     "typing": "Any Callable Deque Dict Generator Iterable Iterator List Optional Set Tuple Union",
 }
-"""What answers may use without importing it: the names that LiveCodeBench gives them."""
+"""Names that answers may use without an import, as in LiveCodeBench."""
 MODULES = "bisect collections copy datetime functools heapq io itertools math operator os random re string sys".split()
 PACKAGES = {"np": "numpy", "pd": "pandas"}
 ERROR_BYTES = 2000

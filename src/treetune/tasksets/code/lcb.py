@@ -4,7 +4,7 @@
          ground_truth=[{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}])
 
 The answer earns 1 if every case is right. Expected outputs never enter the sandbox, and everything is compared outside
-of it. docs/environments.md tells what a case is.
+of it. docs/environments.md says what a case is.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import msgspec
 from treetune.chat.message import Message
 from treetune.core.environment import Action, Kind, Step, Stored, TaskRequirements
 from treetune.core.task import Task
-from treetune.sandbox import Ended, Result, SandboxLimits, time_limit
+from treetune.sandbox import Ended, Result, SandboxLimits
 from treetune.sandbox.runtime import join_scripts
+from treetune.system import time_limit
 from treetune.system.threads import call
 from treetune.tasksets.code import run_python
 from treetune.tasksets.turns import TurnEnvironment
@@ -33,7 +34,7 @@ CASE_RUNNER = join_scripts(Path(time_limit.__file__), Path(__file__).with_name("
 CPU_SECONDS, CLOCK_SECONDS = 6, 12.0
 """Of one case: processor time of a process, and the seconds that sandboxes count, in which it may also wait."""
 START_SECONDS, MOST_SECONDS = 10.0, 300.0
-"""Before the first case, and all cases together, as sandboxes count."""
+"""The most seconds before the first case, and of all cases together, as sandboxes count."""
 MEMORY_MB, DISK_MB = 1024, 64
 OUTPUT_KB = 1024
 """How much an answer may print beyond what is expected."""
@@ -92,7 +93,7 @@ class CodingProblem(msgspec.Struct, frozen=True):
         return passed, why
 
     def write_solution(self) -> str:
-        """A right answer: code that knows the cases by heart."""
+        """A right answer: code with a table of the cases."""
         return f"```python\n{memorise(self)}\n```"
 
 
@@ -132,7 +133,7 @@ class LcbEnvironment(TurnEnvironment):
 
     @classmethod
     def gold(cls, task: Task) -> str | None:
-        """`extra_info.solution` where given, else code that knows the cases by heart."""
+        """`extra_info.solution` where given, else code with a table of the cases."""
         try:
             return write_solution(task) or CodingProblem.of(task.ground_truth, task.messages).write_solution()
         except ValueError:

@@ -1,11 +1,11 @@
 """Runs the tests of a problem on an answer, inside a sandbox: a program of its own that needs nothing but Python.
 
-Standard input has one JSON object: the answer's code, what the tests need before them, the tests. Standard output gets
-one: how many tests held, and what is wrong with the first that did not.
+Standard input has one JSON object: the answer's code, the code that the tests need, the tests. Standard output gets one
+too: how many tests passed, and why the first that failed did so.
 
-The answer runs in a process of its own, which never sees the tests. This one cannot be looked into, calls the answer's
-functions over a pipe, and gets plain values back: an object that claims to equal everything stays where it is. An
-answer that ends this process leaves no verdict, and has failed.
+The answer runs in a process of its own, which never sees the tests. The process of the tests cannot be inspected by it,
+calls the answer's functions over a pipe, and gets plain values back: an object that claims to equal everything stays in
+its process. An answer that ends the process of the tests leaves no verdict, and has failed.
 """
 
 from __future__ import annotations

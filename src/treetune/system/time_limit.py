@@ -1,12 +1,13 @@
-"""The time limit of a command: by the clock while it waits, by its processor time while it works.
+"""Time limits that load on the machine does not change: the clock counts while a process waits, its processor time
+while it works.
 
     limit = TimeLimit(10)
     limit.left()                # seconds until the next look; 0 or less: its time is over
 
-A program that gets the processor for a tenth of the time, because the machine is busy, has ten times as long: load does
-not change a verdict. One that sleeps or waits for input is ended when its seconds are over.
+A program that gets the processor for a tenth of the time, because the machine is busy, has ten times as long. One that
+sleeps or waits for input is ended when its seconds are over.
 
-This runs on the host and inside of sandboxes, where it is sent as a part of a script: any Python from 3.8 on.
+This runs on the host and in sandboxes, where it is sent as part of a script: any Python from 3.8 on.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import time
 
 PROCESSES = "/proc"
 CLOCK_FACTOR = 10
-"""By the clock a command has at most so many times its seconds."""
+"""By the clock a command, or a request to a worker, has at most so many times its seconds."""
 WORKING = 0.04
-"""The share of a processor from which on a command works, and does not wait."""
+"""A command that uses at least this share of a processor works; one that uses less waits."""
 LONGEST_LOOK, SHORTEST_LOOK = 0.5, 0.2
 """Seconds between two looks at the processor time, which the kernel counts in hundredths."""
 TICKS = os.sysconf("SC_CLK_TCK")
