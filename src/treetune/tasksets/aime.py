@@ -59,7 +59,7 @@ _REWRITES = {
 
 class AimeRequirements(TaskRequirements, frozen=True, kw_only=True):
     def is_free(self, truth: Any) -> bool:
-        """skyrl-gym takes an empty answer for a text of which nothing is left."""
+        """skyrl-gym accepts an empty answer for a text that normalises to nothing."""
         return not normalise(list_answers(truth)[0])
 
 
@@ -81,7 +81,7 @@ class AimeEnvironment(TurnEnvironment):
         self._value = read_truth(self._normal[0])
         self._by_meaning = task.reward_spec.get("method") in ("math_verify", "math-verify")
         if self.strict and not self._normal[0]:
-            why = f"aime: of the ground truth {self._answers[0]!r:.60} nothing is left to compare with"
+            why = f"aime: the ground truth {self._answers[0]!r:.60} normalises to nothing, so no answer can be compared"
             raise EnvironmentFault(why, remedy="correct it, or leave the row out")
         if self._by_meaning:
             require_math_verify()

@@ -1,9 +1,9 @@
 """reasoning-gym: any of its generators by name, endless, with its own scorer (extra `reasoning-gym`).
 
-reasoning-gym adds its seed to the index, so that seed 7 at index i + 1 equals seed 8 at index i. Here all tasks lie on
-one line of 2**32 such sums, cut into stretches; a seed only chooses where on the line a run begins.
+reasoning-gym adds its seed to the index: seed 7 at index i + 1 equals seed 8 at index i. Here all tasks lie on one line
+of 2**32 such sums, cut into stretches. A seed only chooses where on the line a run begins.
 
-Some of its scorers evaluate the answer as Python. Those are given only sums of numbers and names, and lists of such.
+Some of its scorers evaluate the answer as Python. These only get sums of numbers and names, and lists of them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ReasoningGymConfig(TasksetConfig, frozen=True, kw_only=True):
     params: dict[str, Any] = {}
     """Its own settings, such as `{min_terms: 2}`."""
     strict: bool = True
-    """One `<answer>`, and nothing for one that contains the right one among others, which many generators pay in part;
-    false: as reasoning-gym itself scores."""
+    """One `<answer>`, and no reward for one that contains the right answer among others, which many generators pay in
+    part; false: as reasoning-gym itself scores."""
     seed: int = 0
     """Another seed gives other tasks; `shuffle.seed` takes its place where it is set."""
 
@@ -100,11 +100,11 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
         return None if task.ground_truth is None else f"<answer>{task.ground_truth}</answer>"
 
     def _score(self, task: Task, answer: str | None) -> float:
-        # The scorer wants the entry with its own types, so it is made again rather than carried as JSON.
+        # The scorer needs the entry with its own types: it is made again, not carried as JSON.
         return float(self._load_stretch(task.idx // _STRETCH).score_answer(answer, self._load_entry(task.idx)))
 
     def _refuse(self, task: Task, answer: str) -> str | None:
-        """Why the scorer is not given an answer."""
+        """Why the scorer must not get an answer; None if it may."""
         truth = str(self._load_entry(task.idx)["answer"])
         if len(answer) > _LONGEST + 4 * len(truth):
             return "the answer is too long"
@@ -145,7 +145,7 @@ def _is_plain(node: ast.AST) -> bool:
         return node.id in _FUNCTIONS or re.fullmatch(r"[A-Za-z]", node.id) is not None
     if isinstance(node, ast.Call):
         known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
-        # Of a number it would be computed, and exp(exp(99)) has a size that nobody wants to wait for.
+        # With numbers alone it would be computed: exp(exp(99)) would not end.
         return known and any(isinstance(part, ast.Name) and len(part.id) == 1 for part in ast.walk(node))
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str | float | int)

@@ -5,8 +5,8 @@
 
 `search` ends with `<answer>…</answer>`, `searchcode` with `<solution>…</solution>`: the number in there counts, as in
 `gsm8k`. An answer with several different ones earns nothing. With `extra_info.strict: false` answers are read as
-skyrl-gym reads them: the last `<answer>`, the first `#### number` of all turns. What a tool answered is never taken for
-the policy's own answer, and a row never names an address. docs/environments.md tells what is searched.
+skyrl-gym reads them: the last `<answer>`, the first `#### number` of all turns. The reply of a tool is never taken for
+the policy's own answer. A row never names an address. docs/environments.md says what is searched.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ DOCUMENTS = 3
 TIMEOUT, RETRY_AFTER = 5.0, (0.2, 0.8)
 """The most seconds of one request to a retriever, and the pauses before it is repeated."""
 K1, B = 1.5, 0.75
-"""How soon repetition of a word stops counting, and how much the length of a document counts against it."""
+"""BM25: how soon repetitions of a word stop counting, and how much a document's length counts against it."""
 SHOWN_ANSWER = 1000
 """How many characters of an answer the trace keeps."""
 SECONDS, SHOWN_CHARACTERS = 10.0, 9000
 """How long a program may run, and how much of its output is shown."""
 
 _PASSING = (None, 500, 502, 503, 504)
-"""Faults that may be gone in a moment; None: no answer."""
+"""Failures that may be over in a moment; None: no answer."""
 _WORD = re.compile(r"\w+")
 _building = threading.Lock()
 _INFORMATION = "\n<information>{}</information>\n"
@@ -73,7 +73,7 @@ _CLOSING = re.compile(r"</(\w+)>")
 
 class SearchRequirements(TaskRequirements, frozen=True, kw_only=True):
     def is_free(self, truth: Any) -> bool:
-        """skyrl-gym takes an empty answer for a text of which nothing is left."""
+        """skyrl-gym accepts an empty answer for a text that normalises to nothing."""
         return not all(map(normalise, list_answers(truth)))
 
 
@@ -91,7 +91,7 @@ class SearchEnvironment(TurnEnvironment):
         super().__init__(task)
         self._accepted = list_answers(task.ground_truth)
         self._said: list[str] = []
-        self._search = SearchTool(task)
+        self._search = _Search(task)
 
     async def step(self, action: Action) -> Step:
         last = self.next_turn()
@@ -137,7 +137,7 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._said: list[str] = []
-        self._search = SearchTool(task)
+        self._search = _Search(task)
         self._programs = self._failures = 0
 
     async def step(self, action: Action) -> Step:
@@ -179,7 +179,9 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
         return f"Tool '{tool[:100]}' not found in any registered tool group."
 
 
-class SearchTool:
+class _Search:
+    """The searches of one episode: at the retriever, else in the corpus, with their counts."""
+
     def __init__(self, task: Task) -> None:
         self._corpus = task.extra_info.get("corpus")
         self.metrics = {"searches": 0, "search_failures": 0}
@@ -217,7 +219,7 @@ def says_same_as_skyrl(answer: str, accepted: str) -> bool:
 
 
 def says_same(answer: str, accepted: str) -> bool:
-    """The same, but that numbers must agree (`-5` is not `5`), and what normalises to nothing is compared as it is."""
+    """The same, but numbers must agree (`-5` is not `5`), and a text that normalises to nothing is compared as it is."""
     if not normalise(accepted):
         return accepted.strip().casefold() in (answer.strip().casefold(), plain(answer).casefold()) != ("", "")
     return normalise(plain(answer)) == normalise(accepted) and same_numbers(plain(answer), accepted)
@@ -266,7 +268,7 @@ async def ask_retriever(url: str, query: str) -> list[str]:
             except (aiohttp.ClientError, TimeoutError) as error:
                 status = getattr(error, "status", None)
                 if pause is None or status not in _PASSING:
-                    # Not its text: that has the server's address, which is none of the policy's business.
+                    # Without the error's text: it has the server's address, which the policy must not see.
                     cause = "no answer" if status is None else f"status {status}"
                     raise RetrieverError(f"the search server failed ({cause})") from error
                 await asyncio.sleep(pause)

@@ -23,7 +23,7 @@ from treetune.errors import (
 )
 
 NEEDS_TASKS = "needs the tasks themselves"
-"""What a verb says of a server whose tasks it would need."""
+"""Part of the error of a verb that needs the tasks of a server."""
 
 _LIST = re.compile(r"(train|val)_tasks\b")
 
@@ -101,7 +101,7 @@ def locate(target: str) -> str:
 
 
 def is_server(target: str) -> bool:
-    """Whether it is the address of a server of ours; one of another project's has its prefix before it."""
+    """Whether it is the address of a Treetune server. The address of another project's server has a prefix."""
     return "://" in target and target.partition(":")[0] not in plugins.tasksets.foreign
 
 

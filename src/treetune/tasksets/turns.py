@@ -1,4 +1,4 @@
-"""What the built-in tasksets share: a checked ground truth, a count of turns, how an episode ends, and small tools.
+"""What built-in environments share: a checked ground truth, a count of turns, the last step, and small functions.
 
     async def step(self, action):       # of a TurnEnvironment
         last = self.next_turn()
@@ -28,9 +28,9 @@ class TurnEnvironment(Environment):
     """The task's prompt, then one answer a turn, `max_turns` of them at the most."""
 
     MAX_TURNS: ClassVar[int] = 1
-    """The most turns where neither a contract nor the row says it."""
+    """The most turns, if neither a contract nor the row says it."""
     GOLD: ClassVar[str] = ""
-    """The right answer, where a contract asks for a ground truth; `{}` stands for that."""
+    """The right answer, where a contract needs a ground truth; `{}` is replaced with it."""
 
     @classmethod
     def gold(cls, task: Task) -> str | list[str] | None:
@@ -53,7 +53,7 @@ class TurnEnvironment(Environment):
 
     async def start(self) -> Any:
         if self.CONTRACT is not None and self.CONTRACT.sandbox:
-            from treetune.sandbox import require  # here, for only those that run code need it
+            from treetune.sandbox import require  # here, for only environments that run code need it
 
             async with limit_to_cores():
                 await call(require)
@@ -106,7 +106,7 @@ def list_answers(truth: Any) -> list[str]:
 
 
 def is_strict(task: Task) -> bool:
-    """Whether answers are read as everywhere in Treetune; `extra_info.strict: false`: to skyrl-gym's letter."""
+    """Whether answers are read as everywhere in Treetune; `extra_info.strict: false` reads them as skyrl-gym does."""
     strict = task.extra_info.get("strict", True)
     if not isinstance(strict, bool):
         raise EnvironmentFault(f"extra_info.strict is {strict!r}", remedy="write true or false, or leave it out")
@@ -114,8 +114,8 @@ def is_strict(task: Task) -> bool:
 
 
 def part_of_one(number: int, total: int) -> float:
-    """What the n-th of so many equal parts adds to those before it. Together they are exactly 1, however they are
-    summed: six times 1/6 is 0.9999999999999999."""
+    """What the n-th of `total` equal parts adds to those before it. Their sum is exactly 1: six times 1/6 is
+    0.9999999999999999."""
     return number / total - (number - 1) / total
 
 

@@ -1,9 +1,9 @@
-"""Wikispeedia: go from article to article by links, over a graph file of yours. Infinite, multi-turn, random access.
+"""Wikispeedia: go from article to article by links, over a graph from a file. Infinite, multi-turn, random access.
 
     treetune eval wikispeedia --taskset.graph links.tsv -m scripted:gold -n 10
 
-Source and target of task i follow from (seed, i); how far apart they are is drawn first, so that long ways, which are
-rare in graphs of this kind, come as often as short ones. docs/tasksets.md shows the formats of a graph.
+Source and target of task i follow from (seed, i). Their distance is drawn first, so that long ways, which are rare in
+such graphs, come as often as short ones. docs/tasksets.md shows the formats of a graph.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from treetune.errors import ConfigError, EnvironmentFault, TasksetError
 from treetune.tasksets.turns import Positive, TurnEnvironment, hash_number
 
 TRIES = 100
-"""Sources drawn at random before all are looked at, one after the other."""
+"""How many sources are drawn at random before all are tried in order."""
 MARKS = "\"'[]()<>*`. "
-"""What models like to put around a line or a name."""
+"""Marks that models put around a line or a name."""
 FORMATS = "name a .tsv or .jsonl file, or a folder of the Wikispeedia dump, as docs/tasksets.md shows them"
 
 
@@ -97,7 +97,7 @@ class WikispeediaEnvironment(TurnEnvironment):
         return Step(said, float(reached), reached or last, info, truncated=last and not reached)
 
     def _act(self, text: str) -> str:
-        """Do what the last line with an action says; what there is to say about it."""
+        """Do what the last line with an action says; gives what the policy is shown about it."""
         place = self._way[-1]
         line = _read_action(text)
         if line is None:

@@ -1,9 +1,9 @@
 """A Harbor task: shell commands on a machine, then the task's own tests decide.
 
-The machine is a sandbox with a shell (`treetune.sandbox.shell`), or a container of the task's image; files and programs
-in the background live on from turn to turn. At the end every process is killed, the tests are put there and `test.sh`
-writes the reward. Where they write none, they are tried on a fresh machine: if they work there, the policy has broken
-its own, which earns 0; else the task is at fault, which is an error. Tests that it keeps from ending earn 0 too.
+The machine is a sandbox with a shell (`treetune.sandbox.shell`), or a container of the task's image. Files and programs
+in the background persist from turn to turn. At the end every process is killed, the tests are put there, and `test.sh`
+writes the reward. If it writes none, the tests run on a fresh machine. If they work there, the policy has broken its
+machine, which earns 0; else the task is at fault, which is an error. A policy that keeps the tests from ending earns 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DISK_MB, MEMORY_MB, PROCESSES, OUTPUT_KB = 256, 2048, 256, 16
 TESTS_MB = 64
 """Room for the tests beside the files of the policy."""
 LEAST_MB, LEAST_FILES = 16, 100
-"""Where the policy has left less room than that, the tests are not run."""
+"""If the policy has left less room than that, the tests do not run."""
 FULL = 0, 0
 RUN = 'cd "$1" 2>/dev/null || { mkdir -p "$1" && cd "$1"; } && exec bash -c "$0" 2>&1'
 CLEAR = "[ -d /logs ] && [ ! -L /logs ] || rm -rf /logs; rm -rf /tests /logs/verifier; mkdir -p /logs/verifier"
@@ -47,7 +47,7 @@ print(room.f_bavail * room.f_frsize >> 20, room.f_favail)
 """
 """Says how many MB and how many files are free."""
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-# Packages that the policy put into its home, or compiled files that it forged, would run before or within the tests.
+# Else packages in the policy's home, or compiled files that it forged, would run before or within the tests.
 TEST_ENV = {"PYTHONNOUSERSITE": "1", "PYTHONPYCACHEPREFIX": "/dev/null"}
 
 
@@ -163,7 +163,7 @@ class HarborEnvironment(ShellEnvironment):
         return self._end(reward, result.text[-2000:].strip() or "the tests printed nothing", said, truncated, rewards)
 
     async def _works_afresh(self) -> bool:
-        """Whether the tests give a reward on a machine where nothing was done."""
+        """Whether the tests give a reward on a fresh machine."""
         other = type(self)(self.task)
         try:
             await other.start()

@@ -4,8 +4,8 @@
     treetune eval harbor --taskset.dataset terminal-bench@2.0 --taskset.sandbox docker -m MODEL
     treetune eval harbor --taskset.dataset https://github.com/org/repository.git@main#tasks -m scripted:gold
 
-Without Docker the host's system stands in for a task's image, so tasks that need another are refused, naming what they
-ask for.
+Without Docker the host's system stands in for a task's image. Tasks that need another one are refused, and the error
+names it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/regist
 GIT_ADDRESS = re.compile(
     r"(?P<address>(?:\w+://|\w+@[\w.-]+:|/|\.).*?)(?:@(?P<branch>[^@/:#]+))?(?:#(?P<folder>[^#]+))?"
 )
-"""An address, and perhaps a branch or commit, and the folder in the repository that has the tasks."""
+"""An address, optionally a branch or commit, and optionally the folder of the repository with the tasks."""
 REGISTRY_SECONDS = 60
 NO_NETWORK = "is there a network? a folder of tasks can always be named with --taskset.folder"
 
@@ -55,9 +55,9 @@ class HarborConfig(MachineConfig, frozen=True, kw_only=True):
     tasks: list[str] = []
     """Only these, by the names of their folders or patterns such as `sql-*`; empty: all."""
     unsupported: Literal["refuse", "skip"] = "refuse"
-    """Tasks that cannot be served here: an error for each when it is run, or left out from the start."""
+    """Tasks that cannot be served here: `refuse` fails each when it runs, `skip` leaves them out."""
     max_turns: Positive = HarborEnvironment.MAX_TURNS
-    """The most answers of an episode; then the tests are run."""
+    """The most answers of an episode; then the tests run."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
     """The most time of one command; a task's `agent.timeout_sec` is the most of all together."""
     disk_mb: Positive = DISK_MB
@@ -97,7 +97,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
             self._warned = True
             warnings.warn(
                 f"{self.name}: the host's system stands in for the tasks' images (of {folder.name}: "
-                f"{folder.recipe.base}), without a network; `treetune validate` tells which solutions work here",
+                f"{folder.recipe.base}), without a network; `treetune validate` lists the solutions that work here",
                 stacklevel=2,
             )
         return HarborTask(
@@ -206,7 +206,7 @@ def download(dataset: str, registry: str) -> Path:
 
 
 def _find_dataset(dataset: str, registry: str) -> RegistryDataset:
-    """By its name, the last version unless one is named."""
+    """The dataset of a name; without a version the last one."""
     try:
         if "://" in registry:
             with urllib.request.urlopen(registry, timeout=REGISTRY_SECONDS) as answer:
@@ -237,7 +237,7 @@ def _collect(dataset: RegistryDataset, temporary: Path, made: Path) -> None:
 
 
 def _find_folder(clone: Path, path: str, named: str) -> Path:
-    """A folder of a repository; one that leads out of it is none."""
+    """A folder of a repository. Raises for one that leads out of it."""
     folder = (clone / path).resolve()
     if not folder.is_relative_to(clone.resolve()) or not folder.is_dir():
         has = ", ".join(sorted(one.name for one in clone.iterdir() if one.is_dir() and one.name != ".git")[:12])
@@ -246,7 +246,7 @@ def _find_folder(clone: Path, path: str, named: str) -> Path:
 
 
 def _clone(address: str, commit: str, folder: Path) -> None:
-    """One commit or branch, without what was before it."""
+    """Get one commit or branch, without its history."""
     folder.mkdir()
     env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
     try:

@@ -28,7 +28,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     command: list[str] | None = None
     """The program and its arguments, run once for each episode. No shell reads it."""
     env: dict[str, str] = {}
-    """Variables of the program, beside PATH, HOME and the language: it is given no others."""
+    """Variables of the program, beside PATH, HOME and the language. It gets no others."""
     cwd: str | None = None
     """The folder in which it runs; absent: the one of this process."""
     url: str | None = None
@@ -42,7 +42,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     only: list[str] | None = None
     """The tools that are offered, by the names that the server gives them; absent: all."""
     timeout: Seconds = 60.0
-    """The most seconds of a call. The model is told, and may go on."""
+    """The most seconds of a call. The model reads that it took too long, and may continue."""
     start_timeout: Seconds = 30.0
     """The most seconds until the server has said which tools it has."""
 
@@ -64,7 +64,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def shown(self) -> str:
-        """What messages call it. Values from the environment stand as they were written."""
+        """Its name in messages. Values from the environment appear as they were written."""
         if self.command is not None:
             return shlex.join(conceal(self.command, "command"))
         parts = urlsplit(str(conceal(self.url, "url")))

@@ -5,7 +5,7 @@ McpTools(task, url="http://127.0.0.1:8000/mcp")                 # in `tools_for`
 
 Each episode has one session with the server. The SDK's scopes must be entered and left in one task, but opening, calls
 and closing come from several: so the session runs in a task of its own. A server that ends during an episode is not
-started again: its state is lost, and the model is told so.
+started again, for its state is lost. The model reads an error that says so.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class McpSession:
 
 
 def load_sdk() -> None:
-    """The first time it takes a second: not on an event loop."""
+    """The first call takes a second: do not make it on an event loop."""
     try:
         import mcp.client.streamable_http  # noqa: F401
     except ImportError:
@@ -226,8 +226,8 @@ def _read_settings(settings: Mapping[str, Any]) -> McpServer:
 
 
 def read_result(result: Any) -> Any:
-    """What a model is shown of a result: text; parts where there are images; the structured content where there is
-    nothing else, for a server says the same in both."""
+    """What the model sees of a result: text, or parts if it has images. The structured content repeats it, and is used only
+    if there is nothing else."""
     parts = [_read_part(block) for block in result.content]
     if not parts:
         return "" if result.structured_content is None else result.structured_content

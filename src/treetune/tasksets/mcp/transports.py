@@ -98,7 +98,7 @@ class ServerProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     async def wait_for_end(self) -> str | None:
-        """How it ended. Its pipes are closed a moment before that is known."""
+        """How it ended. Its pipes close a moment before that is known."""
         await self._ends_within(_KNOWN_SECONDS)
         return self.ended
 
@@ -119,7 +119,7 @@ class ServerProcess:
         await asyncio.wait(self._pumps)
         self._received.close()
         with contextlib.suppress(PermissionError):
-            self._process._transport.close()  # type: ignore[attr-defined]  # else a pipe that somebody holds stays open
+            self._process._transport.close()  # type: ignore[attr-defined]  # else a pipe that others hold stays open
 
     async def _ends_within(self, seconds: float) -> bool:
         """`wait()` would wait for the ends of the pipes too, which others may hold."""
@@ -150,16 +150,15 @@ class ServerProcess:
                     line = line[-200:]
 
     async def _watch(self) -> None:
-        """Nobody waits for the answer of a server that has ended, also where a process that it started holds its
-        pipes."""
+        """Ends calls to a server that has ended, even if a process that it started holds its pipes."""
         while self._process.returncode is None:  # noqa: ASYNC110
             await asyncio.sleep(_WATCH_SECONDS)
-        await asyncio.sleep(_WATCH_SECONDS)  # what it said last is read
+        await asyncio.sleep(_WATCH_SECONDS)  # to read what it wrote last
         self._received.close()
 
     async def _receive(self, message: SessionMessage | None) -> None:
         if message is not None:
-            # Where the session is over, the rest is read all the same: a server that cannot write does not end.
+            # After the session the rest is still read: a server that cannot write does not end.
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await self._received.send(message)
 
@@ -173,7 +172,7 @@ class ServerProcess:
             return None
 
     def _refuse(self, head: bytes, tail: bytes) -> SessionMessage | None:
-        """The answer in place of one that was too long, where it says to what it answers."""
+        """An error in place of an answer that was too long, if the request it answers is known."""
         self._note(b"(standard output) a message of more than %d bytes" % MOST_BYTES)
         if (found := _ID_FIRST.match(head) or _ID_LAST.search(tail)) is None:
             return None
@@ -188,7 +187,7 @@ class ServerProcess:
                 stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                 await stdin.drain()
         except (OSError, RuntimeError, anyio.ClosedResourceError):
-            self._received.close()  # so that nobody waits for an answer
+            self._received.close()  # so that no call waits for an answer
 
     async def _read_errors(self) -> None:
         assert self._process.stderr is not None

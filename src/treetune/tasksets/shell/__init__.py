@@ -1,4 +1,5 @@
-"""Tasks on a machine: OS interaction, tasks of AgentBench's worker, and what Harbor's tasks share with them."""
+"""Tasks on a machine: OS interaction (`taskset`, `environment`, `sample`), tasks of AgentBench's worker (`agentbench`),
+and what Harbor's tasks share with them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Unservable(ValueError):
 
 
 class ShellEnvironment(TurnEnvironment):
-    """Played in a shell that `start` opens."""
+    """Episodes in a shell, which `start` of a subclass opens."""
 
     MULTI_TURN = True
 
@@ -37,11 +38,11 @@ class ShellEnvironment(TurnEnvironment):
             await self._shell.close()
 
     async def run(self, command: Sequence[str], *, seconds: float = SETUP_SECONDS, **settings: Any) -> Result:
-        """A program beside the shell."""
+        """Run a program beside the shell."""
         return require_machine(await self.shell.run(command, seconds=seconds, **settings))
 
     def describe(self, result: Result, seconds: float, chars: int, *notes: str) -> str:
-        """A result as the policy sees it: at most so many characters, and what there is to say about its end."""
+        """A result as the policy sees it: at most `chars` characters, and notes about its end."""
         text = require_machine(result).text.strip("\r\n")
         if len(text) > chars or result.omitted:
             half = min(chars, len(text)) // 2
@@ -54,14 +55,14 @@ class ShellEnvironment(TurnEnvironment):
 
 
 def require_machine(result: Result) -> Result:
-    """The result, unless the machine was ended from outside, which says nothing of the policy."""
+    """The result. Raises where the machine was ended from outside, which says nothing about the policy."""
     if result.ended is Ended.KILLED:
-        raise EnvironmentFault("the sandbox was ended by something outside", remedy="run the episode again")
+        raise EnvironmentFault("the sandbox was ended from outside", remedy="run the episode again")
     return result
 
 
 def list_blocks(text: str) -> list[str]:
-    """What stands in the blocks of an answer. One ends with as many backticks as it began with, or more."""
+    """The contents of an answer's code blocks. A block ends with at least as many backticks as it began with."""
     blocks: list[list[str]] = []
     fence = None
     for line in text.splitlines():
@@ -73,5 +74,5 @@ def list_blocks(text: str) -> list[str]:
         elif found := FENCE.fullmatch(marks):
             fence = found[1]
             blocks.append([])
-    # One that has no end was cut off, and half a command is none.
+    # A block without an end was cut off: half a command is not run.
     return ["\n".join(lines) for lines in (blocks if fence is None else blocks[:-1])]

@@ -5,7 +5,7 @@
     treetune eval agentbench:os-std --taskset.root AgentBench -m MODEL
 
 `os-std`, `os-dev` and `os-env_train` run as `os-interaction` on the data of a checkout. The others are tasks of
-`agentrl.worker`, which call for actions: `EpisodeState` gives them one by one, without worker, redis and Docker.
+`agentrl.worker`, which ask for actions: `EpisodeState` passes them on one by one, without worker, redis and Docker.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ earlier ones `-dev`, whose data is still there. Their code needs a checkout, age
 own."""
 
 END_SECONDS = 10.0
-"""How long a cancelled episode is waited for; its code may be in the middle of something."""
+"""The most seconds to wait for the code of a cancelled episode."""
 RUNNING, COMPLETED, CANCELLED, TASK_ERROR = "running", "completed", "cancelled", "task error"
 LIMIT = "task limit reached"
 CONFIG = (".yaml", ".yml")
@@ -75,14 +75,14 @@ class AgentBenchConfig(TasksetConfig, frozen=True, kw_only=True):
     task: str | None = None
     """Of a config file: the name of the task in it."""
     root: str | None = None
-    """A checkout of AgentBench: its code is imported from there, and its relative paths are meant from there."""
+    """A checkout of AgentBench: its code is imported from there, and its relative paths start there."""
     parameters: dict[str, Any] = {}
-    """What the class is made with, beside what a config file says."""
+    """Further arguments of the class, beside those of a config file."""
 
 
 class AgentBenchTask(Task, frozen=True, kw_only=True):
     index: int | str
-    """What the task itself calls this sample."""
+    """The task's own number or name of this sample."""
 
 
 class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
@@ -117,7 +117,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         return EpisodeState(task, self.adapter)
 
     def _find_class(self) -> tuple[str, dict[str, Any]]:
-        """The class of the task, and what it is made with."""
+        """The class of the task, and its arguments."""
         spec, root = self.config.spec, self.config.root
         if spec.endswith(CONFIG):
             return _read_config(Path(spec).expanduser(), self.config.task)
@@ -179,7 +179,7 @@ def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
 
 
 def _read_dev(config: Path, name: str, checkout: Path) -> tuple[str, dict[str, Any]] | None:
-    """A `-dev` that the config of a checkout lacks, and whose samples lie beside those of its `-std`."""
+    """A `-dev` that the config of a checkout does not have, but whose samples are beside those of its `-std`."""
     standard = name.removesuffix("-dev") + "-std"
     content = load_yaml(str(config))
     if not name.endswith("-dev") or name in content or standard not in content:
@@ -215,7 +215,7 @@ def require_worker() -> tuple[Any, Any]:
 
 
 class EpisodeState(Environment):
-    """One episode: the task's own code runs beside it, and calls for actions."""
+    """One episode: the task's own code runs beside it, and asks for actions."""
 
     task: AgentBenchTask
 
@@ -234,7 +234,7 @@ class EpisodeState(Environment):
         """Waits where as many episodes run as the task allows."""
         await self._places.acquire()
         self._running = asyncio.create_task(self._run())
-        # Code that does not end when it is cancelled keeps its place until it does.
+        # Code that ignores its cancellation counts until it ends.
         self._running.add_done_callback(lambda _: self._places.release())
         return await self._pull()
 
@@ -296,7 +296,7 @@ class EpisodeState(Environment):
         await self._session.controller.env_finish(output)
 
     async def _pull(self, given: Any = None) -> list[Message]:
-        """The messages that are new when the task calls for an action again, or has ended."""
+        """The new messages when the task asks for the next action, or has ended."""
         output = await self._session.controller.agent_pull(given)
         self._status = str(getattr(output.status, "value", output.status))
         self._result = output.result

@@ -2,9 +2,9 @@
 
     parse(Action.of({"name": "answer_action", "arguments": {"answer": "3"}}))   # Move("answer", "3")
 
-The policy runs scripts in a shell that lives on, then answers or finishes. The reference answer is taken before its
-first action, on a copy of its machine: what the policy does afterwards cannot change what is right, and what takes the
-reference leaves nothing for the policy to find.
+The policy runs scripts in a shell that persists, then answers or finishes. The reference answer is computed before the
+first action, on a copy of the machine: the policy cannot change what is right, and the computation leaves no traces
+that the policy could find.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTLE_SECONDS, SETTLE_LOOKS = 1.0, 20
 MEMORY_MB, PROCESSES, DISK_MB = 512, 128, 128
 PATHS = "find / -xdev ! -path '/etc/*' -print0"
 NO_BYTECODE = {"PYTHONPYCACHEPREFIX": "/dev/null"}
-"""What Python compiled before is not used: it may be forged."""
+"""Python uses no files that were compiled before: they may be forged."""
 CHANGED_SYSTEM = "find /usr -xdev ! -type d -newerct @{} -print0"
 ACT = re.compile(r"^[ \t*_#]*Act(?:ion)?\s*:[ \t*_]*(.+)$", re.I | re.M)
 ANSWER = re.compile(r"answer\s*\((.*)\)\W*", re.I | re.S)
@@ -82,7 +82,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         self.reference = ""
         """What the example printed before the first action."""
         self._made: set[str] = set()
-        """Files that were made or changed for the task."""
+        """Files that were made or changed while the task was set up."""
 
     @classmethod
     def render(cls, trace: Trace) -> Rendered:
@@ -144,7 +144,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         return Step(said, info={"metrics": {"turns": self.turns}})
 
     async def run_example(self, shell: Shell) -> Result:
-        """What prints the right answer before the first action, or does what is asked for."""
+        """Run the sample's example: it prints the right answer before the first action, or does what is asked for."""
         assert self.task.sample.evaluation.example is not None
         return await self._run_script(self.task.sample.evaluation.example, shell=shell)
 
@@ -173,7 +173,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         return result.text
 
     async def _wait_for_processes(self) -> list[str]:
-        """What still runs a moment after the machine was made."""
+        """The commands that still run a moment after the machine was set up."""
         for _ in range(SETTLE_LOOKS):
             if not await self.shell.list_processes():
                 break
@@ -181,7 +181,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         return await self.shell.list_processes()
 
     async def _judge(self, answer: str) -> tuple[bool, str]:
-        """Whether it is right, and why not."""
+        """Whether an answer is right, and why not."""
         evaluation = self.task.sample.evaluation
         if evaluation.match is not None:
             return answer.strip() == evaluation.match.strip(), f"the answer should be {evaluation.match!r}"
@@ -200,11 +200,11 @@ class OSInteractionEnvironment(ShellEnvironment):
                 if not result.ok:
                     return False, f"a check ended with {result.exit_code}: {check.code[:200]}"
                 parameters.append(result.text)
-        if self._made:  # some checks are content where nothing is left of it
+        if self._made:  # some checks pass where all of it is gone
             left = await self.run(["xargs", "-0", "ls", "-d"], stdin="\0".join(self._made).encode())
             if not left.stdout.strip():
                 return False, "what the task is about was deleted"
-        # What the task itself changed in the system is what it is about.
+        # The changes of the setup are what the task is about.
         tampered = set(await self.shell.find_tampered()) - self._made if evaluation.runs_scripts else ()
         if tampered:
             return False, f"programs that checks rely on were changed: {', '.join(sorted(tampered)[:3])}"
@@ -231,7 +231,7 @@ def _quote(result: Result) -> str:
 
 
 def _invalid(why: str) -> EnvironmentFault:
-    remedy = "mend the sample, or leave it out; `treetune validate` tells which do not work here"
+    remedy = "correct the sample, or leave it out; `treetune validate` lists those that do not work here"
     return EnvironmentFault(f"this sample is invalid: {why}", remedy=remedy)
 
 

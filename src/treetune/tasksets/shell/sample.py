@@ -1,4 +1,4 @@
-"""AgentBench's os_interaction samples: JSON as it is written there, to tasks that hold everything they need.
+"""AgentBench's os_interaction samples: from its JSON to tasks that hold everything they need.
 
     read_sample({"description": "How many?", "evaluation": {"match": "3"}}).evaluation.match   # "3"
     matches("integer-match", "42", "42\\n")          # True: a check that AgentBench has as a script, built in
@@ -31,7 +31,7 @@ TAKE = {
     "bash": f'__code=${HIDDEN}; unset {HIDDEN}; eval "$__code"',
     "python": f"import os; exec(os.environ.pop({HIDDEN!r}))",
 }
-"""Runs a script of the environment, and keeps it from the programs that the script starts."""
+"""Takes a script from an environment variable, and hides it from the programs that the script starts."""
 
 
 class OSScript(msgspec.Struct, frozen=True):
@@ -46,17 +46,17 @@ class OSScript(msgspec.Struct, frozen=True):
         return ["bash", "-c", self.code, *(["--", *parameters] if parameters else [])]
 
     def hide(self) -> tuple[OSScript, dict[str, str]]:
-        """The same with its text in the environment, which no process of the policy can read; it can in an argument."""
+        """The same, with its text in the environment: processes of the policy can read arguments, but not that."""
         return msgspec.structs.replace(self, code=TAKE[self.language]), {HIDDEN: self.code}
 
 
 class SampleEvaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two: what the answer must be, or scripts that must all end with 0."""
+    """Either what the answer must be, or scripts that must all end with 0."""
 
     match: str | None = None
     regex: str | None = None
     check: list[OSScript | str | None] = []
-    """Scripts; a name is a built-in matcher; None stands for the example, whose output is the reference."""
+    """Scripts. A name is a built-in matcher. None stands for the example, whose output is the reference."""
     example: OSScript | None = None
     """What prints the right answer, or does what is asked for."""
 
@@ -139,8 +139,8 @@ def _read_check(raw: Any, scripts: Sequence[Path]) -> OSScript | str:
 
 
 def _parse_size(text: str) -> Decimal | None:
-    """Bytes of a size as people write it: `1.2G`, `340 MB`, `512`. AgentBench's script takes whole numbers alone, and
-    fails at `KB`, `MB` and so on."""
+    """Bytes of a size as people write it: `1.2G`, `340 MB`, `512`. AgentBench's script takes only whole numbers, and fails
+    at `KB` or `MB`."""
     found = SIZE.fullmatch(text)
     return Decimal(found[1]) * UNITS[found[2].upper()] if found else None
 
@@ -150,7 +150,7 @@ MATCHERS: dict[str, Callable[[str], Any]] = {
     "string-match": lambda text: text.replace("\r\n", "\n").replace("\r", "\n") or None,
     "size-match": _parse_size,
 }
-"""What an answer and its reference mean by each matcher; None: nothing."""
+"""For each matcher, the value of an answer or a reference; None if it has none."""
 
 
 def matches(matcher: str, answer: str, reference: str) -> bool:

@@ -4,7 +4,7 @@
     treetune eval os-interaction --taskset.data ... --taskset.split dev -m scripted:gold
 
 The host's system stands in for AgentBench's images, unless `rootfs` or `sandbox` says otherwise. A sample that needs
-what is not here is refused, saying what it needs.
+something else is refused, and the error names it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
     scripts_root: str | None = None
     """AgentBench's `data/os_interaction/scripts` folder."""
     unsupported: Literal["refuse", "skip"] = "refuse"
-    """Samples that cannot be served here: an error for each when it is run, or left out from the start."""
+    """Samples that cannot be served here: `refuse` fails each when it runs, `skip` leaves them out."""
     max_turns: Positive = OSInteractionEnvironment.MAX_TURNS
     """The most actions of an episode."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
@@ -58,7 +58,7 @@ class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
     output_chars: Positive = SHOWN_CHARS
     """How much of what a script prints is shown."""
     memory_mb: Annotated[int, msgspec.Meta(ge=64)] = MEMORY_MB
-    """What all processes of an episode may use together."""
+    """The memory of all processes of an episode together."""
     image: str = "local-os/default"
     """For samples that name none, with `docker`."""
 
@@ -107,7 +107,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         )
 
     async def gold(self, task: OSTask) -> list[str] | None:
-        """What the sample's example says and does, tried on a machine of its own."""
+        """What the sample's example prints and does, run on a new machine."""
         evaluation = task.sample.evaluation
         if evaluation.match is not None:
             return [f"Act: answer({evaluation.match})"]

@@ -4,8 +4,8 @@
     game.player, game.read(0)    # whose turn it is; what player 0 has not seen yet
     game.act("[4]")              # True when the game is over
 
-textarena's games draw from the global `random` (two from numpy's). Around every call into a game its own state is put
-in place and the one from before put back, so that neither side sees the other's draws. One game at a time does so.
+textarena's games draw from the global `random` (two from numpy's). Each call into a game swaps in the state of that game
+and then restores the state from before, so that neither side sees the other's draws. Only one game runs at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from treetune.errors import EnvironmentFault, MissingExtraError, TreetuneError
 
 WAIT_SECONDS = 120.0
-"""How long a game waits for another that is at work; none takes nearly as long, unless it hangs."""
+"""The most seconds that a game waits for another one to return. Only a game that hangs takes as long."""
 
 
 class TextArenaGame:
@@ -33,7 +33,7 @@ class TextArenaGame:
         self._random = _Random(seed)
         template = _load_template(name, msgspec.json.encode(params, order="sorted"))
         with self._random.use():
-            # A copy of one that was never played: some games do not start afresh when they are reset a second time.
+            # A copy of a game that was never played: some games do not reset fully a second time.
             self._env = _copy(template)
             self._env.reset(num_players=players, seed=seed)
 
@@ -52,11 +52,11 @@ class TextArenaGame:
         return int(self.env.state.num_players)
 
     def info_of(self, player: int) -> Any:
-        """What textarena tells of a player in the end: `reason`, `invalid_move`, `turn_count`."""
+        """What textarena reports of a player at the end: `reason`, `invalid_move`, `turn_count`."""
         return self.env.state.game_info.get(player, {})
 
     def read(self, player: int) -> str:
-        """What is new to a player, but for its own words."""
+        """What a player has not seen yet, without its own words."""
         textarena, state = import_textarena(), self.env.state
         if player == self.player:
             with self._random.use():
@@ -93,7 +93,7 @@ class TextArenaGame:
         return True
 
     def find_gold(self) -> list[str] | None:
-        """The moves that win, from the start; None where they are not known. They never reach the policy."""
+        """The moves that win, from the start; None if they are unknown. They never reach the policy."""
         find = GOLD.get(self._name.partition("-")[0])
         return None if find is None else [f"[{move}]" for move in find(self.env)]
 
@@ -176,7 +176,7 @@ class _Random:
             raise EnvironmentFault(why, remedy="a game that hangs blocks the others of its process; leave it out")
         download, before = nltk.download, (random.getstate(), numpy.get_state())
         try:
-            # Games fetch word lists each time they are made, found or not; what is missing is told instead.
+            # Each new game would download word lists, even those that are there. What is missing is an error instead.
             nltk.download = lambda *args, **kwargs: True
             random.setstate(self._python)
             numpy.set_state(self._numpy or numpy.RandomState(self._seed % 2**32).get_state())

@@ -41,9 +41,9 @@ from treetune.tasksets.turns import Positive, TurnEnvironment, hash_number
 POLICY = 0
 MOST_PLAYERS = 15
 MOST_MOVES = 10_000
-"""Of opponents between two of the policy: a game that passes it does not end by itself."""
+"""The most moves of opponents between two moves of the policy. A game with more does not end by itself."""
 BRACKETS = re.compile(r"\[[^\[\]\n]{1,60}\]")
-"""How games write down the moves that there are."""
+"""How games write the possible moves."""
 REMEDY = (
     "install or set what it misses (data of nltk: python -m nltk.downloader NAME, or copy it and set NLTK_DATA; after "
     "a SyntaxError: a newer Python), or use another game"
@@ -57,7 +57,7 @@ class TextArenaTask(Task, frozen=True, kw_only=True):
     """What the game begins with."""
     players: int = 1
     opponent: str | list[str] = ""
-    """Who plays the others: `random`, a list of moves, or `file.py:function`; nobody where there is one player."""
+    """Who plays the others: `random`, a list of moves, or `file.py:function`; empty for one player."""
     params: dict[str, Any] = {}
     """The game's own settings."""
 
@@ -167,7 +167,7 @@ class TextArena(Taskset[TextArenaTask, TextArenaConfig]):
 
 
 def count_players(name: str, params: dict[str, Any], players: int | None) -> int:
-    """How many play a game; an error that says why where it cannot be played here."""
+    """How many players a game has. Raises an error that says why it cannot be played here."""
     textarena = import_textarena()
     known = textarena.envs.registration.ENV_REGISTRY
     if name not in known:
@@ -198,7 +198,7 @@ def _make_game(task: TextArenaTask) -> TextArenaGame:
 
 
 class Opponent:
-    """Plays everybody but the policy."""
+    """Plays every player except the policy."""
 
     def __init__(self, game: TextArenaGame, task: TextArenaTask, origin: Origin) -> None:
         self._game, self._spec, self._origin = game, task.opponent, origin
@@ -215,10 +215,10 @@ class Opponent:
             seen.append(self._game.read(self._game.player))
             if self._game.act(self._move(seen)):
                 return True
-        raise EnvironmentFault("the opponents play on without end", remedy="use another game or opponent")
+        raise EnvironmentFault("the opponents play without end", remedy="use another game or opponent")
 
     def refuse_forfeit(self) -> None:
-        """A game that was won because an opponent broke the rules says nothing of the policy."""
+        """Fails where an opponent broke the rules: such a win says nothing about the policy."""
         for player in range(1, self._game.players):
             info = self._game.info_of(player)
             if info.get("invalid_move"):
@@ -247,7 +247,7 @@ class Opponent:
                 if self._game.allows(move):
                     return move
             tried.update(moves)
-        why = f"the opponent knows no valid move; tried: {', '.join(sorted(tried)) or 'none, for it is offered none'}"
+        why = f"the opponent found no valid move; tried: {', '.join(sorted(tried)) or 'none, for the game offers none'}"
         raise EnvironmentFault(why, remedy="name the moves, or a function: --taskset.opponent file.py:name")
 
 

@@ -16,7 +16,7 @@ from treetune.errors import ToolError
 
 MOST_CHARACTERS = 1_000
 MOST_BITS = 10_000
-"""Of a whole number: more digits than anybody asks for, and few enough to be quick."""
+"""Of a whole number: enough for any question, and few enough to be quick."""
 
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 _OPERATORS: dict[type, Callable[..., Any]] = {
