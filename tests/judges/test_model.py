@@ -185,7 +185,7 @@ def test_a_forked_process_has_its_own_clients():
         ("local:/no/such/model", "no model at"),
         ("scripted:gild", "did you mean 'gold'"),
         ("scripted:nowhere.py:Judge", "no such file"),
-        ("Qwen/Qwen3-8B", "say where it is served: scorer.endpoint.base_url URL"),
+        ("Qwen/Qwen3-8B", "give its address: scorer.endpoint.base_url URL"),
     ],
 )
 def test_a_judge_that_cannot_be_is_refused_before_anything_is_asked(model, says, monkeypatch):

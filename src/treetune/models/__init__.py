@@ -50,7 +50,7 @@ PROVIDERS = {
     "huggingface": Provider("https://router.huggingface.co/v1", ("HF_TOKEN",)),
     "ollama": Provider("http://127.0.0.1:11434/v1"),
 }
-"""A prefix is only read where no address is given: `openai/gpt-oss-20b` at your own server is a name of its own."""
+"""A prefix only counts if no address is given: at your own server `openai/gpt-oss-20b` is a whole name."""
 OTHER_PROVIDERS = {
     "hf": "huggingface",
     "google": "gemini",
@@ -62,11 +62,11 @@ OTHER_PROVIDERS = {
     "fireworks_ai": "fireworks",
     "open-router": "openrouter",
 }
-"""What other tools call them. Some are owners on the hub too, so errors name them, and nothing is taken for them."""
+"""Other tools' names of vendors. Some are owners on the hub too, so errors suggest the vendor, and nothing uses it."""
 
 
 def list_headers(base_url: str, key: str | None) -> dict[str, str]:
-    """What a vendor wants beside the usual when its models are listed."""
+    """Further headers that a vendor needs to list its models."""
     if base_url == PROVIDERS["anthropic"].base_url and key is not None:
         return {"x-api-key": key, "anthropic-version": "2023-06-01"}
     return {}
@@ -86,13 +86,13 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The most requests under way at once."""
 
     continue_final_message: bool = False
-    """Whether the server goes on with a last message of the assistant's instead of answering it, as vLLM and SGLang do.
+    """Whether the server continues a last message of the assistant instead of answering it, as vLLM and SGLang do.
     Without it, a prompt that ends with the beginning of an answer is refused."""
     call_format: str | None = None
     """How the model writes calls of tools: `hermes`, `qwen-xml`, `mistral`, `llama` or `deepseek`. Absent: the server
     reads them, and the chat template of a local model shows it. With it, tools and calls go to the server as text."""
     version_header: str | None = None
-    """The header of a reply that tells the version of the weights, a number. Without it `weight_version` is read, where
+    """The header of a reply that has the version of the weights, a number. Without it `weight_version` is read, where
     SGLang puts it: in `metadata` or `meta_info` of the reply."""
     preflight: bool = True
     """Whether an evaluation first asks the server if it is there, takes the key and has the model."""
@@ -101,7 +101,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody has said where the model is."""
+        """Whether no other address was given."""
         return self.base_url.rstrip("/") == OPENAI
 
     @property
@@ -110,7 +110,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.api_key_env or ("OPENAI_API_KEY" if self.is_default else None)
 
     def api_key(self, place: str = "--endpoint") -> str | None:
-        """`place` is where the endpoint is configured, for who has to set a key."""
+        """The key. `place` is where the endpoint is configured, for the message about a missing one."""
         name = self.key_variable
         if name is None:
             return None
@@ -135,8 +135,8 @@ SPELLINGS = {
 
 
 def endpoint_of(model: str, endpoint: EndpointConfig) -> tuple[str, EndpointConfig]:
-    """What a model is called where it is served, and where that is: `anthropic/NAME` at Anthropic's address, with its
-    key, unless another address is given."""
+    """A model's name at its server, and the endpoint: `anthropic/NAME` is at Anthropic's address, with its key, unless
+    another address is given."""
     provider, _, name = model.partition("/")
     if provider not in PROVIDERS or not name or not endpoint.is_default:
         return model, endpoint
@@ -146,8 +146,8 @@ def endpoint_of(model: str, endpoint: EndpointConfig) -> tuple[str, EndpointConf
 
 
 def refuse_unserved(model: str, endpoint: EndpointConfig, place: str = "--endpoint") -> None:
-    """OpenAI has no model with a slash in its name: where nobody said another address, the prefix is a vendor that is
-    not known, or the name is one of the hub. `place` is where the endpoint is configured."""
+    """Refuses a name with a slash at OpenAI's address, which has no such model: its prefix is an unknown vendor, or the
+    name is one of the hub. `place` is where the endpoint is configured."""
     provider, slash, name = model.partition("/")
     if not slash or provider in PROVIDERS or not endpoint.is_default:
         return
@@ -155,12 +155,12 @@ def refuse_unserved(model: str, endpoint: EndpointConfig, place: str = "--endpoi
         raise UsageError(f"{model}: {provider!r} is no vendor's prefix; did you mean '{provider}:{name}'?")
     meant = OTHER_PROVIDERS.get(provider.lower())
     near = f"; did you mean '{meant}/{name}'?" if meant is not None else did_you_mean(provider, PROVIDERS)
-    remedy = f"say where it is served: {place}.base_url URL; or vllm:{model}, which starts it, or local:{model}"
+    remedy = f"give its address: {place}.base_url URL; or vllm:{model}, which starts it, or local:{model}"
     raise UsageError(f"{model}: {provider!r} is no vendor's prefix{near}", remedy=remedy)
 
 
 def is_behind_endpoint(model: str) -> bool:
-    """Whether a name is that of a model at an address, not of a script or a local model."""
+    """Whether a name means a model at an address, not a script or a local model."""
     return model.partition(":")[0] not in ("scripted", "local")
 
 
@@ -219,7 +219,7 @@ def check_policy(
 
 
 def check_reachable(model: str, endpoint: EndpointConfig, place: str = "--endpoint") -> None:
-    """Refuses a model behind an endpoint that does not answer, or not for this name or key; nothing of any other model.
+    """Refuses a model behind an endpoint that does not answer, or refuses this name or key. Other models pass.
     `place` is where the endpoint is configured. Not within an event loop."""
     if is_behind_endpoint(model) and not model.startswith("vllm:") and endpoint.preflight:
         from treetune.models.endpoint import check_endpoint

@@ -103,21 +103,21 @@ class Endpoint:
         raise PolicyError(f"gave up after {config.max_retries + 1} attempts: {problem}", remedy=remedy)
 
     def _tell(self, problem: str, wait: float) -> None:
-        """That calls are repeated, once: who waits for the first rollouts should know why."""
+        """Warn once that calls are repeated, which explains a long wait for the first rollouts."""
         if not self._has_told:
             self._has_told = True
             most = self._config.max_retries
-            told = (
+            text = (
                 f"{problem[:200].strip(': ')}; calls are repeated, up to {most} times each, the first in {wait:.1f} s"
             )
-            warnings.warn(told, stacklevel=2)
+            warnings.warn(text, stacklevel=2)
 
 
 def _decode(content: bytes) -> Any:
     try:
         return msgspec.json.decode(content)
     except msgspec.DecodeError:
-        return json.loads(content)  # which takes half of a surrogate pair, as a model may sample it
+        return json.loads(content)  # it accepts half of a surrogate pair, which a model may sample
 
 
 def _retry_after(header: str | None) -> float | None:
@@ -140,20 +140,20 @@ class _Answer(NamedTuple):
         return [str(entry["id"]) for entry in data if isinstance(entry, dict) and "id" in entry]
 
     @property
-    def told(self) -> str:
-        """What the server says is wrong."""
+    def reason(self) -> str:
+        """The server's own message about what is wrong, after a colon."""
         error = self.body.get("error") or self.body.get("message") if isinstance(self.body, dict) else None
         text = error.get("message") if isinstance(error, dict) else error
         return f": {' '.join(str(text).split())[:200]}" if text else ""
 
 
 _LATE = _Answer(0, None)
-"""A connection on which nothing was said in time."""
+"""The answer of a connection without an answer in time."""
 
 
 def check_endpoint(model: str, config: EndpointConfig, place: str = "--endpoint") -> None:
-    """Raises what is wrong with a model behind an endpoint, in the words of who has to mend it, at the `place` where it
-    is configured. Not within a loop."""
+    """Raises `UsageError` or `NetworkError` for a model that its endpoint does not serve, with a remedy at the `place`
+    where it is configured. Not within an event loop."""
     asyncio.run(_check(model, config, place))
 
 
@@ -174,7 +174,7 @@ async def _check(model: str, config: EndpointConfig, place: str) -> None:
         if asked.status in (401, 403):
             raise _refused_key(url, config, key, asked, place)
         if listed.models is not None and (
-            asked.status == 404 or (asked.status in (400, 422) and "model" in asked.told)
+            asked.status == 404 or (asked.status in (400, 422) and "model" in asked.reason)
         ):
             raise _unknown_model(model, url, listed.models)
         if asked.status == 200 and listed.models is not None:
@@ -189,7 +189,7 @@ def _warn_of_misspelling(model: str, url: str, models: list[str]) -> None:
 
 
 async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer, place: str) -> None:
-    """Refuses an address without models where one beside it has some: `/v1` is missing, or a route was copied too."""
+    """Refuses an address without models if a similar one has some: `/v1` is missing, or a route was copied too."""
     beside = url.removesuffix("/chat/completions").removesuffix("/completions")
     if beside == url:
         beside = f"{url}/v1"
@@ -198,7 +198,7 @@ async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer
     if listed.status not in (200, 404, 405):
         return
     found = await _ask(session, f"{beside}/models", place)
-    too_much = url.endswith("/v1")  # then a root that is guarded says nothing of models
+    too_much = url.endswith("/v1")  # then a root that wants a key says nothing about models
     if found.models is not None or (found.status in (401, 403) and not too_much):
         problem = f"{url} serves no models, and {beside} does"
         raise UsageError(problem, remedy=f"write {place}.base_url {beside}")
@@ -227,7 +227,7 @@ async def _ask(session: aiohttp.ClientSession, address: str, place: str, **optio
     except BodyTooLarge as error:
         raise NetworkError(error.message, remedy=f"is it a server of models? Correct {place}.base_url") from None
     except (aiohttp.ClientError, TimeoutError):
-        return _LATE  # it is there; whether it is only busy shows when it is used
+        return _LATE  # a server is there, and may only be busy
     raise NetworkError(f"nothing answers at {url}: {problem}", remedy=remedy)
 
 
@@ -235,10 +235,10 @@ def _refused_key(url: str, config: EndpointConfig, key: str | None, answer: _Ans
     vendor = next((f" (or -m {name}/NAME)" for name, found in PROVIDERS.items() if found.base_url == url), "")
     if key is None:
         remedy = f"name the environment variable that holds it: {place}.api_key_env NAME{vendor}"
-        return UsageError(f"{url} wants a key, and none was sent{answer.told}", remedy=remedy)
-    told = "" if key in answer.told else answer.told
+        return UsageError(f"{url} wants a key, and none was sent{answer.reason}", remedy=remedy)
+    reason = "" if key in answer.reason else answer.reason
     name = config.key_variable
-    return UsageError(f"{url} refuses the key in {name}{told}", remedy=f"set {name} to a key of that server")
+    return UsageError(f"{url} refuses the key in {name}{reason}", remedy=f"set {name} to a key of that server")
 
 
 def _unknown_model(model: str, url: str, models: list[str]) -> UsageError:

@@ -17,7 +17,7 @@ DEFAULT_MAX_TOKENS = 256
 
 
 def find_model(path: str) -> Path | None:
-    """The folder or file of a model; None where the name can only be one of the hub's."""
+    """The folder or file of a model; None if the name can only be one of the hub."""
     where = Path(path).expanduser()
     if where.exists():
         return where
@@ -28,7 +28,7 @@ def find_model(path: str) -> Path | None:
 
 
 class LocalPolicy(Policy):
-    """A Hugging Face model folder, a .gguf file, or a model of the hub's, in float32. One completion at a time."""
+    """A Hugging Face model folder, a .gguf file, or a model of the hub, in float32. One completion at a time."""
 
     def __init__(self, path: str, call_format: str | None = None) -> None:
         """`call_format`: how it writes calls of tools, where its chat template does not show that."""
@@ -57,7 +57,7 @@ class LocalPolicy(Policy):
         await self._busy.acquire()
         generating = asyncio.ensure_future(call(self.generate, request))
         generating.add_done_callback(lambda _: self._busy.release())
-        # Shielded: a request that was given up keeps the model busy until its thread is done.
+        # Shielded: a cancelled request keeps the model busy until its thread is done.
         completion: Completion = await asyncio.shield(generating)
         return completion
 

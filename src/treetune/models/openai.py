@@ -23,7 +23,7 @@ from treetune.models.endpoint import Endpoint
 from treetune.play.weights import read_version
 
 _EXTRA_TOKENS = 16
-"""Some servers count the end token apart, or overshoot by a speculative step."""
+"""Some servers count the end token separately, or overshoot by a speculative step."""
 _OTHER_LIMITS = {"max_tokens", "max_completion_tokens"}
 """What `sampling.extra` may set in place of `sampling.max_tokens`."""
 _CHAT_KEYS = (
@@ -40,7 +40,7 @@ _INCOMPLETE = "\ufffd"
 
 class OpenAIPolicy:
     def __init__(self, model: str, endpoint: EndpointConfig, called: str | None = None) -> None:
-        """`called` is what the server calls it, where that is something else."""
+        """`called` is its name at the server, if that is another."""
         self.name = model
         self._model = called or model
         self._endpoint = endpoint
@@ -50,7 +50,7 @@ class OpenAIPolicy:
     async def complete(self, request: Request) -> Completion:
         if request.continues and not self._endpoint.continue_final_message:
             raise cannot_continue(
-                f"nothing says that {self._endpoint.base_url} goes on with one",
+                f"nothing says that {self._endpoint.base_url} continues one",
                 "set endpoint.continue_final_message: true where the server knows it (vLLM, SGLang)",
             )
         if (partial := request.partial) is not None and can_go_on(partial, request, self._call_format):
@@ -148,16 +148,16 @@ def _completion(answer: Any, request: Request, call_format: str | None = None) -
 
 
 def _version(answer: Any) -> int | None:
-    """Of the weights, where the server tells: SGLang does in `metadata`, and in `meta_info` of its own replies."""
-    told = answer.get("weight_version")
+    """The version of the weights, if the server gives it: SGLang does in `metadata` or `meta_info`."""
+    version = answer.get("weight_version")
     for place in ("metadata", "meta_info"):
-        if told is None and isinstance(found := answer.get(place), dict):
-            told = found.get("weight_version")
-    return None if told is None else read_version(told)
+        if version is None and isinstance(found := answer.get(place), dict):
+            version = found.get("weight_version")
+    return None if version is None else read_version(version)
 
 
 def _read_calls(message: Message, turn: int) -> list[Message]:
-    """Takes the calls out of a message, in whatever shape the server gives them, and gives them in one."""
+    """Takes the calls out of a message, in any shape of a server, and gives them in one shape."""
     calls = message.pop("tool_calls", None) or []
     old = message.pop("function_call", None)  # before there were several
     return [_normalize(call, turn, number) for number, call in enumerate(calls or ([old] if old else []))]
@@ -170,7 +170,7 @@ def _normalize(call: Message, turn: int, number: int) -> Message:
 
 
 def can_go_on(partial: Completion, request: Request, call_format: str | None) -> bool:
-    """Only where its tokens are known and its text is all that the server made of them."""
+    """Whether a completion can be continued: its tokens are known, and its text is all that the server made of them."""
     if not partial.prompt_ids or not partial.completion_ids or partial.text.endswith(_INCOMPLETE):
         return False
     if request.tools and call_format is None:
@@ -195,7 +195,7 @@ def continued(body: dict[str, Any], partial: Completion) -> dict[str, Any]:
 
 
 def join(partial: Completion, rest: Any, request: Request) -> Any | None:
-    """The whole as the chat route would have given it; None where the rest has no tokens, or does not fit on."""
+    """The whole answer as the chat route would give it; None if the rest has no tokens, or does not fit."""
     try:
         choice = rest["choices"][0]
         ids, text = choice["token_ids"], choice["text"]
@@ -206,7 +206,7 @@ def join(partial: Completion, rest: Any, request: Request) -> Any | None:
     if not isinstance(ids, list) or text.startswith(_INCOMPLETE) or (partial.logprobs is None) != (logprobs is None):
         return None
     if any(stop in whole_text for stop in request.sampling.stop):
-        return None  # half of it was sampled before, so the server did not see it
+        return None  # a part of it was sampled before, so the server did not see the stop
     whole: dict[str, Any] = {
         **choice,
         "message": {"role": "assistant", "content": whole_text},

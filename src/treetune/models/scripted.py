@@ -1,4 +1,4 @@
-"""Policies without a model: for demos, tests, and to see what a taskset rewards."""
+"""Policies without a model: for demos and tests, and to see what a taskset rewards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_script(script: str, taskset: Taskset[Any, Any]) -> Policy:
 
 
 def _read_probability(script: str) -> float | None:
-    """How often it gives the gold answer: NaN where that is no number, None where it is another script."""
+    """The probability of a gold answer: NaN if it is no number, None for another script."""
     if script == "gold":
         return 1.0
     if not script.startswith("p="):
@@ -50,8 +50,8 @@ def _read_probability(script: str) -> float | None:
 
 
 def refuse_without_gold(model: str, taskset: Taskset[Any, Any]) -> None:
-    """Refuses a model that gives gold answers on a taskset where nothing could know one. A task without one among
-    others is a rollout that fails."""
+    """Refuses a model that gives gold answers on a taskset that has none. Where only some tasks have none, their
+    rollouts fail."""
     script = model.removeprefix("scripted:") if model.startswith("scripted:") else ""
     if not 0 < (_read_probability(script) or 0) <= 1:
         return
@@ -62,7 +62,7 @@ def refuse_without_gold(model: str, taskset: Taskset[Any, Any]) -> None:
 
 
 def _knows_gold(taskset: Taskset[Any, Any]) -> bool:
-    """Whether the taskset, its scorer or the environment of one of its first tasks has a word on what is right."""
+    """Whether the taskset, its scorer or the environment of one of its first tasks can give a gold answer."""
     if taskset.overrides("gold") or taskset.scorer is not None:
         return True
     named = {task.env_class for task in taskset.draw(_LOOKED_AT)} - {None}
@@ -79,9 +79,9 @@ def _load_own(spec: str) -> Policy:
 
 
 def given_policy(own: Any) -> Policy:
-    """A policy object, or a function of a request, that the caller has: it stays theirs, and is not closed."""
+    """A policy object, or a function of a request, of the caller, who closes it."""
     named = getattr(own, "name", None) or getattr(own, "__name__", None) or type(own).__name__
-    ours = type(own).__module__.startswith(f"{__package__}.")  # whose names `-m` takes
+    ours = type(own).__module__.startswith(f"{__package__}.")  # `-m` takes such names
     name = str(named) if ours or str(named).startswith("scripted:") else f"scripted:{named}"
     return _OwnPolicy(None, _complete_of(own, repr(own)), name)
 
@@ -95,7 +95,7 @@ def _complete_of(policy: Any, shown: str) -> Any:
 
 
 class _OwnPolicy(Policy):
-    """A policy of the user's own; it needs neither a name nor `close`."""
+    """A policy that a user wrote; it needs neither a name nor `close`."""
 
     def __init__(self, own: Any, complete: Any, name: str) -> None:
         self._own, self._complete, self.name = own, complete, name
@@ -134,7 +134,7 @@ class Gold(Policy):
 
 
 class Echo(Policy):
-    """Repeats the last message: what a reward must not pay for."""
+    """Repeats the last message, which must earn no reward."""
 
     name = "scripted:echo"
 
@@ -153,12 +153,12 @@ def completion_of(action: Any) -> Completion:
 
 
 def _answer(request: Request, text: str) -> Completion:
-    """The whole message: a text that does not begin as the task has it is what comes after that."""
+    """The whole message: a text without the task's beginning of the answer is put after it."""
     return Completion(text=text if text.startswith(request.prefix) else request.prefix + text)
 
 
 class Replay(Policy):
-    """Says again what was said before: how saved traces are scored anew."""
+    """Repeats recorded completions: so saved traces are scored again."""
 
     name = "replay"
 

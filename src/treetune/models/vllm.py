@@ -37,17 +37,17 @@ _LIST_SECONDS = 10.0
 _LINES = 12
 _ERROR = re.compile(r"\b(?!EngineDeadError)\w+(?:Error|Exception): \S.*")
 _WORDS_EVERY = 30.0
-"""Seconds between two lines where nobody watches a terminal."""
+"""Seconds between two lines of progress without a terminal."""
 
 
 def check_vllm(model: str, endpoint: EndpointConfig) -> None:
-    """Raises where neither such a server runs nor can be started; starts none."""
+    """Raises if no such server runs and none can be started; starts none."""
     if find_server(model, endpoint) is None:
         _command(model, endpoint, PORT)
 
 
 def find_server(model: str, endpoint: EndpointConfig) -> tuple[str, str] | None:
-    """The address of a server that has the model, and what it is called there; None where there is none."""
+    """The address of a server that has the model, and its name there; None if there is none."""
     url = f"http://127.0.0.1:{PORT}/v1" if endpoint.is_default else endpoint.base_url.rstrip("/")
     for entry in _ask(f"{url}/models").get("data") or []:
         if isinstance(entry, dict) and model in (entry.get("id"), entry.get("root")):
@@ -82,7 +82,7 @@ def _command(model: str, endpoint: EndpointConfig, port: int) -> list[str]:
 
 
 class VllmServer:
-    """One that was found, or that runs until it is stopped."""
+    """A server that was found, or one that runs until it is stopped."""
 
     def __init__(self, model: str, endpoint: EndpointConfig) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,10 +96,10 @@ class VllmServer:
         self.stop()
 
     def stop(self) -> None:
-        """Ends the server, where it was started here."""
+        """Ends the server if it was started here."""
         if self._process is not None:
             assert self._process.stdin is not None
-            self._process.stdin.close()  # its keeper ends it then
+            self._process.stdin.close()  # then its keeper ends it
             self._process.wait()
             self._process = None
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -111,7 +111,7 @@ class VllmServer:
         log = self._folder / "vllm.log"
         _say(f"starting vLLM: {shlex.join(command)} (its log: {log})")
         with log.open("wb") as output:
-            # The keeper ends vLLM when we close its input, and when we end, however that happens.
+            # The keeper ends vLLM when its input closes: by us, or at our end of any kind.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(Path(__file__).with_name("vllm_keeper.py")), *command],
                 stdin=subprocess.PIPE,
@@ -157,7 +157,7 @@ def _is_healthy(address: str) -> bool:
 
 
 def _choose_port() -> int:
-    """The usual one, unless somebody else has it."""
+    """The usual port, or a free one if that is taken."""
     for port in (PORT, 0):
         with suppress(OSError), socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -171,7 +171,7 @@ def _last_lines(log: Path, count: int = _LINES) -> list[str]:
 
 
 def _first_error(log: Path) -> str:
-    """The line that names the first exception: what follows it are those that it caused."""
+    """The line of the first exception, which caused those after it."""
     lines = log.read_text(errors="replace").splitlines()
     return next((found[0] for line in lines if (found := _ERROR.search(line))), "")[:300]
 
@@ -181,7 +181,7 @@ def _say(text: str) -> None:
 
 
 class VllmPolicy(OpenAIPolicy):
-    """The model, with its server for as long as it is asked."""
+    """The model, with its server until `close`."""
 
     def __init__(self, model: str, endpoint: EndpointConfig) -> None:
         self._vllm = VllmServer(model, endpoint)
@@ -200,8 +200,8 @@ class VllmPolicy(OpenAIPolicy):
 
 @contextmanager
 def running(model: str, endpoint: EndpointConfig) -> Iterator[EndpointConfig]:
-    """Where a model can be asked by several processes: of `vllm:MODEL` the server, which runs for so long; of any other
-    the endpoint as it is."""
+    """An endpoint that several processes can ask: for `vllm:MODEL` a server that runs within the block, for any other
+    model the endpoint as it is."""
     if not model.startswith(PREFIX):
         yield endpoint
         return

@@ -5,9 +5,9 @@
     process.find_first()
     process.end()                           # nothing of it is left
 
-Bubblewrap is two processes: a monitor outside, and the first process of the sandbox's own pid namespace. With the
-second one everything inside ends, so that is the one to kill and the one to wait for. Nobody inside can look into it:
-it has a capability that the commands lack, and the kernel refuses `ptrace` of a process that has more.
+Bubblewrap is two processes: a monitor outside, and the first process of the sandbox's own pid namespace. Everything
+inside ends with the second one, so that is the one to kill and to wait for. No process inside can inspect it: it has a
+capability that the commands lack, and the kernel refuses `ptrace` of a process that has more.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ START_SECONDS = 60.0
 GONE_SECONDS = 60.0
 NAMESPACES = ("ipc", "pid", "net", "uts", "cgroup-try")
 PACKAGES = {"bwrap": "bubblewrap", "python3": "python3", "setpriv": "util-linux"}
-"""The host's programs that sandboxes need, and the packages that have them."""
+"""The programs that sandboxes need on the host, and their packages."""
 FIRST_UID = 1_900_000_000
-"""Root's one-shot sandboxes run as the user with this number plus that of their thread: one that no other run has."""
+"""As root, a one-shot sandbox runs as the user of this number plus its thread's: each run has another user."""
 LAST_THREAD = 1 << 22
 GUARD = "LEASE"
-"""A capability of no use here. The first process has it and commands lack it: see above."""
+"""A capability without use here. The first process has it and commands lack it: see above."""
 CAUSES = {
     r"Unknown option": (
         "the installed bubblewrap is too old",
@@ -79,13 +79,13 @@ CAUSES = {
         "raise its limit (ulimit -n), or run fewer sandboxes at a time",
     ),
 }
-"""What bubblewrap or the kernel says, the first that fits: what it means, and what to do about it."""
+"""By a pattern of what bubblewrap or the kernel says: the cause and the remedy. The first match counts."""
 Stream = FileIO | socket.socket
 Closed = TypeVar("Closed", bound=contextlib.AbstractContextManager[Any])
 
 
 def find_tools() -> dict[str, str]:
-    """The paths of those programs, the same inside and outside."""
+    """The paths of the programs that sandboxes need, the same inside and outside."""
     found = {name: shutil.which(name, path="/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin") for name in PACKAGES}
     if missing := [name for name, path in found.items() if path is None]:
         why = f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all"
@@ -95,18 +95,18 @@ def find_tools() -> dict[str, str]:
 
 
 class Launcher(msgspec.Struct, frozen=True):
-    """What `probe` found to work here. Root becomes an ordinary user before it starts anything: a process limit never
-    counts for root, and what is inside should not be root outside either."""
+    """A way to start sandboxes; `probe` finds the one that works here. Root becomes an ordinary user before it starts
+    anything: process limits do not apply to root, and root inside must not be root outside."""
 
     tools: dict[str, str]
     becomes_user: bool
-    """Treetune is root, and no sandbox should be."""
+    """Whether Treetune is root: then each sandbox gets a user."""
     parent: CgroupParent | None = None
-    """Where its cgroups are made, which count the memory of all processes together."""
+    """The parent of its cgroups, which count the memory of all processes together."""
     looks: bool = True
-    """Whether Treetune may look at it where there is no cgroup."""
+    """Whether Treetune may inspect its processes, which counts memory without a cgroup."""
     own_users: bool = False
-    """Whether a shell has a range of users of its own, and root among them; else one, who is root to itself."""
+    """Whether a shell has its own range of users, root among them; else it has one, who is root to itself."""
 
     def hold_memory(self, limits: SandboxLimits, mounts: Sequence[str], *, all_at_once: bool) -> Memory:
         """`mounts`: where files are kept in memory, as seen inside."""
@@ -116,7 +116,7 @@ class Launcher(msgspec.Struct, frozen=True):
 
 
 def isolate(capabilities: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Bubblewrap's options that every sandbox has."""
+    """Bubblewrap's options for every sandbox."""
     # In the monitor's session `kill 0` inside would reach the monitor.
     given = ["--new-session", "--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL"]
     given += ["--clearenv", *(f"--unshare-{name}" for name in NAMESPACES)]
@@ -134,8 +134,8 @@ def mount_devices(limits: SandboxLimits) -> list[str]:
 
 
 def list_rlimits(limits: SandboxLimits, own_processes: int) -> dict[str, int]:
-    """What each process inside gets; they are set in the sandbox's user namespace, which makes `nproc` count this
-    sandbox alone. `own_processes` are ours, and not counted against the limit."""
+    """The limits of each process inside. They are set in the sandbox's user namespace, so that `nproc` counts only this
+    sandbox. `own_processes` are ours, and do not count."""
     wanted = {
         "nproc": limits.processes + own_processes,
         # RLIMIT_AS would be stricter, but programs that reserve much and use little (Java) could not start.
@@ -161,7 +161,7 @@ class Process:
         self._held.callback(memory.close)
         self._monitor: subprocess.Popen[bytes] | None = None
         self._passed: list[FileIO] = []
-        """What bubblewrap is given beside its streams."""
+        """The files that bubblewrap inherits beside its streams."""
         self._first: int | None = None
         """A pidfd: readable when every process inside is gone."""
         self.processes = ""
@@ -170,7 +170,7 @@ class Process:
         """What the monitor reported: JSON, a line each."""
         try:
             self.status, writing = self.make_pipe()
-            # Opened for reading too, so that a monitor whose owner died can write and does not leave a start half done.
+            # Opened for reading too, so that a monitor whose owner has died can still write, and finishes its start.
             self._report = self.keep(FileIO(os.open(f"/proc/self/fd/{writing.fileno()}", os.O_RDWR), "r+"))
             writing.close()
         except OSError:
@@ -187,7 +187,7 @@ class Process:
         return self.keep(FileIO(reading)), self.keep(FileIO(writing, "w"))
 
     def make_file(self, content: bytes) -> int:
-        """The descriptor of a file in memory for what is spawned, which can only read it."""
+        """The descriptor of a file in memory, which the spawned process can only read."""
         file = self.keep(FileIO(os.memfd_create("sandbox", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC), "w+"))
         left = memoryview(content)
         while left:
@@ -200,7 +200,7 @@ class Process:
         return file.fileno()
 
     def list_options(self) -> list[str]:
-        """Bubblewrap's options by which it reports here and refuses system calls."""
+        """Bubblewrap's options for its reports and for the filter of system calls."""
         self._passed.append(self._report)
         options = ["--json-status-fd", str(self._report.fileno())]
         if calls := build_filter():
@@ -208,7 +208,7 @@ class Process:
         return options
 
     def spawn(self, command: Sequence[str], stdin: Stream, stdout: Stream, stderr: Stream) -> None:
-        """Its ends of the streams are closed here. Call it from a thread that outlives the sandbox: for
+        """Start it, and close its ends of the streams here. Call this from a thread that outlives the sandbox: for
         `--die-with-parent` that thread is the parent."""
         self._monitor = subprocess.Popen(
             command,
@@ -217,7 +217,7 @@ class Process:
             stderr=stderr.fileno(),
             pass_fds=[file.fileno() for file in self._passed],
             cwd="/",
-            # Nothing of ours: /proc/1/environ shows it, although bubblewrap clears it for the command.
+            # None of our variables: /proc/1/environ shows them, although bubblewrap clears them for the command.
             env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
             start_new_session=True,
         )
@@ -225,13 +225,13 @@ class Process:
             end.close()
 
     def give_monitor(self, original: Process) -> int:
-        """A pidfd of another sandbox's monitor, for what is spawned here, which can join the mounts of that sandbox."""
+        """A pidfd of another sandbox's monitor: what is spawned here can then join the mounts of that sandbox."""
         assert original._monitor is not None
         self._passed.append(self.keep(FileIO(os.pidfd_open(original._monitor.pid))))
         return self._passed[-1].fileno()
 
     def find_first(self) -> bool:
-        """Take hold of the sandbox's first process and of its memory; False where it came to none."""
+        """Find the sandbox's first process, and hold its memory; False if it did not start."""
         while b"\n" not in self._reports:
             if not wait_readable(self.status, START_SECONDS) or not self.read_report():
                 return False
@@ -270,7 +270,7 @@ class Process:
         if self._monitor is None:
             return
         if self._first is None:
-            # Killed in the middle of its start, bubblewrap would leave processes that wait for it for ever.
+            # If bubblewrap is killed during its start, processes remain that wait for it for ever.
             with contextlib.suppress(OSError, ValueError):
                 self.find_first()
         self.kill()
@@ -279,7 +279,7 @@ class Process:
             if not wait_readable(self._first, GONE_SECONDS):
                 raise SandboxUnavailable(f"a sandbox did not end within {GONE_SECONDS:.0f} seconds of being killed")
             with contextlib.suppress(OSError):
-                # Only where this process is the init of a container: nobody else would reap it.
+                # Only where this process is the init of a container: no other process would reap it.
                 os.waitid(os.P_PIDFD, self._first, os.WEXITED | os.WNOHANG)
         self._monitor.wait()
 
@@ -296,7 +296,7 @@ def wait_readable(descriptor: FileIO | int, seconds: float) -> bool:
 
 
 def is_passable(text: str) -> bool:
-    """Whether it can be a name or an argument at all."""
+    """Whether the system can take it as a name or an argument."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -305,7 +305,7 @@ def is_passable(text: str) -> bool:
 
 @contextlib.contextmanager
 def explain_failures() -> Iterator[None]:
-    """What keeps a sandbox from starting becomes `SandboxUnavailable` with cause and remedy, where they are known."""
+    """Errors at the start of a sandbox become `SandboxUnavailable`, with cause and remedy if they are known."""
     try:
         yield
     except OSError as error:
@@ -324,8 +324,8 @@ def explain(error: SandboxUnavailable) -> SandboxUnavailable:
     return error
 
 
-# The filter of system calls. Some make memory that no limit sees, some reach what no namespace separates, some are
-# where kernels break most often. They answer "not implemented", which programs that try them first are prepared for.
+# The filter of system calls. Some use memory that no limit counts, some reach what no namespace separates, some have
+# many kernel bugs. They answer "not implemented", for which programs that try them are prepared.
 
 X86_64, AARCH64 = 0xC000003E, 0xC00000B7
 ARCHITECTURES = {"x86_64": X86_64, "aarch64": AARCH64}
@@ -344,9 +344,9 @@ REFUSED_CALLS = {
 }
 SOCKET, PRLIMIT = (41, 198), (302, 261)
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
-"""Of sockets. Others, such as vsock, lead out of every namespace; the last is netlink, for addresses."""
+"""The allowed families of sockets. Others, such as vsock, leave every namespace; the last is netlink, for addresses."""
 FIRST_PROCESS = 1
-"""Whose limits nobody sets."""
+"""The process whose limits no process inside may set."""
 X32_CALLS = 0x40000000
 """From here on a second set of numbers for the same calls, on x86_64."""
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06

@@ -2,10 +2,10 @@
 
     shell = await open_shell("python:3.12-slim", SandboxLimits(memory_mb=1024))
 
-Inside runs the same runner as in bubblewrap, so a shell is a shell; the image needs `bash` and `python3`. No network,
-no further privileges. A container is removed with `close`, and also when the process that opened it ends. The engine
-limits memory and processes; `disk_mb` it does not. A copy is a container of an image that the engine makes of the
-original (`docker commit`), and removes with the copy. Needs the package `aiodocker`, the extra `docker`.
+Inside runs the same runner as in bubblewrap, so shells behave the same; the image needs `bash` and `python3`. There is
+no network and no further privilege. `close` removes a container, and so does the end of the process that opened it. The
+engine limits memory and processes, but not `disk_mb`. A copy is a container of an image that the engine makes of the
+original (`docker commit`) and removes with the copy. This needs the package `aiodocker`, the extra `docker`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer
 
 LOADER = "import sys; exec(open(0, 'rb', closefd=False).read(int(sys.argv[1])))"
-"""Runs the runner, the first that comes on the standard input. It is told the size; what follows is the runner's."""
+"""Reads the runner from the standard input and runs it. The argument is its size; the rest of the input is for it."""
 COPIES = "treetune-copy"
-"""Under which images of copies are for as long as they are needed."""
+"""The repository of the images of copies."""
 STDOUT = 1
 UNREACHABLE = 900
-"""The status that the library gives to an engine that does not answer."""
+"""The library's status for an engine that does not answer."""
 GONE = (404, 409)
-"""The engine has removed it, or is about to."""
+"""The statuses of what the engine has removed or is about to."""
 ENGINE_REMEDY = "start the engine, or name its socket with DOCKER_HOST=unix:///path; may this user open it?"
 
 
@@ -83,7 +83,7 @@ class DockerRuntime:
         self._held = contextlib.AsyncExitStack()
         self.reader = asyncio.StreamReader(limit=1 << 20)
         self._errors = b""
-        """The last that the runner wrote to standard error."""
+        """The end of what the runner wrote to standard error."""
 
     @contextlib.asynccontextmanager
     async def close_on_failure(self) -> AsyncIterator[None]:
@@ -100,11 +100,11 @@ class DockerRuntime:
         return copied
 
     async def _commit(self, original: DockerContainer) -> str:
-        """The name of an image with the files of a container, which is removed with this one."""
+        """Make an image of the files of a container, which is removed with this one; gives its name."""
         engine = await self._held.enter_async_context(connect())
         name = f"{COPIES}:{secrets.token_hex(8)}"
         commit = original.commit(repository=COPIES, tag=name.partition(":")[2], changes="LABEL treetune=copy")
-        # The engine makes it even if nobody waits any more, so that its end is waited for before it is removed.
+        # The engine makes the image even after a cancellation, so wait for its end before the image is removed.
         committing = asyncio.ensure_future(asyncio.wait_for(commit, START_SECONDS))
         self._held.push_async_callback(_remove_image, engine, name, committing)
         with _translate_errors():
@@ -112,7 +112,7 @@ class DockerRuntime:
         return name
 
     async def begin(self, image: str, limits: SandboxLimits, *arguments: str) -> None:
-        """Start it. Whatever comes of that, `close` removes what there is by then. `arguments` are the runner's."""
+        """Start it. If that fails, `close` removes what was made. `arguments` are the runner's."""
         engine = await self._held.enter_async_context(connect())
         with _translate_errors(remedy=f"docker pull {image}, or build it; it needs bash and python3"):
             container = self.container = await engine.containers.create(container_config(image, limits, *arguments))

@@ -1,6 +1,6 @@
 """What a sandbox may use, and how a command in it ended.
 
-Whatever the code inside does is a `Result`. Only a sandbox that cannot start is an exception.
+Every end of the code inside is a `Result`. Only a sandbox that cannot start is an exception.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Of a command in a shell what the terminal showed, errors too."""
     stderr: bytes = b""
     omitted: int = 0
-    """Bytes that are missing in the middle of `stdout`; in a shell, which keeps the beginning and the end."""
+    """Bytes that are missing in the middle of `stdout`: a shell keeps the beginning and the end."""
     ended: Ended
-    """In a shell `memory` and `killed` mean that the sandbox has ended with it."""
+    """In a shell `memory` and `killed` mean that the sandbox has ended too."""
     restarted: bool = False
-    """The shell itself ended (`exit`, `exec`, a deadline it would not heed) and was started anew: files and background
+    """The shell itself ended (`exit`, `exec`, a deadline that it ignored) and was started anew: files and background
     processes are still there, variables and the current folder are not."""
     seconds: float
     """Wall-clock time of the command, without the sandbox's own start."""

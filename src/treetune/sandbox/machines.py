@@ -1,11 +1,11 @@
-"""The kinds of sandboxes that the machine of an episode can be, and warm shells on them.
+"""The machine of an episode: its kinds, and shells on it that are started in advance.
 
     class MyConfig(MachineConfig, frozen=True, kw_only=True): ...        # has the keys `sandbox` and `rootfs`
     async with await Machine.of(task.extra_info).open(SandboxLimits()) as shell: ...
     await share_pool(SandboxLimits(), Machine()).take()                  # one that was started before
 
-Another kind is a module with what opens it (as `docker.py`), its name in `KindName`, its case in `Machine.open` and,
-where it has images, its name in `WITH_IMAGES`.
+To add a kind, write a module that opens it (as `docker.py`), and add its name to `KindName`, its case to `Machine.open`
+and, if it has images, its name to `WITH_IMAGES`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from treetune.sandbox.shell import Shell
 
 KindName = Literal["bubblewrap", "docker"]
 WITH_IMAGES = ("docker",)
-"""The kinds whose machines are made of an image; else the host's system, or a folder, stands in for it."""
+"""The kinds whose machines are made of an image. The others use the host's system or a folder."""
 
 
 class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
-    """Of tasksets whose episodes have a machine."""
+    """The config of a taskset whose episodes have a machine."""
 
     sandbox: KindName = "bubblewrap"
     """What a machine is: a sandbox of bubblewrap, or a container of a Docker engine with the task's image."""
@@ -48,13 +48,13 @@ class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
         return self.sandbox in WITH_IMAGES
 
     def describe_machine(self, image: str | None = None) -> dict[str, str]:
-        """What a task says of its `Machine`; nothing of the host's own system."""
+        """What a task records of its `Machine`; empty for the host's own system."""
         named = {"sandbox": self.sandbox, "rootfs": self.rootfs, "image": image if self.has_images else None}
         return {name: value for name, value in named.items() if value and value != getattr(HOST, name)}
 
     def resolve(self) -> Self:
-        """With an absolute `rootfs`, so that runs can be taken up from another folder; `ConfigError` where no machine
-        can be made of it."""
+        """With an absolute `rootfs`, so that runs can be resumed from another folder. Raises `ConfigError` if it is no
+        machine."""
         if self.rootfs is None:
             return self
         if self.has_images:
@@ -68,7 +68,7 @@ class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's own system in bubblewrap, unless it says otherwise. A task has it in its `extra_info`."""
+    """By default the host's own system in bubblewrap. A task has it in its `extra_info`."""
 
     sandbox: KindName = "bubblewrap"
     rootfs: str | None = None
@@ -109,7 +109,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 async def survey(rootfs: str | None = None) -> tuple[bool, list[Part]]:
-    """Whether sandboxes start here, and what there is. Each part is tried, not guessed."""
+    """Whether sandboxes start here, and a report of each part. Each is tried."""
     parts = []
     for name, shell in (("commands", False), ("shells", True)):
         found = await asyncio.to_thread(probe, shell=shell)
@@ -140,7 +140,7 @@ class ShellPool:
     def __init__(self, limits: SandboxLimits = DEFAULT_LIMITS, machine: Machine = HOST, *, size: int = 2) -> None:
         self._limits, self._machine, self._size = limits, machine, size
         self._starting: deque[asyncio.Task[Shell]] = deque()
-        """Those that have started among them."""
+        """Started shells too."""
         self.keeper: AsyncGenerator[None, None] | None = None
 
     async def take(self) -> Shell:
@@ -149,7 +149,7 @@ class ShellPool:
         if self._starting:
             started = self._starting.popleft()
             self._refill()
-            # Where that one could not start, or has died since, another may.
+            # If it could not start, or has died since, another one may start.
             with contextlib.suppress(SandboxUnavailable):
                 if (shell := await started).alive:
                     return shell
@@ -189,7 +189,7 @@ def share_pool(limits: SandboxLimits, machine: Machine) -> ShellPool:
 
 
 async def _close_at_end(pool: ShellPool) -> AsyncGenerator[None, None]:
-    """Once begun, it is known to the event loop, which ends such generators at its own end."""
+    """The event loop closes generators that have begun when it ends."""
     try:
         yield
     finally:

@@ -4,8 +4,8 @@
     memory = Cgroup(parent, limit, all_at_once=True) if parent else WatchedMemory(limit, mounts)
     memory.is_exceeded()                # asked while it runs, and once after
 
-A cgroup is exact, and the kernel kills at once. Where none is writable, the sandbox's processes are looked at as they
-run. Either is beside the limit that each process has for itself.
+A cgroup is exact, and the kernel kills at once. Without a writable one, the sandbox's processes are inspected.
+Both add to the limit of each single process.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ INODE_BYTES = 1024
 
 
 class Memory:
-    """No limit on the sum: for hosts that let nothing look into the sandbox."""
+    """No limit on the sum: for hosts where processes of a sandbox cannot be inspected."""
 
     entrance: str | None = None
-    """A file: a process that writes 0 to it is held, and all that it starts, by the kernel, which ends what takes too
-    much. None: the sandbox is attached, and somebody has to look."""
+    """A file of a cgroup: a process that writes 0 to it is limited by the kernel, and so are its children. None: the
+    sandbox is attached, and `is_exceeded` must be asked."""
 
     def attach(self, pid: int) -> None:
-        """Hold the sandbox whose first process this is."""
+        """Count the sandbox whose first process this is."""
 
     def is_exceeded(self) -> bool:
         """Whether it has used more than it may."""
         return False
 
     def close(self) -> None:
-        """Give back what holding it took."""
+        """Release its resources."""
 
 
 class WatchedMemory(Memory):
@@ -65,7 +65,7 @@ class WatchedMemory(Memory):
             with contextlib.suppress(OSError):
                 usage = os.statvfs(self._root / mount)
                 files += (usage.f_files - usage.f_ffree) * INODE_BYTES
-        # Resident pages are cheap to ask for but count a shared one in every process; what is exact is asked only then.
+        # Resident pages are cheap to read but count a shared page in every process. The exact sum is read if needed.
         if sum(map(_read_resident, processes)) + files <= self._limit:
             return False
         return sum(map(_read_proportional, processes)) + files > self._limit
@@ -132,7 +132,7 @@ class Cgroup(Memory):
             except FileNotFoundError:
                 return
             except OSError:
-                # The last process is gone, but the kernel still counts it for a moment.
+                # The kernel still counts the last process for a moment.
                 time.sleep(0.01)
 
     def _write(self, name: str, value: int, *, optional: bool = False) -> None:
@@ -144,7 +144,7 @@ class Cgroup(Memory):
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what processes left that were killed; one that is in use cannot be removed."""
+    """Remove the cgroups of processes that were killed; one in use cannot be removed."""
     with contextlib.suppress(OSError):  # no more files can be opened: then with the next
         for left in folder.glob("treetune-*-*"):
             if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):

@@ -4,9 +4,9 @@ Started by `runtime.py`, with the descriptor of a file that holds its plan. Of t
 loads fast (not `json`, `re`, `contextlib`, `shutil`): that is a third of a start. Its mounts are in namespaces of their
 own, so that they go when the sandbox goes.
 
-As root the sandbox gets a range of users that nobody else has: to the host its root is one of those, and the host's
-/usr is shown to it with owners shifted by as much, so that inside `useradd`, `chown` and `su` work as anywhere. As an
-ordinary user it has one user, and what belongs to root in /usr stays as it is.
+Under root the sandbox gets its own range of users: for the host its root is one of them. It sees the host's /usr with
+owners shifted by as much, so that `useradd`, `chown` and `su` work inside. Under an ordinary user it has one user, and
+files of root in /usr stay as they are.
 
 A copy joins the users and the mounts of its original, and copies what was written there into a tmpfs of its own: files
 as they are, holes included, and listed in the same order.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 STAGE = "/tmp"
-"""Where the parts are mounted before bubblewrap puts them together; seen by this process only."""
+"""Where the parts are mounted before bubblewrap assembles them; only this process sees it."""
 COPY = f"{STAGE}/copy"
 """The same of a copy, over the parts of its original."""
 RANGE = 65536
@@ -55,7 +55,7 @@ def make_range(base: int, processes: int) -> int:
     told, tell = os.pipe()
     holder = os.fork()
     if holder == 0:
-        # Made by a user of its own, so that what the processes of all its users count against is its own too.
+        # Made by a user of its own, whose process limit counts the processes of all its users.
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
         os.setresgid(base, base, base)
         os.setresuid(base, base, base)
@@ -77,7 +77,7 @@ def make_range(base: int, processes: int) -> int:
 
 
 def shift_owners(path: str, users: int) -> int:
-    """A copy of a mount in which the owners are those of the range, not yet anywhere."""
+    """A copy of a mount with the owners of the range. It is not attached anywhere yet."""
     tree = check(libc.syscall(OPEN_TREE, HERE, path.encode(), CLONE_TREE | CLOSE_ON_EXEC), f"open_tree {path}")
     attributes = (ctypes.c_uint64 * 4)(IDMAP, 0, 0, users)
     size = ctypes.sizeof(attributes)
@@ -86,7 +86,7 @@ def shift_owners(path: str, users: int) -> int:
 
 
 def enter(plan: dict[str, Any]) -> dict[str, int]:
-    """Become root of a user namespace; gives the copies of what is to be shown of the host."""
+    """Become root of a user namespace; gives the copies of the host's folders that are shown."""
     shown: dict[str, int] = {}
     if plan["base"] is not None and plan["range"]:
         os.setgroups([])
@@ -107,7 +107,7 @@ def enter(plan: dict[str, Any]) -> dict[str, int]:
         write("/proc/self/setgroups", "deny")
         write("/proc/self/uid_map", f"0 {user} 1")
         write("/proc/self/gid_map", f"0 {group} 1")
-    # No namespaces in the namespace: a mount of its own would be disk without a limit.
+    # No namespaces within: a mount there would be disk without a limit.
     write("/proc/sys/user/max_user_namespaces", "0")
     return shown
 
@@ -130,7 +130,7 @@ def write(path: str, content: str | bytes) -> None:
 def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     sources = {path: os.open(path, os.O_PATH) for path in plan["shown"] if path not in shown}
-    # Opened here, for what is in /tmp is covered now.
+    # They are open already, for this mount covers what is in /tmp.
     mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, plan["tmpfs"])
     os.mkdir(COPY)
     for number, path in enumerate(plan["shown"]):
@@ -147,7 +147,7 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
             own_folders(lower, upper, 3 if path == plan["whole"] else 2)
         mount_overlay(number, STAGE)
     if plan["whole"] is not None:
-        # A home for one user in a system of its own, whose /root may be somebody else's.
+        # A home for the one user of a system whose /root may belong to another user.
         os.mkdir(f"{STAGE}/home", 0o700)
         return
     root = f"{STAGE}/root"

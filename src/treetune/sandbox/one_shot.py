@@ -3,8 +3,8 @@
     result = run_command(require(), ["python3", "main.py"], files={"main.py": b"print(input())"}, stdin=b"hi")
     result.text   # "hi\\n"
 
-Each run is a fresh sandbox. Only what `_list_options` names exists inside: /usr is the host's, read-only; everything
-else is made for the run, in memory, and gone with it.
+Each run is a fresh sandbox. Only what `_list_options` names exists inside: /usr of the host, read-only. Everything else
+is made for the run, in memory.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ FIRST_PROCESS = (
     "{{ ulimit -u {nproc} 2>/dev/null || ulimit -p {nproc}; }} && trap : HUP INT QUIT TERM && exec 3>&2 2>/dev/null && "
     'echo && read -r go && (exec "$@" 2>&3 3>&-); exit $?'
 )
-"""A shell sets the limits, for itself and all that comes (dash says -p where others say -u). It waits to be told, so
-that a sandbox whose owner died while it started runs nothing; then it reaps until the command has ended. What a shell
-says of the command's end ("Killed") is no output of the command."""
+"""A shell sets the limits, for itself and its children (dash has -p where others have -u). It waits for a line: a
+sandbox whose owner died during the start runs nothing. Then it reaps processes until the command has ended. What a
+shell prints about the command's end ("Killed") is not output of the command."""
 READY, GO = b"\n", b"go\n"
 DROP_CAPABILITIES = ("--ambient-caps=-all", "--inh-caps=-all", "--bounding-set=-all")
 ENTER = 'echo 0 > "$0" && exec "$@"'
@@ -117,7 +117,7 @@ class _Run(bubblewrap.Process):
         return self.find_first()
 
     def follow(self, stdin: bytes, stop: int | None) -> Ended:
-        """Let the command begin, and wait for its end or the first limit that it passes."""
+        """Start the command, and wait for its end or the first limit that it passes."""
         self._began = time.monotonic()
         limit = TimeLimit(self._limits.seconds, self.processes)
         next_look = self._began + TICK_SECONDS
@@ -153,7 +153,7 @@ class _Run(bubblewrap.Process):
                     return Ended.MEMORY
 
     def conclude(self, ended: Ended | None) -> Result:
-        """The result, when everything inside is gone."""
+        """The result, once every process inside has ended."""
         seconds = time.monotonic() - self._began
         out, err = self._outputs
         for output in self._outputs:
@@ -164,7 +164,7 @@ class _Run(bubblewrap.Process):
             raise SandboxUnavailable(f"bubblewrap cannot start a sandbox: {said or 'it does not say why'}")
         code = self.read_exit_code()
         if ended is Ended.COMPLETED:
-            # What happened since the last look.
+            # Limits that it passed since the last look.
             if self.memory.is_exceeded():
                 ended = Ended.MEMORY
             elif out.truncated or err.truncated:
@@ -181,7 +181,7 @@ class _Run(bubblewrap.Process):
 
 
 class _Output:
-    """Keeps what a command writes up to a limit, and never more than that in memory."""
+    """Keeps the output of a command up to a limit."""
 
     def __init__(self, pipe: FileIO, limit: int) -> None:
         self.pipe, self._limit = pipe, limit
@@ -203,7 +203,7 @@ def _write(pipe: FileIO, left: memoryview) -> memoryview:
     except BlockingIOError:
         return left
     except BrokenPipeError:
-        return left[:0]  # it will read no more
+        return left[:0]  # it reads no more
 
 
 def _list_options(limits: SandboxLimits, contents: Mapping[str, int]) -> list[str]:
@@ -216,9 +216,9 @@ def _list_options(limits: SandboxLimits, contents: Mapping[str, int]) -> list[st
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
-    # SETPCAP is there to give up all of them with: the command has none.
+    # SETPCAP is needed to drop all of them: the command has none.
     given = bubblewrap.isolate((bubblewrap.GUARD, "SETPCAP"), environment)
-    # Without a user namespace root would stay root on the host's books.
+    # Without a user namespace root inside would be root for the host.
     given += ["--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000", "--ro-bind", "/usr", "/usr"]
     for folder in SYSTEM_FOLDERS:
         if os.path.islink(folder):

@@ -1,11 +1,11 @@
-"""What this machine can do: can a sandbox of bubblewrap start, and what enforces its limits.
+"""Whether a sandbox of bubblewrap can start on this machine, and what enforces its limits.
 
     print(probe())                  # for one-shot commands, as text
     print(probe(shell=True))        # for shells
     require()                       # the Launcher that works, or SandboxUnavailable with cause and remedy
 
-A real sandbox is started once per process and user, in the configuration that all others get. As root a shell has users
-of its own; where that cannot be done, one user as for ordinary users.
+A real sandbox is started once per process and user, in the configuration of all later ones. As root a shell has its own
+range of users; if that is impossible, one user as under an ordinary user.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ except BlockingIOError:
     pass
 print(count)
 """
-"""May have two processes, so it can make one."""
+"""It may have two processes, so it can start one."""
 OWN_USERS = "users of its own: useradd, chown and su work, and everything in /usr and /etc can be changed"
 ONE_USER = "one user: files in /usr can be added and removed but not changed; no su, no chown to others"
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
     launcher: Launcher | None = None
-    """How sandboxes are started here; None: they are not."""
+    """How sandboxes are started here; None: they cannot be."""
     cause: str = ""
     """Why no sandbox can start, or why a shell has one user only although Treetune is root."""
     remedy: str = ""
@@ -82,7 +82,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probe(*, shell: bool = False) -> Capability:
-    """Start a sandbox to see whether it can be done; the answer is kept. Not from the thread of an event loop."""
+    """Start a sandbox to see whether that works; the answer is kept. Not from the thread of an event loop."""
     # A forked process may be another user.
     return probe_as(os.geteuid(), shell)
 
@@ -114,7 +114,7 @@ def probe_as(user: int, shell: bool) -> Capability:
 
 
 def _list_launchers() -> Iterator[Launcher]:
-    """What can hold a sandbox's memory, the best first."""
+    """The ways to limit a sandbox's memory, the best first."""
     tools, becomes_user = find_tools(), _may_become_user()
     if (parent := CgroupParent.find()) is not None:
         yield Launcher(tools, becomes_user, parent)

@@ -4,8 +4,8 @@
     Root.of_folder("/srv/bookworm")
     build(Path("bookworm"), Recipe(include=["gcc"]), say=print)      # makes such a folder with Debian's own tools
 
-`mount_root.py` puts it together, in memory and within the sandbox's own mounts. A folder that is built appears when it
-is complete. What an interrupted build leaves is beside it, and goes with the next one.
+`mount_root.py` assembles it, in memory and within the sandbox's own mounts. A folder that is built appears when it is
+complete. The remains of an interrupted build are beside it, and the next build removes them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COPIED = (
     *("/etc/ld.so.*", "/etc/services", "/etc/protocols", "/etc/localtime", "/etc/timezone", "/etc/magic*"),
     *("/etc/mime.types", "/etc/java*", "/etc/perl", "/etc/python3*", "/etc/vim", "/etc/nanorc"),
 )
-"""Of the host's /etc, where everybody may read it. Nothing that says who uses the host, and for what."""
+"""Copied from the host's /etc if all users may read it. Nothing here says who uses the host, and for what."""
 EVERYBODY = stat.S_IROTH | stat.S_IXOTH
 SYSTEM_USERS = "daemon:1 bin:2 sys:3 sync:4:65534 games:5:60 man:6:12 lp:7 mail:8 news:9 uucp:10 proxy:13 www-data:33"
 PASSWD = ["root:x:0:0:root:/root:/bin/bash"]
@@ -71,16 +71,16 @@ FILES = {
     "/etc/fstab": ("", 0o644),
 }
 PACKAGES = "bash python3 procps passwd login coreutils findutils grep gawk sed util-linux bsdextrautils".split()
-"""Of every system that is built. The shell and its runner are made of the first two."""
+"""The packages of every system that is built. The shell and its runner need the first two."""
 LINES_KEPT = 12
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+:~-]*$")]
 
 
 class Root(msgspec.Struct, frozen=True):
     shown: list[str]
-    """Folders of the host that are seen inside, and can be changed there, for the sandbox alone."""
+    """Folders of the host that are visible inside. Changes stay in the sandbox."""
     whole: str | None = None
-    """The one of them that is the root itself."""
+    """The one of these folders that is the root itself."""
     folders: dict[str, int] = {}
     links: dict[str, str] = {}
     files: dict[str, tuple[bytes, int]] = {}
@@ -105,7 +105,7 @@ class Root(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_folder(cls, folder: str) -> Root:
-        """Or `SandboxUnavailable` where it holds no system that a shell could run in."""
+        """Raises `SandboxUnavailable` if the folder holds no system that a shell can run in."""
         missing = [path for path in ("/bin/bash", PYTHON) if not os.path.lexists(folder + path)]
         if missing:
             what = f"has no {' and no '.join(missing)}" if os.path.isdir(folder) else "is no folder"
@@ -129,7 +129,7 @@ def _read_etc() -> tuple[dict[str, str], dict[str, tuple[bytes, int]]]:
         elif stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH:
             files[path] = Path(path).read_bytes(), stat.S_IMODE(status.st_mode)
     if "/etc/profile" in files:
-        # bash knows who it is without asking another program.
+        # bash knows its user without starting another program.
         content, mode = files["/etc/profile"]
         files["/etc/profile"] = content.replace(b"$(id -u)", b"${EUID:-$(id -u)}"), mode
     return links, files
@@ -159,10 +159,10 @@ Say = Callable[[str], object]
 
 
 def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
-    """Make a folder, or say why not: `UsageError`, or `SandboxUnavailable` where a tool fails."""
+    """Make a folder with a system. Raises `UsageError`, or `SandboxUnavailable` if a tool fails."""
     folder = folder.expanduser().absolute()
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
-        raise UsageError(f"{folder} is there already", remedy="name another folder, or remove it first")
+        raise UsageError(f"{folder} exists already", remedy="name another folder, or remove it first")
     if not shutil.which("mmdebstrap"):
         why = "mmdebstrap is not installed: it makes the root file system"
         raise SandboxUnavailable(why, remedy="apt-get install mmdebstrap")
@@ -180,7 +180,7 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
     try:
         _clear(place)  # of a build that was interrupted
         root = _make_root(place, recipe, say)
-        # Nothing of this machine is in it.
+        # It must hold nothing of this machine.
         (root / "etc" / "resolv.conf").unlink(missing_ok=True)
         for path in ("/etc/hostname", "/etc/hosts"):
             Path(f"{root}{path}").write_text(FILES[path][0])
@@ -213,8 +213,8 @@ def _make_root(place: Path, recipe: Recipe, say: Say) -> Path:
 
 
 def _run(command: list[str], place: Path, say: Say) -> None:
-    """A tool, its lines as progress. It and all that it has started end here, also where we are interrupted; its
-    temporary files are in our folder, so that they go with it."""
+    """Run a tool, and report its lines as progress. It and its child processes end here, even at an interrupt. Its
+    temporary files are in our folder, and are removed with it."""
     last: deque[str] = deque(maxlen=LINES_KEPT)
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where an ordinary user's does not lead
     environment = {**os.environ, "TMPDIR": str(place), "LC_ALL": "C", "PATH": path}
@@ -246,7 +246,7 @@ def _run(command: list[str], place: Path, say: Say) -> None:
 
 
 def _clear(place: Path) -> None:
-    """Remove what is in the folder of a build, but nothing through a mount that a tool left in it."""
+    """Remove the content of a build's folder, but nothing through a mount that a tool left in it."""
     with open("/proc/self/mounts") as mounts:
         points = [line.split(" ")[1].encode().decode("unicode_escape") for line in mounts]
     for point in [point for point in reversed(points) if Path(point).is_relative_to(place)]:

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 PR_SET_DUMPABLE = 4
 CANNOT_START = 126
 AS_COPY = "copy"
-"""Says that this sandbox is a copy, whose files are left as they are."""
+"""The argument for a copy, whose files stay as they are."""
 PROGRAMS = (
     *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
     *("/lib", "/lib64", "/usr/lib64", "/usr/lib/lib*", "/usr/lib/ld*", "/usr/lib/x86_64*", "/usr/lib/aarch64*"),
     *("/usr/lib/python3*", "/usr/local/lib/python3*", "/etc/python3*", "/etc/perl", "/etc/ld.so*"),
 )
-"""What shells, the usual tools and Python consist of; a star stands for the rest of a name."""
+"""The files of shells, the usual tools and Python; a star stands for the rest of a name."""
 
 
 def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
-    """A command of its own, not in the shell. What it leaves in the background lives on."""
+    """Run a command outside of the shell. Its background processes keep running."""
     outputs, ends = {}, {}
     for number in (1, 2):
         reading, ends[number] = os.pipe()
@@ -58,12 +58,12 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
         if feeding and not left:
             os.close(feeding.pop())
         code = CANNOT_START if pid is None else children.waited[pid]
-        # Its end, not that of its pipes, which what it left running may hold open.
+        # The command's end counts, not that of its pipes, which background processes may hold open.
         left_seconds = limit.left() if code is None else 0.0
         wait = max(0.0, left_seconds)
         ready, writable, _ = select.select([0, *open_ends, children.woken], feeding, [], wait)
         if 0 in ready:
-            os._exit(0)  # nobody waits for the answer any more
+            os._exit(0)  # no caller waits for the answer any more
         if children.woken in ready:
             children.reap()
         for end in open_ends.intersection(ready):
@@ -84,7 +84,7 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
         if code is not None:
             ended = ended or time.monotonic()
             if time.monotonic() >= ended + 1:
-                break  # what it left never stops writing
+                break  # a background process never stops writing
     for end in (*feeding, *outputs):
         os.close(end)
     children.waited.pop(pid or 0, None)
@@ -112,7 +112,7 @@ def get(request: dict[str, Any]) -> bytes:
 
 
 def list_programs() -> dict[str, int]:
-    """The files that programs consist of, each with the time of its last change, which nobody inside can set."""
+    """The files of programs, each with the time of its last change, which no process inside can set."""
     pending = []
     for pattern in PROGRAMS:
         folder, name = os.path.split(pattern)
@@ -136,7 +136,7 @@ def list_programs() -> dict[str, int]:
 
 
 def find_tampered(before: dict[str, int]) -> list[str]:
-    """Files that were changed, removed, or put where something else finds them first. New programs are no fault."""
+    """Files that were changed, removed, or added where they are found first. New programs do not count."""
     now = list_programs()
     programs = {os.path.basename(path) for path in before if is_program(path)}
     changed = [path for path, when in before.items() if now.get(path) != when]
@@ -149,7 +149,7 @@ def is_program(path: str) -> bool:
 
 
 def list_processes(terminal: Terminal) -> list[str]:
-    """The commands that run here, but this one and the shells that lead to the one at the prompt."""
+    """The commands that run here, except this one and the shells that lead to the one at the prompt."""
     parents, commands = {}, {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -189,14 +189,14 @@ def main() -> None:
     if os.getpid() != 1:
         sys.exit("this changes the system's start-up files: it runs as the first process of a sandbox only")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What runs here as the same user may neither look into this process nor change it.
+    # Processes of the same user may neither inspect this process nor change it.
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     children = Children()
     terminal = Terminal(children, copied=AS_COPY in sys.argv)
     recorded: dict[str, int] = {}
     reply({"ready": True})
     while True:
-        # A terminal that nobody has open can always be read, and would keep this process busy.
+        # A terminal that no process has open can always be read, and would keep this process busy.
         awaited = [0, children.woken] if terminal.has_ended() else [0, children.woken, terminal.master]
         ready, _, _ = select.select(awaited, [], [])
         if terminal.master in ready or children.woken in ready:

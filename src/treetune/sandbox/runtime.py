@@ -36,7 +36,7 @@ LOOK_SECONDS = 0.1
 MARSHAL = 2
 """A version that every Python reads."""
 FILE_BYTES = 64 << 20
-"""The most that is taken out of a sandbox at once."""
+"""The most bytes of one answer from a sandbox."""
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -99,7 +99,7 @@ def compile_script(files: tuple[Path, ...], python: str | None) -> bytes:
 
 
 async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
-    """One answer of the runner. What is inside a sandbox is not trusted: ValueError for anything else."""
+    """One answer of the runner. The inside of a sandbox is not trusted: anything else is a ValueError."""
     header = json.loads(await reader.readline() or b"-")
     if not isinstance(header, dict) or not isinstance(size := header.get("size"), int) or not 0 <= size <= FILE_BYTES:
         raise ValueError("no answer of the runner")
@@ -107,12 +107,12 @@ async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
 
 
 class BubblewrapRuntime:
-    """Unlike in `one_shot.py` the system's folders can be written: `mount_root.py` makes the root, outside and in
-    namespaces of its own, then becomes bubblewrap. What is written is a tmpfs of `disk_mb`, and gone with it."""
+    """A sandbox of bubblewrap. Unlike in `one_shot.py` the system's folders can be written: `mount_root.py` makes the
+    root, outside and in its own namespaces, then becomes bubblewrap. Changes are in a tmpfs of `disk_mb`."""
 
     def __init__(self, launcher: bubblewrap.Launcher, limits: SandboxLimits, rootfs: str | None = None) -> None:
         self._launcher, self._rootfs = launcher, rootfs
-        # With one process that takes too much only that one ends, where the kernel counts.
+        # Where the kernel counts, only the process that takes too much ends.
         self._process = bubblewrap.Process(launcher.hold_memory(limits, ("",), all_at_once=False))
         self._writer: asyncio.StreamWriter | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -147,7 +147,7 @@ class BubblewrapRuntime:
         process, launcher, rootfs = self._process, self._launcher, self._rootfs
         self._is_copy = original is not None
         root = Root.of_host(launcher.tools["python3"]) if rootfs is None else Root.of_folder(rootfs)
-        # The folder's Python may be another than ours.
+        # The folder's Python may have another version than ours.
         runner = process.make_file(compile_script(RUNNER, root.python if rootfs is None else None))
         mounter = process.make_file(compile_script(MOUNTER, launcher.tools["python3"]))
         plan = {
@@ -205,7 +205,7 @@ class BubblewrapRuntime:
         if self._watching is not None:
             self._watching.cancel()
         if self._writer is not None:
-            # Before its socket is closed, or the event loop takes the next one with its number for it.
+            # Before its socket is closed: else the event loop confuses it with the next one of the same number.
             self._writer.transport.abort()
         await asyncio.get_running_loop().run_in_executor(None, self.end)
 

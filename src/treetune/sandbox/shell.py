@@ -1,11 +1,11 @@
-"""A sandbox with a shell that lives on: commands share its files, variables, folder and background processes.
+"""A sandbox with a shell that persists: commands share its files, variables, folder and background processes.
 
     async with await Shell.open(SandboxLimits(seconds=5)) as shell:
         await shell.execute("cd /var && x=3")
         result = await shell.execute("echo $x; pwd")
         result.text, result.exit_code    # "3\\n/var\\n", 0
 
-Whatever commands do is a `Result`. After `close` nothing of the sandbox is left; if this process is killed, its
+Every end of a command is a `Result`. After `close` nothing of the sandbox is left; if this process is killed, its
 sandboxes end too. A shell belongs to the event loop it was opened in.
 
 Inside, the first process is `runner.py`. It runs in a `Runtime`: bubblewrap, or a container of Docker.
@@ -30,7 +30,7 @@ from treetune.system.time_limit import CLOCK_FACTOR
 
 Watch: TypeAlias = Callable[[bytes], object]
 GRACE_SECONDS = 15.0
-"""For the runner inside to end a command that does not end; then all of the sandbox ends."""
+"""The time of the runner inside to end a command; after that the whole sandbox ends."""
 
 
 class SandboxGone(TreetuneError):
@@ -50,7 +50,7 @@ class Shell:
         system of its own, as `treetune sandbox build` makes it."""
         if rootfs is not None:
             rootfs = os.path.abspath(rootfs)
-            Root.of_folder(rootfs)  # a folder that is none is told before the machine is looked at
+            Root.of_folder(rootfs)  # a wrong folder fails before the machine is tried
         launcher = await asyncio.to_thread(require, shell=True)
         return cls(await BubblewrapRuntime.open(launcher, limits, rootfs), limits)
 
@@ -59,8 +59,7 @@ class Shell:
         return self._ended is None and self._closing is None
 
     async def execute(self, command: str, *, seconds: float | None = None, watch: Watch | None = None) -> Result:
-        """Run a command in the shell, as if it were typed there. `watch` is given what it writes at once, as far as
-        `output_kb` goes."""
+        """Run a command in the shell, as if it were typed there. `watch` gets its output at once, up to `output_kb`."""
         _check(command)
         request = {"kind": "execute", "watched": watch is not None}
         return await self._ask_command(request, os.fsencode(command), seconds, watch)
@@ -74,8 +73,7 @@ class Shell:
         env: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> Result:
-        """Run a program beside the shell, untouched by its variables and aliases; what it leaves in the background
-        lives on."""
+        """Run a program beside the shell, without its variables and aliases. Its background processes keep running."""
         for text in command:
             _check(text)
         request = {"kind": "run", "command": list(command), "cwd": cwd, "env": dict(env or {})}
@@ -90,17 +88,17 @@ class Shell:
         return await self._ask_file({"kind": "get", "path": _check_path(path), "limit": FILE_BYTES})
 
     async def record_files(self) -> None:
-        """Take note of the files that programs consist of, for `find_tampered`."""
+        """Record the files of programs, for `find_tampered`."""
         await self._ask_file({"kind": "record"})
 
     async def find_tampered(self) -> list[str]:
-        """Of what was recorded: files that were changed or removed since then, and new ones in their way. Programs with
-        names of their own may be added."""
+        """Recorded files that were changed or removed since, and new ones that are found before them. New programs with
+        other names may be added."""
         found = await self._ask_file({"kind": "tampered"})
         return [os.fsdecode(path) for path in found.split(b"\0") if path]
 
     async def list_processes(self) -> list[str]:
-        """The commands that run in the sandbox, but for our own and the shell's."""
+        """The commands that run in the sandbox, without our own and the shell."""
         found = await self._ask_file({"kind": "processes"})
         return [os.fsdecode(command) for command in found.split(b"\0") if command]
 
@@ -109,7 +107,7 @@ class Shell:
         await self._ask_file({"kind": "kill"})
 
     async def copy(self) -> Shell:
-        """Another sandbox with the files that are in this one now; none of its processes. The caller closes it."""
+        """Another sandbox with the files that are in this one now, but without its processes. The caller closes it."""
         async with self._lock:
             if not self.alive:
                 raise SandboxGone("the sandbox has ended", remedy="open another")
@@ -158,7 +156,7 @@ class Shell:
     async def _ask(
         self, request: dict[str, Any], content: bytes, seconds: float, watch: Watch | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """The runner's answer; where the sandbox ends instead, nothing, and `_ended` says how."""
+        """The runner's answer. If the sandbox ends instead, it is empty, and `_ended` says how."""
         async with self._lock:
             if not self.alive:
                 raise SandboxGone("the sandbox has ended", remedy="open another")
@@ -175,7 +173,7 @@ class Shell:
                 await self.close()
                 return {}, b""
             except asyncio.CancelledError:
-                # The answer would be taken for that to the next request.
+                # Else the next request would get the answer to this one.
                 self._ended = Ended.KILLED
                 await self.close()
                 raise

@@ -1,9 +1,9 @@
-"""The shell that lives on inside a sandbox: an interactive bash on a terminal of its own. Part of `runner.py`, which is
-sent into the sandbox together with it.
+"""The shell that persists in a sandbox: an interactive bash on a terminal of its own. It is sent into the sandbox
+together with `runner.py`.
 
-bash never reads a command from its terminal, whose lines are short and which the command itself may read. It is given
-one line that takes the command from a pipe; a mark that it prints before each prompt says that it has ended. Shells
-within (`su - jack`) know both from the system's own start-up files.
+bash never reads a command from its terminal, whose lines are short and which the command itself may read. It reads one
+line there that takes the command from a pipe. A mark that it prints before each prompt says that the command has ended.
+Shells within (`su - jack`) get both from the system's start-up files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NEXT = (
     '__tt=$?;__tt_number={};IFS= \\builtin read -r -d "" -u {} __tt_command;'
     '__tt(){{ \\builtin return $__tt;}};__tt;\\builtin eval "$__tt_command"\n'
 )
-"""Takes a command from the pipe and runs it, with `$?` as the last one left it."""
+"""Takes a command from the pipe and runs it, with `$?` of the last one."""
 INTERRUPT_SECONDS = 0.5
 START_SECONDS = 30.0
 RESTART_SECONDS = 3.0
@@ -41,11 +41,11 @@ START_UP_FILES = ("/etc/bash.bashrc", "/etc/profile.d/treetune.sh")
 RTLD_NOW = 2
 CAPABILITIES_VERSION_3 = 0x20080522
 CAP_LEASE = 28
-"""Of no use here, but who lacks it cannot look into a process that has it. The shell and all from it lack it."""
+"""Without use here, but a process that lacks it cannot inspect one that has it. The shell and its children lack it."""
 
 
 class Output:
-    """The beginning and the end of what a command wrote."""
+    """The beginning and the end of a command's output."""
 
     def __init__(self, limit: int, watched: bool = False) -> None:
         self.half = limit // 2
@@ -76,7 +76,7 @@ class Children:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.waited: dict[int, int | None] = {}
-        """The processes that someone waits for, and how they ended."""
+        """The processes that a caller waits for, and how they ended."""
 
     def start(self, command: list[str], env: dict[str, str], cwd: str, ends: dict[int, int], terminal: bool) -> int:
         pid = os.fork()
@@ -116,7 +116,7 @@ class Children:
                 self.waited[pid] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
     def kill_all(self) -> None:
-        """Every process here but this one. What it leaves behind becomes a child of this process."""
+        """Kill every process here but this one. Their orphans become children of this process."""
         try:
             os.kill(-1, signal.SIGKILL)
         except ProcessLookupError:
@@ -170,7 +170,7 @@ class Terminal:
                 self.pid = self.children.start(["bash", "--login", "--noediting", "-i"], env, find_home(), ends, True)
                 break
             except BlockingIOError:
-                self.children.kill_all()  # too many leave no room for a shell
+                self.children.kill_all()  # too many processes leave no room for a shell
         os.close(slave)
         os.close(reading)
         if self.wait(Output(CHUNK), TimeLimit(seconds)) is None:
@@ -179,9 +179,9 @@ class Terminal:
         return True
 
     def take(self, command: bytes, output: Output, limit: TimeLimit, exact: bool = False) -> int | None:
-        """Hand the shell a command and wait until a shell is at its prompt again; None: time was over."""
+        """Give the shell a command and wait until a shell is at its prompt again; None: its time was over."""
         self.number += 1
-        termios.tcsetattr(self.master, termios.TCSANOW, self.modes)  # whatever a command has left
+        termios.tcsetattr(self.master, termios.TCSANOW, self.modes)  # a command may have changed them
         self.ignored = False
         left = memoryview(command + b"\0")
         os.write(self.master, NEXT.format(self.number, COMMANDS).encode())
@@ -236,7 +236,7 @@ class Terminal:
         watched = [self.master, self.children.woken, *([0] if self.busy else [])]
         ready, _, _ = select.select(watched, [], [], max(0.0, seconds))
         if 0 in ready:
-            os._exit(0)  # nobody waits for the answer any more
+            os._exit(0)  # no caller waits for the answer any more
         if self.children.woken in ready:
             self.children.reap()
         if self.master not in ready:
@@ -244,7 +244,7 @@ class Terminal:
         try:
             chunk = os.read(self.master, CHUNK)
         except OSError:
-            chunk = b""  # nobody has the terminal open any more
+            chunk = b""  # no process has the terminal open any more
             time.sleep(0.002)
         self.buffer += chunk
         if not self.find_report():
@@ -283,8 +283,7 @@ class Terminal:
         return self.children.waited[self.pid] is not None
 
     def restart(self) -> None:
-        """Where the new one does not come to its prompt either (something else is in bash's place), commands wait for
-        their deadline."""
+        """If the new shell does not reach its prompt either (bash was replaced), commands end at their deadline."""
         self.end()
         if not self.spawn():
             self.children.kill_all()  # too many processes leave it no room
@@ -292,7 +291,7 @@ class Terminal:
             self.spawn()
 
     def interrupt(self, output: Output) -> bool:
-        """Ctrl-C, then the end of what is in the foreground; False where the shell must go too."""
+        """Send Ctrl-C, then kill the foreground command; False if the shell must be killed too."""
         os.write(self.master, b"\x03")
         code = self.wait(output, TimeLimit(INTERRUPT_SECONDS))
         if code is None:
@@ -304,7 +303,7 @@ class Terminal:
             except OSError:
                 pass
         if code is not None and not self.has_ended():
-            # It may reach a shell that was at its prompt already, and makes it say so twice.
+            # Ctrl-C may reach a shell at its prompt, which then prints its mark twice.
             code = self.take(b":", output, TimeLimit(INTERRUPT_SECONDS), exact=True)
         return code is not None
 

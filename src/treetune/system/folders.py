@@ -17,12 +17,12 @@ def default_cache_dir(argument: str | Path | None = None) -> Path:
 
 
 def aside(path: Path) -> Path:
-    """A name beside a file, for what is to become it."""
+    """A temporary name beside a file."""
     return path.with_name(f".{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """The old file or the new one, never half of it; two writers do not disturb each other."""
+    """Write a file: others see the old one or the new one, never a part. Two writers do not disturb each other."""
     temporary = aside(path)
     try:
         temporary.write_bytes(content)

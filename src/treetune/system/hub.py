@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it answers, models of it brought here, files brought there.
+"""The Hugging Face hub: whether it answers, downloads of models, uploads of files.
 
     folder = fetch_model("Qwen/Qwen3-0.6B")      # from the cache of huggingface_hub where the hub cannot be reached
     card = Card("Sums", {"train": ["data/train-00000-of-00001.parquet"]}, "Tasks for ...")
@@ -18,7 +18,7 @@ import msgspec
 from treetune.errors import NetworkError, TreetuneError, UsageError, format_error
 
 WAIT = 5.0
-"""Seconds for an answer of the hub's."""
+"""Seconds for an answer of the hub."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 
@@ -29,7 +29,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def find_problem(endpoint: str | None = None) -> str | None:
-    """Why the hub, or this address, does not answer; None where it does."""
+    """Why the hub, or this address, does not answer; None if it does."""
     from huggingface_hub import constants, get_session
 
     endpoint = endpoint or constants.ENDPOINT
@@ -41,7 +41,7 @@ def find_problem(endpoint: str | None = None) -> str | None:
 
 
 def fetch_model(name: str) -> Path:
-    """The folder of a model of the hub's; what is not here yet is downloaded."""
+    """The folder of a model of the hub; missing files are downloaded."""
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -55,7 +55,7 @@ def fetch_model(name: str) -> Path:
             raise NetworkError(problem, remedy=remedy) from None
     try:
         files = [file.rfilename for file in HfApi().model_info(name).siblings or []]
-        # Weights as pickles are taken only where there are no others.
+        # Pickled weights only if there are no others.
         weights = "*.safetensors" if any(file.endswith(".safetensors") for file in files) else "*.bin"
         return Path(snapshot_download(name, allow_patterns=[*_FILES, weights]))
     except GatedRepoError:
@@ -87,7 +87,7 @@ class Card(msgspec.Struct, frozen=True):
 
 
 def check_repo(repo: str) -> str:
-    """The token for a repository; refused before anything is built or read."""
+    """The token for a repository. Raises before anything is built or read."""
     from huggingface_hub import get_token
 
     if not is_hub_name(repo):
@@ -99,7 +99,7 @@ def check_repo(repo: str) -> str:
 
 
 def upload(repo: str, files: Mapping[str, Path | bytes], *, private: bool = False, message: str = "") -> str:
-    """Adds files to a dataset repository, which is made where there is none, in one commit; gives its address."""
+    """Adds files to a dataset repository in one commit, and makes it if there is none; gives its address."""
     from huggingface_hub import CommitOperationAdd, HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -121,7 +121,7 @@ def upload(repo: str, files: Mapping[str, Path | bytes], *, private: bool = Fals
         if status in (401, 403):
             raise UsageError(
                 f"the hub does not let this token write to {repo} (status {status})",
-                remedy="use a token that may write, and a user or organisation of yours",
+                remedy="use a token that may write, and your own user or organisation",
             ) from None
         raise TreetuneError(f"the hub refused {repo}: {error}") from error
     except (OSError, ValueError) as error:

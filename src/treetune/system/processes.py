@@ -34,16 +34,16 @@ _live: dict[int, set[subprocess.Popen[str]]] = {}
 
 class WorkerPool:
     def __init__(self, file: str, what: str, remedy: str, flags: tuple[str, ...] = ("-P",)) -> None:
-        # -P: not beside our own modules.
+        # -P: the folder of the file is not searched for modules.
         self._command, self._what, self._remedy = [sys.executable, *flags, file], what, remedy
         self.idle: dict[int, list[subprocess.Popen[str]]] = {}
         """By process: a forked child must not talk to its parent's workers."""
 
     def ask(self, request: Any, count: int) -> list[Any]:
-        """The replies to a request; fewer where its worker ended before the last."""
+        """The replies to a request; fewer if its worker ended before the last."""
         idle = self.idle.setdefault(os.getpid(), [])
         replies: list[Any] = []
-        for waiting in (idle, []):  # the machine may have ended an idle one; a request that ends two is at fault
+        for waiting in (idle, []):  # the machine may have ended an idle worker; a request that ends two is at fault
             worker = waiting.pop() if waiting else self._start()
             assert worker.stdin is not None
             assert worker.stdout is not None
@@ -94,7 +94,7 @@ def spawn_context() -> SpawnContext:
 
 class _SafeProcess(SpawnProcess):
     _was_set = False
-    """Whether the user has set the variable: then programs that this process starts have it too."""
+    """Whether the user has set the variable: then programs that this process starts get it too."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:

@@ -18,12 +18,11 @@ from treetune.errors import MissingExtraError, TreetuneError
 _MODE = "RAY_AUTH_MODE"
 _CONNECT_SECONDS = 10.0
 _END_OF_LOG = re.compile(r"\s*Last \d+ lines of the Raylet logs:.*|\n\s*\[state-dump\][^\n]*", re.DOTALL)
-"""What Ray adds of a raylet's log to its messages."""
+"""The part of a raylet's log in Ray's messages."""
 
 
 def join_cluster() -> Any:
-    """The module `ray`, connected: to what this process has joined already, to RAY_ADDRESS, to a cluster of this
-    machine."""
+    """The module `ray`, connected: to the cluster that this process has joined, to RAY_ADDRESS, or to one here."""
     try:
         import ray
     except ImportError:
@@ -45,8 +44,7 @@ def join_cluster() -> Any:
 
 
 def _shorten_messages(ray: Any) -> None:
-    """Ray prints the end of a raylet's log where one has ended: dozens of lines of its inner state. What it says of the
-    cause is kept."""
+    """Ray prints the end of a raylet's log when one has ended: dozens of lines of its state. Only the cause is kept."""
     worker = ray._private.worker
     show = getattr(worker, "print_to_stdstream", None)
     if show is None:  # a Ray that prints in another way
@@ -61,12 +59,12 @@ def _shorten_messages(ray: Any) -> None:
 
 
 SILENT_SECONDS = 10.0
-"""After so long without a result it is asked whether the cluster has room at all."""
+"""After so long without a result, the cluster is asked whether it has a free CPU."""
 
 
 def why_waiting(ray: Any, begun: Sequence[Any]) -> str | None:
-    """Why something of ours does not begin on the cluster: no CPU is free. `begun` are the references that come as soon
-    as it has; None where all did, whoever holds the CPUs."""
+    """Why our work does not begin on the cluster: no CPU is free. `begun` are references that are ready once it has
+    begun; None if all are."""
     if not ray.wait(list(begun), num_returns=len(begun), timeout=0)[1]:
         return None
     if ray.available_resources().get("CPU", 0) >= 1:
@@ -76,9 +74,8 @@ def why_waiting(ray: Any, begun: Sequence[Any]) -> str | None:
 
 
 def _find_and_unlock(address: str) -> str:
-    """HOST:PORT. Where that cluster wants a token, this process sends its own. `ray.init` does so only for a cluster
-    that it finds by itself, and then whether the cluster wants it or not, which a cluster without one cannot work
-    with."""
+    """HOST:PORT. If that cluster wants a token, this process sends its own. `ray.init` does so only for a cluster that
+    it finds by itself, and even if the cluster has no token, which then fails."""
     try:
         from ray._private.services import canonicalize_bootstrap_address
         from ray._raylet import Config, GcsClient
@@ -90,7 +87,7 @@ def _find_and_unlock(address: str) -> str:
         raise ConnectionError(f"RAY_ADDRESS={address} names none that runs")
     _refuse_silent(found, address)
     try:
-        with _no_standard_error():  # it would tell of a missing token there
+        with _no_standard_error():  # it would report a missing token there
             GcsClient(address=found)
     except AuthenticationError:
         os.environ[_MODE] = "token"
@@ -99,7 +96,7 @@ def _find_and_unlock(address: str) -> str:
 
 
 def _refuse_silent(found: str, address: str) -> None:
-    """Raises where nothing listens: Ray would try for most of a minute, and say nothing."""
+    """Raises if nothing listens: Ray would try silently for most of a minute."""
     host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
@@ -109,7 +106,7 @@ def _refuse_silent(found: str, address: str) -> None:
 
 @contextmanager
 def _no_standard_error() -> Iterator[None]:
-    """What code below Python writes, too."""
+    """Drops standard error, that of native code too."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:

@@ -1,4 +1,4 @@
-"""Threads beside the event loop: user code that would block it, and a loop for callers that have none.
+"""Threads beside the event loop: for user code that would block it, and a loop for callers without one.
 
     result = await call(environment.step, action)       # from async code
     trace = run_in_background(play(task))                # from code that is not async
@@ -30,7 +30,7 @@ T = TypeVar("T")
 _LOOK_SECONDS = 0.2
 
 Late = Callable[[Any], None]
-"""Given the result of a call whose caller has gone."""
+"""Gets the result of a call whose caller was cancelled."""
 
 
 async def call(function: Callable[..., Any], *args: Any, late: Late | None = None) -> Any:
@@ -61,7 +61,7 @@ def _limit() -> asyncio.Semaphore:
 
 
 def limit_to_cores() -> asyncio.Semaphore:
-    """No more at a time than this process has cores: what waits for a core would lose against its clock."""
+    """At most as many at a time as this process has cores: else work would wait for a core while its clock runs."""
     return _core_limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(len(os.sched_getaffinity(0))))
 
 
@@ -77,7 +77,7 @@ def call_apart(function: Callable[..., Any], *args: Any, late: Late | None = Non
         try:
             result = context.run(function, *args)
         except (StopIteration, asyncio.CancelledError) as raised:
-            # asyncio cannot carry the first, and would take the second for a cancellation of whoever waits.
+            # asyncio cannot carry the first, and would treat the second as a cancellation of the caller.
             error = RuntimeError(f"{type(raised).__name__}: {raised}")
         except BaseException as raised:
             error = raised
@@ -121,7 +121,7 @@ BACKGROUND = "treetune-background"
 
 
 def run_in_background(work: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine gives; waits for it. Who stops waiting (Ctrl-C) cancels it."""
+    """The result of a coroutine. An interrupt of the wait (Ctrl-C) cancels it."""
     under_way = submit_in_background(work)
     try:
         return under_way.result()
@@ -131,8 +131,8 @@ def run_in_background(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine gives, run to its end on a loop of its own: in this thread, or in another where this one has a
-    loop under way, as in a notebook. Who stops waiting (Ctrl-C) cancels it, and waits until it has ended."""
+    """The result of a coroutine on a loop of its own: in this thread, or in another one if this one runs a loop, as
+    in a notebook. An interrupt of the wait (Ctrl-C) cancels it and waits for its end."""
     try:
         waiting = asyncio.current_task()
     except RuntimeError:
@@ -169,7 +169,7 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
 
 
 def submit_in_background(work: Coroutine[Any, Any, Any]) -> Future[Any]:
-    """A coroutine under way."""
+    """Start a coroutine on the background loop."""
     with _starting:
         loop = _background_loop()
     return asyncio.run_coroutine_threadsafe(work, loop)
@@ -186,7 +186,7 @@ _starting = threading.Lock()
 
 
 def _forget_threads() -> None:
-    """A forked child has none."""
+    """A forked child has no threads."""
     global _threads
     _threads = _DaemonThreads()
     _background_loop.cache_clear()

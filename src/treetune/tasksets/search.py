@@ -219,7 +219,7 @@ def says_same_as_skyrl(answer: str, accepted: str) -> bool:
 
 
 def says_same(answer: str, accepted: str) -> bool:
-    """The same, but numbers must agree (`-5` is not `5`), and a text that normalises to nothing is compared as it is."""
+    """The same, but numbers must agree (`-5` is not `5`); a text that normalises to nothing is compared as it is."""
     if not normalise(accepted):
         return accepted.strip().casefold() in (answer.strip().casefold(), plain(answer).casefold()) != ("", "")
     return normalise(plain(answer)) == normalise(accepted) and same_numbers(plain(answer), accepted)

@@ -226,8 +226,8 @@ def _read_settings(settings: Mapping[str, Any]) -> McpServer:
 
 
 def read_result(result: Any) -> Any:
-    """What the model sees of a result: text, or parts if it has images. The structured content repeats it, and is used only
-    if there is nothing else."""
+    """What the model sees of a result: text, or parts if it has images. The structured content repeats it, and is only
+    used if there is nothing else."""
     parts = [_read_part(block) for block in result.content]
     if not parts:
         return "" if result.structured_content is None else result.structured_content

@@ -139,8 +139,8 @@ def _read_check(raw: Any, scripts: Sequence[Path]) -> OSScript | str:
 
 
 def _parse_size(text: str) -> Decimal | None:
-    """Bytes of a size as people write it: `1.2G`, `340 MB`, `512`. AgentBench's script takes only whole numbers, and fails
-    at `KB` or `MB`."""
+    """Bytes of a size as people write it: `1.2G`, `340 MB`, `512`. AgentBench's script takes only whole numbers, and
+    fails at `KB` or `MB`."""
     found = SIZE.fullmatch(text)
     return Decimal(found[1]) * UNITS[found[2].upper()] if found else None
 

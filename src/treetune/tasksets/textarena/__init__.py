@@ -4,8 +4,8 @@
     game.player, game.read(0)    # whose turn it is; what player 0 has not seen yet
     game.act("[4]")              # True when the game is over
 
-textarena's games draw from the global `random` (two from numpy's). Each call into a game swaps in the state of that game
-and then restores the state from before, so that neither side sees the other's draws. Only one game runs at a time.
+textarena's games draw from the global `random` (two from numpy's). Each call into a game swaps in that game's state and
+then restores the state from before, so that neither side sees the other's draws. Only one game runs at a time.
 """
 
 from __future__ import annotations
