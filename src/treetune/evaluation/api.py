@@ -27,7 +27,7 @@ from treetune.config.trust import USER, is_installed
 from treetune.core.policy import Policy, Request
 from treetune.core.taskset import Taskset
 from treetune.errors import UsageError
-from treetune.evaluation.config import EvalConfig, read_config
+from treetune.evaluation.config import EvalConfig, Evaluation, read_config
 from treetune.evaluation.plan import EvalPlan, Watch
 from treetune.evaluation.run_trust import refuse_foreign_model, take_up
 from treetune.loggers import open_loggers
@@ -70,15 +70,8 @@ def evaluate(
     """
     _refuse_while_loaded(sys._getframe(1))
     begun: list[Path] = []
-    options = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "output": output, "resume": resume, **keys}
-    options |= {
-        "rescore": rescore,
-        "split": split,
-        "workers": workers,
-        "trust": trust,
-        "progress": progress,
-        "log": log,
-    }
+    options: dict[str, Any] = dict(resume=resume, rescore=rescore, split=split, workers=workers, trust=trust, log=log)
+    options |= dict(output=output, progress=progress, num_tasks=num_tasks, num_rollouts=num_rollouts, **keys)
     try:
         return run_apart(evaluate_async(target, model, _begun=begun, **options))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
@@ -90,13 +83,10 @@ def evaluate(
 def _refuse_while_loaded(caller: FrameType) -> None:
     """A script that evaluates a class of its own is loaded once more, as the file of that class: at its top level the
     call would come again, and wait for the first."""
-    if caller.f_code.co_name == "<module>" and str(caller.f_globals.get("__name__")).startswith(
-        f"{code_files.__name__}."
-    ):
-        raise UsageError(
-            f"{caller.f_code.co_filename} calls treetune.evaluate whenever it is loaded",
-            remedy='put the call below: if __name__ == "__main__":',
-        )
+    module = str(caller.f_globals.get("__name__"))
+    if caller.f_code.co_name == "<module>" and module.startswith(f"{code_files.__name__}."):
+        problem = f"{caller.f_code.co_filename} calls treetune.evaluate whenever it is loaded"
+        raise UsageError(problem, remedy='put the call below: if __name__ == "__main__":')
 
 
 async def evaluate_async(
@@ -118,8 +108,11 @@ async def evaluate_async(
     path = None if output is None else Path(output).expanduser()
 
     def begin() -> EvalPlan:
-        play: dict[str, Any] = {"workers": workers, "loggers": open_loggers([log] if isinstance(log, str) else log)}
-        plan = _make_plan(target, model, keys, play, path=path, resume=resume, split=split, trust=trust)
+        loggers = open_loggers([log] if isinstance(log, str) else log)
+        policy = given_policy(model) if model is not None and not isinstance(model, str) else None
+        name = policy.name if policy is not None else model
+        evaluation = _read(target, {**keys, "model": name}, path if resume else None, split, trust)
+        plan = EvalPlan(evaluation, policy=policy, workers=workers, loggers=loggers)
         plan.check()
         plan.load()
         folder = path or name_run(plan.evaluation.taskset.name, plan.model)
@@ -135,22 +128,15 @@ async def evaluate_async(
     return Run(folder.path)
 
 
-def _make_plan(
-    target: Target | None,
-    model: Model | None,
-    keys: dict[str, Any],
-    play: dict[str, Any],
-    *,
-    path: Path | None,
-    resume: bool,
-    split: str | None,
-    trust: bool,
-) -> EvalPlan:
+def _read(
+    target: Target | None, keys: dict[str, Any], resumed: Path | None, split: str | None, trust: bool
+) -> Evaluation:
+    """The evaluation of a target, or of the run folder that is resumed."""
     overrides: dict[str, str] = {}
     if target is None:
-        if not resume or path is None:
+        if resumed is None:
             raise UsageError("nothing to evaluate", remedy="pass a target, or output= and resume=True")
-        target, overrides = take_up(path, trust)
+        target, overrides = take_up(resumed, trust)
     elif trust and not isinstance(target, Taskset | type):
         overrides = {"taskset.trust": "true"}
     made: Taskset[Any, Any] | type[Taskset[Any, Any]] | None = None
@@ -160,18 +146,16 @@ def _make_plan(
             raise UsageError("taskset= is for a taskset that is not made yet", remedy="make it with these keys")
         data: dict[str, Any] = {"taskset": name_taskset(target)}
     elif isinstance(target, str | Path):
-        if model is None:
+        if keys["model"] is None:
             refuse_foreign_model(str(target), trust)
         data = read_target(str(target), overrides, split)
     else:
         raise UsageError(f"{target!r:.100} is nothing to evaluate", remedy="pass a TARGET, a Taskset or its class")
-    policy = given_policy(model) if model is not None and not isinstance(model, str) else None
-    given = {key: to_plain(value) if isinstance(value, msgspec.Struct) else value for key, value in keys.items()}
-    given["model"] = policy.name if policy is not None else model
-    given = {key: value for key, value in given.items() if value is not None}
+    given = {key: value for key, value in keys.items() if value is not None}
+    given = {key: to_plain(value) if isinstance(value, msgspec.Struct) else value for key, value in given.items()}
     data = deep_merge({"model": "", **data}, given)
     source = str(target) if made is None else data["taskset"]["id"]
-    return EvalPlan(read_config(data, EvalConfig, overrides, source, made), policy=policy, **play)
+    return read_config(data, EvalConfig, overrides, source, made)
 
 
 def name_taskset(taskset: Taskset[Any, Any] | type[Taskset[Any, Any]]) -> dict[str, Any]:

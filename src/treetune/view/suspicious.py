@@ -34,6 +34,10 @@ _FIRST_SECONDS, _SLICE_SECONDS, _IDLE_SECONDS = 1.0, 0.2, 30.0
 
 class SuspicionSearch:
     def __init__(self) -> None:
+        self.asked = 0.0
+        """When a page asked last."""
+        self.is_running = False
+        """Whether a thread searches on."""
         self._begin(None)
 
     def _begin(self, columns: Columns | None) -> None:
@@ -43,7 +47,7 @@ class SuspicionSearch:
         self._found: list[tuple[int, str, str]] = []
         self._same: list[tuple[int, str, str]] = []
 
-    def go_on(self, run: Run, seconds: float) -> None:
+    def search(self, run: Run, seconds: float) -> None:
         """Looks at more of the rollouts, for about so long."""
         until = time.monotonic() + seconds
         if self._columns is not run.columns:  # another file took the place of the one that was looked at
@@ -127,26 +131,25 @@ class Suspicions:
 
     def __init__(self) -> None:
         self._searches: dict[int, SuspicionSearch] = defaultdict(SuspicionSearch)
-        self._threads: dict[int, threading.Thread] = {}
-        self._asked: dict[int, float] = {}
 
     def answer(self, shown: ShownRun) -> dict[str, Any]:
-        self._asked[shown.id] = time.monotonic()
         search = self._searches[shown.id]
+        search.asked = time.monotonic()
         with shown.open() as run:
-            search.go_on(run, _FIRST_SECONDS)
+            search.search(run, _FIRST_SECONDS)
             found = search.answer(run)
-            thread = self._threads.get(shown.id)
-            if found["left"] and (thread is None or not thread.is_alive()):
-                thread = threading.Thread(target=self._go_on, args=(shown,), name="treetune view", daemon=True)
-                self._threads[shown.id] = thread
-                thread.start()
+            if found["left"] and not search.is_running:
+                search.is_running = True
+                threading.Thread(target=_search_on, args=(search, shown), name="treetune view", daemon=True).start()
         return found
 
-    def _go_on(self, shown: ShownRun) -> None:
-        search = self._searches[shown.id]
+
+def _search_on(search: SuspicionSearch, shown: ShownRun) -> None:
+    try:
         with suppress(TreetuneError):
-            while search.left and time.monotonic() - self._asked[shown.id] < _IDLE_SECONDS:
+            while search.left and time.monotonic() - search.asked < _IDLE_SECONDS:
                 with shown.open(follow=False) as run:
-                    search.go_on(run, _SLICE_SECONDS)
+                    search.search(run, _SLICE_SECONDS)
                 time.sleep(_SLICE_SECONDS / 4)  # others want the run too
+    finally:
+        search.is_running = False

@@ -23,6 +23,11 @@ _MOST_TASKS = 5000
 """Of a comparison, those that changed first."""
 _LONGEST = 20_000
 """Characters of what was said last."""
+_SHOWN = (
+    *("rollout", "uid", "occurrence", "source", "outcome", "reward", "turns", "seconds", "retries", "answer"),
+    *("failure", "step", "metrics"),
+)
+"""What the line of a rollout has of its entry."""
 SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
 
 
@@ -31,27 +36,10 @@ SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
 
 def describe(run: Run, at: int) -> dict[str, Any]:
     """The line of a rollout."""
-    entry, groups = run.columns.entries[at], run.columns.groups()
-    return {
-        "at": at,
-        "task": entry.idx,
-        "rollout": entry.rollout,
-        "uid": entry.uid,
-        "occurrence": entry.occurrence,
-        "source": entry.source,
-        "outcome": entry.outcome,
-        "reward": entry.reward,
-        "advantage": None if entry.reward is None else plain(entry.reward - groups.mean[groups.task[at]]),
-        "turns": entry.turns,
-        "tokens": entry.completion_tokens,
-        "seconds": entry.seconds,
-        "retries": entry.retries,
-        "answer": entry.answer,
-        "failure": entry.failure,
-        "step": entry.step,
-        "metrics": entry.metrics,
-        "mark": _mark(run, at),
-    }
+    entry, groups = run.columns.entry(at), run.columns.groups()
+    advantage = None if entry.reward is None else plain(entry.reward - groups.mean[groups.task[at]])
+    own = {"at": at, "task": entry.idx, "tokens": entry.completion_tokens, "advantage": advantage}
+    return {**{name: getattr(entry, name) for name in _SHOWN}, **own, "mark": _mark(run, at)}
 
 
 def _mark(run: Run, at: int) -> str | None:

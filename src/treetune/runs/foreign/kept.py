@@ -17,10 +17,10 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from filelock import FileLock
@@ -35,6 +35,7 @@ from treetune.runs.plain_files import below
 from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir, write_atomically
 
+T = TypeVar("T")
 _VERSION = 2
 """Of what traces are made of records; raised when a kind reads more of them."""
 _SOURCE = "source.json"
@@ -174,16 +175,13 @@ class KeptRun:
                 return  # another process was quicker
             source.bytes = sum(sizes)
             with limited(source.bytes, max(sizes)):
-                source.config = self._describe(files)
+                source.config = _without_fault({}, self._describe, files)
                 self._take(source, files, stamps, time.monotonic() + seconds)
 
     def _describe(self, files: list[Path]) -> dict[str, Any]:
         """Empty where the files say nothing, or too much."""
-        try:
-            found = self.kind.describe(files)
-            return found if len(msgspec.json.encode(found)) <= _MOST_DESCRIBED else {}
-        except Exception:  # reading the rollouts meets the same fault, and names it
-            return {}
+        found = self.kind.describe(files)
+        return found if len(msgspec.json.encode(found)) <= _MOST_DESCRIBED else {}
 
     def _read(self) -> KeptSource:
         with suppress(OSError, msgspec.MsgspecError):
@@ -225,11 +223,7 @@ class KeptRun:
         return taken.stamp == stamp or taken.mark == self._mark(Path(name), taken.position)
 
     def _mark(self, file: Path, position: int) -> str:
-        """Nothing, of a file that cannot be read as what it should be."""
-        try:
-            return self.kind.mark(file, position)
-        except Exception:
-            return ""
+        return _without_fault("", self.kind.mark, file, position)
 
     def _take_file(
         self,
@@ -241,7 +235,7 @@ class KeptRun:
         until: float,
     ) -> None:
         taken.whole = True
-        if not taken.position and before is not None and self._repeats(file, before):
+        if not taken.position and before is not None and _without_fault(False, self.kind.repeats, file, before):
             taken.end = out.size
             return
         most = out.size + _MOST_KEPT + _MOST_RATIO * taken.stamp[0]
@@ -269,18 +263,20 @@ class KeptRun:
         taken.mark = self._mark(file, taken.position)
         taken.end = out.size
 
-    def _repeats(self, file: Path, before: Path) -> bool:
-        try:
-            return self.kind.repeats(file, before)
-        except Exception:  # reading it meets the same fault, and names it
-            return False
-
     def _found(self, file: Path, after: int) -> Iterator[ForeignRollout]:
         """A file that cannot be read as what it should be is being written, or is damaged: it counts as one record."""
         try:
             yield from self.kind.read(file, after)
         except Exception as error:  # a damaged file may raise anything in its reader
             yield ForeignRollout(None, after, fault=f"{file.name}: {explain(error)}")
+
+
+def _without_fault(otherwise: T, ask: Callable[..., T], *about: Any) -> T:
+    """What is asked about a file; `otherwise` where the file is damaged: reading its rollouts then names the fault."""
+    try:
+        return ask(*about)
+    except Exception:
+        return otherwise
 
 
 def _too_much(file: Path, most: int) -> str:
