@@ -22,16 +22,16 @@ from treetune.errors import UsageError
 from treetune.runs.run import Run
 
 Key = tuple[str, int]
-"""Of a task: its uid, and which of several equal ones it is."""
+"""Identifies a task: its uid, and its number among equal tasks."""
 _UNTOLD = ("max_concurrent", "endpoint", "num_tasks")
-"""Keys of a config that change no result of a task."""
+"""Keys of a config that do not change the result of a task."""
 _FEWEST_TASKS = 6
 """With fewer, no pattern of signs is rarer than one in 20."""
 _SURE = 0.05
-"""What counts as more than chance."""
+"""A p-value below this counts as more than chance."""
 _EXACT, _DRAWN, _DRAWS, _SHUFFLES = 16, 64, 40_000, 10_000
 _DETECTED = 1.959964 + 0.841621
-"""In standard errors: what is found four times out of five."""
+"""The difference, in standard errors, that a test finds four times out of five."""
 _ALMOST = 1e-12
 """Sums of the same numbers in another order differ by less."""
 
@@ -54,12 +54,12 @@ class TaskChange(msgspec.Struct):
 
     @property
     def change(self) -> float:
-        """Of the share that solved it; of the reward, where that stayed the same."""
+        """The change of the share of rollouts that solved it."""
         return self.solved_after - self.solved_before
 
 
 class Difference(msgspec.Struct):
-    """Of the mean reward, over tasks that both runs have."""
+    """The difference of the mean rewards of two runs, over tasks that both have."""
 
     tasks: int
     before: float
@@ -67,13 +67,13 @@ class Difference(msgspec.Struct):
     difference: float
     stderr: float | None
     p_value: float
-    """How often chance alone gives a difference as large, if nothing changed."""
+    """The probability of a difference at least this large if nothing changed."""
     by: str
-    """What chance was taken to turn: the `tasks`, or, where they are few, their `rollouts`."""
+    """What the test permutes: the `tasks`, or their `rollouts` where there are few tasks."""
     detectable: float | None
-    """The least difference that so many tasks would show four times out of five."""
+    """The smallest difference that so many tasks show four times out of five."""
     tasks_to_settle: int | None
-    """How many tasks would show this difference so often, where these do not."""
+    """How many tasks would show this difference so often; None where these do."""
 
     @property
     def significant(self) -> bool:
@@ -89,13 +89,13 @@ class Comparison(msgspec.Struct):
     after: str
     models: tuple[str, str]
     scored: Difference | None
-    """Over the scored rollouts; None where no task was scored in both."""
+    """The difference over the scored rollouts; None where no task was scored in both runs."""
     over_all: Difference
-    """Where a failed rollout counts as 0."""
+    """The difference where a failed rollout counts as 0."""
     sources: dict[str, Difference]
-    """Of the scored rollouts of each source, where there are several."""
+    """The difference over the scored rollouts of each source, where there are several sources."""
     fixed: list[TaskChange]
-    """Tasks that are solved more often now, the most first."""
+    """Tasks that are solved more often now, the largest change first."""
     broken: list[TaskChange]
     unchanged: int
     only_before: int
@@ -111,7 +111,7 @@ class Comparison(msgspec.Struct):
 
     @property
     def verdict(self) -> str:
-        """In one sentence."""
+        """The result in one sentence."""
         seen = self.scored or self.over_all
         if self.over_all.is_loss and not seen.is_loss:
             return "The second is worse where failed rollouts count as 0: more of them failed."
@@ -134,12 +134,12 @@ class _TaskRollouts(msgspec.Struct):
     source: str
     rollouts: int
     scored: list[float]
-    """The rewards of those that have one."""
+    """The rewards of its scored rollouts."""
     solved: float
 
     @property
     def rewards(self) -> list[float]:
-        """Of all, where a failed one counts as 0."""
+        """The rewards of all its rollouts, where a failed one counts as 0."""
         return self.scored + [0.0] * (self.rollouts - len(self.scored))
 
 
@@ -163,12 +163,12 @@ def _tasks(run: Run) -> dict[Key, _TaskRollouts]:
 
 
 def compare(before: Run, after: Run, only: Container[Key] | None = None) -> Comparison:
-    """`only`: of these tasks."""
+    """Compares two runs; `only` restricts it to these tasks."""
     return compare_tasks(before, after, only)[0]
 
 
 def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -> tuple[Comparison, list[TaskChange]]:
-    """The same, and every task that both have."""
+    """Like `compare`; also returns the change of every task that both runs have."""
     old, new = _tasks(before), _tasks(after)
     if only is not None:
         old, new = ({key: task for key, task in tasks.items() if key in only} for tasks in (old, new))
@@ -263,7 +263,7 @@ class Paired:
 
     @cached_property
     def p_value(self) -> float:
-        """How often chance alone gives a mean this far from 0."""
+        """The probability of a mean at least this far from 0 if nothing changed."""
         changed = self.differences[self.differences != 0]
         if not len(changed):
             return 1.0
@@ -282,7 +282,7 @@ class Paired:
 
     @property
     def detectable(self) -> float | None:
-        """The least difference that so many tasks would show four times out of five."""
+        """The smallest difference that so many tasks show four times out of five."""
         return None if self.stderr is None else _DETECTED * self.stderr
 
     def tasks_to_settle(self) -> int | None:
@@ -294,7 +294,7 @@ class Paired:
 
 
 def _flip(differences: Floats) -> Floats:
-    """Their sums with every pattern of signs."""
+    """The sums of the differences with every pattern of signs."""
     sums = np.zeros(1)
     for difference in differences:
         sums = np.concatenate([sums + difference, sums - difference])
@@ -302,7 +302,7 @@ def _flip(differences: Floats) -> Floats:
 
 
 def shuffled_p_value(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> float:
-    """The same where tasks are few: if nothing changed, each rollout of a task might have come from either run."""
+    """The p-value where tasks are few: if nothing changed, each rollout of a task could be of either run."""
     random = np.random.default_rng(0)
     seen, drawn = 0.0, np.zeros(_SHUFFLES)
     for old, new in zip(before, after, strict=True):

@@ -1,4 +1,4 @@
-"""What an evaluation is made of: a taskset, a model, how many, how."""
+"""The config of an evaluation: the taskset, the model, how many tasks and rollouts, sampling and limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What evaluating and checking have in common."""
+    """The keys that evaluating and checking have in common."""
 
     taskset: dict[str, Any]
     """The taskset: `id` (or `custom_cls`) and its own keys."""
@@ -41,7 +41,7 @@ class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class EvalConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
-    """Who answers: `scripted:gold`, `local:PATH`, or the name of a model behind the endpoint."""
+    """The model: `scripted:gold`, `local:PATH`, or a name that the endpoint serves."""
     tasks: list[Annotated[int, msgspec.Meta(ge=0)]] = []
     """Only these, by their index: the position in load order, which `show` and traces tell. Absent: the first
     `num_tasks` of the order."""
@@ -54,7 +54,7 @@ class EvalConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
     endpoint: EndpointConfig = EndpointConfig()
     """Where the model is served."""
     max_judge_tokens: Positive | None = None
-    """No rollout is begun once the judges of this run have used so many tokens; those under way are finished."""
+    """No rollout begins once the judges of this run have used so many tokens; those in progress are finished."""
     max_tokens_total: Positive | None = None
     """The same for the tokens of the model and of the judges together."""
 
@@ -68,11 +68,11 @@ class ValidateConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
 C = TypeVar("C", bound=TasksConfig)
 KEYS = {*EvalConfig.__struct_fields__, *ValidateConfig.__struct_fields__}
-"""What a YAML file may hold: one file serves every verb, and each reads its own keys."""
+"""The keys that a YAML file may have: one file serves every verb, and each verb reads its own keys."""
 
 
 def read_taskset(target: str, overrides: Mapping[str, str], split: str | None = None) -> Taskset[Any, Any]:
-    """The taskset of a target, for verbs that read no other key; one that no verb knows is refused."""
+    """The taskset of a target, for verbs that read no other key. Refuses a key that no verb knows."""
     data = read_target(target, overrides, split)
     faults: Faults = unknown_keys(data)
     with gather_faults(faults):
@@ -113,7 +113,7 @@ class Configured(msgspec.Struct, Generic[C]):
         return plain
 
     def overridden(self) -> dict[str, Any]:
-        """What differs from the defaults, by dotted path."""
+        """The values that differ from the defaults, by dotted path."""
         of_taskset = {**defaults_of(self.taskset.config_type), "extra": None}  # its keys stand beside the others
         defaults = {**defaults_of(type(self.config)), "taskset": of_taskset}
         return {path: value for path, _, value in find_differences(defaults, self.resolved())}

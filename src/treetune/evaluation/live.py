@@ -1,4 +1,4 @@
-"""What a person sees of an evaluation while it runs: a live display on a terminal, plain lines elsewhere."""
+"""The display of an evaluation while it runs: live on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

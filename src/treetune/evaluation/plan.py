@@ -49,7 +49,7 @@ _RESCORE = "pass --rescore to score what there is again, "
 
 
 class Watcher(Protocol):
-    """Sees rollouts as they end."""
+    """Receives rollouts as they end."""
 
     def on_trace(self, trace: Trace, tally: Tally) -> None: ...
 
@@ -95,7 +95,7 @@ class EvalPlan:
         self._choose_model(self.served.models)
 
     def _choose_model(self, models: list[str]) -> None:
-        """The one that the server has, where none was named; one that it does not serve is refused now."""
+        """Chooses the server's model where none was named. Refuses one that the server does not serve."""
         config = self.evaluation.config
         model = config.model or (models[0] if models else "")
         if model and model not in models:
@@ -139,7 +139,7 @@ class EvalPlan:
             check_policy(self.model, self.evaluation.taskset, self.evaluation.config.endpoint)
 
     def load(self) -> None:
-        """The model, where it is played here; without this it is loaded when the plan is played."""
+        """Loads the model, where this process plays; otherwise `play` loads it."""
         if not self._is_elsewhere and self._policy is None:
             self._policy = load_policy(self.model, self.evaluation.taskset, self.evaluation.config.endpoint)
 
@@ -176,11 +176,11 @@ class EvalPlan:
 
     @property
     def tally(self) -> Tally:
-        """What there is so far."""
+        """The figures so far."""
         return self.runner.tally
 
     async def play(self, watch: Watch | None = None) -> None:
-        """Plays what the run lacks."""
+        """Plays the rollouts that the run lacks."""
         if self._rescore:
             self.rescored = await score_again(self.evaluation, self.run, self._trust)
         self.load()
@@ -210,20 +210,20 @@ class EvalPlan:
 
 
 Watch = Callable[[EvalPlan, int], AbstractContextManager[Watcher]]
-"""Makes what watches a plan being played, which has so many rollouts already."""
+"""Makes the watcher of a plan that is played, from the plan and the number of rollouts that it has already."""
 
 
 # Where a TARGET is played: in this process, on the server that it names, or on workers that are started for it
 
 
 def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
-    """The taskset as one of a server; None where its tasks are here."""
+    """The taskset as one of a server; None where this process has its tasks."""
     named = is_server(str(getattr(taskset.config, "address", "")))  # asked first: `serve` takes long to load
     return taskset if named and isinstance(taskset, serve.Served) else None
 
 
 async def ask_server(served: serve.Served, count: int = 0) -> list[Task]:
-    """Has the server say what it serves, which `served` then knows; gives its first tasks."""
+    """Asks the server what it serves, and stores that in `served`; returns its first tasks."""
     async with aclosing(served):
         await served.learn()
         return await served.first_tasks(count) if count else []
@@ -231,7 +231,7 @@ async def ask_server(served: serve.Served, count: int = 0) -> list[Task]:
 
 @asynccontextmanager
 async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int | None) -> AsyncIterator[Host]:
-    """Where the rollouts of an evaluation run: here with the policy, on as many workers, or on its taskset's server."""
+    """The host of an evaluation's rollouts: this process with the policy, workers, or the server of its taskset."""
     config, taskset = evaluation.config, evaluation.taskset
     async with AsyncExitStack() as opened:
         if (served := find_served(taskset)) is not None:
@@ -285,7 +285,7 @@ def check_judges(taskset: Taskset[Any, Any]) -> None:
 
 
 def _runs_code(taskset: Taskset[Any, Any]) -> bool:
-    """Whether it does so itself, or the environment that its config names for all tasks."""
+    """Whether the taskset runs code itself, or the environment that its config names for all tasks."""
     if getattr(taskset.config, "has_images", False):
         return False  # the engine of its images contains it, and says itself where it does not
     env_class = getattr(taskset.config, "env_class", None)

@@ -31,9 +31,9 @@ from treetune.runs.entry import Entry
 from treetune.runs.run import Run
 
 _SECONDS = 5.0
-"""For the code of a task, which may never end."""
+"""The limit for the code of a task, which may never end."""
 _MOST = 500_000
-"""Characters of what is shown."""
+"""The most characters of a drawing."""
 
 Renders = type[Environment] | type[Taskset[Any, Any]]
 
@@ -70,7 +70,7 @@ def _render(run: Run, name: str | Entry) -> Rendered | None:
 
 
 def _check(made: object, cls: Renders) -> Rendered:
-    """Text, or a `Rendered`, as it is or as a mapping."""
+    """Reads what `render` returned: text, a `Rendered`, or a mapping of one."""
     try:
         fields = {"text": made} if isinstance(made, str) else msgspec.to_builtins(made)
         rendered = msgspec.convert(fields, Rendered)
@@ -82,7 +82,7 @@ def _check(made: object, cls: Renders) -> Rendered:
 
 
 def _renders(cls: Renders) -> bool:
-    """Whether its author wrote a `render` of this kind; an environment may have a method of that name for itself."""
+    """Whether a class has its own `render` as a class method; an environment may have another method of that name."""
     written = inspect.getattr_static(cls, "render")
     if isinstance(written, classmethod | staticmethod):
         return written not in (inspect.getattr_static(base, "render") for base in (Environment, Taskset))
@@ -101,7 +101,8 @@ def _classes(node: Any, task: Task, origin: Origin) -> Iterator[Renders]:
 
 
 def _task_type(cls: Renders, task: Task) -> type[Task]:
-    """The tasks of a taskset; of an environment what it says of `task`: its own fields are there then."""
+    """The type of the tasks, so that they have their own fields: of a taskset its own, of an environment what it
+    declares."""
     if issubclass(cls, Taskset):
         return cls.task_type
     try:

@@ -1,4 +1,4 @@
-"""Scores saved traces again, without the model: each recorded answer is played to the environment as it is now."""
+"""Scores saved traces again, without the model: plays each recorded answer to the environment as it is now."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class RescoreSummary(msgspec.Struct):
     before: Summary
     after: Summary
     changed: int
-    """Rollouts whose reward is another now."""
+    """Rollouts whose reward changed."""
     diverged: int
-    """Rollouts whose environment said something else than was recorded: their later answers may not fit."""
+    """Rollouts whose environment replied differently than recorded: their later answers may not fit."""
     skipped: int
-    """Rollouts that had failed and have nothing to score: they are taken over as they are."""
+    """Rollouts that had failed and have nothing to score: they are copied as they are."""
 
 
 class Rescorer(Runner):
-    """Scores the traces of `source` into `run`; `compare()` says what there is so far, also after an interruption."""
+    """Scores the traces of `source` into `run`. `compare()` gives the result so far, also after an interruption."""
 
     def __init__(self, evaluation: Evaluation, source: Path, run: RunFolder[Trace] | None, trust: bool = False) -> None:
         """Without `trust` a recorded task of a run folder that is not this user's may name only what is installed."""
@@ -58,7 +58,8 @@ class Rescorer(Runner):
         return RescoreSummary(before, after, self._changed, self._diverged, self._skipped)
 
     async def _wanted(self) -> AsyncIterator[list[Trace]]:
-        """The traces that are scored together: all of a task where the taskset scores groups, else one by one."""
+        """The traces, in lists that are scored together: all of a task where the taskset scores groups, else one by
+        one."""
         groups: dict[tuple[str, int], list[Trace]] = {}
         for old in self._recorded():
             self._before.add(old)
@@ -127,7 +128,7 @@ class Rescorer(Runner):
 
 
 class Rescored(msgspec.Struct):
-    """A rollout, and what it would earn now."""
+    """A rollout, and the reward that it would have now."""
 
     at: int
     """Its place in the run."""
@@ -140,7 +141,7 @@ class Rescored(msgspec.Struct):
 
 
 class RescorePreview(Rescorer):
-    """The same for the rollouts that a query fits, and nothing is written: `rows` is what they would earn."""
+    """Scores the rollouts that a query selects again, and writes nothing: `rows` has the rewards they would have."""
 
     def __init__(
         self, evaluation: Evaluation, source: Path, query: str = "", most: int | None = None, trust: bool = False
@@ -149,7 +150,7 @@ class RescorePreview(Rescorer):
         run = open_run(source)
         fitting = np.flatnonzero(run.fits(query))
         self.left = 0 if most is None else max(0, len(fitting) - most)
-        """Rollouts that fit, and are beyond `most`."""
+        """Selected rollouts beyond `most`."""
         self.rows: list[Rescored] = []
         self._shown = set(fitting[:most].tolist())
         groups = run.columns.groups()
@@ -188,12 +189,12 @@ class RescorePreview(Rescorer):
 
 
 def _has_answers(trace: Trace) -> bool:
-    """Whether there is something to score. A rollout for which a judge had no verdict was answered all the same."""
+    """Whether there are answers to score. A rollout for which a judge gave no verdict has them too."""
     return trace.failure is None or trace.failure.type == JudgeError.__name__
 
 
 async def score_again(evaluation: Evaluation, run: RunFolder[Trace], trust: bool = False) -> RescoreSummary:
-    """Scores what a run has so far again, in its place; where that is interrupted, all of it stays as it was."""
+    """Scores the rollouts of a run again, in place. If that is interrupted, the run stays as it was."""
     folder = run.path / ".rescored"
     shutil.rmtree(folder, ignore_errors=True)
     with RunFolder.create(folder, TRACES, evaluation) as fresh:

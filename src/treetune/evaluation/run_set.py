@@ -39,7 +39,7 @@ class RunSet:
 
     @classmethod
     def named_after(cls, plans: Sequence[EvalPlan]) -> RunSet:
-        """In a new folder below `runs`."""
+        """A set in a new folder below `runs`."""
         tasksets = {plan.evaluation.taskset.name for plan in plans}
         models = {plan.model for plan in plans}
         one, other = (names.pop() if len(names) == 1 else None for names in (tasksets.copy(), models.copy()))
@@ -63,7 +63,7 @@ class RunSet:
 
     @property
     def folders(self) -> list[Path]:
-        """Those that were begun."""
+        """The folders of runs that were begun."""
         return [self.path / name for name in self.names if (self.path / name / FINGERPRINT).exists()]
 
     def take_up(self) -> list[Path]:

@@ -43,7 +43,7 @@ class TaskCode:
         return Origin.of_data(self._what, self._trust or (self.own and _names_in(task) <= self._known))
 
     def remember(self, taskset: Taskset[Any, Any], task: Task) -> None:
-        """Notes what a task names that was just played, where this user chose it."""
+        """Trusts the code that a task names that was just played, where this user chose the taskset."""
         if not (new := _names_in(task) - self._known):
             return
         self._known |= new

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 async def run_bounded(items: AsyncIterator[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
-    """Runs `work` on every item, at most so many at once. The first error ends it, and is raised as it is."""
+    """Runs `work` on every item, at most `at_once` at a time. The first error ends it, and is raised as it is."""
     free = asyncio.Semaphore(at_once)
 
     async def run_one(item: T) -> None:
@@ -51,7 +51,7 @@ async def run_bounded(items: AsyncIterator[T], work: Callable[[T], Awaitable[Non
 
 
 class Runner:
-    """Plays the rollouts that a run lacks. One is asked for by a trace with nothing but its task and its number."""
+    """Plays the rollouts that a run lacks. A trace with only a task and a number stands for a rollout to play."""
 
     def __init__(self, evaluation: Evaluation, run: RunFolder[Trace] | None) -> None:
         """Without a `run` folder nothing is saved, and nothing resumed."""
@@ -65,7 +65,7 @@ class Runner:
         self.tally = Tally(self._config.pass_threshold)
 
     def resume(self) -> int:
-        """Keeps what earlier runs finished; gives its number. What failed is tried again."""
+        """Keeps the rollouts that are scored; returns how many. Failed ones are played again."""
         assert self._run is not None
         scored: Counter[tuple[str, int]] = Counter()
         for trace in self._run.read():
@@ -84,7 +84,7 @@ class Runner:
         return len(self._done)
 
     def _grouped(self, trace: Trace) -> bool:
-        """Whether its reward hangs on the other rollouts of its task."""
+        """Whether its reward depends on the other rollouts of its task."""
         with suppress(TasksetError):  # a task that the taskset no longer has
             return self._taskset.scores_group_of(trace.task)
         return False
@@ -96,7 +96,7 @@ class Runner:
         await self.run_all()
 
     async def run_all(self) -> None:
-        """Runs to the end, or to a cancellation; the summary on disk says what there is either way."""
+        """Runs to the end, or until it is cancelled; writes the summary of what there is either way."""
         try:
             await run_bounded(self._wanted(), self._play_and_save, self._config.max_concurrent)
         finally:
@@ -104,7 +104,8 @@ class Runner:
                 self._run.write_summary(self.tally.summary())
 
     def _is_spent(self) -> bool:
-        """Whether a ceiling is reached. Rollouts under way are finished all the same: their tokens are paid for."""
+        """Whether a token limit is reached. Rollouts in progress are finished all the same: their tokens are paid
+        for."""
         spent = {"max_judge_tokens": self.tally.judge_tokens, "max_tokens_total": self.tally.tokens_total}
         for key, tokens in spent.items():
             most = getattr(self._config, key)
@@ -129,7 +130,7 @@ class Runner:
         self._code.remember(self._taskset, task)
 
     async def _wanted(self) -> AsyncIterator[list[Trace]]:
-        """What is to be played, of one task and scored together where there are several."""
+        """The rollouts to play, in lists of one task that are scored together."""
         unseen, config = set(self._done), self._config
         tasks = 0
         async for task, occurrence in self._chosen() if config.tasks else self._host.draw(config.num_tasks):

@@ -38,7 +38,7 @@ RETRIED = ("gold-failed", "validate-failed")
 
 
 class TaskCheck(msgspec.Struct):
-    """What was found of one task."""
+    """The result of checking one task."""
 
     idx: int
     uid: str
@@ -50,7 +50,7 @@ class TaskCheck(msgspec.Struct):
     reason: str | None = None
     gold_reward: float | None = None
     warnings: dict[str, str] = {}
-    """What may be meant, by its rule: `gold-said-otherwise`, `gold-tool-error`, `reward-raises`, `verl-tool-schema`."""
+    """Warnings, by their rule: `gold-said-otherwise`, `gold-tool-error`, `reward-raises`, `verl-tool-schema`."""
 
     def fail(self, rule: str, reason: str) -> None:
         self.validity, self.rule, self.reason = Validity.INVALID, rule, reason
@@ -66,7 +66,7 @@ class CheckSummary(msgspec.Struct):
 
 
 def _scores_itself(taskset: Taskset[Any, Any], task: Task) -> bool:
-    """Whether one answer is all, and code of the taskset's own scores it."""
+    """Whether a task takes one answer, which the taskset's own `reward` scores."""
     taskset, task = owner_of(taskset, task)
     return task.env_class is None and taskset.overrides("reward") and not taskset.overrides("environment")
 
@@ -161,7 +161,7 @@ class TasksetChecker:
             check.warnings["gold-said-otherwise"] = f"{unpaid[0]!r} earns nothing: {unpaid[1]}"
 
     async def _check_wrong(self, task: Task, check: TaskCheck) -> None:
-        """Whether `reward` gives a number for an answer that is none of the right ones, as most of a model's are."""
+        """Checks that `reward` gives a number for a wrong answer."""
         try:
             await with_deadline(score_answer(self._taskset, task, WRONG), self._config.limits)
         except InvalidAction:

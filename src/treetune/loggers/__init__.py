@@ -50,7 +50,7 @@ class Logger(Protocol):
 
 
 class Loggers:
-    """Several as one, which raise nothing."""
+    """Several loggers as one. It raises nothing."""
 
     def __init__(self, loggers: dict[str, Logger]) -> None:
         self._loggers = loggers
@@ -80,7 +80,7 @@ class Loggers:
 
 
 def open_loggers(names: Iterable[str]) -> Loggers:
-    """Refuses a name that is none, and one whose package is not installed."""
+    """Refuses an unknown name, and one whose package is not installed."""
     opened: dict[str, Logger] = {}
     for name in dict.fromkeys(names):
         if name not in LOGGERS:

@@ -128,6 +128,6 @@ class TensorboardLogger:
 
 
 def _cell(value: Any) -> str:
-    """In a table of markdown, where HTML of a model's would be markup."""
+    """A cell of a markdown table. Text of a model is escaped, as HTML in it would be markup."""
     text = "" if value is None else str(value)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;").replace("\n", "<br>")

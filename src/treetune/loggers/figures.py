@@ -36,11 +36,11 @@ _LONGEST = 4000
 """Letters of a text in a sample."""
 _SECONDS = 10.0
 _LAST_SECONDS = 30.0
-"""For what is still to be sent when a server ends."""
+"""The most seconds to wait for the last figures when a server ends."""
 
 
 def figures_of(summary: Summary) -> dict[str, float]:
-    """Each number of a summary, by a name that every logger takes; what there is none of is left out."""
+    """The numbers of a summary, by names that every logger takes."""
     plain = msgspec.to_builtins(summary)
     found: dict[str, float | None] = {name: plain[name] for name in _PLAIN}
     found["errors"] = summary.errors
@@ -53,12 +53,12 @@ def figures_of(summary: Summary) -> dict[str, float]:
 
 
 def clean_name(name: str) -> str:
-    """As every logger takes it: letters, digits, and `_-. /`."""
+    """A name with only the characters that every logger takes: letters, digits, and `_-. /`."""
     return re.sub(r"[^\w\-./ ]", "_", name)[:200]
 
 
 def samples_of(run: Run) -> Iterator[Sample]:
-    """Some rollouts: failures first, then such as are spread over the whole run."""
+    """Some rollouts: failures first, then others from the whole run."""
     failed = np.flatnonzero(run.columns.codes("failure") >= 0)[:_FAILURES].tolist()
     spread = np.linspace(0, len(run) - 1, min(len(run), _MOST_SAMPLES - len(failed))).astype(int).tolist()
     for row in dict.fromkeys([*failed, *spread]):

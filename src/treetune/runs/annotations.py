@@ -99,7 +99,7 @@ def read_tags(run: Path) -> list[str]:
 
 
 def write_tags(run: Path, tags: list[str]) -> list[str]:
-    """Each once; none of them empty."""
+    """Writes the tags, each once; empty ones are left out."""
     kept = list(dict.fromkeys(" ".join(tag.split()) for tag in tags if tag.strip()))
     if len(kept) > _MOST_TAGS or any(len(tag) > _LONGEST_TAG for tag in kept):
         raise UsageError(f"a run has at most {_MOST_TAGS} tags of {_LONGEST_TAG} characters")

@@ -106,28 +106,28 @@ class Groups(msgspec.Struct):
     rollouts: Codes
     scored: Codes
     mean: Numbers
-    """Over scored rollouts; NaN where there is none."""
+    """The mean reward over scored rollouts; NaN where there is none."""
     variance: Numbers
     lowest: Numbers
     highest: Numbers
     order: Codes
     """The rollouts, those of the first task first."""
     starts: Codes
-    """Where those of each task begin in `order`."""
+    """Where the rollouts of each task begin in `order`."""
     columns: Columns
-    """Of the rollouts."""
+    """The columns of the rollouts."""
 
     def __len__(self) -> int:
         return len(self.first)
 
     def members(self, task: int) -> Codes:
-        """The rollouts of one of them, as they came."""
+        """The rollouts of one task, in their order."""
         start = self.starts[task]
         return self.order[start : start + self.rollouts[task]]
 
     @property
     def failed(self) -> Mask:
-        """All of its rollouts failed."""
+        """The tasks of which all rollouts failed."""
         return np.equal(self.scored, 0)
 
     @property
@@ -168,14 +168,14 @@ class Groups(msgspec.Struct):
 
 
 class Entries(Sequence[Entry]):
-    """The entries of some rows, each made when it is asked for."""
+    """The entries of some rows, each made on access."""
 
     def __init__(self, columns: Columns, rows: Codes | None = None) -> None:
         self._columns, self._rows = columns, rows
 
     @property
     def rows(self) -> Codes:
-        """Their places in the run."""
+        """The rows of these entries."""
         return np.arange(len(self._columns)) if self._rows is None else self._rows
 
     def __len__(self) -> int:
@@ -229,7 +229,7 @@ class Columns:
         return Entries(self)
 
     def entry(self, row: int) -> Entry:
-        """All that is known of a rollout, by its place in the run."""
+        """The entry of a row."""
         fields: dict[str, Any] = {name: int(place.array[row]) for name, place in self._places.items()}
         for name, field in NUMBERS.items():
             value = float(self._numbers[name].array[row])
@@ -252,7 +252,7 @@ class Columns:
 
     @property
     def metrics(self) -> list[str]:
-        """The names of the metrics that any rollout has."""
+        """The names of all metrics."""
         return list(self._metrics)
 
     @property
@@ -278,7 +278,7 @@ class Columns:
         return (self._texts.get(name) or self._notes[name]).texts
 
     def note(self, name: str, texts: Mapping[int, str]) -> None:
-        """Sets one of `NOTES`: the texts of some rows, in the place of those before."""
+        """Sets a column of `NOTES`: the texts of some rows, which replace earlier ones."""
         self._notes[name] = _Texts()
         self._notes[name].add([texts.get(row) for row in range(self._number)])
 

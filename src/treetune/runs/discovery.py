@@ -82,7 +82,7 @@ class RunLocation(msgspec.Struct, frozen=True):
     top: Path | None = None
     """The folder that was named: a link that leads out of it is not followed."""
     fault: str = ""
-    """Why it is not opened."""
+    """Why it must not be opened."""
 
     def open(self, seconds: float | None = None) -> Run:
         """`seconds` is how long to read at first, of a run that takes long; `follow` goes on."""
@@ -110,7 +110,7 @@ class RunLocation(msgspec.Struct, frozen=True):
 
 
 def open_run(path: str | Path) -> Run:
-    """The run at a path, or the only one below it. What could not be read of it is a warning."""
+    """Opens the run at a path, or the only one below it. Warns of lines that cannot be read."""
     path = Path(path).expanduser()
     place = find_run(path)
     if place is None:
@@ -139,12 +139,12 @@ def find_run(path: str | Path) -> RunLocation | None:
 
 
 def runs_below(folder: str | Path) -> list[RunLocation]:
-    """All runs at a path or below it, by path. Nothing below a run is looked at."""
+    """All runs at a path or below it, sorted by path. Folders inside a run are not searched."""
     return sorted(walk_runs(folder), key=lambda each: each.path)
 
 
 def walk_runs(folder: str | Path) -> Iterator[RunLocation]:
-    """The same as they are found, the nearest first; with the files that may be runs and must not be opened."""
+    """The same runs as they are found, the nearest first, and files that may be runs but must not be opened."""
     folder = Path(folder).expanduser()
     place = _at(folder, _top_of(folder)) if folder.exists() else None
     return iter([place]) if place is not None else _below(folder, _DEEPEST)

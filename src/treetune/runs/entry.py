@@ -16,7 +16,7 @@ from treetune.chat.message import text_of
 from treetune.core.trace import Failure, Trace
 
 _ANSWER = 120
-"""How much of an answer an entry has."""
+"""The most characters of an answer in an entry."""
 _TOKENS, _NO_TOKENS = b'"tokens":{"sequences":[', b',"tokens":null}\n'
 """How the last field of a line begins, and a line ends without one. Text never holds these: quotes stand there as
 \\". No digit and no comma is in the first, so it is found without looking at each."""
@@ -34,9 +34,9 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
 
     offset: Size
     length: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
-    """Of its line, the end of the line included."""
+    """The bytes of its line, with the newline."""
     text_length: Size
-    """Of the line without its tokens: all messages are in it."""
+    """The bytes of the line without its tokens, which come last."""
     idx: Whole
     uid: str
     occurrence: Size
@@ -51,15 +51,15 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
     prompt_tokens: Whole
     completion_tokens: Whole
     began: float | None
-    """When, in seconds since 1970."""
+    """When the rollout began, in seconds since 1970."""
     seconds: float
     policy: float
-    """Of these, those that the policy took."""
+    """The seconds of these that the policy took."""
     environment: float
     retries: Whole
     """How often calls of the policy or of judges were repeated."""
     answer: str | None
-    """What it gave as its answer, or the end of what it said last; the beginning of that."""
+    """The beginning of its answer; where it has none, the end of its last message."""
     failure: str | None
     """Its type and where it was raised: `ZeroDivisionError (environment) at tasks.py:12`."""
     metrics: Mapping[str, float | None]
@@ -143,7 +143,7 @@ def glance(block: bytes | bytearray, start: int, stop: int, offset: int) -> Entr
 
 
 def text_length(block: bytes | bytearray, start: int, stop: int) -> int:
-    """How long the line from `start` to `stop` is without its tokens."""
+    """The length of the line from `start` to `stop` without its tokens."""
     if block.endswith(_NO_TOKENS, start, stop):
         return stop - start - len(_NO_TOKENS)
     tokens = block.rfind(_TOKENS, start, stop)
@@ -160,7 +160,7 @@ def pread_line(file: int, entry: Entry, tokens: bool = True) -> bytes:
 
 
 def _ends_with_tokens(block: bytes | bytearray, end: int, start: int = 0) -> bool:
-    """Whether what follows this end of the text of a line is its last field: so where the one before it is there."""
+    """Whether the tokens follow at `end` as the last field of a line: the field before them must end there."""
     return block.rfind(b'"timing":{', max(start, end - _TIMING), end) > 0
 
 

@@ -34,22 +34,23 @@ from treetune.system.folders import aside, read_version
 
 ENDING = ".eval"
 _VERSION = 2
-"""Of Inspect's logs."""
+"""The version of Inspect's log format."""
 _ROLES = {"system": "system", "developer": "system", "assistant": "assistant", "tool": "tool"}
 _STOPS = {"length": "max_tokens", "stop": "stop", "tool_calls": "tool_calls", "content_filter": "content_filter"}
 _TEXT = 1000
-"""How much of a text a summary has."""
+"""The most characters of a text in a summary."""
 _SUMMARISED = (
     *("id", "epoch", "target", "model_usage", "role_usage", "started_at", "completed_at", "total_time"),
     *("working_time", "uuid", "turn_count"),
 )
-"""What the list of samples shows as a sample has it."""
+"""The fields of a sample that the list of samples shows unchanged."""
 
 Plain = dict[str, Any]
 
 
 def write_eval_log(run: Run, path: Path, query: str = "", traces: Iterable[Trace] | None = None) -> int:
-    """The rollouts that a query fits, or these of its `traces`. The file is there whole, or not at all."""
+    """Writes the rollouts that a query selects, or these `traces`; returns how many. The file is written whole or not
+    at all."""
     temporary = aside(path)
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as members:
@@ -69,7 +70,7 @@ class _Log:
         self._epochs: dict[tuple[str, int], set[int]] = {}
         self._ids: dict[tuple[str, int], int | str] = {}
         self._taken: set[str] = set()
-        """The ids, as members of the file spell them."""
+        """The ids as text."""
         self._summaries: list[Plain] = []
         self._models: dict[str, list[int]] = {}
 
@@ -109,7 +110,7 @@ class _Log:
             yield _Sample(trace, self._ids[key], epoch, trace.timing.began or self._began).plain()
 
     def _name(self, trace: Trace) -> int | str:
-        """Its index; of equal tasks, and of tasks that share one, more than that."""
+        """The index of the task; longer for equal tasks, and for tasks that share an index."""
         index, more = trace.task.idx, f"{trace.task.idx}-{trace.occurrence}"
         names: list[int | str] = [more] if trace.occurrence else [index, more]
         free = (name for name in names if str(name) not in self._taken)
@@ -133,7 +134,7 @@ class _Log:
         }
 
     def _scores(self) -> dict[str, list[Plain]]:
-        """Of each score its means over the epochs of a sample."""
+        """The mean of each score over the epochs of each sample."""
         found: dict[str, dict[int | str, list[float]]] = {}
         for summary in self._summaries:
             for name, score in summary["scores"].items():
@@ -144,7 +145,7 @@ class _Log:
         }
 
     def _results(self, scores: dict[str, list[Plain]]) -> Plain:
-        """The mean over tasks, each of which counts once, and its standard error."""
+        """The mean of each score over tasks, and its standard error."""
         results = []
         for name, samples in scores.items():
             means = np.array([sample["value"] for sample in samples])
@@ -168,7 +169,7 @@ class _Log:
 
 
 def _summary_of(sample: Plain) -> Plain:
-    """What the list of samples shows."""
+    """The line of a sample in the list of samples."""
     asked = sample["input"]
     if not isinstance(asked, str):
         asked = "\n\n".join(_words(message["content"]) for message in asked)
@@ -208,7 +209,7 @@ class _Sample:
         self.messages: list[Plain] = []
         self.events: list[Plain] = []
         self.seconds = 0.0
-        """Since it began, of the event that comes next."""
+        """When the next event begins, after the beginning of the sample."""
 
     def plain(self) -> Plain:
         trace, target, prompt = self.trace, _target(self.trace.task.ground_truth), self.trace.task.prompt

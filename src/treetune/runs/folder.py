@@ -38,9 +38,9 @@ from treetune.system.folders import write_atomically
 SUPERSEDED = "superseded.jsonl"
 """Records that a resumed run replaced: errors that were tried again."""
 HARMLESS = ("max_concurrent:", "endpoint.", "max_judge_tokens:", "max_tokens_total:")
-"""How differences begin that cannot change a result, and so are no hindrance when a run is resumed."""
+"""The beginnings of differences that cannot change a result: a run is resumed in spite of them."""
 GROWING = ("num_tasks", "num_rollouts")
-"""What a resumed run may ask for more of."""
+"""The keys that may grow when a run is resumed."""
 
 _BLOCK = 1 << 16
 
@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 
 class Described(Protocol):
-    """What runs: a taskset, and the config that runs it again."""
+    """A taskset, and the config that runs it again."""
 
     taskset: Taskset[Any, Any]
 
@@ -56,7 +56,7 @@ class Described(Protocol):
 
 
 class Beginning(msgspec.Struct):
-    """What a run began with."""
+    """The config and the taskset with which a run began."""
 
     config: dict[str, Any]
     taskset: Fingerprint
@@ -74,7 +74,7 @@ class Records(msgspec.Struct, Generic[R], frozen=True):
     """Whether there is an index beside them."""
 
     def read(self, folder: Path, damage: Damage | None = None) -> Iterator[R]:
-        """Those that can be read, each once; `damage` counts the others."""
+        """The records that can be read, each once; `damage` counts the other lines."""
         return (record for _, record in self.lines(folder, damage or Damage()) if record is not None)
 
     def lines(self, folder: Path, damage: Damage) -> Iterator[tuple[bytes, R | None]]:
@@ -236,7 +236,7 @@ class RunFolder(Generic[R]):
             self._index.add(record, self.size - len(line), line)
 
     def append_lines(self, lines: bytes) -> list[Entry]:
-        """Records as they are kept; gives what the index says of them."""
+        """Appends encoded records; returns their entries."""
         self._append(lines)
         return self._index.add_lines(lines, self.size - len(lines)) if self._index is not None else []
 
@@ -298,7 +298,7 @@ class RunFolder(Generic[R]):
 
 
 def _is_more(before: int | None, now: int | None) -> bool:
-    """Of two numbers, where None is all there are."""
+    """Compares two numbers of which None means all."""
     return before is not None and (now is None or now > before)
 
 
@@ -309,12 +309,12 @@ def unused_path(path: Path) -> Path:
 
 
 def name_run(*parts: str) -> Path:
-    """A folder below `runs` that is not used yet, named after what runs and when."""
+    """An unused folder below `runs`, named after `parts` and the time."""
     return unused_path(Path("runs") / "--".join([*map(slug, parts), time.strftime("%Y%m%d-%H%M%S")]))
 
 
 def slug(name: str) -> str:
-    """A name as a part of a folder's."""
+    """A name with only the characters that a folder name may have."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-")[-60:]
 
 

@@ -29,7 +29,7 @@ from treetune.runs.plain_files import UNREADABLE, open_regular, open_to_append
 
 INDEX = "index.jsonl"
 LONGEST_LINE = 256 << 20
-"""Bytes of a line. What is longer is no record."""
+"""The most bytes of a line."""
 _PART, _BLOCK = 1 << 19, 1 << 20
 """Bytes of entries, and of traces, that are read at once."""
 _AT_ONCE = 64
@@ -41,9 +41,9 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 _KNOWN = "uid", "occurrence", "rollout", "attempt", "step", "reward"
 key_of_trace: Callable[[Trace], Hashable] = attrgetter(*_KNOWN, "timing.began", "timing.total")
-"""What distinguishes a rollout from all others. A trainer may ask for the same one again, but at another time."""
+"""Identifies a rollout. A trainer may ask for the same one again, but at another time."""
 key_of_entry: Callable[[Entry], Hashable] = attrgetter(*_KNOWN, "began", "seconds")
-"""The same of an entry."""
+"""The same for an entry."""
 
 
 class Damage:
@@ -63,7 +63,7 @@ class Damage:
         self.left_out = self.doubled = 0
         self._first = ""
         self._seen: set[int] = set()
-        """Hashes: a run may have a million rollouts."""
+        """The hashes of keys, as a run may have a million rollouts."""
 
     def leave_out(self, error: object) -> None:
         """Notes that the last line cannot be read."""
@@ -79,7 +79,7 @@ class Damage:
         return found
 
     def once(self, entries: list[Entry]) -> list[Entry]:
-        """The entries that were not there before."""
+        """The entries that are not repeated; notes the others."""
         keys = set(map(hash, map(key_of_entry, entries)))
         if len(keys) == len(entries) and self._seen.isdisjoint(keys):
             self._seen |= keys
@@ -99,7 +99,7 @@ class Damage:
 
 
 def encode(entries: Sequence[Entry]) -> bytes:
-    """A line of the index each. What no text can hold is written out, as it is in the trace."""
+    """Lines of the index. Surrogates, which UTF-8 cannot hold, are written out as in the trace."""
     try:
         return _encode_lines(entries)
     except UnicodeEncodeError:
@@ -141,9 +141,9 @@ class IndexReader:
     def __init__(self, folder: Path) -> None:
         self._index, self._records = folder / INDEX, folder / TRACE_LINES
         self.end = 0
-        """Up to where the traces are known."""
+        """The offset up to which the traces are known."""
         self._place: int | None = 0
-        """Up to where the index was read; None where it does not fit the traces."""
+        """The offset up to which the index was read; None where it does not match the traces."""
         self._file: tuple[int, int] | None = None
         self.damage = Damage()
         self._is_over = False
@@ -199,7 +199,7 @@ class IndexReader:
                 self._place += len(lines) + len(newline)
 
     def read_traces(self, file: int) -> Iterator[list[Entry]]:
-        """Those of the traces that come after."""
+        """The entries of the traces after those of the index."""
         block, held = bytearray(_BLOCK), 0  # one for all: gigabytes that are allocated cost more than they are worth
         while not self._is_over:
             with memoryview(block) as view, view[held:] as free:

@@ -32,14 +32,14 @@ import msgspec
 from treetune.system.folders import write_atomically
 
 MOST_BYTES = 64 << 20
-"""Of a file that is read as a whole: a config, a summary, an image."""
+"""The most bytes of a file that is read as a whole: a config, a summary, an image."""
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding raises: JSON that is damaged, of another type, not UTF-8, or nested too deeply."""
+"""The errors of decoding: JSON that is damaged, of another type, not UTF-8, or nested too deeply."""
 
 IMAGES = "images"
 _MOST_OF_IMAGES = 64 << 20
-"""Of all images that a record shows."""
+"""The most bytes of all images in a record."""
 _DATA = re.compile(rb'"data:image/(png|jpeg|webp|gif);base64,([A-Za-z0-9+/]+={0,2})"')
 _NAME = re.compile(rb'"images/([0-9a-f]{32}\.(png|jpeg|webp|gif))"')
 
@@ -48,7 +48,7 @@ _top: ContextVar[Path | None] = ContextVar("top", default=None)
 
 @contextmanager
 def below(folder: Path) -> Iterator[None]:
-    """Within it, files below this folder may be opened."""
+    """Allows files below this folder to be opened."""
     before = _top.set(folder)
     try:
         yield
@@ -96,7 +96,7 @@ def refuse_link(path: Path) -> None:
 
 
 def find_fault(path: Path, top: Path, most: int | None = None) -> str:
-    """Why a file must not be opened, or has more than so many bytes; nothing where it may be."""
+    """Why a file must not be opened; "" where it may be."""
     try:
         state = os.stat(path)
     except OSError as error:
@@ -126,12 +126,12 @@ _KINDS = {
 
 
 def move_out(line: bytes, folder: Path) -> bytes:
-    """A record whose images are files below `folder`."""
+    """Moves the images of a record into files below `folder`; returns the record with their names."""
     return _DATA.sub(lambda found: _store(found, folder / IMAGES), line) if b'"data:image/' in line else line
 
 
 def bring_back(line: bytes, folder: Path) -> bytes:
-    """The record as it was. An image stays a name where its file is gone or outside of the run, or where all are too
+    """Puts the images back into a record. An image stays a name where its file is missing, outside of the run, or too
     large."""
     left = _MOST_OF_IMAGES
 
@@ -148,7 +148,7 @@ def bring_back(line: bytes, folder: Path) -> bytes:
 
 
 def move_images(source: Path, target: Path) -> None:
-    """Those of one run to another, which may have some already."""
+    """Moves the images of a run to another, which may have some already."""
     if (source / IMAGES).is_dir():
         (target / IMAGES).mkdir(exist_ok=True)
         for file in (source / IMAGES).iterdir():

@@ -107,7 +107,7 @@ def _row(trace: Trace) -> dict[str, Any]:
 
 
 def _said(message: Message) -> str:
-    """What it says; calls of tools as JSON below that."""
+    """The text of a message, with its calls of tools as JSON below it."""
     content = name_images(message.get("content"))
     return "\n".join(filter(None, [_text(content), _text(message.get("tool_calls") or None)]))
 

@@ -54,13 +54,13 @@ _ROLLOUT = re.compile(r"(\d+)/(\d+)")
 
 _DEEPEST = 100
 _WORDS_OF_OURS = (b'"role":', b'"type":', b'"finish_reason":', b'"outcome":')
-"""Fields whose texts are of the format, not of what was said."""
+"""Fields whose texts belong to the format, not to a message."""
 _LONGEST = 32
-"""Of such texts."""
+"""The most bytes of such texts."""
 _TOOLS, _AFTER_TOOLS = b'],"tools":[', b'],"final":['
 
 Test = Callable[[Columns, Mask], Mask]
-"""Which of the rollouts it holds for; it need only look at those of the mask."""
+"""Gives the rollouts for which it holds; it may skip those outside of the mask."""
 
 
 def _word_failed(columns: Columns) -> Mask:
@@ -68,7 +68,8 @@ def _word_failed(columns: Columns) -> Mask:
 
 
 def solved(columns: Columns, threshold: float = 1.0) -> Mask:
-    """The environment's own word, else a reward that reaches the threshold; never a rollout that failed."""
+    """Which rollouts are solved: by the environment's `success`, else by a reward that reaches the threshold; never a
+    failed one."""
     success = columns.numbers("success")
     said: Mask = np.where(np.isnan(success), columns.reward >= threshold, success == 1)
     return said & ~np.isnan(columns.reward)
@@ -84,7 +85,7 @@ WORDS: dict[str, Callable[[Columns], Mask]] = {
     "all1": lambda columns: columns.groups().all_of(1.0)[columns.groups().task],
     "allfailed": lambda columns: columns.groups().failed[columns.groups().task],
 }
-"""What a word alone means; of a group where it says all, or mixed."""
+"""The meaning of the words of queries; `all...` and `mixed` are of the group of a rollout."""
 
 
 def _is_text(columns: Columns, name: str, test: Callable[[str], bool]) -> Mask:
@@ -105,7 +106,7 @@ class Query:
             raise self._wrong("a ) too many")
 
     def select(self, columns: Columns, traces: Path | None = None) -> Mask:
-        """Which rollouts fit. `traces` is the file that words are looked for in."""
+        """Which rollouts the query selects. `traces` is the file to search for words."""
         self._traces = traces
         everything = np.ones(len(columns), bool)
         return everything if self._test is None else self._test(columns, everything)
@@ -193,7 +194,7 @@ class Query:
         return self._bare_word(token["word"])
 
     def _bare_word(self, word: str) -> Test:
-        """A word to look for, unless it is plainly meant otherwise; in quotation marks it is a word in any case."""
+        """A word to search for, unless it looks like something else; in quotation marks it always is a word."""
         if (named := _ROLLOUT.fullmatch(word)) is not None:
             task, rollout = (self._comparison(name, "=", named[at]) for at, name in ((1, "task"), (2, "rollout")))
             return lambda columns, within: task(columns, within) & rollout(columns, within)

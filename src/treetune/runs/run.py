@@ -39,7 +39,7 @@ from treetune.runs.summary import Summary, Tally
 T = TypeVar("T")
 TypeOf = Callable[[Task], type[Task]]
 _NAMED = 5
-"""How many runs a message names."""
+"""The most runs that a message names."""
 _LARGEST_CONFIG = 1 << 20
 """Bytes: YAML is slow to read."""
 
@@ -100,7 +100,7 @@ class Run:
         self._summary: Summary | None = None
         self._marks: dict[Key, Mark] = {}
         self._marked: object = None
-        """Which marks of which rollouts the columns have."""
+        """The state of the marks and rollouts from which the column was made."""
 
     def follow(self, seconds: float | None = None) -> int:
         """Reads what was written since, for about `seconds` at most; returns the number of new rollouts. Where the run
@@ -134,7 +134,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What it ran: `config.yaml`; empty where there is none."""
+        """Its `config.yaml`; empty where there is none."""
         return load_config(self.folder)
 
     @property
@@ -151,7 +151,7 @@ class Run:
         return msgspec.structs.replace(self._summary, warnings=[*self.warnings, *self._summary.warnings])
 
     def written_summary(self) -> Summary | None:
-        """What `summary.json` says; None before its end."""
+        """Its `summary.json`; None before the run has ended."""
         try:
             return msgspec.json.decode(read_regular(self.folder / SUMMARY), type=Summary)
         except (OSError, *UNREADABLE):
@@ -200,17 +200,18 @@ class Run:
         return self._marks
 
     def fits(self, query: str = "") -> Mask:
-        """Which rollouts a query fits (`reward<1 & source=gsm8k "therefore"`)."""
+        """Which rollouts a query selects (`reward<1 & source=gsm8k "therefore"`)."""
         if "mark" in query:
             self.read_marks()
         return Query(query).select(self.columns, self.folder / TRACES.file)
 
     def select(self, query: str = "") -> Entries:
-        """Their entries."""
+        """The entries of the rollouts that a query selects."""
         return Entries(self.columns, np.flatnonzero(self.fits(query)))
 
     def traces(self, query: str = "") -> Iterator[Trace]:
-        """Their traces, read as they are asked for. One that is damaged is left out, with a warning."""
+        """The traces of the rollouts that a query selects, read one by one. A damaged one is left out, with a
+        warning."""
         with open(self.folder / TRACES.file, "rb", buffering=0) as file:
             for entry in self.select(query):
                 try:
@@ -230,7 +231,7 @@ class Run:
         return self.decode(entry, line, partial(decode_trace, type_of=type_of))
 
     def trace_without_tokens(self, row: int) -> Trace:
-        """That of one rollout without its tokens, which are most of a line, and without its images."""
+        """The trace of a row without its tokens, which are most of a line, and without its images."""
         entry = self.columns.entry(row)
         return self.decode(entry, self.read_line(entry, tokens=False, images=False), decode_trace)
 
@@ -241,7 +242,7 @@ class Run:
         return bring_back(line, self.folder) if images else line
 
     def decode(self, entry: Entry, line: bytes, decode: Callable[[bytes], T]) -> T:
-        """What a line holds. Raises TasksetError where it is damaged."""
+        """Decodes a line. Raises TasksetError where it is damaged."""
         try:
             return decode(line)
         except UNREADABLE as error:
@@ -252,7 +253,7 @@ class Run:
         return self.columns.entry(self.row(name))
 
     def row(self, name: str) -> int:
-        """The place of the rollout that a name means."""
+        """The row of the rollout with this name."""
         task, _, number = name.rpartition("/")
         if not task or not number.isdigit():
             raise UsageError(f"{name!r} names no rollout", remedy="write UID/NUMBER, or INDEX/NUMBER: 17/3")
@@ -295,7 +296,8 @@ class Run:
         return pd.DataFrame(self.table())
 
     def push_to_hub(self, repo: str, *, private: bool = False) -> str:
-        """To a dataset of the hub, `user/name`: a row for each rollout, and the files of the run. Gives its address."""
+        """Pushes the run to a dataset of the hub, `user/name`: a row for each rollout, and its files. Returns the
+        address."""
         from treetune.runs.push import AboutRun, push_run
 
         about = AboutRun(self.kind, self.taskset, self.model, self.pass_threshold, self.summary)

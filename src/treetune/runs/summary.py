@@ -37,7 +37,7 @@ class Summary(msgspec.Struct):
     mean_reward_all: float | None
     """Over all rollouts: one that failed counts as 0."""
     stderr: float | None
-    """Of the mean over scored rollouts, with those of one task counted as one cluster."""
+    """The standard error of `mean_reward`, with the rollouts of a task as one cluster."""
     pass_at_k: dict[str, float]
     """The chance that at least one of k rollouts of a task solves it, over scored rollouts."""
     pass_at_k_all: dict[str, float]
@@ -55,25 +55,25 @@ class Summary(msgspec.Struct):
     data_sources: dict[str, SourceSummary]
     """The same figures for each data source."""
     prompt_tokens: int
-    """The model's, over all rollouts."""
+    """The tokens of the model's prompts, over all rollouts."""
     completion_tokens: int
-    """What it sampled."""
+    """The tokens that the model sampled, over all rollouts."""
     judge_calls: int
-    """What judges were asked, repetitions after an unreadable verdict included."""
+    """Calls of judges, with repetitions after an unreadable verdict."""
     judge_cache_hits: int
-    """Of these, what had been asked before, or was being asked: nothing was paid."""
+    """Calls that the cache answered, which cost nothing."""
     judge_prompt_tokens: int
-    """Of the calls of judges that were paid."""
+    """The tokens of the prompts of judges, without cached calls."""
     judge_completion_tokens: int
-    """Of the calls that were paid."""
+    """The tokens that judges sampled, without cached calls."""
     retries: int
     """How often calls of the model or of judges were repeated: 429, 5xx, a cut connection, no answer in time."""
     stopped: str | None
     """The ceiling that ended the run before all its rollouts were begun."""
     seconds_per_rollout: float | None
-    """The mean, waiting included."""
+    """The mean duration of a rollout, with waiting."""
     warnings: list[str]
-    """What makes the figures doubtful, the commonest first."""
+    """Reasons to doubt the figures, the most common first."""
 
     @property
     def errors(self) -> int:
@@ -114,7 +114,7 @@ class Tally:
         self.stopped: str | None = None
         """Why no more rollouts are begun."""
         self.notes: list[str] = []
-        """What is wrong with the records that were counted."""
+        """Warnings about damaged records."""
         self._failures: Counter[str] = Counter()
         self._said: dict[str, str] = {}
         """What the first failure of each kind said."""
@@ -231,7 +231,7 @@ def _summarise_source(tasks: Sequence[TaskTally]) -> SourceSummary:
 
 
 def _describe(trace: Trace) -> str:
-    """A failure without what differs from rollout to rollout."""
+    """The kind of a failure, equal for similar failures."""
     assert trace.failure is not None
     where = f" at {trace.failure.place}" if trace.failure.place else ""
     return f"{trace.outcome.value} ({trace.failure.phase}): {trace.failure.type}{where}"
@@ -242,8 +242,8 @@ def _figure(reward: float | None) -> str:
 
 
 def standard_error(clusters: Sequence[Sequence[float]]) -> float | None:
-    """Of the mean over all values. Rollouts of one task are not independent, so tasks are the clusters; with a
-    single task its rollouts are."""
+    """The standard error of the mean over all values. Rollouts of one task are not independent, so tasks are the
+    clusters; with a single task its rollouts are."""
     if len(clusters) == 1:
         clusters = [[value] for value in clusters[0]]
     number = len(clusters)

@@ -35,7 +35,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 _MOST_RESCORED = 1000
-"""Rollouts of a preview."""
+"""The most rollouts of a preview."""
 _RESCORE_SECONDS = 600.0
 
 
@@ -120,7 +120,7 @@ class Calls:
         return encode(function(read_body(struct, body)))
 
     def select(self, body: bytes) -> Selection:
-        """What `export` asks for."""
+        """The selection that the call `export` asks for."""
         asked = read_body(Exported, body)
         with self._runs[asked.run].open() as run:
             return Selection(run, asked.query, asked.format)
@@ -140,7 +140,7 @@ class Calls:
         return {"place": self._runs.place, "runs": rows, "curve": self._curve(rows)}
 
     def _curve(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """The steps of the one training that is shown: a run with steps, and a server's `earlier` ones below it."""
+        """The steps of the training that is shown, if it is one: a run with steps, and the `earlier` run below it."""
         trained = [self._runs[row["id"]] for row in rows if row["steps"]]
         folders = {shown.path.parent if shown.path.name == EARLIER else shown.path for shown in trained}
         if len(folders) != 1:

@@ -33,7 +33,7 @@ FLAGS = {"all 0": "all0", "all 1": "all1", "mixed": "mixed", "failed": "failed"}
 
 
 def plain(value: Any) -> Any:
-    """A number that JSON can hold."""
+    """A number as JSON can hold it; None where it is not finite."""
     number = float(value)
     return number if math.isfinite(number) else None
 
@@ -49,7 +49,7 @@ def first_of(values: Numbers) -> float | None:
 
 
 def overview(run: Run) -> dict[str, Any]:
-    """What a list of runs says of each."""
+    """The line of a run in the list of runs."""
     about = {"taskset": run.taskset, "model": run.model, "fingerprint": _fingerprint(run)}
     return {**about, **_overview(run.columns, run.solved())}
 
@@ -88,7 +88,7 @@ def _fingerprint(run: Run) -> str | None:
 
 
 def _split(codes: Codes, values: Any, number: int) -> list[list[Any]]:
-    """The values of each code that has any."""
+    """The values grouped by their codes; codes without a value are left out."""
     together = values[np.argsort(codes, kind="stable")].tolist()
     ends = np.cumsum(np.bincount(codes, minlength=number)).tolist()
     return [together[start:end] for start, end in pairwise([0, *ends]) if end > start]
@@ -101,7 +101,7 @@ def _count(columns: Columns, name: str) -> dict[str, int]:
 
 
 def details(run: Run) -> dict[str, Any]:
-    """What the page of a run shows beyond its line in the list."""
+    """The figures on the page of a run that are not in the list."""
     columns, summary, flags = run.columns, run.written_summary(), Counter(run.groups().flags())
     return {
         **_config(run),
@@ -172,7 +172,7 @@ def _by_turns(columns: Columns) -> list[dict[str, Any]]:
 
 
 def _by_tokens(columns: Columns) -> list[dict[str, Any]]:
-    """In ten parts of about as many rollouts."""
+    """The mean reward by tokens, in up to ten parts with about the same number of rollouts."""
     tokens = columns.numbers("tokens")
     if not len(tokens) or not tokens.max():
         return []

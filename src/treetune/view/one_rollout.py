@@ -47,7 +47,7 @@ def show_rollout(run: Run, at: int) -> dict[str, Any]:
 
 
 def _name(run: Run, at: int) -> str:
-    """Of the rollout, for `show`: as short as it may be."""
+    """The shortest name of a rollout that `show` takes."""
     entry = run.columns.entries[at]
     occurrence = f"#{entry.occurrence}" if entry.occurrence else ""
     return f"{entry.uid[:12]}{occurrence}/{entry.rollout}"

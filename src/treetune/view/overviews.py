@@ -31,7 +31,7 @@ _WAIT_SECONDS = 0.7
 _FEW = 3
 """Up to so many runs are kept open for the next call; of more only the lines are kept."""
 _VERSION = 1
-"""Of what a line holds."""
+"""The version of the format of a line."""
 _OF_A_PART: Stamp = (-1, -1)
 """The stamp of a line whose run was not yet read to its end."""
 
@@ -52,14 +52,14 @@ class Overviews:
         self._worker: threading.Thread | None = None
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each run that is still there."""
+        """The lines of all runs that still exist."""
         self._make_all()
         writers = Writers()
         rows = (self.row(shown, writers, wait=False) for shown in self._runs)
         return [row for row in rows if row is not None]
 
     def row(self, shown: ShownRun, writers: Writers | None = None, wait: bool = True) -> dict[str, Any] | None:
-        """That of one run; None where the run is gone. Without `wait` it may be `pending`."""
+        """The line of a run; None where the run is gone. Without `wait` it may be `pending`."""
         try:
             stamp = shown.stamp()
             found = self._find(shown, stamp)
@@ -75,12 +75,12 @@ class Overviews:
         return {**about, **found, "live": live, "tags": read_tags(shown.path)}
 
     def is_current(self, shown: ShownRun) -> bool:
-        """Whether its line was made of what is there now."""
+        """Whether its line is up to date."""
         known = self._known.get(shown.id)
         return known is not None and known[0] == shown.stamp()
 
     def rollouts(self, shown: ShownRun) -> int:
-        """As many as its line says; 0 where it is not known."""
+        """The number of rollouts in its line; 0 where that is unknown."""
         known = self._known.get(shown.id)
         return 0 if known is None else int(known[1]["rollouts"])
 
@@ -115,7 +115,7 @@ class Overviews:
         return row
 
     def _make_all(self) -> None:
-        """Those that are missing, in a thread; waits for it a moment."""
+        """Makes the missing lines in a thread, and waits for it a moment."""
         until = time.monotonic() + _WAIT_SECONDS
         with self._lock:
             if self._worker is None or not self._worker.is_alive():
@@ -124,7 +124,7 @@ class Overviews:
         self._worker.join(max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
-        """Those of other programs last: reading them takes longer."""
+        """Makes the missing lines, those of other programs last: reading them takes longer."""
         for shown in sorted(self._runs, key=lambda shown: not shown.is_own):
             with suppress(OSError):
                 stamp = shown.stamp()
@@ -151,7 +151,7 @@ class Overviews:
 
 
 def _line_of(run: Run) -> dict[str, Any]:
-    """With what could not be read of it."""
+    """The overview of a run, with an error where lines could not be read."""
     return {**overview(run), **({"error": run.warnings[0]} if run.warnings else {})}
 
 

@@ -34,7 +34,7 @@ _OTHER = re.compile(r"(?:^|(?<=[;}]))(?:import|export)\b.*|\bimport\s*[(.].*", r
 
 
 def page_files() -> Iterator[tuple[str, bytes]]:
-    """Each by its path below `page/`."""
+    """The content of each file by its path below `page/`."""
     for name in page_names():
         yield name, read_page(name)
 

@@ -28,9 +28,9 @@ from treetune.view.run_list import ShownRun
 from treetune.view.tables import describe, list_groups
 
 MOST_BYTES = 20_000_000
-"""Of the answers."""
+"""The most bytes of the answers in a file."""
 _GROUPS_SHARE, _PAIRS_SHARE = 0.25, 0.25
-"""Of these, for the lines of groups, and for what was said in both runs about tasks that changed."""
+"""The shares of these for the lines of groups, and for the answers of both runs to tasks that changed."""
 _MOST_RUNS = 16
 _LOOK_SECONDS = 20.0
 """To look for suspicious rollouts of a long run; the report says how many were not checked."""
@@ -71,7 +71,7 @@ def write_report(calls: Calls, path: Path, where: str = "", most_bytes: int = MO
 
 
 class _Answers:
-    """The answers of one file, by call and by what was asked."""
+    """The answers in a file, by call and by argument."""
 
     def __init__(self, calls: Calls, where: str) -> None:
         self._calls, self._where = calls, where
@@ -95,7 +95,7 @@ class _Answers:
         return len(encoded)
 
     def add(self, shown: ShownRun, room: int) -> None:
-        """The answers of one run, in about so many bytes."""
+        """Adds the answers of a run, in about `room` bytes."""
         id, asked = str(shown.id), OfRun(run=shown.id)
         left = room - self._keep("run", id, self._calls.run(asked))
         until = time.monotonic() + _LOOK_SECONDS
@@ -127,7 +127,7 @@ class _Answers:
         self._keep("rollouts", str(id), {"total": len(kept), "rows": [describe(run, at) for at in sorted(kept)]})
 
     def compare(self, ids: list[int], room: int) -> int:
-        """The first with the others, in about so many bytes; gives how many it took."""
+        """Compares the first run with the others, in about `room` bytes; returns how many were used."""
         try:
             compared = self._calls.compare(OfRuns(runs=ids))
         except TreetuneError:
@@ -180,7 +180,7 @@ def make_page(answers: bytes) -> bytes:
 
 
 def _escape_ends(script: str) -> str:
-    """A script in which no text looks like the end of one."""
+    """A script with every `</script` and `<!--` escaped."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 

@@ -26,9 +26,9 @@ from treetune.runs.discovery import RunLocation, find_run, walk_runs
 from treetune.runs.run import Run, is_run
 
 _MOST_ROLLOUTS = 300_000
-"""Of all runs that are kept open."""
+"""The most rollouts of all runs that are kept open."""
 _READ_SECONDS = 0.5
-"""How long a run is read until what there is of it is shown; the rest follows."""
+"""How long a run is read before its first part is shown."""
 _SLICE_SECONDS = 0.2
 _FRESH_SECONDS = 60.0
 """So long after its last line a run without a summary counts as being written, where locks cannot be read."""
@@ -45,7 +45,7 @@ Stamp = tuple[int, int]
 
 
 class ShownRun:
-    """A run of the list. It is read by one thread at a time."""
+    """A run of the list. One thread at a time reads it."""
 
     def __init__(self, id: int, place: RunLocation, name: str) -> None:
         self.id, self.name = id, name
@@ -58,7 +58,7 @@ class ShownRun:
 
     @contextmanager
     def open(self, follow: bool = True) -> Iterator[Run]:
-        """The run with what was written since; others wait meanwhile."""
+        """Opens the run, and reads what was written since; other threads wait meanwhile."""
         with self._lock:
             if (gone := GONE.get()) is not None and gone.is_set():
                 raise UsageError("the client has disconnected")
@@ -79,8 +79,8 @@ class ShownRun:
                 raise UsageError(f"{self.path} is gone", remedy="was it moved or removed?") from None
 
     def _read_on(self, run: Run, new: int) -> None:
-        """Reads the rest of a long run, a little at a time, while what there is of it is shown. A last line that was
-        cut short is no rest: nothing is new then."""
+        """Reads the rest of a long run in a thread, a little at a time, while its first part is shown. A last line that
+        was cut short is never read."""
 
         def read() -> None:
             more = new
@@ -103,18 +103,18 @@ class ShownRun:
 
     @property
     def share_read(self) -> float:
-        """How much of it is known; 1.0 is all."""
+        """How much of the run was read; 1.0 is all."""
         run = self._run
         return run.share_read if run is not None and self._reader is not None else 1.0
 
     @property
     def rollouts(self) -> int | None:
-        """How many are known; None where it is not open."""
+        """How many rollouts were read; None where the run is not open."""
         run = self._run
         return None if run is None else len(run)
 
     def read(self, seconds: float | None = None) -> Run:
-        """The run, read anew."""
+        """Opens the run anew."""
         return self.place.open(seconds)
 
     @property
@@ -123,7 +123,7 @@ class ShownRun:
         return self.kind == Run.kind
 
     def stamp(self) -> Stamp:
-        """What changes when something is written to it. Raises where it is gone."""
+        """Changes when something is written to the run. Raises FileNotFoundError where it is gone."""
         return self.place.stamp()
 
 
@@ -145,7 +145,7 @@ class RunList:
 
     @property
     def place(self) -> str:
-        """What was named."""
+        """The paths that were named."""
         return ", ".join(map(str, self._paths))
 
     def __len__(self) -> int:
@@ -161,8 +161,8 @@ class RunList:
         return self._runs[id]
 
     def look(self, now: bool = False) -> bool:
-        """Looks for runs again, `now` or only now and then; gives whether there are new ones. A folder with very many
-        others is looked through in several looks."""
+        """Looks for new runs, `now` or only from time to time; returns whether there are any. A folder with very many
+        folders is searched in several steps."""
         with self._lock:
             began = time.monotonic()
             if began < self._next_look and not now:
@@ -181,7 +181,7 @@ class RunList:
             return bool(found)
 
     def _go_on(self) -> Iterator[tuple[Path, RunLocation]]:
-        """The rest of a walk that was interrupted; where none was, another one."""
+        """The rest of an interrupted walk over the folders, or else a new walk."""
         rest = next(self._walk, None)
         if rest is not None:
             yield rest
@@ -200,7 +200,7 @@ class RunList:
 
 
 def _name(path: Path, top: Path, several: bool) -> str:
-    """Short, and not that of another one."""
+    """The name of a run in the list."""
     if path == top or not path.is_relative_to(top):
         return str(path) if several else path.resolve().name
     return str(path.relative_to(top.parent if several else top))

@@ -41,7 +41,7 @@ class Selection:
         os.close(self._file)
 
     def parts(self) -> Generator[bytes]:
-        """The file, part by part."""
+        """The content of the file, part by part."""
         if self._format == "jsonl":
             gathered, size = [], 0
             for line in self._lines():
@@ -68,7 +68,7 @@ class Selection:
             yield bring_back(os.pread(self._file, length, offset), self._folder)
 
     def _traces(self) -> Iterator[Trace]:
-        """Those that can be read."""
+        """The traces that can be read."""
         for line in self._lines():
             with suppress(msgspec.MsgspecError):
                 yield decode_trace(line)

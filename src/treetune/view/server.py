@@ -36,7 +36,7 @@ _HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 _MOST_BYTES = 1 << 20
-"""Of the body of a call."""
+"""The most bytes of the body of a call."""
 
 
 class ViewServer:
@@ -101,7 +101,7 @@ class ViewServer:
 
 @contextmanager
 def _errors_as_answers() -> Iterator[None]:
-    """What is wrong, with its remedy, as an answer that a page shows."""
+    """Turns an error into an answer that a page shows, with its remedy."""
     try:
         yield
     except TreetuneError as error:

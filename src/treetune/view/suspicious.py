@@ -48,7 +48,7 @@ class SuspicionSearch:
         self._same: list[tuple[int, str, str]] = []
 
     def search(self, run: Run, seconds: float) -> None:
-        """Looks at more of the rollouts, for about so long."""
+        """Checks more of the rollouts, for about `seconds`."""
         until = time.monotonic() + seconds
         if self._columns is not run.columns:  # another file took the place of the one that was looked at
             self._begin(run.columns)
@@ -89,7 +89,7 @@ def _row(run: Run, at: int, rule: str, why: str) -> dict[str, Any]:
 
 
 def _order(run: Run, start: int) -> Codes:
-    """The rollouts from one on, those first whose index says that a rule may be broken. What failed breaks none."""
+    """The scored rollouts from `start` on; those first that may break a rule by their index."""
     columns = run.columns
     paid, scored = run.solved(), ~np.isnan(columns.reward)
     outcomes = columns.texts("outcome")

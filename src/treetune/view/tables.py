@@ -20,9 +20,9 @@ from treetune.view.figures import FLAGS, plain
 
 _QUESTION = 160
 _MOST_TASKS = 5000
-"""Of a comparison, those that changed first."""
+"""The most tasks of a comparison; those that changed come first."""
 _LONGEST = 20_000
-"""Characters of what was said last."""
+"""The most characters of a last answer."""
 _SHOWN = (
     *("rollout", "uid", "occurrence", "source", "outcome", "reward", "turns", "seconds", "retries", "answer"),
     *("failure", "step", "metrics"),
@@ -57,7 +57,7 @@ def list_rollouts(run: Run, query: str, sort: str, descending: bool, start: int,
 
 
 def _column(columns: Columns, name: str) -> Numbers:
-    """A column to sort by: numbers as they are, texts by their alphabet."""
+    """A column to sort by: numbers as they are, texts in alphabetical order."""
     if name == "advantage":
         groups = columns.groups()
         return columns.reward - groups.mean[groups.task]
@@ -70,7 +70,7 @@ def _column(columns: Columns, name: str) -> Numbers:
 
 
 def _rank(texts: list[str]) -> Numbers:
-    """The place of each text in the alphabet; last, for -1, that of none."""
+    """The alphabetical place of each text; the last, for code -1, is that of no text."""
     ranks = np.full(len(texts) + 1, np.nan)
     ranks[np.array(sorted(range(len(texts)), key=texts.__getitem__), np.int64)] = np.arange(len(texts))
     return ranks
@@ -85,7 +85,7 @@ def _order(keys: Numbers, descending: bool) -> Codes:
 
 
 def list_groups(run: Run, query: str, sort: str, descending: bool, start: int, count: int) -> dict[str, Any]:
-    """The groups of which a rollout fits the query."""
+    """The groups with a rollout that the query selects."""
     columns = run.columns
     groups = columns.groups()
     fits = run.fits(query)
@@ -152,7 +152,7 @@ def _describe_group(run: Run, group: int, flag: str, fits: Mask) -> dict[str, An
 
 
 def question_of(run: Run, at: int) -> str:
-    """The beginning of what the task asks."""
+    """The beginning of the task's question."""
     try:
         messages = run.trace_without_tokens(at).task.messages
     except TasksetError:
@@ -168,7 +168,8 @@ def question_of(run: Run, at: int) -> str:
 
 
 def compare_runs(before: Run, after: Run, query: str = "") -> dict[str, Any]:
-    """Of the tasks of which a rollout fits the query in either run: a choice by one run alone would favour it."""
+    """Compares the tasks of which the query selects a rollout in either run: selecting by one run alone would favour
+    it."""
     only = None if not query.strip() else _keys(before, query) | _keys(after, query)
     comparison, changes = compare_tasks(before, after, only)
     plain = msgspec.to_builtins(comparison)
@@ -198,7 +199,7 @@ def _describe_change(change: TaskChange) -> dict[str, Any]:
 
 
 def rollouts_of(run: Run, uid: str, occurrence: int) -> list[dict[str, Any]]:
-    """Those of one task, with what each said last."""
+    """The rollouts of one task, each with its last answer."""
     columns = run.columns
     if uid not in columns.texts("uid"):
         return []

@@ -15,4 +15,4 @@ from treetune.runs.foreign.trl import Trl
 from treetune.runs.foreign.verl import Verl
 
 PROGRAMS: tuple[Program, ...] = (Verl(), Trl(), SkyRL(), Inspect(), NemoGym(), Atif())
-"""In the order in which they are tried."""
+"""The programs, in the order in which they are tried."""

@@ -36,7 +36,7 @@ from treetune.system.digest import digest
 _RESULT, _TRAJECTORY = "result.json", "trajectory.json"
 _TRIAL = Keys("trial_name")
 _MOST_BYTES = 1 << 30
-"""Of a trajectory."""
+"""The most bytes of a trajectory."""
 _MEASURED = {
     "AgentTimeoutError": Outcome.TIMEOUT,
     "ContextWindowExceededError": Outcome.TRUNCATED,
@@ -48,7 +48,7 @@ _MEASURED = {
 }
 """The exceptions of Harbor that are the agent's doing: its reward counts."""
 _LONGEST_NUMBER = 1000
-"""Bytes of a file that holds one."""
+"""The most bytes of a file that holds one number."""
 _OF_MODEL = re.compile(r"(?i)api|ratelimit|authentication|modelnotfound|badrequest|serviceunavailable|internalserver")
 _VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF-v\d')
 
@@ -67,7 +67,7 @@ class Atif(Program):
         return sorted(found, key=lambda file: (self.stamp(file)[1], file))
 
     def stamp(self, file: Path) -> Stamp:
-        """With the result of its trial, which comes later."""
+        """Of the file and of the result of its trial, which is written later."""
         states = [each.stat() for each in {file, _trial_of(file) / _RESULT} if each.exists()]
         return sum(each.st_size for each in states), max(each.st_mtime_ns for each in states)
 
@@ -232,13 +232,13 @@ def _time(steps: list[dict[str, Any]]) -> Any:
 
 
 def _seconds(phase: Any) -> float:
-    """Of a phase, or of a whole trial; 0 where that is unknown."""
+    """The seconds of a phase or of a whole trial; 0 where they are unknown."""
     times = [time_of(phase.get(name)) for name in ("started_at", "finished_at")] if isinstance(phase, dict) else [None]
     return max(0.0, times[1] - times[0]) if times[0] is not None and times[1] is not None else 0.0
 
 
 def _result_of(result: dict[str, Any], stage: str) -> dict[str, Any]:
-    """That of a trial, or of one of its steps."""
+    """The result of a trial, or of one of its steps."""
     if not stage:
         return result
     return next((each for each in result.get("step_results") or [] if each.get("step_name") == stage), {})

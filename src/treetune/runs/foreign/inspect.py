@@ -118,12 +118,12 @@ def _packed_bytes(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 
 
 def _samples(members: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """In the order of writing; of several by one name the last, which took the place of the others."""
+    """The samples in the order of writing; of several with one name the last, which replaces the others."""
     return list({each.filename: each for each in members.infolist() if each.filename.startswith(_SAMPLES)}.values())
 
 
 def _read_header(members: zipfile.ZipFile) -> dict[str, Any]:
-    """Of a log that is still being written there is only how it began."""
+    """The header of a log; only its beginning while the log is being written."""
     names = set(members.namelist())
     for name in ("header.json", "_journal/start.json"):
         if name in names:
@@ -276,7 +276,7 @@ def _note_scores(trace: Trace, scores: Mapping[str, Any], headline: str | None) 
 
 
 def grade(value: Any) -> float | None:
-    """What a score is worth, as Inspect has it; None where it is no number."""
+    """The number that Inspect makes of a score; None where it is none."""
     if isinstance(value, str):
         try:
             value = _GRADES[value.lower()] if value.lower() in _GRADES else float(value)

@@ -37,10 +37,10 @@ from treetune.system.folders import default_cache_dir, write_atomically
 
 T = TypeVar("T")
 _VERSION = 2
-"""Of what traces are made of records; raised when a kind reads more of them."""
+"""The version of the conversion; raise it when a program module reads more."""
 _SOURCE = "source.json"
 _AT_ONCE_SECONDS = 5.0
-"""For so long one run is read, until another one may be."""
+"""How long one run is read before another one may be."""
 _MOST_KEPT, _MOST_RATIO = 256 << 20, 100
 """The traces of a file may have so many bytes, and so many times those of the file."""
 _LONGEST, _MOST_DESCRIBED = 64 << 20, 1 << 20
@@ -60,9 +60,9 @@ class ReadFile(msgspec.Struct):
     position: int
     mark: str
     end: int
-    """Where the traces end that were made of it and of those before it."""
+    """The offset at which its traces end."""
     whole: bool = False
-    """Whether all of it was read; else the rest follows."""
+    """Whether all of it was read."""
     faults: int = 0
     """How many of its records could not be read."""
     fault: str = ""
@@ -81,7 +81,7 @@ class KeptSource(msgspec.Struct):
     """How often traces were removed that a reader may have seen."""
 
     bytes: int = 0
-    """Of all its files."""
+    """The bytes of all its files."""
 
     @property
     def share_read(self) -> float:
@@ -264,7 +264,7 @@ class KeptRun:
         taken.end = out.size
 
     def _found(self, file: Path, after: int) -> Iterator[ForeignRollout]:
-        """A file that cannot be read as what it should be is being written, or is damaged: it counts as one record."""
+        """The rollouts of a file. A file that cannot be read is being written or damaged: it counts as one record."""
         try:
             yield from self.kind.read(file, after)
         except Exception as error:  # a damaged file may raise anything in its reader
@@ -292,7 +292,8 @@ def _kept_runs() -> Path:
 
 
 def prune_kept(cache_dir: Path, older_than_days: float | None = None) -> tuple[int, int]:
-    """Removes what is kept of runs of others: all, or what is so many days old. How many runs, and their bytes."""
+    """Removes the kept runs of other programs: all, or those older than so many days. Returns how many, and their
+    bytes."""
     number = freed = 0
     for folder, size, made in _measure(cache_dir):
         if older_than_days is None or made < time.time() - older_than_days * 86400:
@@ -302,7 +303,7 @@ def prune_kept(cache_dir: Path, older_than_days: float | None = None) -> tuple[i
 
 
 def measure_kept(cache_dir: Path) -> tuple[int, int]:
-    """How many runs of others are kept, and their bytes."""
+    """How many runs of other programs are kept, and their bytes."""
     sizes = [size for _, size, _ in _measure(cache_dir)]
     return len(sizes), sum(sizes)
 

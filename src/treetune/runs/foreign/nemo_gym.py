@@ -35,7 +35,7 @@ _ROLLOUTS = Keys(PARAMS, "response", "reward")
 _TASK, _ROLLOUT, _CLASS = "_ng_task_index", "_ng_rollout_index", "_ng_failure_class"
 _OWN = (PARAMS, "response", "reward", "agent_ref", TRUTH, _TASK, _ROLLOUT)
 _NAMES = ("instance_id", "task_id", "uuid", _TASK)
-"""By which a task is known that the agent puts to the model by itself."""
+"""The fields that identify a task whose prompt only the agent has."""
 _MARKED = 4096
 """Bytes before a position by which a file is known."""
 
@@ -52,7 +52,7 @@ class NemoGym(Program):
         return [path, failed] if failed.exists() else [path]
 
     def stamp(self, file: Path) -> Stamp:
-        """Of failures together with those that succeeded, which some of them became."""
+        """Of the failures together with the successes, as a failed rollout may have succeeded later."""
         states = [each.stat() for each in (file, _main_of(file)) if each.exists()]
         return sum(each.st_size for each in states), max(each.st_mtime_ns for each in states)
 
@@ -134,7 +134,7 @@ def _trace(row: dict[str, Any]) -> Trace:
 
 
 def _items(response: dict[str, Any]) -> list[dict[str, Any]]:
-    """What came of the request. Some agents write a list of all before each turn: the last has everything."""
+    """The output items of a response. Some agents write the whole list for each turn: the last one has everything."""
     items = response.get("output") or []
     return items[-1] if items and isinstance(items[-1], list) else items
 

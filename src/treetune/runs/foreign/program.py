@@ -30,7 +30,7 @@ _LONGEST_FIRST = 16 << 20
 """Bytes of a first line, and of a file that is known by its keys."""
 _PEEKED, _FEW = 1 << 16, 3
 Stamp = tuple[int, int]
-"""Of a file: its size and when it was changed. While it stays the same, so does the file."""
+"""The size of a file and when it was changed: the same as long as the file is."""
 
 
 class ForeignRollout(msgspec.Struct):
@@ -49,10 +49,10 @@ class ForeignRollout(msgspec.Struct):
 
 class Program:
     name: str
-    """As `Run.kind` has it."""
+    """The name of the program, which is `Run.kind`."""
 
     def files(self, path: Path) -> list[Path]:
-        """Those of the run at a path, a file or a folder; none where it is no run of this kind."""
+        """The files of the run at a path, which is a file or a folder; none where it is no run of this program."""
         raise NotImplementedError
 
     def read(self, file: Path, after: int) -> Iterator[ForeignRollout]:
@@ -87,7 +87,7 @@ class Row(NamedTuple):
 
 
 def read_rows(file: Path, after: int = 0) -> Iterator[Row]:
-    """The lines of a file of JSON lines. A last one that is not complete is being written, and comes another time."""
+    """The lines of a file of JSON lines. An incomplete last line is still being written, and is left out."""
     with open_regular(file) as lines:
         lines.seek(after)
         for line in lines:
@@ -167,7 +167,7 @@ class Keys:
 
 
 def _first_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The first few that say anything, as far as they are short enough."""
+    """The first few lines that are not empty, if they are short enough."""
     text = b""
     while len(text) < _LONGEST_FIRST and (part := file.read(max(_PEEKED, len(text)))):
         text += part
@@ -187,7 +187,7 @@ def decode(text: bytes) -> Any:
 
 
 def files_in(folder: Path) -> list[str]:
-    """The names in a folder; none where it is none."""
+    """The names in a folder; none where there is no folder."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -217,7 +217,7 @@ def time_of(text: Any) -> float | None:
 
 
 def numbers_in(values: Mapping[str, Any], without: tuple[str, ...] = ()) -> dict[str, float]:
-    """Those of the values that are numbers: the metrics of a trace."""
+    """The values that are numbers: the metrics of a trace."""
     found = {name: number_of(value) for name, value in values.items() if name not in without}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -256,7 +256,7 @@ def calls_of(message: Message) -> list[ToolCall]:
 
 
 def _note_result(calls: list[ToolCall], message: Message) -> None:
-    """By the id of the call; where there is none, the next that has no result yet."""
+    """Finds the call by its id; without an id, the next call that has no result."""
     wanted = message.get("tool_call_id")
     open_calls = [call for call in calls if (call.id == wanted if wanted else call.result == "")]
     if open_calls:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _MEMORY, _MEMORY_RATIO = 320 << 20, 8
 """Bytes of memory, and those for each byte of the largest file."""
 _SECONDS, _SECONDS_PER_MEGABYTE, _NEXT_SECONDS = 10.0, 1.0, 5.0
-"""Of processor time; once it is over, each further file has a little."""
+"""Seconds of processor time; once they are over, each further file has a few."""
 _CLOCK_RATIO, _CLOCK_SECONDS = 4, 60
-"""By the clock, after which the process is ended."""
+"""Seconds by the clock, after which the process is ended."""
 _one = threading.Lock()
 
 
@@ -48,7 +48,7 @@ class ReadRequest(msgspec.Struct):
 
 
 def ask_reader(asked: ReadRequest) -> None:
-    """Returns once it is done. Raises `UsageError` where the process failed or was ended."""
+    """Returns when the run was read. Raises `UsageError` where the process failed or was ended."""
     with _one:
         replies = _workers().ask(msgspec.to_builtins(asked), 1)
     fault = replies[0] if replies else "reading it took more memory or time than a run of its size may"
@@ -94,7 +94,7 @@ def _raise_too_long(number: int, frame: Any) -> None:
 
 
 def explain(error: BaseException) -> str:
-    """What went wrong with a file, in the words of the limit that it met."""
+    """The message for an error with a file, which names the limit that it met."""
     if isinstance(error, MemoryError):
         return "it takes more memory than a file of its size may"
     if isinstance(error, TooLong):
