@@ -14,6 +14,7 @@ from treetune.evaluation import TRACES, EvalConfig, Run, RunFolder, read_config
 from treetune.runs import discovery
 from treetune.runs.discovery import open_run, runs_below
 from treetune.runs.plain_files import bring_back
+from treetune.runs.run import read_summary
 
 LINE = '{"input": "?", "output": "3", "score": 1.0, "step": 1}\n'
 
@@ -118,7 +119,7 @@ def test_a_summary_or_config_without_end_is_not_read(tmp_path):
         with open(tmp_path / "run" / name, "wb") as file:
             file.truncate(size)  # it takes no room on the disk
     run = Run(tmp_path / "run")
-    assert run.written_summary() is None
+    assert read_summary(run.folder) is None
     with pytest.raises(TreetuneError, match="more than 1,048,576 bytes"):
         assert run.config
 

@@ -28,11 +28,6 @@ from treetune.system.folders import write_atomically
 SET = "runs.json"
 
 
-class _RunNames(msgspec.Struct):
-    runs: list[str]
-    """Folders beside this file."""
-
-
 class RunSet:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,8 +49,8 @@ class RunSet:
         if not self.exists:
             return []
         try:
-            found = msgspec.json.decode((self.path / SET).read_bytes(), type=_RunNames).runs
-        except (OSError, msgspec.MsgspecError) as error:
+            found = msgspec.json.decode((self.path / SET).read_bytes(), type=dict[str, list[str]])["runs"]
+        except (OSError, KeyError, msgspec.MsgspecError) as error:
             raise ResumeError(f"{self.path / SET} cannot be read: {error}", remedy="name its run folders") from None
         if any(name in ("", ".", "..") or Path(name).name != name for name in found):
             raise ResumeError(f"{self.path / SET} names folders elsewhere", remedy="name the run folders themselves")
@@ -105,7 +100,7 @@ class RunSet:
         names, known = names or self.name(plans), self.names
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            named = _RunNames([*known, *(name for name in names if name not in known)])
+            named = {"runs": [*known, *(name for name in names if name not in known)]}
             write_atomically(self.path / SET, msgspec.json.format(msgspec.json.encode(named)) + b"\n")
         except OSError as error:
             raise StorageError(f"cannot write to {self.path}: {error.strerror or error}") from error

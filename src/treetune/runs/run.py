@@ -83,6 +83,14 @@ def load_config(folder: Path) -> dict[str, Any]:
     return load_yaml(file)
 
 
+def read_summary(folder: Path) -> Summary | None:
+    """The `summary.json` of a run folder; None before the run has ended."""
+    try:
+        return msgspec.json.decode(read_regular(folder / SUMMARY), type=Summary)
+    except (OSError, *UNREADABLE):
+        return None
+
+
 class Run:
     kind = "treetune"
     """Which program wrote it; `runs/foreign` has those of others."""
@@ -142,20 +150,13 @@ class Run:
         """Its figures: those of `summary.json`, or where that lacks rollouts, as while a run is being written, of its
         traces."""
         if self._summary is None or self._summary.rollouts != len(self):
-            self._summary = self.written_summary()
+            self._summary = read_summary(self.folder)
         if self._summary is None or self._summary.rollouts != len(self):
             tally = Tally(self.pass_threshold)
             for trace in self.traces():
                 tally.add(trace)
             self._summary = tally.summary()
         return msgspec.structs.replace(self._summary, warnings=[*self.warnings, *self._summary.warnings])
-
-    def written_summary(self) -> Summary | None:
-        """Its `summary.json`; None before the run has ended."""
-        try:
-            return msgspec.json.decode(read_regular(self.folder / SUMMARY), type=Summary)
-        except (OSError, *UNREADABLE):
-            return None
 
     @property
     def pass_threshold(self) -> float:

@@ -21,6 +21,7 @@ from treetune.core.fingerprint import find_differences
 from treetune.evaluation import FINGERPRINT, EvalConfig, Run, pass_at_k, standard_error
 from treetune.runs.columns import Codes, Columns, Mask, Numbers
 from treetune.runs.plain_files import UNREADABLE, read_regular
+from treetune.runs.run import read_summary
 from treetune.system.digest import digest
 
 _SLICES = 24
@@ -102,7 +103,7 @@ def _count(columns: Columns, name: str) -> dict[str, int]:
 
 def details(run: Run) -> dict[str, Any]:
     """The figures on the page of a run that are not in the list."""
-    columns, summary, flags = run.columns, run.written_summary(), Counter(run.groups().flags())
+    columns, summary, flags = run.columns, read_summary(run.folder), Counter(run.groups().flags())
     return {
         **_config(run),
         "warnings": [*run.warnings, *(summary.warnings if summary is not None else ())],

@@ -14,7 +14,6 @@ from typing import Any
 
 from treetune.chat.calls import write_call
 from treetune.chat.message import Message
-from treetune.chat.tokens import Tokens
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Timing, Trace
@@ -28,6 +27,7 @@ from treetune.runs.foreign.program import (
     number_of,
     numbers_in,
     time_of,
+    tokens_of,
     turns_of,
 )
 from treetune.runs.plain_files import open_regular, read_regular
@@ -35,6 +35,7 @@ from treetune.system.digest import digest
 
 _RESULT, _TRAJECTORY = "result.json", "trajectory.json"
 _TRIAL = Keys("trial_name")
+_TOKENS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 _MOST_BYTES = 1 << 30
 """The most bytes of a trajectory."""
 _MEASURED = {
@@ -135,7 +136,8 @@ def _trace(file: Path, trajectory: dict[str, Any], result: dict[str, Any]) -> Tr
     uid = digest([name, result.get("task_checksum"), stage]) if name else ""
     trace = Trace(task=task, uid=uid, model=str(agent.get("model_name") or ""))
     trace.turns, trace.final = turns_of(prompt, said)
-    trace.tokens = _tokens(steps)
+    metrics = [step.get("metrics") or {} for step in filter(_is_turn, steps)]
+    trace.tokens = tokens_of(tuple(each.get(name) for name in _TOKENS) for each in metrics)
     _note_usage(trace, trajectory, steps, result)
     _note_result(trace, _result_of(result, stage), file)
     if trajectory.get("subagent_trajectories"):
@@ -192,17 +194,6 @@ def _content(content: Any) -> Any:
 
 def _path_of(part: dict[str, Any]) -> str:
     return str((part.get("source") or {}).get("path") or "")
-
-
-def _tokens(steps: list[dict[str, Any]]) -> Tokens | None:
-    tokens = Tokens()
-    for step in filter(_is_turn, steps):
-        metrics = step.get("metrics") or {}
-        if metrics.get("completion_token_ids"):
-            given, sampled = metrics.get("prompt_token_ids") or [], metrics["completion_token_ids"]
-            logprobs = metrics.get("logprobs")
-            tokens.add_turn(given, sampled, logprobs if logprobs and len(logprobs) == len(sampled) else None)
-    return tokens if tokens.sequences else None
 
 
 def _note_usage(trace: Trace, trajectory: dict[str, Any], steps: list[dict[str, Any]], result: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from treetune.chat.message import Message, flatten
-from treetune.chat.tokens import Tokens
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Trace
@@ -26,6 +25,7 @@ from treetune.runs.foreign.program import (
     number_of,
     numbers_in,
     read_rows,
+    tokens_of,
     turns_of,
 )
 from treetune.runs.plain_files import open_regular
@@ -36,6 +36,7 @@ _TASK, _ROLLOUT, _CLASS = "_ng_task_index", "_ng_rollout_index", "_ng_failure_cl
 _OWN = (PARAMS, "response", "reward", "agent_ref", TRUTH, _TASK, _ROLLOUT)
 _NAMES = ("instance_id", "task_id", "uuid", _TASK)
 """The fields that identify a task whose prompt only the agent has."""
+_TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _MARKED = 4096
 """Bytes before a position by which a file is known."""
 
@@ -123,7 +124,7 @@ def _trace(row: dict[str, Any]) -> Trace:
     trace.answer = answer if isinstance(answer, str) else None
     used = response.get("usage") or {}
     trace.usage = Usage(used.get("input_tokens") or 0, used.get("output_tokens") or 0)
-    trace.tokens = _tokens(_items(response))
+    trace.tokens = tokens_of(tuple(item.get(name) for name in _TOKENS) for item in _items(response))
     if row.get(_CLASS):
         failure = Failure(str(row[_CLASS]), str(row.get("error_message") or row[_CLASS]), "environment")
         late = row[_CLASS] == "timeout_exceeded"
@@ -161,12 +162,3 @@ def _messages(items: Any) -> list[Message]:
 
 
 _PLAIN = ("type", "role", "content", "name", "arguments", "call_id", "output")
-
-
-def _tokens(items: list[dict[str, Any]]) -> Tokens | None:
-    tokens = Tokens()
-    for item in items:
-        if item.get("generation_token_ids"):
-            given = item.get("prompt_token_ids") or []
-            tokens.add_turn(given, item["generation_token_ids"], item.get("generation_log_probs") or None)
-    return tokens if tokens.sequences else None

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -23,6 +23,7 @@ import msgspec
 
 from treetune.chat.calls import ToolCall, read_call
 from treetune.chat.message import Message
+from treetune.chat.tokens import Tokens
 from treetune.core.trace import Trace, Turn
 from treetune.runs.plain_files import UNREADABLE, open_regular, read_regular
 
@@ -248,6 +249,15 @@ def turns_of(prompt: Sequence[Message], messages: Sequence[Message]) -> tuple[li
     if not turns:
         return [Turn(observed=observed)], []
     return turns, observed
+
+
+def tokens_of(turns: Iterable[tuple[Any, ...]]) -> Tokens | None:
+    """The tokens of a rollout, of each turn those of the prompt, those sampled and their logprobs; None without any."""
+    tokens = Tokens()
+    for prompt, sampled, logprobs in turns:
+        if sampled:
+            tokens.add_turn(prompt or [], sampled, logprobs if logprobs and len(logprobs) == len(sampled) else None)
+    return tokens if tokens.sequences else None
 
 
 def calls_of(message: Message) -> list[ToolCall]:
