@@ -98,7 +98,7 @@ def test_a_planted_fault_is_found_by_its_rule(fault):
 
 def test_calls_of_a_gold_answer_that_fail_are_quoted():
     (finding,) = audit(planted.GoldToolError(), rules=["solvable"]).findings
-    assert finding.found == "3 of 12 gold answers call a tool in vain"
+    assert finding.found == "3 of 12 gold answers call a tool without success"
     said = "there is no tool 'lookup'; did you mean 'look_up'?; there are: look_up"
     assert finding.evidence == [f"tasks 0, 4, 8: {said}"]
     forgotten = audit(planted.GoldWithoutTools(), rules=["gold-tool-error"]).findings[0]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from treetune.cli.tables import fit_columns, make_table
+from treetune.cli.output import fit_columns, make_table
 
 WORDS = st.lists(st.text(alphabet="abcdefghij", min_size=1, max_size=12), min_size=1, max_size=4).map(" ".join)
 

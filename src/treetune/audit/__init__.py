@@ -1,28 +1,34 @@
-"""The audit: is a task worth training on? Rules by family, what was found, and the page that shows it.
+"""The audit: is a task worth training on?
 
-from treetune.audit import AuditConfig, Auditor, suspicions
+    report = await Auditor(taskset, AuditConfig(target="arithmetic")).run(host)
+    report.ok, report.findings
+
+`RULES` has every rule, in families, declared beside the code that tries it: `solvable` (gold answers, and the same task
+twice), `floors` and `machines` (policies that solve nothing), `leaks`, `costs`, and `traces` (rollouts of a model).
+`suspicions` and `judge_traces` need nothing but traces. `write_page` and `list_tables` show a report.
 """
 
 from treetune.audit.auditor import AuditConfig, Auditor
-from treetune.audit.page import write_page
+from treetune.audit.page import NUMBERS, list_tables, write_page
 from treetune.audit.rules import RULES, AuditReport, Family, choose, finding_to_json
-from treetune.audit.sample import texts_of
-from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, answers_of, judge_traces, suspicions
+from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, SAME_TASKS, answer_and_truth, judge_traces, suspicions
 
 __all__ = [
+    "NUMBERS",
     "OF_ALL",
     "OF_ONE",
     "OF_SCORED",
     "RULES",
+    "SAME_TASKS",
     "AuditConfig",
     "AuditReport",
     "Auditor",
     "Family",
-    "answers_of",
+    "answer_and_truth",
     "choose",
     "finding_to_json",
     "judge_traces",
+    "list_tables",
     "suspicions",
-    "texts_of",
     "write_page",
 ]

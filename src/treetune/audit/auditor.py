@@ -132,7 +132,7 @@ class Auditor:
         if not self._taskset.INFINITE:
             leaks.check_duplicates(known, whole, self.report)
         else:
-            self.report.leave_out("there is no end of tasks", "duplicate-tasks")
+            self.report.leave_out("the taskset is infinite", "duplicate-tasks")
         return known
 
     async def _try_floors(self, sample: Sample, known: list[leaks.ReadTask]) -> None:

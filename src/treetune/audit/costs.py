@@ -31,14 +31,14 @@ RULES.add_family(
         "close-fails": ("environments close without an error", "see the cause: what is not closed stays"),
         "processes-left": (
             "no process of an episode lives on when it is over",
-            "end in close() whatever start() and step() began",
+            "end in close() everything that start() and step() began",
         ),
     },
 )
 
 
 class Watch:
-    """Looks at this process and what it started, many times a second, and keeps the most it saw."""
+    """Measures this process and its children many times a second, and keeps the maxima."""
 
     def __init__(self) -> None:
         self.before = _memory_of(os.getpid())
@@ -81,7 +81,7 @@ async def measure_alone(sample: Sample, player: Player, report: AuditReport) -> 
         return None
     seen: dict[str, list[float]] = {"memory, MB": [], "processes": [], "sandboxes": []}
     kept: dict[int, str] = {}
-    # Whatever is loaded or kept warm by the first episode belongs to no task.
+    # What the first episode loads or keeps warm is not a cost of a task.
     await _play(player, subjects[0])
     await asyncio.sleep(LOOK_SECONDS)
     watches: list[tuple[Subject, Watch]] = []

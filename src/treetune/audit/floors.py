@@ -70,7 +70,7 @@ RULES_HERE = RULES.add_family(
             "keep it small beside what the right answer earns",
         ),
         "breaks-scoring": (
-            "whatever is answered is scored: a failure has no reward, so a policy could turn a zero into nothing",
+            "every answer is scored: a failure has no reward, so a policy could avoid a 0",
             "catch what the answer can cause and score it 0; limit the time and memory of the scorer",
         ),
     },

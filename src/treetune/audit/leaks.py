@@ -93,8 +93,8 @@ def check_prompts(sample: Sample, report: AuditReport) -> None:
     if report.wants("truth-in-prompt"):
         _check_prompts(sample, report)
     if report.wants("truth-in-tools"):
-        told = {subject.idx: why for subject in sample.subjects if (why := _told_by_tools(sample, subject)) is not None}
-        report.add("truth-in-tools", ERROR, f"the tools of {len(told)} tasks say the right answer", told)
+        said = {subject.idx: why for subject in sample.subjects if (why := _find_in_tools(sample, subject)) is not None}
+        report.add("truth-in-tools", ERROR, f"the tools of {len(said)} tasks say the right answer", said)
     return None
 
 
@@ -134,7 +134,7 @@ def _check_prompts(sample: Sample, report: AuditReport) -> None:
 
 
 def _is_template(sample: Sample, subject: Subject, said: str) -> bool:
-    """Whether the prompts of tasks with another right answer say the same: then it tells how to answer, not what."""
+    """Whether the prompts of tasks with another right answer say the same: then it shows how to answer, not what."""
     content = sample.content_of(subject)
     return any(said in other.prompt for other in sample.subjects if sample.content_of(other) != content)
 
@@ -172,7 +172,7 @@ def holds_answer(prompt: str, content: str, choices: list[str]) -> bool:
     return normalise(content) in normalise(prompt)
 
 
-def _told_by_tools(sample: Sample, subject: Subject) -> str | None:
+def _find_in_tools(sample: Sample, subject: Subject) -> str | None:
     content = sample.content_of(subject)
     tools: list[Any] = [subject.task.extra_info.get(key) for key in ("tools", "tools_kwargs", "functions")]
     if subject.first is not None:
@@ -196,10 +196,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def check_observations(sample: Sample, results: Iterable[Paid], report: AuditReport) -> None:
-    """Whether an environment tells the answer to who does not know it, while the episode goes on."""
+    """Whether an environment says the answer after a wrong one, before the episode ends."""
     if not report.wants("truth-in-observations"):
         return
-    told: dict[int, str] = {}
+    shown: dict[int, str] = {}
     for paid in results:
         if paid.policy.name not in ("empty", "shrug"):
             continue
@@ -211,9 +211,9 @@ def check_observations(sample: Sample, results: Iterable[Paid], report: AuditRep
                 text = as_text(turn.observed)
                 said = says_answer(text, content, format, sample.choices) or _expected(text, content)
                 if said is not None:
-                    told.setdefault(subject.idx, f"after {paid.policy.about} it says {clip(said, 100)!r}")
-    found = f"the environments of {len(told)} tasks say the right answer before the end"
-    report.add("truth-in-observations", ERROR, found, told)
+                    shown.setdefault(subject.idx, f"after {paid.policy.about} it says {clip(said, 100)!r}")
+    found = f"the environments of {len(shown)} tasks say the right answer before the end"
+    report.add("truth-in-observations", ERROR, found, shown)
 
 
 def _expected(text: str, content: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Not free, for code and shells: programs that end at once, go for the checker, look for what is expected, or break it.
+"""Not free, for code and shells: programs that end at once, attack the checker, or look for the expected output.
 
 How a program is handed in is read from the gold answer, or from an example in the prompt: a block of ```bash or
 ```python, with what stands around it.

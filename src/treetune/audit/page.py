@@ -34,6 +34,8 @@ th, td { text-align: left; padding: .3rem .75rem .3rem 0; border-bottom: 1px sol
 th { color: var(--soft); font-weight: 500; } .number { text-align: right; font-variant-numeric: tabular-nums; }
 summary { cursor: pointer; color: var(--soft); }
 """
+NUMBERS = ("reward", "paid in full", "chance", "failed", "value", "median", "95 %", "most")
+"""Headings of columns of numbers."""
 POLICY = "default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
 
 
@@ -63,33 +65,32 @@ def _body(report: AuditReport, title: str) -> Iterable[str]:
     about = f"{report.target}: {tried}, seed {report.seed}{model}, {report.seconds:.1f} s"
     yield f'<p class="soft">{_text(about)}</p>'
     yield f"<h2>Findings</h2>{''.join(map(_finding, report.findings)) or '<p>Nothing was found.</p>'}"
+    for title, headings, rows in list_tables(report):
+        yield f"<h2>{title}</h2>{_table(headings, rows)}"
+    yield f"<h2>Rules</h2>{_table(('rule', 'family', 'what is expected', 'state'), list(_states(report)))}"
+
+
+def list_tables(report: AuditReport) -> Iterable[tuple[str, Sequence[str], list[Sequence[str]]]]:
+    """The figures of a report, for the page and the terminal: each table with its title and headings."""
     if report.floors:
-        yield "<h2>What policies earn that solve nothing</h2>"
-        yield _table(
-            ("policy", "what it says", "tasks", "mean reward", "paid in full", "chance", "failed"),
-            [
-                (
-                    one.policy,
-                    one.about,
-                    str(one.tasks),
-                    "-" if one.mean_reward is None else f"{one.mean_reward:.3f}",
-                    f"{one.paid}",
-                    f"{one.expected:.0%}",
-                    str(one.failed),
-                )
-                for one in report.floors
-            ],
-            numbers=5,
-        )
+        headings = ("policy", "reward", "paid in full", "chance", "failed", "what it says")
+        rows: list[Sequence[str]] = [
+            (
+                one.policy,
+                "-" if one.mean_reward is None else f"{one.mean_reward:.3f}",
+                f"{one.paid} of {one.tasks}",
+                f"{one.expected:.0%}" if one.expected else "",
+                f"{one.failed}",
+                one.about,
+            )
+            for one in report.floors
+        ]
+        yield "What policies earn that solve nothing", headings, rows
     if report.spread:
-        yield "<h2>Rewards of the model</h2>"
-        yield _table(("figure", "value"), [(name, f"{value:.4g}") for name, value in report.spread.items()], numbers=1)
+        yield "Rewards of the model", ("figure", "value"), [(k, f"{value:.4g}") for k, value in report.spread.items()]
     if report.costs:
-        yield "<h2>Costs</h2>"
         rows = [(name, f"{one.median:.4g}", f"{one.p95:.4g}", f"{one.most:.4g}") for name, one in report.costs.items()]
-        yield _table(("what", "median", "95 %", "most"), rows, numbers=3)
-    yield "<h2>Rules</h2>"
-    yield _table(("rule", "family", "what is expected", "state"), list(_states(report)))
+        yield "Costs", ("what", "median", "95 %", "most"), rows
 
 
 def _finding(finding: Finding) -> str:
@@ -115,13 +116,11 @@ def _states(report: AuditReport) -> Iterable[tuple[str, str, str, str]]:
         yield name, str(rule.family), rule.expected, state
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
-    """`numbers`: how many of the last columns are numbers."""
-    first = len(headings) - numbers
-
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
-            f"<{tag}{' class=number' if place >= first else ''}>{_text(cell)}</{tag}>" for place, cell in enumerate(row)
+            f"<{tag}{' class=number' if heading in NUMBERS else ''}>{_text(cell)}</{tag}>"
+            for heading, cell in zip(headings, row, strict=True)
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)

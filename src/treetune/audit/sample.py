@@ -158,7 +158,7 @@ class Subject(msgspec.Struct, eq=False):
 
     @property
     def is_program(self) -> bool:
-        """Whether its gold answer hands in a program, which is nothing that is said."""
+        """Whether its gold answer is a program."""
         return "```" in "\n".join(self.gold_texts)
 
     @property
@@ -210,7 +210,7 @@ class Sample:
     @cached_property
     def choices(self) -> list[str]:
         """All right answers that there are, where they are so few that they must be choices: a chance of one in so
-        many is nobody's fault."""
+        many is no fault."""
         counts = self.truths or self.contents
         return sorted(counts) if 2 <= len(counts) <= 10 and counts.total() >= 4 * len(counts) else []
 
@@ -242,7 +242,7 @@ def describe(value: Any) -> str:
 
 
 ECHO = "\0echo"
-"""In the place of an action: the last message, repeated."""
+"""Stands for an action that repeats the last message."""
 
 T = TypeVar("T")
 
@@ -303,5 +303,5 @@ class Player:
             return await with_deadline(work, self.limits)
 
     async def each(self, work: Callable[[Subject], Awaitable[T]], subjects: Iterable[Subject]) -> list[T]:
-        """`work` on every task at once; `play` keeps to the number that may be under way."""
+        """`work` on every task at once; `play` limits how many run."""
         return list(await asyncio.gather(*map(work, subjects)))

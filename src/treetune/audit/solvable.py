@@ -47,11 +47,11 @@ RULES.add_family(
         ),
         "gold-unknown": (
             "a gold answer to try",
-            "write gold(task): without it nobody knows whether a task can be solved",
+            "write gold(task): without it, whether a task can be solved is unknown",
         ),
         "gold-said-otherwise": (
             "the gold answer earns as much bold, with a full stop, boxed or in a sentence",
-            "use another kind of scorer, or tell the form of the answer in the prompt",
+            "use another kind of scorer, or state the form of the answer in the prompt",
         ),
     },
 )
@@ -90,7 +90,7 @@ def _judge_calls(sample: Sample, report: AuditReport) -> None:
     for subject in sample.subjects:
         if subject.trace is not None and (fault := find_fault(subject.gold, subject.trace)) is not None:
             faults[subject.idx] = fault
-    of = f"{len(faults)} of {len(sample)} gold answers call a tool in vain"
+    of = f"{len(faults)} of {len(sample)} gold answers call a tool without success"
     report.add("gold-tool-error", WARNING, of, faults)
 
 
@@ -291,7 +291,7 @@ async def _in_another_process(
 
 
 async def _ask_process(work: bytes) -> tuple[list[str], list[tuple[float | None, list[str]] | None]]:
-    # A new interpreter, not a copy of this one: the order of sets, and whatever else a process begins with, is its own.
+    # A new interpreter, not a copy of this one, with its own order of sets.
     before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = "1" if before != "1" else "2"
     pool = ProcessPoolExecutor(1, mp_context=spawn_context())

@@ -24,6 +24,8 @@ MOSTLY = 0.9
 CORRELATED, SURE = 0.4, 3.0
 """How strong a rank correlation is worth a word, and how many standard deviations from none."""
 FEWEST = 30
+SAME_TASKS = 3
+"""A text that solves so many tasks with different truths is suspicious."""
 HEDGED = 3
 """How many different answers in one are a hedge."""
 _GIVEN = [re.compile(text) for text in (r"\\boxed\{([^{}]+)\}", r"<answer>(.*?)</answer>", r"(?m)^#### *(.+)$")]
@@ -67,7 +69,7 @@ OF_ALL = RULES.add_family(
     {
         "same-answer-paid": (
             "different tasks are not solved by the same answer",
-            "look at the answer: it may please the scorer whatever is asked",
+            "look at the answer: the scorer may accept it for any question",
         ),
         "rollouts-fail": ("rollouts end with a reward", "see the causes"),
         "never-solved": (
@@ -98,6 +100,12 @@ def answers_of(trace: Trace) -> list[str]:
         called = str(message["tool_calls"]) if message.get("tool_calls") else ""
         said.append((text_of(message.get("content")) or "") + called)
     return said
+
+
+def answer_and_truth(trace: Trace) -> tuple[str, str]:
+    """What the policy said, and what is right: tasks with another truth should not be solved by the same text."""
+    truth = "|".join(texts_of(trace.task.ground_truth)) or trace.uid
+    return "\n".join(answers_of(trace)).strip(), truth
 
 
 def suspicions(trace: Trace, threshold: float = 1.0) -> list[Finding]:
@@ -140,8 +148,8 @@ def _find_disagreement(trace: Trace) -> str | None:
             said[judgement.asked, about][judgement.model] = verdict
     for (_, about), by_model in said.items():
         if len(set(by_model.values())) > 1:
-            told = ", ".join(f"{model} says {verdict}" for model, verdict in by_model.items())
-            return f"{about}: {told}"
+            verdicts = ", ".join(f"{model} says {verdict}" for model, verdict in by_model.items())
+            return f"{about}: {verdicts}"
     split = trace.metrics.get("judge_split")
     return "the judge says something else where the two texts change places" if split else None
 
@@ -257,10 +265,10 @@ def _judge_same(traces: Sequence[Trace], report: AuditReport, threshold: float) 
     by_text: dict[str, dict[str, Trace]] = defaultdict(dict)
     for trace in traces:
         if trace.passed(threshold):
-            truth = "|".join(texts_of(trace.task.ground_truth)) or trace.uid
-            by_text["\n".join(answers_of(trace)).strip()].setdefault(truth, trace)
+            text, truth = answer_and_truth(trace)
+            by_text[text].setdefault(truth, trace)
     text, solved = max(by_text.items(), key=lambda item: len(item[1]), default=("", {}))
-    if len(solved) >= 3:
+    if len(solved) >= SAME_TASKS:
         tasks = [trace.task.idx for trace in solved.values()]
         found = f"one answer solves {len(solved)} tasks with different right answers: {text[:80]!r}"
         report.add("same-answer-paid", WARNING, found, tasks=tasks)

@@ -113,14 +113,14 @@ def run(arguments: list[str]) -> int:
         if cause is not None and not offline:  # a library's traceback does not help without a network
             traceback.print_exception(cause)
     except BrokenPipeError:
-        return _nobody_reads()
+        return _end_silently()
     except SystemExit as error:
         if options.COMPLETION_VARIABLE in os.environ or {"--install-completion", "--show-completion"} & set(
             arguments[:1]
         ):
             return int(error.code or 0)  # how typer ends both
         if isinstance(error.__context__, BrokenPipeError):  # how typer takes it
-            return _nobody_reads()
+            return _end_silently()
         remedy = "a taskset, or what it imports, must not end the program"
         return report_error(f"sys.exit({error.code!r}) was called", remedy, 3, as_json, TasksetError.code)
     except Exception as error:
@@ -144,7 +144,7 @@ def _names_option(error: Any) -> bool:
     return type(error).__name__ == "NoSuchOption"
 
 
-def _nobody_reads() -> int:
+def _end_silently() -> int:
     """The reader went away (`| head`): no fault of ours, and nothing more to say to it."""
     sys.stderr.close()
     return 0
@@ -166,7 +166,7 @@ def _culprit(error: Exception) -> str:
         if file.is_relative_to(ours):
             break
         if (package := installed_by(frame.filename)) is not None:
-            return f"a fault in {file}, line {frame.lineno}, of the package {package}: tell its author"
+            return f"a fault in {file}, line {frame.lineno}, of the package {package}: please report it to its author"
         if file.exists() and not any(file.is_relative_to(folder) for folder in libraries):
             return f"a fault in {file}, line {frame.lineno}, which Treetune was asked to run"
     return "a bug in Treetune: please report it, with the lines below"

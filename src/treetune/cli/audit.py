@@ -17,8 +17,7 @@ from rich.text import Text
 from treetune import audit, evaluation
 from treetune.cli import options
 from treetune.cli.options import Json, Target, option, read_overrides, without_none
-from treetune.cli.output import print_json
-from treetune.cli.tables import make_table
+from treetune.cli.output import make_table, print_json
 from treetune.config.overrides import with_overrides
 from treetune.config.structs import convert, load_yaml, to_plain
 from treetune.core.finding import print_findings
@@ -32,7 +31,7 @@ from treetune.system.screen import Screen
 from treetune.tasksets.target import is_server
 
 _PLAIN_SECONDS = 5.0
-"""How often a log is told how far it is."""
+"""How often the progress is logged."""
 
 
 def audit_command(
@@ -60,7 +59,7 @@ def audit_command(
 ) -> int:
     """Is this task worth training on? Try its gold answers, policies that solve nothing, and look for leaks.
 
-    Families of rules: solvable, not-free, no-leak, spread (with -m), costs; docs/audit.md tells what each rule means.
+    Families of rules: solvable, not-free, no-leak, spread (with -m), costs; docs/audit.md explains each rule.
     No model is needed but for `spread`. Every finding has its rule, severity, tasks, evidence and remedy. Exit code 1
     where there are errors; warnings and notes are none. A config with train_tasks and val_tasks is audited as `train`,
     and compared with `val`.
@@ -195,24 +194,8 @@ def _print(report: audit.AuditReport, screen: Screen) -> None:
     of = "of no end" if report.num_tasks is None else f"of {report.num_tasks:,}"
     screen.say(f"{report.name}: {plural(len(report.tasks), 'task')} {of}, seed {report.seed}, {report.seconds:.1f} s")
     print_findings(report.findings, screen)
-    if report.floors:
-        rows = [
-            (
-                one.policy,
-                "-" if one.mean_reward is None else f"{one.mean_reward:.3f}",
-                f"{one.paid} of {one.tasks}",
-                f"{one.expected:.0%}" if one.expected else "",
-                one.about,
-            )
-            for one in report.floors
-        ]
-        screen.print(
-            make_table(rows, ("policy", "reward", "paid in full", "chance", "what it says"), right=("reward",))
-        )
-    figures = [(name, f"{value:.4g}") for name, value in report.spread.items()]
-    figures += [(name, f"{one.median:.4g}  (95 %: {one.p95:.4g})") for name, one in report.costs.items()]
-    if figures:
-        screen.print(make_table(figures, ("figure", "median")))
+    for _, headings, rows in audit.list_tables(report):
+        screen.print(make_table(rows, headings, right=audit.NUMBERS))
     if report.not_tried:
         by_cause: dict[str, list[str]] = {}
         for rule, why in report.not_tried.items():

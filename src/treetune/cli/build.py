@@ -127,7 +127,7 @@ def _declares_lists(target: str) -> bool:
         return False
     from treetune.data.datasets.task_lists import declares_tasks
 
-    # What else may be wrong with the file is reported by whoever reads it for its tasks.
+    # Other faults of the file are reported when its tasks are read.
     data = load_yaml(target)
     return declares_tasks(data) or "taskset" not in data
 

@@ -11,8 +11,7 @@ import typer
 from rich.filesize import decimal
 
 from treetune.cli.options import CacheDir, Json, option
-from treetune.cli.output import print_json
-from treetune.cli.tables import make_table
+from treetune.cli.output import make_table, print_json
 from treetune.config.structs import dump_yaml, to_plain
 from treetune.data.rows.cache import Cache, Entry, default_cache_dir
 from treetune.errors import UnknownNameError, UsageError
@@ -54,7 +53,8 @@ def show_command(
 @cache_app.command("prune")
 def prune_command(
     older_than: Annotated[
-        float | None, option("What was not used for so many days; verdicts and runs as old.", metavar="DAYS", min=0)
+        float | None,
+        option("What was not used for DAYS days; verdicts and runs of that age.", metavar="DAYS", min=0),
     ] = None,
     all: Annotated[bool, option("Everything.", "--all")] = False,
     damaged: Annotated[bool, option("What is damaged, or left by a killed build.", "--damaged")] = False,
@@ -110,8 +110,8 @@ def _report(
     json: bool,
     beside: Mapping[str, tuple[int, int]],
 ) -> None:
-    """Entries and their size; `names` are those of both in JSON, `total` is what is said of them. `beside` is what else
-    the cache has, how many of each and their size."""
+    """Shows entries and their size; `names` are the keys of both in JSON, `total` is the summary in words. `beside` has
+    the other things in the cache: how many of each, and their size."""
     size = sum(entry.size for entry in entries)
     if json:
         listed = [_entry_to_json(cache, entry) for entry in entries]

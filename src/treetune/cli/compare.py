@@ -15,8 +15,7 @@ from rich.text import Text
 
 from treetune import evaluation as evaluating
 from treetune.cli.options import Json, option
-from treetune.cli.output import print_json
-from treetune.cli.tables import make_table
+from treetune.cli.output import make_table, print_json
 from treetune.config.structs import to_plain
 from treetune.errors import UsageError, plural
 from treetune.evaluation import Comparison, Difference, Summary, TaskChange, is_run
@@ -138,7 +137,7 @@ def summary_table(summary: Summary) -> RenderableType:
 
 
 def runs_table(runs: Sequence[tuple[str, str, Summary]]) -> RenderableType:
-    """A line for each of several runs: its taskset, its model, and what it amounts to."""
+    """A line for each of several runs: its taskset, its model and its figures."""
     numbers = ("mean", "±", "over all", "pass@1", "scored", "failed")
     rows = []
     for taskset, model, summary in runs:
@@ -172,8 +171,8 @@ def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
 def finish(
     show: Callable[[], None], figures: dict[str, Any], faults: bool, stopped: str | None, screen: Screen, json: bool
 ) -> int:
-    """Reports what a run amounts to, or the part of it that there is; gives the exit code. `stopped` says what to do
-    after an interruption."""
+    """Shows the figures of a run, or of the part that was played; gives the exit code. `stopped` is the hint that
+    follows an interruption."""
     if json:
         print_json({**figures, "interrupted": stopped is not None})
     else:

@@ -21,8 +21,7 @@ from treetune.cli.compare import (
     summary_table,
 )
 from treetune.cli.options import TARGET, Json, complete_model, complete_target, option, read_overrides, without_none
-from treetune.cli.output import print_json
-from treetune.cli.tables import make_table
+from treetune.cli.output import make_table, print_json
 from treetune.config.structs import dump_yaml, to_plain
 from treetune.errors import UsageError, plural
 from treetune.evaluation.live import Display
@@ -58,7 +57,7 @@ def eval_command(
     num_tasks: options.NumTasks = None,
     task: Annotated[
         list[str] | None,
-        option("Only the task with this index, as `show` tells it. Repeatable.", "--task", metavar="INDEX"),
+        option("Only the task with this index, as `show` prints it. Repeatable.", "--task", metavar="INDEX"),
     ] = None,
     num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,
     max_concurrent: options.MaxConcurrent = None,

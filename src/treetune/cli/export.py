@@ -36,17 +36,17 @@ def export_command() -> None:
 def verifiers_command(
     context: typer.Context,
     target: options.TasksTarget,
-    to: Annotated[Path, option("The folder to write; its name becomes that of the package.", "--to")],
-    name: Annotated[str | None, option("The name of the package, where the folder's will not do.", "--name")] = None,
+    to: Annotated[Path, option("The folder to write; the package gets its name.", "--to")],
+    name: Annotated[str | None, option("The name of the package, if it is not the folder's.", "--name")] = None,
     split: options.Split = None,
-    force: Annotated[bool, option("Write over a folder that is another export, or was changed.", "--force")] = False,
+    force: Annotated[bool, option("Overwrite a folder that holds another export, or was changed.", "--force")] = False,
     json: Json = False,
 ) -> None:
     """Write a TARGET as an installable package of verifiers: vf-eval, verifiers' environment server and prime-rl's
     orchestrator load it as it is. Tasks, order and rewards are those of `treetune eval`.
 
-    Keys are overridden with dots, and are part of the package: --taskset.level 2. Code and data files of your own are
-    copied into it. Needs no verifiers; where the package runs, Treetune and verifiers must be installed.
+    Keys are overridden with dots, and are part of the package: --taskset.level 2. Your own code and data files are
+    copied into it. Needs no verifiers; Treetune and verifiers must be installed where the package runs.
     """
     from treetune.trainers.verifiers import export_package
 
@@ -77,7 +77,7 @@ def convert_command(
     to: Annotated[
         str | None, option("Of tasks: verl, skyrl, trl or nemo-gym (.jsonl).", "--to", metavar="FORMAT")
     ] = None,
-    from_: Annotated[str | None, option("The format of IN, else told by its columns.", "--from")] = None,
+    from_: Annotated[str | None, option("The format of IN; by default its columns decide.", "--from")] = None,
     where: Annotated[str | None, option("Of a run: the rollouts that a query fits.", metavar="QUERY")] = None,
     num_tasks: options.NumTasks = None,
     force: Annotated[bool, option("Overwrite OUT.", "--force")] = False,
@@ -129,11 +129,11 @@ def convert_run(sources: Sequence[str], out: Path, where: str | None, as_json: b
 
     if out.suffix not in (ENDING, _LINES):
         remedy = f"pass --to FORMAT for rows of tasks; a run is written to a file that ends with {ENDING} or {_LINES}"
-        raise UsageError(f"how to write {out} is not said", remedy=remedy)
+        raise UsageError(f"{out}: unknown file type for a run", remedy=remedy)
     if len(sources) > 1:
-        raise UsageError(f"{len(sources)} runs are no run", remedy="convert one at a time")
+        raise UsageError(f"only one run can be converted, not {len(sources)}", remedy="convert them one by one")
     if find_run(sources[0]) is None and not Path(sources[0]).is_dir():
-        raise UsageError(f"{sources[0]} is no run", remedy="pass --to FORMAT, if these are tasks")
+        raise UsageError(f"{sources[0]} is not a run", remedy="pass --to FORMAT, if these are tasks")
     run = open_run(sources[0])
     out.parent.mkdir(parents=True, exist_ok=True)
     write = write_eval_log if out.suffix == ENDING else _write_traces

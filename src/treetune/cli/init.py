@@ -55,7 +55,7 @@ def init_command(
         module += "_taskset"
     # A package goes by the name that it was given, as far as it is one.
     id = module if name == module else module.replace("_", "-")
-    if not dataset and id in tasksets.names():  # one of the two would be found in the place of the other
+    if not dataset and id in tasksets.names():  # only one of the two would be found
         raise UsageError(f"there is a taskset {id!r} already, {tasksets.names()[id]}", remedy="choose another name")
     cls = "".join(part.capitalize() for part in module.split("_"))
     place = folder / (module if dataset else id)
@@ -75,8 +75,7 @@ def init_command(
 
 
 def _write(part: str, place: Path, names: dict[str, str]) -> None:
-    """Writes the files of a part, also in the place of those that an earlier part wrote; `README.part` goes on with the
-    README."""
+    """Writes the files of a part, which replace those of an earlier part; `README.part` is appended to the README."""
     for template in _TEMPLATES.joinpath(part).iterdir():
         file = template.name.removesuffix(".template")
         text = read_template(f"{part}/{file}", **names)
@@ -93,11 +92,11 @@ def read_template(name: str, **values: str) -> str:
 
 
 def _hides_another(module: str) -> bool:
-    """Whether a file or class of this name would hide something: a keyword, a name of ours, another module."""
+    """Whether a file or class of this name would hide something: a keyword, a name of Treetune, another module."""
     cls = "".join(part.capitalize() for part in module.split("_"))
     if keyword.iskeyword(module) or keyword.iskeyword(cls) or module == "treetune":
         return True
     if cls in treetune.__all__ or f"{cls}Config" in treetune.__all__:
         return True
     spec = find_spec(module)
-    return spec is not None and spec.origin is not None  # a mere folder, such as an earlier scaffold, hides nothing
+    return spec is not None and spec.origin is not None  # a folder without code hides nothing

@@ -14,8 +14,7 @@ from rich.text import Text
 from treetune.chat.tokens import NO_IMAGES
 from treetune.cli import options
 from treetune.cli.options import Json, option
-from treetune.cli.output import print_json
-from treetune.cli.tables import make_table
+from treetune.cli.output import make_table, print_json
 from treetune.config.builtin import find_ready_file, ready_names
 from treetune.config.plugins import Registry, environments, find_ready, tasksets, tools
 from treetune.config.structs import defaults_of, field_docs, load_yaml
@@ -54,7 +53,7 @@ def list_command(
         return (_describe_ready if find_ready(name) else _describe)(name, json)
     found = {
         "tasksets": _installed(tasksets),
-        "ready": {name: _told(name) for name in ready_names() if not tasksets.has(name)},
+        "ready": {name: _describe_set(name) for name in ready_names() if not tasksets.has(name)},
         "environments": _installed(environments),
         "tools": _installed(tools),
         "models": {spelling: {"about": about} for spelling, about in SPELLINGS.items()},
@@ -76,8 +75,8 @@ def _origin(entry: Mapping[str, str]) -> tuple[str, ...]:
     return (entry.get("from", "").removeprefix("built in"),)
 
 
-def _told(name: str) -> dict[str, str]:
-    """What the file of a ready set says of it; one that cannot be read must not break the list."""
+def _describe_set(name: str) -> dict[str, str]:
+    """What the file of a ready set says about it. A file that cannot be read must not break the list."""
     file = str(find_ready_file(name))
     try:
         data = load_yaml(file)
@@ -95,7 +94,7 @@ def _about(registry: Registry, id: str) -> str:
     """The first line of the docstring of the class or its module, and what is not installed."""
     try:
         cls = registry.resolve(id, USER)
-    except Exception as error:  # a broken package of somebody else must not break the list
+    except Exception as error:  # another package that is broken must not break the list
         return f"cannot be loaded: {format_error(error.__cause__ or error)}"
     doc = inspect.getdoc(cls) if cls.__doc__ else None
     doc = doc or inspect.getdoc(inspect.getmodule(cls)) or ""
@@ -111,12 +110,12 @@ def missing_extra(cls: type) -> str | None:
 
 
 def _describe_ready(name: str, json: bool) -> None:
-    told = _told(name)
+    about = _describe_set(name)
     if json:
-        return print_json({"id": name, **told})
+        return print_json({"id": name, **about})
     screen = Screen()
-    screen.say(told["file"], style="dim")
-    return screen.say(Path(told["file"]).read_text(encoding="utf-8").rstrip())
+    screen.say(about["file"], style="dim")
+    return screen.say(Path(about["file"]).read_text(encoding="utf-8").rstrip())
 
 
 def _describe(name: str, json: bool) -> None:
@@ -188,7 +187,7 @@ DOORS = ("ZMQ", "HTTP", "MCP", "OpenEnv", "ORS")
 TRAINERS = ("verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
 PLAYERS = ("eval", *DOORS, *TRAINERS)
 NO_PROMPT = "empty-prompt"
-"""Prompts of tasks on other servers are told when an episode starts: `build` starts one for each, `convert` none."""
+"""Tasks on other servers show their prompt when an episode starts: `build` starts one for each, `convert` none."""
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:

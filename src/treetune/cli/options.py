@@ -28,7 +28,7 @@ _FILES = (".yaml", ".yml", ".py", ".jsonl", ".parquet")
 
 
 def typed_words() -> list[str]:
-    """What stands on the command line that is completed, after `treetune`; nothing where none is."""
+    """The words after `treetune` on the command line that the shell completes; none where it completes nothing."""
     if COMPLETION_VARIABLE not in os.environ:
         return []
     return _words(os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", ""))[1:]
@@ -108,7 +108,7 @@ NumTasks = Annotated[
 ]
 MaxConcurrent = Annotated[int | None, option("How many at once (64).", "-c", "--max-concurrent")]
 MaxJudgeTokens = Annotated[
-    int | None, option("Begin no rollout once judges have used so many tokens.", "--max-judge-tokens", min=1)
+    int | None, option("Start no more rollouts once judges have used this many tokens.", "--max-judge-tokens", min=1)
 ]
 Split = Annotated[
     str | None,
@@ -117,11 +117,11 @@ Split = Annotated[
     ),
 ]
 Output = Annotated[Path | None, option("The folder for the results.", "-o", "--output")]
-Resume = Annotated[bool, option("Go on with what is in -o: only what is missing or failed.")]
-Trust = Annotated[bool, option("Run code that rows, or a run folder of somebody else's, name.", "--trust")]
+Resume = Annotated[bool, option("Resume the results in -o: only what is missing or failed.")]
+Trust = Annotated[bool, option("Run code that rows, or the run folder of another user, name.", "--trust")]
 Log = Annotated[
     list[str] | None,
-    option("Tell it to wandb, mlflow or tensorboard too (extras of these names). Repeatable.", "--log"),
+    option("Also log to wandb, mlflow or tensorboard (extras of these names). Repeatable.", "--log"),
 ]
 Format = Annotated[str, option("verl, skyrl or trl.")]
 Tokenizer = Annotated[
@@ -170,7 +170,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
 def read_overrides(
     context: typer.Context, groups: Sequence[str] | None = None, *, trust: bool = False
 ) -> dict[str, str]:
-    """What was split off, where its keys begin with one of the `groups`, which are those of the verb unless given.
+    """The dotted overrides. Each key must begin with one of the `groups`; by default those of the verb.
     `trust` is the `--trust` of the verb."""
     overrides: dict[str, str] = context.obj
     groups = OVERRIDABLE[str(context.info_name)] if groups is None else groups

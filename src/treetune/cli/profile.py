@@ -15,8 +15,7 @@ from treetune import evaluation as evaluating
 from treetune.cli import options
 from treetune.cli.evaluate import play
 from treetune.cli.options import Json, option, read_overrides, without_none
-from treetune.cli.output import print_json
-from treetune.cli.tables import make_table
+from treetune.cli.output import make_table, print_json
 from treetune.errors import UsageError
 from treetune.system.digest import digest
 from treetune.system.screen import Screen
@@ -51,8 +50,8 @@ def profile_command(
 ) -> int:
     """Find out how often models solve each task, for `profile:` of a taskset: what is drawn, and how often.
 
-    Writes a line for each task, by its uid, with a column for each model, such as avg@8_MODEL. Run again, it goes on
-    where it was: rollouts are kept in FILE.runs. Several models stand side by side in one file.
+    Writes a line for each task, by its uid, with a column for each model, such as avg@8_MODEL. Run again, it
+    resumes: rollouts are kept in FILE.runs. Several models stand side by side in one file.
 
     treetune profile tasks.yaml -m my-model -r 8 -o rates.jsonl
 
@@ -80,7 +79,7 @@ def profile_command(
         interrupted = not play(plan, run, screen, resume=resume, may_rescore=False)
         tally = plan.tally
         if tally.stopped is not None:
-            raise UsageError(f"the profile is not complete: {tally.stopped}", remedy="raise that ceiling and go on")
+            raise UsageError(f"the profile is not complete: {tally.stopped}", remedy="raise that ceiling, run it again")
         if interrupted:
             if json:
                 print_json({"path": str(path), "models": reports, "interrupted": True})

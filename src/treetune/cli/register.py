@@ -17,8 +17,7 @@ from rich.text import Text
 
 from treetune import serve
 from treetune.cli.options import JsonWhenReady, OpenAccess, option
-from treetune.cli.output import print_json
-from treetune.cli.tables import make_table
+from treetune.cli.output import make_table, print_json
 from treetune.errors import UsageError
 from treetune.play.protocol import Info
 from treetune.system.screen import Screen
@@ -68,8 +67,8 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
     if json:
         shown = []
         for server, health in found:
-            told = {"health": health.state, "episodes": health.episodes, "detail": health.detail}
-            shown.append({**msgspec.to_builtins(server.entry), **told, "seconds_since_heard": round(server.age, 1)})
+            asked = {"health": health.state, "episodes": health.episodes, "detail": health.detail}
+            shown.append({**msgspec.to_builtins(server.entry), **asked, "seconds_since_heard": round(server.age, 1)})
         return print_json({"register": place, "servers": shown})
     screen = Screen()
     if not found:

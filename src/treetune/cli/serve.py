@@ -22,7 +22,7 @@ from treetune.cli import options
 from treetune.cli.options import option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.register import open_registration
-from treetune.cli.supervise import Report
+from treetune.cli.supervise import Heartbeat
 from treetune.cli.supervise import supervise as run_supervised
 from treetune.config.structs import convert
 from treetune.core.from_config import build_taskset
@@ -54,25 +54,25 @@ def serve_command(
         str | None, option("Where OpenEnv's and ORS's clients play: HOST:PORT, or :PORT, where 8000 is usual.")
     ] = None,
     max_episodes: Annotated[int | None, option("HTTP episodes that live at once (1024); beyond it: 429.")] = None,
-    episode_idle: Annotated[float | None, option("Seconds until an HTTP episode nobody steps is closed (300).")] = None,
+    episode_idle: Annotated[float | None, option("Seconds until an idle HTTP episode is closed (300).")] = None,
     episode_deadline: Annotated[float | None, option("The most seconds of an HTTP episode (3600).")] = None,
     model: Annotated[
-        list[str] | None, option("Who answers; repeatable, the first is the default.", "-m", "--model")
+        list[str] | None, option("The model that answers. Repeatable; the first is the default.", "-m", "--model")
     ] = None,
     allow_endpoint: Annotated[list[str] | None, option("A model server that requests may name. Repeatable.")] = None,
     workers: Annotated[int, option("Worker processes; 0: all in one process.", "-w", "--workers", min=0)] = 0,
     max_workers: Annotated[int | None, option("Up to how many when there is much to do.")] = None,
     engine: Annotated[str, option("Where workers run: processes, or ray.")] = "processes",
     capacity: Annotated[int | None, option("Rollouts and episodes at once (512, or --max-episodes).")] = None,
-    state: Annotated[Path | None, option("A folder for cursors and the key: the server goes on after a crash.")] = None,
-    supervise: Annotated[bool, option("Start it again when it crashes or hangs; ports and state stay.")] = False,
-    max_crashes: Annotated[int, option("With --supervise: crashes in 10 minutes until it is given up.", min=1)] = 5,
-    accept_changes: Annotated[bool, option("Go on with a --state of other tasks, or cut short.")] = False,
-    draw_tries: Annotated[int | None, option("How often a task may fail to be made before it is skipped (3).")] = None,
+    state: Annotated[Path | None, option("A folder for cursors and the key: the server resumes from it.")] = None,
+    supervise: Annotated[bool, option("Restart the server when it crashes or hangs; ports and state stay.")] = False,
+    max_crashes: Annotated[int, option("With --supervise: give up after this many crashes in 10 minutes.", min=1)] = 5,
+    accept_changes: Annotated[bool, option("Use a --state of other tasks, or an incomplete one.")] = False,
+    draw_tries: Annotated[int | None, option("How often making a task is tried before it is skipped (3).")] = None,
     lease: Annotated[
-        float | None, option("Seconds until a task that was neither finished nor renewed is given out again.")
+        float | None, option("Seconds after which a task that was neither finished nor renewed is handed out again.")
     ] = None,
-    key_file: Annotated[Path | None, option("The key of the tasks' seals; made if absent.")] = None,
+    key_file: Annotated[Path | None, option("The key that signs tasks; made if absent.")] = None,
     token: Annotated[str | None, option("Without it only `health` is answered.", envvar="TREETUNE_TOKEN")] = None,
     curve_key: Annotated[Path | None, option("Encrypt connections by the key in this file, made if absent.")] = None,
     open_access: options.OpenAccess = False,
@@ -80,7 +80,7 @@ def serve_command(
     traces: Annotated[Path | None, option("Keep every rollout and episode in this run folder.")] = None,
     traces_size: Annotated[int, option("Megabytes that --traces may take; the oldest go first.", min=1)] = 4096,
     log_to: options.Log = None,
-    drain: Annotated[float | None, option("Seconds that work under way may take to end on SIGTERM (30).")] = None,
+    drain: Annotated[float | None, option("Seconds that running work may take to end on SIGTERM (30).")] = None,
     register: Annotated[str | None, option("A register: a folder or a URL.", envvar="TREETUNE_SERVERS")] = None,
     advertise: Annotated[str | None, option("Its http address for others.", envvar="TREETUNE_ADVERTISE")] = None,
     split: options.Split = None,
@@ -146,7 +146,7 @@ def serve_command(
     _warn_of_silent(names, endpoint, taskset)
     kept_traces = None
     if log_to and traces is None:
-        raise UsageError("--log needs the traces that it tells of", remedy="pass --traces DIR too")
+        raise UsageError("--log needs traces", remedy="pass --traces DIR too")
     loggers = open_loggers(log_to or ())
     if traces is not None:
         played = evaluation.EvalConfig(
@@ -181,7 +181,7 @@ def serve_command(
 
 
 def _warn_of_silent(models: list[str], endpoint: EndpointConfig, taskset: Taskset[Any, Any]) -> None:
-    """Says which models and judges do not answer. A server may well be started before they are."""
+    """Warns of models and judges that do not answer: a server may be started before they are."""
     checks = [partial(check_reachable, name, endpoint) for name in models]
     for check in [*checks, partial(evaluation.check_judges, taskset)]:
         try:
@@ -192,7 +192,7 @@ def _warn_of_silent(models: list[str], endpoint: EndpointConfig, taskset: Taskse
 
 
 def _take_standard_streams(zmq: str | None, json: bool) -> tuple[int, int]:
-    """Standard output is the wire, so nothing else may be written there."""
+    """Standard output carries the protocol, so nothing else may be written there."""
     try:
         take = serve.keep_standard_streams
     except ImportError:
@@ -218,12 +218,12 @@ def _config(struct: type[T], **settings: Any) -> T:
 
 
 async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> None:
-    asked, report = asyncio.Event(), Report.open()
+    asked, report = asyncio.Event(), Heartbeat.open()
 
     def stop() -> None:
         if asked.is_set():
-            os._exit(130)  # asked twice: at once
-        log.info("stopping: no new work; what is under way may end (%g s)", server.config.drain_seconds)
+            os._exit(130)  # a second signal ends it at once
+        log.info("stopping: no new work; running work may end (%g s)", server.config.drain_seconds)
         asked.set()
 
     loop = asyncio.get_running_loop()

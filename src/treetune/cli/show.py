@@ -16,8 +16,7 @@ from treetune.chat.images import has_images, name_all, name_images
 from treetune.chat.message import Message
 from treetune.cli import options
 from treetune.cli.options import TARGET, Json, Split, Tokenizer, Trust, option, read_overrides
-from treetune.cli.output import print_json
-from treetune.cli.tables import make_table
+from treetune.cli.output import make_table, print_json
 from treetune.config.structs import to_plain
 from treetune.core.environment import Rendered
 from treetune.core.mixture import owner_of
@@ -134,7 +133,7 @@ async def _tools_of(taskset: Taskset[Any, Any], task: Task) -> list[str]:
         return []
     try:
         return await list_tools(owner, inner)
-    except Exception:  # an environment that cannot be made is told by whoever plays it
+    except Exception:  # an environment that cannot be made is reported when it is played
         return task.tools
 
 
@@ -245,9 +244,9 @@ def _show_turn(screen: Screen, number: int, turn: Turn, reward: str) -> None:
         _show_message(screen, message)
     if turn.message is not None:
         _show_message(screen, turn.message)
-    told = [f"turn {number}", reward]
-    told += [f"{key}: {_one_line(str(value))}" for key, value in turn.info.items()]
-    screen.print(Text("  ".join(told), style="dim"))
+    facts = [f"turn {number}", reward]
+    facts += [f"{key}: {_one_line(str(value))}" for key, value in turn.info.items()]
+    screen.print(Text("  ".join(facts), style="dim"))
 
 
 def _show_message(screen: Screen, message: Message) -> None:

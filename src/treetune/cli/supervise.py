@@ -3,7 +3,7 @@
     supervise(arguments, state=None, max_crashes=5, on_ready=print_json)
 
 The child says over a pipe that it is ready and where it listens, and from then on once a second that it lives. It
-stops where nobody reads that any more.
+stops when the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ WINDOW_SECONDS = 600.0
 """Crashes that are longer ago are forgotten."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 STUCK_SECONDS = 60.0
-"""A server that was ready and says nothing for so long is killed."""
+"""A server that was ready and is silent for so long is killed."""
 _BEAT_SECONDS = 1.0
 _LAST_LINES = 10
 _VARIABLE = "TREETUNE_SUPERVISED"
-"""Tells the child the descriptor to report to."""
+"""Names the file descriptor that the child reports to."""
 
 log = logging.getLogger("treetune.serve")
 
 
 class ServerCrashed(TreetuneError):
     def __init__(self, message: str, exit_code: int = 3) -> None:
-        super().__init__(message, remedy="mend what its last lines name, and start it again")
+        super().__init__(message, remedy="fix what its last lines report, and start it again")
         self.exit_code = exit_code  # type: ignore[misc]
 
 
 def supervise(
     arguments: list[str], *, state: Path | None, max_crashes: int, on_ready: Callable[[dict[str, Any]], None]
 ) -> int:
-    """Runs `treetune ARGUMENTS` until it ends well or is told to; gives its exit code. `on_ready` is called once, with
-    what the first server that is ready says of itself."""
+    """Runs `treetune ARGUMENTS` until it ends well or gets a signal; gives its exit code. `on_ready` is called
+    once, with what the first server that is ready reports."""
     with contextlib.ExitStack() as kept:
         if state is None:
             folder = kept.enter_context(tempfile.TemporaryDirectory(prefix="treetune-state-"))
             arguments = [*arguments, "--state", folder]
-            log.info("without --state the cursor outlives a crash, but not the end of this command")
+            log.info("without --state the cursor survives a crash, but not the end of this command")
         supervisor = Supervisor(arguments, max_crashes, on_ready)
         kept.enter_context(supervisor.taking_signals())
         return supervisor.run()
@@ -67,8 +67,8 @@ class Supervisor:
         self._command = [sys.executable, "-P", "-m", "treetune", *arguments]
         self._max_crashes, self._on_ready = max_crashes, on_ready
         self._child: subprocess.Popen[bytes] | None = None
-        self._told = threading.Event()
-        """Somebody wants it to end."""
+        self._stopping = threading.Event()
+        """A signal asked it to end."""
         self._was_ready = False
 
     @contextlib.contextmanager
@@ -81,18 +81,18 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _pass_on(self, number: int, frame: Any) -> None:
-        self._told.set()
+        self._stopping.set()
         if self._child is not None:
             self._child.send_signal(number)
 
     def run(self) -> int:
         crashes: deque[float] = deque()
-        while not self._told.is_set():
+        while not self._stopping.is_set():
             how, code, last = self._run_once()
-            if self._told.is_set() or code == 0:
+            if self._stopping.is_set() or code == 0:
                 asked_to = (-signal.SIGTERM, -signal.SIGINT)  # before it could answer them
                 return 0 if code in asked_to else code if code >= 0 else 128 - code
-            if code == 2 and not self._was_ready:  # wrong usage is not mended by trying again
+            if code == 2 and not self._was_ready:  # trying again does not help against wrong usage
                 raise ServerCrashed(f"the server cannot start: {last}", exit_code=2)
             now = time.monotonic()
             crashes.append(now)
@@ -106,7 +106,7 @@ class Supervisor:
                 "the server crashed (%s), %d of %d times; it is started again in %g s",
                 how, len(crashes), self._max_crashes, pause,
             )  # fmt: skip
-            self._told.wait(pause)
+            self._stopping.wait(pause)
         return 0
 
     def _run_once(self) -> tuple[str, int, str]:
@@ -121,7 +121,7 @@ class Supervisor:
             env={**os.environ, _VARIABLE: str(writing)},
         )
         os.close(writing)
-        if self._told.is_set():  # between its start and now
+        if self._stopping.is_set():  # between its start and now
             child.terminate()
         lines: deque[str] = deque(maxlen=_LAST_LINES)
         assert child.stderr is not None
@@ -168,16 +168,16 @@ def _describe(code: int) -> str:
 # In the child
 
 
-class Report:
-    """What a supervised server says to its supervisor."""
+class Heartbeat:
+    """Tells the supervisor of a server where it listens, and then that it lives."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         os.set_inheritable(descriptor, False)
 
     @classmethod
-    def open(cls) -> Report | None:
-        """None where nobody supervises this process."""
+    def open(cls) -> Heartbeat | None:
+        """None where this process has no supervisor."""
         descriptor = os.environ.pop(_VARIABLE, None)  # not for its own children
         return cls(int(descriptor)) if descriptor is not None else None
 

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from treetune import serve
 from treetune.cli.options import Json, Token, option
-from treetune.cli.output import print_json
-from treetune.cli.tables import make_table
+from treetune.cli.output import make_table, print_json
 from treetune.errors import UsageError, plural
 from treetune.evaluation import find_served
 from treetune.system.screen import Screen
@@ -112,7 +111,7 @@ def probe_command(
 ) -> int:
     """Test a running task server: health, info, one episode, timings, a verdict.
 
-    Exit code 0: good; 1: it answers, with faults; 3: nobody answers.
+    Exit code 0: good; 1: faults; 3: no answer.
     """
     url = url if "://" in url else f"http://{url}"
     index = task_index if task_index >= 0 else None

@@ -76,9 +76,9 @@ def train_command(
     launch = plan(trainer, request)
     if "train" not in launch.data and not is_server(target):  # nothing was built, so nothing has read the target yet
         check_tasks(request, launch)
-    told = describe(launch)
+    plain = describe(launch)
     if dry_run:
-        print_json(told) if json else show(screen, launch)
+        print_json(plain) if json else show(screen, launch)
         return 0
     if launch.installed is None:
         raise MissingExtraError(
@@ -89,7 +89,7 @@ def train_command(
         show(screen, launch)
     code = start(launch)
     if json:
-        print_json({**told, "code": code})
+        print_json({**plain, "code": code})
     return code
 
 
@@ -114,13 +114,13 @@ def start(launch: Launch) -> int:
     # A task in a file beside the user is found by the trainer's processes too.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(launch.command, env=environment)
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # who ends us means the trainer
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # the signal is meant for the trainer
     try:
         while True:
             try:
                 code = process.wait()
                 return code if code >= 0 else 128 - code
-            except KeyboardInterrupt:  # the terminal has told the trainer too: it ends in its own way
+            except KeyboardInterrupt:  # the trainer gets the signal too, and ends in its own way
                 continue
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -52,7 +52,7 @@ def validate_command(
     resume: options.Resume = False,
     val: Annotated[list[str] | None, option("Files: validation files; they may share no prompt.")] = None,
     env: Annotated[list[str] | None, option("Files: an environment that is registered elsewhere. Repeatable.")] = None,
-    format: Annotated[str | None, option("Files: skyrl, verl or trl, if their columns do not tell.")] = None,
+    format: Annotated[str | None, option("Files: skyrl, verl or trl, if their columns do not show it.")] = None,
     quick: Annotated[bool, option("Files: only the rules that need no contents.", "--quick")] = False,
     tokenizer: options.Tokenizer = None,
     max_prompt_length: options.MaxPromptLength = None,
@@ -170,7 +170,7 @@ def _validate_taskset(validation: evaluation.Validation, output: Path | None, re
         interrupted = not run_to_end(checker.run(lambda: progress.advance(bar)))
     summary = checker.summary()
     figures = {**to_plain(summary), "run_dir": str(path)}
-    again = f"interrupted; go on with the same command and --resume -o {shlex.quote(str(path))}"
+    again = f"interrupted; run the same command with --resume -o {shlex.quote(str(path))}"
     stopped = again if interrupted else None
     return finish(lambda: _print_summary(summary, screen), figures, bool(summary.invalid), stopped, screen, json)
 

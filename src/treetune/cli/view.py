@@ -60,7 +60,7 @@ def view_command(
     Marks and comments are kept beside the run, in marks.jsonl. On another machine: ssh -L 7800:127.0.0.1:7800 HOST.
     """
     if not paths and not _HERE.is_dir():
-        raise UsageError("there is no folder runs here", remedy="name a run: treetune view PATH")
+        raise UsageError("no folder `runs` here", remedy="name a run: treetune view PATH")
     if where is not None and export is None:
         raise UsageError("--where goes with --export", remedy="in the browser, write the query at the top of the page")
     runs = RunList(paths or [_HERE])

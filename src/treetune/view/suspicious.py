@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from treetune.audit import OF_ONE, OF_SCORED, RULES, answers_of, suspicions, texts_of
+from treetune.audit import OF_ONE, OF_SCORED, RULES, SAME_TASKS, answer_and_truth, suspicions
 from treetune.errors import TreetuneError
 from treetune.evaluation import Run
 from treetune.runs.columns import Codes, Columns
 from treetune.view.run_list import ShownRun
 
 SAME = "same-answer-paid"
-_SAME_TASKS = 3
-"""A text that solves so many tasks with different truths is suspicious."""
 _SAME_TRIED, _SAME_READ = 20, 50
 """How many answers are looked at for that, and how many rollouts of each."""
 _MOST_ROWS = 2000
@@ -111,16 +109,15 @@ def _same_answers(run: Run) -> list[tuple[int, str, str]]:
         tasks[int(answers[at])].setdefault(int(of_task[at]), at)
     found: list[tuple[int, str, str]] = []
     for by_task in sorted(tasks.values(), key=len, reverse=True)[:_SAME_TRIED]:
-        if len(by_task) < _SAME_TASKS:
+        if len(by_task) < SAME_TASKS:
             break
         by_text: dict[str, dict[str, int]] = defaultdict(dict)
         for at in list(by_task.values())[:_SAME_READ]:
             with suppress(TreetuneError):
-                trace = run.trace_without_tokens(at)
-                truth = "|".join(texts_of(trace.task.ground_truth)) or trace.uid
-                by_text["\n".join(answers_of(trace)).strip()].setdefault(truth, at)
+                text, truth = answer_and_truth(run.trace_without_tokens(at))
+                by_text[text].setdefault(truth, at)
         for text, truths in by_text.items():
-            if len(truths) >= _SAME_TASKS:
+            if len(truths) >= SAME_TASKS:
                 why = f"{text[:60]!r} is paid on {len(truths)} tasks with different right answers"
                 found += [(at, SAME, why) for at in truths.values()]
     return found

@@ -53,7 +53,7 @@ add_fixable_rule(
 Source = File | HubName
 
 STRICTEST = "skyrl"
-"""The format that asks for the most: that of rows whose columns do not tell theirs."""
+"""The format with the most rules, for rows whose columns do not show their format."""
 SIZE = 16_384
 """Rows of a chunk of parquet: what is fastest and small."""
 
@@ -203,7 +203,7 @@ class FilesCheck(msgspec.Struct):
         for position, row in zip(positions.tolist(), rows, strict=True):
             number = chunk.numbers[position]
             for rule, found in check(row):
-                # Fixing is tried on the rows that are named: that tells whether to advise it.
+                # A fix is tried on the rows that are named: `--fix` is advised only if it helps.
                 fixable = RULES[rule].fixable and self.report.has_room(rule, chunk.file) and helps(rule, row, check)
                 self.report.add(rule, chunk.file, found, (number,), chunk.unit, helps=fixable)
             turns.add(chunk.written[position] if chunk.written else row, number, check)
@@ -261,7 +261,7 @@ def read_chunks(source: Source, report: FilesReport, *, quick: bool = False) -> 
             yield chunk
     except UsageError:  # a dataset that the hub does not have
         raise
-    except Exception as error:  # whatever a damaged file makes a reader raise
+    except Exception as error:  # a damaged file makes readers raise anything
         message = error.message if isinstance(error, TreetuneError) else f"{error}"
         report.add("unreadable", name, f"after {plural(count, 'row')}: {message}" if count else message)
         return
@@ -304,7 +304,7 @@ _QUICK = ("prompt.role", "extra_info.max_turns", *(".".join(format.truth) for fo
 
 
 def _quick_leaves(leaves: list[str]) -> list[str]:
-    """The leaves of a file that are read without contents; of another column any leaf tells that it is there."""
+    """The leaves of a file that are read without contents; of another column one leaf shows that it exists."""
     found = []
     for column, group in groupby(leaves, lambda leaf: leaf.partition(".")[0]):
         if column in ("data_source", "ability", IMAGES):

@@ -50,7 +50,7 @@ add_rule("gold-not-rewarded", "a higher reward for the gold answer than for wron
 add_rule(
     "gold-said-otherwise",
     "a reward for the gold answer as a model says it: bold, with a full stop, boxed, in a sentence",
-    "use another kind of scorer, or tell the form in the prompt",
+    "use another kind of scorer, or state the form in the prompt",
     WARNING,
 )
 add_rule("gold-unknown", "a gold answer to try", "nothing was checked: the environment knows none for the row", WARNING)
@@ -94,7 +94,7 @@ def _has_scorer(task: Task) -> bool:
 
 
 async def _try_scorer(task: Task) -> tuple[str | None, str]:
-    """The same for a row that a kind of scorer scores."""
+    """The rule that a row breaks that a kind of scorer scores, if any, and what was found."""
     try:
         taskset = taskset_of(task.extra_info.get("scorer") or str(scorer_of(task)))
         problem = None if taskset.scorer is None else taskset.scorer.problem(task.ground_truth, task)

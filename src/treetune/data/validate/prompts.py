@@ -3,7 +3,7 @@ long.
 
 Headers are read of every image; where Pillow is installed, every image is decoded. Nothing is fetched.
 
-A prompt is kept as a 64-bit key: the xxh3 of the contents one after another, plus a sum that tells where each message
+A prompt is kept as a 64-bit key: the xxh3 of the contents one after another, plus a sum that encodes where each message
 ends. Rows and Arrow columns give the same keys, so that a JSON file can be compared with a parquet file.
 """
 
@@ -186,7 +186,7 @@ def _check_image(item: Any) -> Iterator[Fault]:
 
 
 def _decode(data: bytes) -> str | None:
-    """What is wrong with an image as a whole; None where nothing is, or Pillow is not there to tell."""
+    """What is wrong with an image as a whole; None where nothing is, or Pillow is not installed."""
     try:
         from PIL import Image
     except ImportError:
@@ -194,7 +194,7 @@ def _decode(data: bytes) -> str | None:
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
-    except Exception as error:  # whatever a damaged file makes a decoder raise
+    except Exception as error:  # a damaged file makes decoders raise anything
         return f"it cannot be decoded: {error}"
     return None
 

@@ -1,6 +1,6 @@
 """Rules of a row's environment and of its ground truth: what the environment reads must be there, as it reads it.
 
-Nothing else tells: a ground truth that no answer matches scores 0.
+No trainer reports it: a ground truth that no answer matches scores 0.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def helps(rule: str, row: Row, check: RowCheck) -> bool:
 
 
 def fix_task(row: Row, read: Format, write: Format, turns: bool = False) -> tuple[Task, Row]:
-    """The task of a row, fixed, and the row that is written of it; raises where it is none whatever is done."""
+    """The task of a row, fixed, and the row that is written of it; raises where no fix makes it a task."""
     spec, model = row.get("reward_spec"), row.get("reward_model")
     if isinstance(spec, dict) and isinstance(model, dict):  # as SkyRL's aime has them
         one, two = spec.get("ground_truth"), model.get("ground_truth")
@@ -61,7 +61,7 @@ def fix_task(row: Row, read: Format, write: Format, turns: bool = False) -> tupl
         raise TreetuneError("a ground truth that is no number")
     try:
         return task, write.row_of(task)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever values a faulty row has
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a faulty row may have any values
         raise TreetuneError(f"values that are no task's: {error}") from None
 
 

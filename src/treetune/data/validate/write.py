@@ -83,7 +83,7 @@ def _name_tasks(finding: Finding) -> str:
 
 
 class LeftOut(msgspec.Struct):
-    """Rows that are no tasks whatever is done, and so are not in the fixed file."""
+    """Rows that no fix makes tasks: they are not in the fixed file."""
 
     why: str
     file: str
