@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
+from treetune.config.run_config import SUMMARY
 from treetune.errors import reason_of
 from treetune.evaluation import Run
 from treetune.runs.annotations import read_tags
-from treetune.runs.run import read_summary
+from treetune.runs.plain_files import UNREADABLE, read_regular
 from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir, write_atomically
 from treetune.view.figures import NOTHING, overview
@@ -158,7 +159,10 @@ def _row_of_summary(shown: ShownRun) -> dict[str, Any]:
     """What its summary says, where there is one. It has no rollouts yet, so that `changes` reports the run once it
     has."""
     row = {**NOTHING, "read": 0.0, "pending": True}
-    if shown.is_own and (summary := read_summary(shown.path)) is not None:
-        row |= {name: getattr(summary, name) for name in ("stderr", "tasks", "scored", "outcomes")}
-        row |= {"mean": summary.mean_reward, "pass_at": summary.pass_at_k}
+    with suppress(OSError, *UNREADABLE):
+        if not shown.is_own:
+            return row
+        summary = msgspec.json.decode(read_regular(shown.path / SUMMARY), type=dict[str, Any])
+        row |= {name: summary[name] for name in ("stderr", "tasks", "scored", "outcomes") if name in summary}
+        row |= {"mean": summary.get("mean_reward"), "pass_at": summary.get("pass_at_k") or {}}
     return row
