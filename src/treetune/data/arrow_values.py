@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -141,6 +142,16 @@ def _to_sparse_rows(names: list[str], arrays: list[Any], count: int) -> list[Any
             for place, value in zip(places.to_pylist(), to_python(array.take(places)), strict=True):
                 rows[place][name] = value
     return rows
+
+
+def read_extra(path: Path | str, key: str) -> pa.ChunkedArray | None:
+    """The values of a key of `extra_info` in a parquet file; None where no row has it."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        table = file.read(columns=[f"extra_info.{key}"])
+    return pc.struct_field(table["extra_info"], key) if table.column_names else None
 
 
 def _parse_stored(text: str | None) -> Any:

@@ -232,7 +232,7 @@ def _type_at(tree: Any, path: Sequence[str]) -> Any:
 def _convert_values(table: pa.Table, truths: Sequence[tuple[str, ...]], parts: bool) -> pa.Table:
     import pyarrow as pa
 
-    from treetune.data.rows.parquet import to_parts
+    from treetune.data.rows.image_columns import with_part
 
     for path in truths:
         column = table[path[0]].combine_chunks()
@@ -245,7 +245,7 @@ def _convert_values(table: pa.Table, truths: Sequence[tuple[str, ...]], parts: b
         part = pa.struct([("type", pa.string()), ("text", pa.string())])
         keys = {field.name: field.type for field in table.schema.field("prompt").type.value_type}
         messages = pa.struct(list({**keys, "content": pa.list_(part)}.items()))
-        prompts = [[to_parts(message) for message in prompt] for prompt in table["prompt"].to_pylist()]
+        prompts = [list(map(with_part, prompt)) for prompt in table["prompt"].to_pylist()]
         table = set_column(table, "prompt", pa.array(prompts, pa.list_(messages)))
     return table
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from treetune.chat.images import has_images, urls_in
 from treetune.chat.message import Message
@@ -26,22 +25,19 @@ from treetune.data.arrow_values import (
     decode_json,
     drop_nulls,
     to_json_text,
-    with_json_fields,
 )
 from treetune.data.datasets.config import DatasetConfig, GroundTruthConfig, no_column
 from treetune.data.datasets.dataset_rows import DatasetRows
 from treetune.data.datasets.images import NO_IMAGE, ImageReader
 from treetune.data.datasets.template import LEAVE_OUT, ColumnPath, Misfit, Template
-from treetune.data.rows import parquet
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.image_columns import COLUMN as IMAGES
 from treetune.data.rows.image_columns import MARK as PLACE
-from treetune.data.rows.image_columns import fill_parts, image_column, join_images, note_images, to_marks
+from treetune.data.rows.image_columns import fill_parts, join_images, note_images, to_marks
 from treetune.data.rows.row_codec import KEY, ROW, encode_unseen
 from treetune.data.rows.rule import RULE
+from treetune.data.sources.names import Row
 from treetune.errors import ConfigError, TasksetError, user_code
-
-Row = dict[str, Any]
 
 NO_PROMPT, NO_TRUTH = "no prompt", "no ground truth"
 MISSING = (NO_PROMPT, NO_TRUTH, NO_IMAGE)
@@ -334,28 +330,13 @@ def complete_row(taskset: DatasetRows, made: Row, messages: list[Message], index
         extra[KEY] = to_json_text({"tools": tools})
     own = made.get("data_source")
     data_source = config.data_source if own is None else str(own)
-    row = {**made, "data_source": data_source, "reward_model": reward, "extra_info": extra}
+    row = {"data_source": None, "prompt": None, **made, "reward_model": reward, "extra_info": extra}
+    row["data_source"] = data_source
     if "env_class" in made:
         del row["env_class"]
     if reward is None:
         del row["reward_model"]
     return uid, row
-
-
-def table_of(rows: list[Row]) -> pa.Table:
-    """Column by column, so that one mixed key does not make JSON of all."""
-    columns: dict[str, pa.Array] = {}
-    mixed: list[str] = []
-    for name in dict.fromkeys(["data_source", "prompt", *parquet.keys_of(rows)]):
-        values: list[Any] = [row.get(name) for row in rows]
-        if name == "prompt":
-            columns[name] = parquet.messages_column(values)
-        elif name == IMAGES and (images := image_column(values)) is not None:
-            columns[name] = images
-        else:
-            infer = parquet.infer_mapping if name in ("reward_model", "extra_info") else parquet.infer_column
-            columns[name] = infer(values, name, mixed)
-    return with_json_fields(pa.table(columns), mixed)
 
 
 def _complete_reward(reward: dict[str, Any] | None, method: str) -> dict[str, Any] | None:

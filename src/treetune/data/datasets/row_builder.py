@@ -37,13 +37,11 @@ from treetune.data.datasets.map_function import (
     NO_PROMPT,
     NO_TRUTH,
     RESERVED,
-    Row,
     RowDropped,
     call_make_map_fn,
     complete_row,
     find_fault,
     find_lack,
-    table_of,
     truth_finder,
     write_images,
 )
@@ -54,6 +52,7 @@ from treetune.data.rows.image_columns import MARK as PLACE
 from treetune.data.rows.row_codec import ADDED, KEY, ROW, encode_unseen_prompts
 from treetune.data.rows.rule import RULE
 from treetune.data.sources.local_files import SourceBatch
+from treetune.data.sources.names import Row
 from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, format_error, gather_faults
 
 REPLACED = frozenset(("uid", *ADDED))
@@ -130,8 +129,12 @@ class RowBuilder:
         used |= {config.chat_messages_field} if config.prompt_format != "template" else set(self._template.columns)
         return used if choices is None else used | {choices.column or "", choices.answer, *choices.columns}
 
-    def check_first(self, row: Row) -> None:
-        """Raises the faults of its config that a map function of a user's own finds in the first row."""
+    def check_first(self, batches: Iterator[SourceBatch]) -> None:
+        """Raises the faults of its config that a user's map function finds in the first row."""
+        for row in _to_rows(next(batches, []))[:1]:
+            self._check_row(row)
+
+    def _check_row(self, row: Row) -> None:
         try:
             self._make_row(row if self._choices is None else {**row, **self._choices.of(row)}, 0)
         except ConfigError:
@@ -275,7 +278,7 @@ class RowBuilder:
             return None
         truths = [(row.get("reward_model") or {}).get("ground_truth") for row in rows]
         with _name_mixed_truths(truths, [row["extra_info"]["index"] for row in rows]):
-            table = table_of(rows)
+            table = parquet.table_of(rows, exact=False)
         return self._select_by_rate(table, uids, notes)
 
     def _leave_out(

@@ -26,6 +26,7 @@ from treetune.config.plugins import file_of
 from treetune.config.structs import CodeName, FileName, declared_values, to_plain
 from treetune.core.finding import Flaw
 from treetune.core.task import Task
+from treetune.data.arrow_values import read_extra
 from treetune.data.datasets.config import DatasetConfig
 from treetune.data.datasets.dataset_rows import BUILDER_VERSION, DatasetRows
 from treetune.data.datasets.images import describe_files
@@ -125,9 +126,12 @@ class DatasetTaskset(DatasetRows):
 
     def _code_files(self) -> list[Path]:
         """The files of the user's own that make rows."""
-        named = [file for spec in chain(*declared_values(self.config, CodeName).values()) if (file := file_of(spec))]
         of_class = own_files(type(self)) if self.overrides_rows or self.overrides_build else []
-        return [*of_class, *(part for file in named for part in with_imports(file.resolve()))]
+        return [*of_class, *(part for file in self._named_code() for part in with_imports(file.resolve()))]
+
+    def _named_code(self) -> list[Path]:
+        """The files of code that its config names."""
+        return [file for spec in chain(*declared_values(self.config, CodeName).values()) if (file := file_of(spec))]
 
     def _called(self) -> str:
         """What it is called where others are beside it: by its source, where nobody gave it a name."""
@@ -150,12 +154,11 @@ class DatasetTaskset(DatasetRows):
             contents = {name: content_hash(path, self.cache_dir / ".content") for name, path in paths.items()}
         except OSError as error:
             raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
-        code_files = [file for spec in chain(*declared_values(config, CodeName).values()) if (file := file_of(spec))]
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
         asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.row_scorer}
         if config.images:
             asked["image_files"] = describe_files(config)
-        code = impl_hash(type(self), DatasetTaskset, code_files, BUILDER_VERSION)
+        code = impl_hash(type(self), DatasetTaskset, self._named_code(), BUILDER_VERSION)
         return f"{code}_{config_hash(asked, contents)}"
 
     def order_key(self, format: str) -> str | None:
@@ -172,8 +175,8 @@ class DatasetTaskset(DatasetRows):
 
         opened = self._load_source()
         builder = RowBuilder(self, opened.columns, made=False)
-        if self.overrides_rows and (first := opened.first()) is not None:
-            builder.check_first(first)
+        if self.overrides_rows:
+            builder.check_first(opened.batches(1))
         self._opened = opened
 
     def open_source(self) -> LibraryDataset | LocalFiles:
@@ -220,9 +223,8 @@ class DatasetTaskset(DatasetRows):
     def list_uids(self) -> Iterable[tuple[str, str]]:
         if self.overrides_rows or self.overrides_build or "uid" in self.config.extra_fields:
             return super().list_uids()  # such rows may have a uid of their own
-        from treetune.data.rows.parquet import read_uids
-
-        return ((uid, self.config.data_source) for uid in read_uids(str(self._built[1])))
+        uids = read_extra(self._built[1], "uid")
+        return ((uid, self.config.data_source) for uid in ([] if uids is None else uids.to_pylist()))
 
     @property
     def _built(self) -> tuple[Sidecar, Path, bool]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.core.mixture import owner_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.data.arrow_values import read_extra
 from treetune.data.rows.rule import RULE
 from treetune.data.rows.scorer import ENVIRONMENT, environment_of, taskset_of, with_type
 from treetune.errors import TreetuneError
@@ -74,15 +75,10 @@ def says_nothing(path: Path | str) -> bool:
 
     from treetune.data.rows.image_columns import COLUMN as IMAGES
 
-    with pq.ParquetFile(path) as file:
-        names = file.schema_arrow.names
-        if COLUMN in names or IMAGES in names:
-            return False
-        extra = file.read(columns=["extra_info.scorer"])
-    scorers = set()
-    for chunk in extra["extra_info"].chunks if extra.column_names else ():
-        scorers.update(pc.unique(chunk.field("scorer")).to_pylist())
-    return any(is_silent(scorer) for scorer in scorers if scorer)
+    if not {COLUMN, IMAGES}.isdisjoint(pq.read_schema(path).names):
+        return False
+    scorers = read_extra(path, "scorer")
+    return scorers is not None and any(is_silent(scorer) for scorer in pc.unique(scorers).to_pylist() if scorer)
 
 
 def is_silent(scorer: str) -> bool:

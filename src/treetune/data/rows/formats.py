@@ -34,12 +34,11 @@ from treetune.data.arrow_values import (
 from treetune.data.rows import agent_column, image_columns, nemo_gym, row_codec
 from treetune.data.rows.rule import RULE
 from treetune.data.rows.scorer import taskset_of, with_type
+from treetune.data.sources.names import Row
 from treetune.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Row = dict[str, Any]
 
 _USUAL = {"method": "rule"}
 """What a reward specification says beside its ground truth, unless a row says otherwise."""
@@ -64,6 +63,8 @@ class Format:
     environments say how a ground truth is stored and which further columns there are."""
     endings: ClassVar[tuple[str, ...]] = ()
     """Of names of files that the trainer's loader knows, where it does not know all."""
+    numbers_as_text: ClassVar[bool] = False
+    """Whether the trainer's scorers compare with text, so that a number is stored as text."""
     in_parquet: ClassVar[bool] = True
     """Whether the trainer's loader reads parquet, and JSON with the types of the `datasets` library."""
 
@@ -135,7 +136,8 @@ class Format:
         return frozenset((*row_codec.SHARED, *self.columns, self.truth[0]))
 
     def _store_truth(self, truth: Any, task: Task) -> Any:
-        return truth
+        numbers_to_text = self.numbers_as_text and isinstance(truth, bool | int | float)
+        return row_codec.truth_text(truth) if numbers_to_text else truth
 
     def _write_reward(self, spec: Mapping[str, Any]) -> Row:
         if self.reward is None:
@@ -174,7 +176,7 @@ class VerlFormat(Format):
     looks into it."""
 
     name, columns = "verl", ("reward_model",)
-    reward, method, one_answer = "reward_model", "style", True
+    reward, method, one_answer, numbers_as_text = "reward_model", "style", True, True
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
         if row.get(agent_column.COLUMN) == agent_column.LOOP:  # which follows from the tasks of a file
@@ -184,10 +186,6 @@ class VerlFormat(Format):
     def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
         spec = super().read_reward(row)
         return {} if spec == _USUAL else spec  # what a row without a reward is filled up with
-
-    def _store_truth(self, truth: Any, task: Task) -> Any:
-        """Numbers as text, which is what verl's scorers compare with."""
-        return row_codec.truth_text(truth) if isinstance(truth, bool | int | float) else truth
 
     def _write_reward(self, spec: Mapping[str, Any]) -> Row:
         if "ground_truth" not in spec:
@@ -296,7 +294,8 @@ class TrlFormat(Format):
 class NemoGymFormat(Format):
     """`responses_create_params.input` and `expected_answer`, one row on each line."""
 
-    name, columns, endings, in_parquet = "nemo-gym", (nemo_gym.PARAMS,), (".jsonl",), False
+    name, columns, endings = "nemo-gym", (nemo_gym.PARAMS,), (".jsonl",)
+    in_parquet, numbers_as_text = False, True
 
     def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
         return nemo_gym.to_nemo(super().row_of(task, text_truth=text_truth, scorer=scorer))
@@ -305,9 +304,6 @@ class NemoGymFormat(Format):
         return super().task_of_pruned(self.to_plain(row), whole=whole)
 
     to_plain = staticmethod(nemo_gym.from_nemo)
-
-    def _store_truth(self, truth: Any, task: Task) -> Any:
-        return row_codec.truth_text(truth) if isinstance(truth, bool | int | float) else truth
 
     def write_images(self, messages: list[Message], note: Row) -> Row:
         return {"prompt": messages}

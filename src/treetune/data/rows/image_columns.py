@@ -75,11 +75,13 @@ _EMPTY = {"type": "image"}
 def to_parts(messages: Sequence[Message]) -> tuple[list[Message], list[int]]:
     """Contents that are text as lists of one part, and which they were: a column of parquet has one type."""
     texts = [number for number, message in enumerate(messages) if isinstance(message.get("content"), str)]
-    written = [
-        {**message, "content": [{"type": "text", "text": message["content"]}]} if number in texts else message
-        for number, message in enumerate(messages)
-    ]
-    return written, texts
+    return list(map(with_part, messages)), texts
+
+
+def with_part(message: Any) -> Any:
+    """A message whose content is text, with the text as a part."""
+    content = message.get("content") if isinstance(message, dict) else None
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def without_urls(messages: Sequence[Message]) -> list[Message]:

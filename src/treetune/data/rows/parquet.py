@@ -13,13 +13,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyarrow import types
 
 from treetune.chat.images import has_images
@@ -33,7 +31,7 @@ from treetune.data.arrow_values import (
     with_json_fields,
 )
 from treetune.data.rows.image_columns import COLUMN as IMAGES
-from treetune.data.rows.image_columns import image_column
+from treetune.data.rows.image_columns import image_column, with_part
 from treetune.data.rows.row_codec import MAPPINGS, TRUTHS, with_parts
 from treetune.errors import TasksetError
 
@@ -78,34 +76,34 @@ def find_clash(values: list[Any]) -> dict[int, Any]:
     return {place: values[place] for place in dict.fromkeys((first, end))}
 
 
-def read_uids(path: str | Path) -> list[str]:
-    """The uid of each row of a file in the canonical layout."""
-    table = pq.ParquetFile(path).read(columns=["extra_info.uid"])
-    uids: list[str] = pc.struct_field(table["extra_info"], "uid").to_pylist()
-    return uids
-
-
 # Rows as a table
 
 
-def table_of(rows: list[dict[str, Any]], *, truths: MixedAs = "refused") -> pa.Table:
-    """Rows as a table of exactly their values, whose metadata lists what is JSON text."""
+def table_of(rows: list[dict[str, Any]], *, exact: bool = True, truths: MixedAs = "refused") -> pa.Table:
+    """Rows as a table, whose metadata lists what is JSON text: column by column and, of mappings, key by key, so that
+    one mixed key does not make JSON of all. `exact`: of exactly their values."""
     columns: dict[str, pa.Array] = {}
     json_fields: list[str] = []
-    if _mixes_contents(rows):
+    if exact and _mixes_contents(rows):
         rows = list(map(with_parts, rows))
-    for name in dict.fromkeys(name for row in rows for name in row):
-        if name == IMAGES and (images := image_column([row.get(name) for row in rows])) is not None:
+    for name in keys_of(rows):
+        values: list[Any] = [row.get(name) for row in rows]
+        if name == IMAGES and (images := image_column(values)) is not None:
             columns[name] = images
+            continue
+        if name == "prompt" and not exact:
+            columns[name] = messages_column(values)
             continue
         infer = infer_mapping if name in MAPPINGS else infer_column
         try:
-            columns[name] = infer([row.get(name) for row in rows], name, json_fields, exact=True, truths=truths)
-        except UnicodeEncodeError as error:
+            columns[name] = infer(values, name, json_fields, exact=exact, truths=truths)
+        except (UnicodeEncodeError, TypeError) as error:
+            if not exact:
+                raise  # the builder says which row it is
+            if isinstance(error, TypeError):
+                raise TasksetError(f"{name} has a key that is no text", remedy="name its keys by text") from None
             problem = f"{name} has text that is no Unicode: {error.object!r:.80}"
             raise TasksetError(problem, remedy="remove lone surrogates") from None
-        except TypeError:
-            raise TasksetError(f"{name} has a key that is no text", remedy="name its keys by text") from None
     return with_json_fields(pa.table(columns), json_fields)
 
 
@@ -217,16 +215,11 @@ def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
         try:
             array = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError):
-            array = pa.array([[to_parts(message) for message in prompt] for prompt in values])
+            array = pa.array([list(map(with_part, prompt)) for prompt in values])
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         problem = f"prompts that no parquet column can hold: {error}"
         raise TasksetError(problem, remedy="give a key of messages one type in all rows") from None
     return conform(array, canonical_type(array.type))
-
-
-def to_parts(message: Any) -> Any:
-    content = message.get("content") if isinstance(message, dict) else None
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def prompt_column(contents: pa.Array, system_prompt: str | None) -> pa.Array:

@@ -8,17 +8,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from treetune.data.arrow_values import find_clashes, schema_tree
+from treetune.data.arrow_values import find_clashes, read_extra, schema_tree
 from treetune.data.rows.rule import RULE
 from treetune.errors import UsageError, plural
 from treetune.system.hub import Card, check_repo, upload
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _MOST = 5
 """How many scorers a card names."""
@@ -40,7 +37,7 @@ def push_rows(
             named[split] = [f"data/{split}-{number:05}-of-{len(paths):05}.parquet" for number in range(len(paths))]
             files |= dict(zip(named[split], paths, strict=True))
             counts[split] = sum(pq.read_metadata(path).num_rows for path in paths)
-        card = Card(title, named, _tell(repo, counts, scorers, command, format)).page()
+        card = Card(title, named, _describe_dataset(repo, counts, scorers, command, format)).page()
         message = f"{plural(sum(counts.values()), 'row')} as {format}"
         return upload(repo, {"README.md": card, **files}, private=private, message=message)
 
@@ -50,6 +47,8 @@ def _make_alike(splits: Mapping[str, Sequence[Path]], folder: Path) -> dict[str,
     which are null where a file has none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from treetune.data.rows.growing_parquet import write_changed
 
     schemas = {path: pq.read_schema(path).remove_metadata() for paths in splits.values() for path in paths}
     problem = ""
@@ -66,25 +65,11 @@ def _make_alike(splits: Mapping[str, Sequence[Path]], folder: Path) -> dict[str,
         for number, path in enumerate(paths):
             if not schemas[path].equals(whole):
                 paths[number] = folder / f"{split}-{number}.parquet"
-                _widen(path, paths[number], whole)
+                write_changed(path, paths[number], lambda table: table, whole)
     return found
 
 
-def _widen(path: Path, to: Path, schema: pa.Schema) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    file = pq.ParquetFile(path)
-    with pq.ParquetWriter(to, schema.with_metadata(file.schema_arrow.metadata)) as writer:
-        for batch in file.iter_batches():
-            table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
-            for field in schema:
-                if field.name not in table.column_names:
-                    table = table.append_column(field, pa.nulls(len(table), field.type))
-            writer.write_table(table.select(schema.names).cast(schema))
-
-
-def _tell(repo: str, counts: Mapping[str, int], scorers: Sequence[str], command: str, format: str) -> str:
+def _describe_dataset(repo: str, counts: Mapping[str, int], scorers: Sequence[str], command: str, format: str) -> str:
     from treetune.system.folders import read_version
 
     lines = [
@@ -103,17 +88,13 @@ def _tell(repo: str, counts: Mapping[str, int], scorers: Sequence[str], command:
 def _scorers(paths: Sequence[Path]) -> list[str]:
     """What scores the rows, in words."""
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
     found: dict[str, None] = {}
     for path in paths:
-        for batch in pq.ParquetFile(path).iter_batches(columns=["extra_info"]):
-            extra = batch.column("extra_info")
-            names = [field.name for field in extra.type]
-            if "scorer" in names:
-                found |= dict.fromkeys(map(_describe, pc.unique(pc.struct_field(extra, "scorer")).to_pylist()))
-    told = list(found) or ["the trainer, by its own rule for `data_source`"]
-    return told[:_MOST] + ([f"and {len(told) - _MOST} others"] if len(told) > _MOST else [])
+        if (scorers := read_extra(path, "scorer")) is not None:
+            found |= dict.fromkeys(map(_describe, pc.unique(scorers).to_pylist()))
+    named = list(found) or ["the trainer, by its own rule for `data_source`"]
+    return named[:_MOST] + ([f"and {len(named) - _MOST} others"] if len(named) > _MOST else [])
 
 
 def _describe(scorer: str | None) -> str:

@@ -28,8 +28,6 @@ from treetune.data.rows.rule import RULE
 from treetune.errors import TasksetError
 from treetune.scorers import encode_scorer, scorer_of_method
 
-Row = Mapping[str, Any]
-
 KEY = "treetune"
 
 ROW = "row_json"
@@ -112,7 +110,14 @@ def parts_of(task: Task, scorer: str | None = None) -> RowParts:
     return parts
 
 
-def build_task(row: Row, spec: Row, env_class: Any, own: frozenset[str], known: frozenset[str], whole: bool) -> Task:
+def build_task(
+    row: Mapping[str, Any],
+    spec: Mapping[str, Any],
+    env_class: Any,
+    own: frozenset[str],
+    known: frozenset[str],
+    whole: bool,
+) -> Task:
     """The task of a row without nulls, whose format has found its reward specification. `own` are the columns of that
     format, `known` those of all formats. `whole`: with what only a trainer's file needs, so that writing it again loses
     nothing: a scorer of its own and, in `extra_info.treetune`, which keys were columns."""
@@ -184,7 +189,7 @@ def scorer_of(task: Task) -> str | None:
     return RULE if named is None else encode_scorer(named)
 
 
-def encode_unseen(row: Row) -> str:
+def encode_unseen(row: Mapping[str, Any]) -> str:
     """What verl does not give to reward functions of a row, as JSON: columns, and the keys that it replaces."""
     columns = {name: row[name] for name in row if row[name] is not None and name not in ("data_source", "extra_info")}
     if (reward := columns.get("reward_model")) is not None:
@@ -196,7 +201,7 @@ def encode_unseen(row: Row) -> str:
     return to_json_text(columns)
 
 
-def encode_unseen_prompts(prompts: list[Any], row: Row) -> list[str]:
+def encode_unseen_prompts(prompts: list[Any], row: Mapping[str, Any]) -> list[str]:
     """`unseen` of many rows that differ in their prompts only, whose messages have no keys that are None."""
     rest = encode_unseen(row)[1:]
     end = f",{rest}" if rest != "}" else rest
@@ -205,7 +210,7 @@ def encode_unseen_prompts(prompts: list[Any], row: Row) -> list[str]:
     return [f'{{"prompt":{line}{end}' for line in lines]
 
 
-def restore_json(row: Row, under: str = "") -> dict[str, Any]:
+def restore_json(row: Mapping[str, Any], under: str = "") -> dict[str, Any]:
     """A row whose values that are JSON text are what they were; of those paths only that begin with `under`."""
     extra = row.get("extra_info")
     if not isinstance(extra, dict) or not isinstance(extra.get(MARK), str):
@@ -241,22 +246,23 @@ def looks_like_uid(value: Any) -> bool:
     return isinstance(value, str) and len(value) == UID_LENGTH and _HEX.issuperset(value)
 
 
-def with_opening(row: Row, opening: list[Message]) -> dict[str, Any]:
+def with_opening(row: Mapping[str, Any], opening: list[Message]) -> dict[str, Any]:
     """A row whose environment opens the conversation, with what it shows first: trainers want a prompt. Its task has
     none all the same."""
-    extra = row["extra_info"]
-    note = {**decode_json(extra.get(KEY) or "{}"), "prompt": "opening"}
-    return {**row, "prompt": opening, "extra_info": {**extra, KEY: to_json_text(note)}}
+    return _with_prompt(row, opening, {"prompt": "opening"})
 
 
-def with_parts(row: Row) -> dict[str, Any]:
+def with_parts(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row whose contents are all lists of parts, as those of other rows are: a column of parquet has one type. Its
     task has text all the same."""
     prompt, texts = to_parts(row["prompt"])
-    if not texts:
-        return dict(row)
+    return _with_prompt(row, prompt, {"texts": texts}) if texts else dict(row)
+
+
+def _with_prompt(row: Mapping[str, Any], prompt: list[Message], noted: dict[str, Any]) -> dict[str, Any]:
+    """A row with another prompt, and a note for what its task had."""
     extra = row["extra_info"]
-    note = {**decode_json(extra.get(KEY) or "{}"), "texts": texts}
+    note = {**decode_json(extra.get(KEY) or "{}"), **noted}
     return {**row, "prompt": prompt, "extra_info": {**extra, KEY: to_json_text(note)}}
 
 
@@ -267,7 +273,7 @@ def _read_prompt(prompt: Any, kind: str) -> Any:
     return prompt[0]["content"] if single else prompt
 
 
-def get_typed(row: Row, column: str, kind: Any) -> Any:
+def get_typed(row: Mapping[str, Any], column: str, kind: Any) -> Any:
     value = row.get(column)
     if value is not None and not isinstance(value, kind):
         expected = {"prompt": "a list of messages"}.get(column, "a mapping")

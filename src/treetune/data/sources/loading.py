@@ -130,10 +130,6 @@ class LibraryDataset:
         layout = read_layout(self._params.kwargs)
         return [] if layout is None else find_changes(self.columns, kind, files, layout, remedy)
 
-    def first(self) -> dict[str, Any] | None:
-        """The first row, or None where there is none."""
-        return next(self._explain_faults(iter(self._dataset)), None)
-
     def batches(self, size: int = ROWS) -> Iterator[SourceBatch]:
         """The rows in order, so many at a time: Arrow tables, or rows where the stored values are not the real ones
         (the library keeps columns of mixed types as JSON). Images are as they are stored, bytes and a path."""

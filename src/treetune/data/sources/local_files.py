@@ -98,12 +98,6 @@ class LocalFiles:
     def find_changes(self) -> list[Flaw]:
         return []
 
-    def first(self) -> Row | None:
-        batch = next(self.batches(1), None)
-        if batch is None:
-            return None
-        return batch[0] if isinstance(batch, list) else batch.slice(0, 1).to_pylist()[0]
-
     def batches(self, size: int = ROWS) -> Iterator[SourceBatch]:
         """The rows in order, at most so many at a time, each with every column."""
         counts = self._scan[0]
