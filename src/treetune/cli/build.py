@@ -17,7 +17,7 @@ from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.config.structs import load_yaml
 from treetune.data.datasets.selection import dropped_for
-from treetune.data.rows.agent_column import COLUMN, LOOP, says_nothing
+from treetune.data.rows.agent_column import AGENT, LOOP, says_nothing
 from treetune.data.rows.code_store import pop_kept_files
 from treetune.data.rows.formats import format_named
 from treetune.errors import UsageError, plural
@@ -177,7 +177,7 @@ def _entry(
 ) -> dict[str, Any]:
     figures = {"rows": sidecar.rows, "dropped": sidecar.dropped, "flaws": sidecar.flaws}
     figures["seconds"] = 0.0 if hit else sidecar.seconds
-    named = COLUMN in sidecar.schema
+    named = AGENT in sidecar.schema
     drawn = {"shares": [msgspec.to_builtins(share) for share in shares]} if shares else {}
     return {"split": split, "name": name, "path": str(path), "hit": hit, **figures, **drawn, "agent": named}
 

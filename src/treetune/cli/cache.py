@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from treetune.cli.options import CacheDir, Json, option
 from treetune.cli.output import make_table, print_json
 from treetune.config.structs import dump_yaml, to_plain
-from treetune.data.rows.cache import Cache, Entry, default_cache_dir
+from treetune.data.rows.cache import Cache, CacheEntry, default_cache_dir
 from treetune.errors import UnknownNameError, UsageError
 from treetune.runs.foreign.kept import measure_kept, prune_kept
 from treetune.scorers.judges.model import KeptVerdicts
@@ -75,7 +75,7 @@ def prune_command(
     _report(cache, removed, ("removed", "freed"), total, json, beside)
 
 
-def _find(cache: Cache, wanted: str) -> Entry:
+def _find(cache: Cache, wanted: str) -> CacheEntry:
     entries = {entry.key: entry for entry in cache.entries()}
     found = fnmatch.filter(entries, f"{wanted.replace('_', '*_')}*")  # of a short key: each half
     if not found:
@@ -93,18 +93,18 @@ def _short(key: str) -> str:
     return f"{code[:6]}_{config[:8]}"
 
 
-def _state(entry: Entry) -> str:
+def _state(entry: CacheEntry) -> str:
     return f"{entry.state} ({entry.fault})" if entry.fault else str(entry.state)
 
 
-def _entry_to_json(cache: Cache, entry: Entry) -> dict[str, Any]:
+def _entry_to_json(cache: Cache, entry: CacheEntry) -> dict[str, Any]:
     shown = ("rows", "size", "source", "created", "last_used", "state", "fault")
     return {"key": entry.key, "path": str(cache.path(entry.key)), **{name: getattr(entry, name) for name in shown}}
 
 
 def _report(
     cache: Cache,
-    entries: list[Entry],
+    entries: list[CacheEntry],
     names: tuple[str, str],
     total: str,
     json: bool,

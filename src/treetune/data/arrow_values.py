@@ -1,4 +1,4 @@
-"""Values in Arrow, and back as they were written, whatever file they come from.
+"""Arrow's values as Python's, as they were written, and back.
 
 Parquet fills the missing keys of a mapping with nulls, JSON leaves them out: here a key whose value is null is absent.
 Nulls inside lists stay. Integers of any size and floats keep their exact value. A date or a time is its ISO text.

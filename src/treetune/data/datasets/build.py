@@ -53,8 +53,8 @@ IMAGE_ROWS = 32
 """Rows of one batch, and so of a row group of the file, where they have images: all of these are in memory."""
 
 LOOKED_AT = 100
-"""Rows of which it is seen whether an answer can solve them: enough for a column that is at fault throughout, and no
-cost beside the build of many. `treetune validate` looks at all."""
+"""Rows that are checked for whether an answer can solve them. This many show a column that is wrong throughout, and
+cost little in a large build. `treetune validate` checks all."""
 
 Built = tuple[pa.Table | None, Notes]
 Work = tuple[SourceBatch, int]
@@ -85,7 +85,7 @@ def build(
 
 
 def _find_changes(taskset: DatasetRows, opened: LibraryDataset | LocalFiles) -> list[Flaw]:
-    """What was changed on the way from the files, in columns that the rows are made of."""
+    """Changes that the library made to values, in columns that the rows are made of."""
     changes = [] if taskset.overrides_build else opened.find_changes()
     if not changes or taskset.overrides_rows:
         return changes
@@ -108,8 +108,8 @@ def build_rows(
 ) -> tuple[Sidecar, Path]:
     """Write the first `num_tasks` of any taskset as rows, in the cache; gives what was written, and where.
 
-    They are made anew each time, for its tasks may come from anywhere; the path stays the same for the same taskset,
-    number and format.
+    The rows are built again each time, since the tasks may come from anywhere. The path stays the same for the same
+    taskset, number and format.
     """
     config = {"format": format, "num_tasks": num_tasks, **to_plain(taskset.config)}
     asked = {**config, "class": type(taskset).__qualname__, "name": taskset.name}
@@ -157,7 +157,7 @@ def write_rows(
     engine: Engine = "local",
     on_rows: Progress | None = None,
 ) -> tuple[GrowingParquet, Notes]:
-    """Write the selected rows; gives what was written, and what is to be said of one pass over the source.
+    """Write the selected rows; gives the writer, and the notes of one pass over the source.
 
     `made`: the source has a trainer's rows already, from a `build_dataset` that selected them itself.
     """
@@ -173,7 +173,7 @@ def write_rows(
                     table = drop_long(table, own)
                 if table is not None and left is not None and table.num_rows >= left:
                     table = table.slice(0, left)
-                    if not taskset.overrides_rows:  # then rows have the index of their source
+                    if not taskset.overrides_rows:  # so rows have the index of their source
                         own.end_with(pc.struct_field(table["extra_info"], "index")[-1].as_py())
                 has_rows = table is not None and table.num_rows > 0
                 if number == 0:
@@ -200,8 +200,8 @@ def write_rows(
 
 
 def _find_invalid(taskset: DatasetRows, table: pa.Table, most: int, notes: Notes) -> None:
-    """Tells of rows, among the first of a table, that no answer solves, as the `validate` of a taskset with a scorer
-    finds them; one of the user's own may take its time, and is left to `treetune validate`."""
+    """Reports rows, among the first of a table, that no answer solves, as the scorer finds them. A `validate` of the
+    user may be slow: `treetune validate` runs it."""
     if type(taskset).validate is not RuleTaskset.validate or taskset.scorer is None:
         return
     invalid: list[int] = []
@@ -215,11 +215,11 @@ def _find_invalid(taskset: DatasetRows, table: pa.Table, most: int, notes: Notes
             first = first or reason
             invalid.append(row["extra_info"]["index"])
     if invalid:
-        notes.tell(Flaw.of(INVALID, f"among the first {LOOKED_AT} that no answer solves", first, invalid))
+        notes.report(Flaw.of(INVALID, f"among the first {LOOKED_AT} that no answer solves", first, invalid))
 
 
 def _check_environments(taskset: DatasetRows, table: pa.Table, checked: set[Any], format: Format) -> None:
-    """Those that a map function gave to rows; `checked` are those that were looked at before."""
+    """Checks the environments that a map function gave to rows; `checked` are those of earlier tables."""
     if table.schema.field("extra_info").type.get_field_index("env_class") < 0:
         return
     for env_class in set(pc.unique(pc.struct_field(table["extra_info"], "env_class")).to_pylist()) - checked:
@@ -307,7 +307,7 @@ def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
 def _keep_ahead(
     work: Iterator[Work], submit: Callable[[Work], Any], get: Callable[[Any], Built], ahead: int
 ) -> Iterator[Built]:
-    """The results in order, while at most so many further ones are being made."""
+    """The results in order, with at most `ahead` further ones under way."""
     waiting: deque[Any] = deque()
     for item in work:
         waiting.append(submit(item))

@@ -24,7 +24,7 @@ from treetune.errors import TreetuneError
 from treetune.scorers import Scorer, scorer_of_method
 
 BUILDER_VERSION = f"7.{UID_VERSION}"
-"""Part of every cache key: raise it when the same config begins to give other rows, or more is to be said of them."""
+"""Part of every cache key: raise it when the same config gives other rows, or other notes of them."""
 
 
 class DatasetRows(RuleTaskset[Task, DatasetConfig]):
@@ -37,7 +37,7 @@ class DatasetRows(RuleTaskset[Task, DatasetConfig]):
         typed = config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
         read = set() if typed.scorer is None else set(typed.scorer.columns())
         if typed.choices is not None:
-            read.add(TEXTS)  # so that an option is known by its text too, and a second one beside it is noticed
+            read.add(TEXTS)  # so that a scorer knows the options by their texts, and notices a second one
         if more := read.difference(typed.extra_fields):
             typed = msgspec.structs.replace(typed, extra_fields=[*typed.extra_fields, *sorted(more)])
         super().__init__(typed)

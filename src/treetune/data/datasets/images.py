@@ -3,8 +3,8 @@
     reader = ImageReader(config)
     reader.read({"bytes": b"...", "path": "cat.png"})      # ["data:image/png;base64,..."]
 
-A path begins at the folder of the data file, or at `image_folder`, and cannot leave it: rows may come from anybody, and
-must not put files of this machine into prompts. An address stays one; it is never fetched.
+A path begins at the folder of the data file, or at `image_folder`, and cannot leave it: rows are untrusted, and must
+not put files of this machine into prompts. An address stays one; it is never fetched.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ImageReader:
         if not inside:
             raise TasksetError(
                 f"the path {name!r} leads out of {self._folders[0]}",
-                remedy="rows may come from anybody: set image_folder to the folder that images may be read from",
+                remedy="rows are untrusted: set image_folder to the folder that images may be read from",
             )
         try:
             path = next((place for place in inside if place.is_file()), inside[0])

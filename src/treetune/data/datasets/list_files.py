@@ -33,8 +33,7 @@ from treetune.data.arrow_values import (
 )
 from treetune.data.datasets.dataset_rows import BUILDER_VERSION
 from treetune.data.datasets.taskset import DatasetTaskset
-from treetune.data.rows.agent_column import COLUMN as AGENT
-from treetune.data.rows.agent_column import with_agent
+from treetune.data.rows.agent_column import AGENT, with_agent
 from treetune.data.rows.cache import Cache, Sidecar, config_hash
 from treetune.data.rows.rule import RULE
 from treetune.errors import TasksetError

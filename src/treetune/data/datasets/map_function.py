@@ -31,9 +31,7 @@ from treetune.data.datasets.dataset_rows import DatasetRows
 from treetune.data.datasets.images import NO_IMAGE, ImageReader
 from treetune.data.datasets.template import LEAVE_OUT, ColumnPath, Misfit, Template
 from treetune.data.rows.formats import FORMATS
-from treetune.data.rows.image_columns import COLUMN as IMAGES
-from treetune.data.rows.image_columns import MARK as PLACE
-from treetune.data.rows.image_columns import fill_parts, join_images, note_images, to_marks
+from treetune.data.rows.image_columns import IMAGES, PLACE, fill_parts, join_images, note_images, to_marks
 from treetune.data.rows.row_codec import KEY, ROW, encode_unseen
 from treetune.data.rows.rule import RULE
 from treetune.data.sources.names import Row
@@ -234,7 +232,7 @@ def store_truth(value: Any) -> Any:
 
 
 def _is_silent(messages: list[Any]) -> bool:
-    """Whether nobody but the system says a word."""
+    """Whether all messages but the system's are empty."""
     said = [
         message.get(key) for message in messages if message["role"] != "system" for key in ("content", "tool_calls")
     ]

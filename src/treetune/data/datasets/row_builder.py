@@ -48,7 +48,7 @@ from treetune.data.datasets.map_function import (
 from treetune.data.datasets.selection import DROPPED, Notes, dropped_for, row_filter
 from treetune.data.datasets.template import Template
 from treetune.data.rows import parquet
-from treetune.data.rows.image_columns import MARK as PLACE
+from treetune.data.rows.image_columns import PLACE
 from treetune.data.rows.row_codec import ADDED, KEY, ROW, encode_unseen_prompts
 from treetune.data.rows.rule import RULE
 from treetune.data.sources.local_files import SourceBatch
@@ -100,7 +100,7 @@ class RowBuilder:
             with gather_faults(faults):
                 self._rates = Rates(config.profile)
                 self._rates.by_uid  # noqa: B018 - read now, with the other faults
-        if not made and not taskset.overrides_rows:  # a function of the user's own may make columns of its own
+        if not made and not taskset.overrides_rows:  # a user's function may use any columns
             if config.prompt_format == "template":
                 texts = [name for name, kind in self.columns.items() if str(kind) in ("string", "large_string")]
                 texts = [name for name in texts if name not in config.images]
@@ -123,7 +123,7 @@ class RowBuilder:
 
     @property
     def used_columns(self) -> set[str]:
-        """The columns that rows are made of, where no function of the user's own makes them."""
+        """The columns that rows are made of, where our own map function makes them."""
         config, choices = self.taskset.config, self.taskset.config.choices
         used = {self._truth_column, *config.extra_fields, *config.images}
         used |= {config.chat_messages_field} if config.prompt_format != "template" else set(self._template.columns)
@@ -131,19 +131,16 @@ class RowBuilder:
 
     def check_first(self, batches: Iterator[SourceBatch]) -> None:
         """Raises the faults of its config that a user's map function finds in the first row."""
-        for row in _to_rows(next(batches, []))[:1]:
-            self._check_row(row)
-
-    def _check_row(self, row: Row) -> None:
         try:
-            self._make_row(row if self._choices is None else {**row, **self._choices.of(row)}, 0)
+            for row in _to_rows(next(batches, []))[:1]:
+                self._make_row(row if self._choices is None else {**row, **self._choices.of(row)}, 0)
         except ConfigError:
             raise
         except Exception:
             return  # reported with its row, when it is built
 
     def build(self, batch: SourceBatch, first_index: int) -> tuple[pa.Table | None, Notes]:
-        """The rows of a batch, the first of which has this index, and what is to be said of them."""
+        """The rows of a batch, the first of which has this index, and the notes of them."""
         try:
             return self._build(batch, first_index)
         except TreetuneError:
@@ -173,7 +170,7 @@ class RowBuilder:
         try:
             return bool(self._filter(row))
         except Exception as error:
-            expression = file_of(self.taskset.config.filter or "") is None  # its error says all there is to say
+            expression = file_of(self.taskset.config.filter or "") is None  # whose error is complete
             why = str(error) if expression else format_error(error)
             raise TasksetError(f"the filter failed on row {index}: {why}") from (None if expression else error)
 
@@ -284,8 +281,8 @@ class RowBuilder:
     def _leave_out(
         self, left_out: Mapping[str, list[int]], source: SourceBatch, indices: list[int], notes: Notes
     ) -> None:
-        """Counts the rows that are left out, by reason, and tells what is wrong with those that lack something; raises
-        where the config makes faults of them."""
+        """Counts the rows that are left out, by reason, and reports those that lack something. Raises if the config
+        says `drop_missing: false`."""
         for reason, numbers in left_out.items():
             notes.dropped[reason] += len(numbers)
             if reason not in MISSING:
@@ -297,11 +294,10 @@ class RowBuilder:
                     f"{reason}: row{'s' * (len(numbers) > 1)} {shown}" + (f" ({first})" if first else ""),
                     remedy="correct them; drop_missing: true leaves such rows out and counts them",
                 )
-            notes.tell(Flaw.of(DROPPED, dropped_for(reason), first, [indices[number] for number in numbers]))
+            notes.report(Flaw.of(DROPPED, dropped_for(reason), first, [indices[number] for number in numbers]))
 
     def _explain_lack(self, reason: str, row: Row) -> str:
-        """The column of a source row that lacks something, and its value; nothing where a function of the user's own
-        made the row."""
+        """The column of a source row that lacks something, and its value; empty if a user's function made the row."""
         config = self.taskset.config
         if self.taskset.overrides_rows:
             return ""

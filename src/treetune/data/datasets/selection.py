@@ -29,7 +29,7 @@ from treetune.config.trust import Origin
 from treetune.core.finding import Flaw
 from treetune.data.datasets.choices import OPTIONS, TEXTS
 from treetune.data.datasets.config import DatasetConfig, explain_misfit, no_column
-from treetune.data.rows.image_columns import MARK as PLACE
+from treetune.data.rows.image_columns import PLACE
 from treetune.errors import ConfigError, TasksetError, did_you_mean
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def row_filter(spec: str | None, columns: list[str], origin: Origin) -> Callable
 
 
 def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Notes], pa.Table] | None:
-    """What takes prompts with too many tokens out of a table and counts them; None where the config sets no limit."""
+    """A function that drops prompts with too many tokens and counts them; None where the config sets no limit."""
     if config.max_prompt_length is None:
         return None
     if config.tokenizer is None:
@@ -149,7 +149,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
     "strip": (lambda text: _text(text).strip(), 1, 1),
     "upper": (lambda text: _text(text).upper(), 1, 1),
 }
-"""What can be called, with the fewest and the most arguments; all are given by position."""
+"""The functions of an expression, with their fewest and most arguments, all by position."""
 
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: lambda left, right: _number(left) * _number(right),
@@ -177,7 +177,7 @@ _AVAILABLE = (
 
 
 class _Checker(ast.NodeTransformer):
-    """Collects the columns used and the faults, and puts calls to our own functions in place of what could run away."""
+    """Collects the columns used and the faults, and replaces operators whose cost has no bound by bounded functions."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = columns
@@ -259,7 +259,7 @@ class _Checker(ast.NodeTransformer):
 
 
 def _as_condition(node: ast.expr) -> ast.expr:
-    """A bare column that decides something is looked at first."""
+    """A bare column that is used as a condition is checked by `_truth`."""
     return ast.Call(ast.Name("truth()", ast.Load()), [node], []) if isinstance(node, ast.Name) else node
 
 
@@ -278,7 +278,7 @@ def _parse(text: str) -> ast.Expression:
 
 
 def _pattern_fault(pattern: ast.expr) -> str | None:
-    # A pattern from the data could take exponential time, and nobody would have written it.
+    # A pattern from the data could take exponential time, and no user has read it.
     if not isinstance(pattern, ast.Constant) or not isinstance(pattern.value, str):
         return "the pattern must be written out as text"
     if "\b" in pattern.value:
@@ -311,12 +311,12 @@ class Notes(msgspec.Struct):
     def flaws(self) -> list[Flaw]:
         return list(self.by_kind.values())
 
-    def tell(self, flaw: Flaw) -> None:
-        """Of the rows of one batch, each kind of flaw once."""
+    def report(self, flaw: Flaw) -> None:
+        """Add a flaw of the rows of one batch, at most one of each kind."""
         self.by_kind[flaw.rule, flaw.what] = flaw
 
     def end_with(self, last: int) -> None:
-        """Leaves out what was dropped after a row of its batch, behind which none is used."""
+        """Leave out what was dropped after `last`, the last row of the batch that is used."""
         for reason in list(self.dropped):
             flaw = self.by_kind.pop((DROPPED, dropped_for(reason)), None)
             if flaw is None:
@@ -326,10 +326,10 @@ class Notes(msgspec.Struct):
             if not rows:
                 del self.dropped[reason]
             else:
-                self.tell(Flaw.of(flaw.rule, flaw.what, flaw.first, rows))
+                self.report(Flaw.of(flaw.rule, flaw.what, flaw.first, rows))
 
     def add(self, later: Notes) -> None:
-        """Those of the next batch."""
+        """Add the notes of the next batch."""
         self.dropped.update(later.dropped)
         for key, flaw in later.by_kind.items():
             known = self.by_kind.get(key)
@@ -337,12 +337,12 @@ class Notes(msgspec.Struct):
 
 
 def dropped_for(reason: str) -> str:
-    """What a flaw says of rows that were dropped for a reason."""
+    """How a flaw describes rows that were dropped for a reason."""
     return f"dropped: {reason}"
 
 
 def look_at_prompts(config: DatasetConfig, table: pa.Table, notes: Notes) -> None:
-    """Tells of rows, made by our own function, whose prompts lack what they need."""
+    """Reports rows of our own map function whose prompts lack their options or an image."""
     if config.images:  # they may show the options, too
         return
     template, system = config.prompt_template or "", config.system_prompt or ""
@@ -352,11 +352,11 @@ def look_at_prompts(config: DatasetConfig, table: pa.Table, notes: Notes) -> Non
     if PLACE in template or PLACE in system:
         rows = [extra["index"] for extra in table["extra_info"].to_pylist()]
         first = f"prompt_template has {PLACE}, and images names no column"
-        notes.tell(Flaw.of(NO_IMAGES, f"with {PLACE} in the prompt and no image", first, rows))
+        notes.report(Flaw.of(NO_IMAGES, f"with {PLACE} in the prompt and no image", first, rows))
 
 
 def _find_hidden_options(table: pa.Table, notes: Notes) -> None:
-    """Tells of rows whose prompts do not hold the text of each option."""
+    """Reports rows whose prompts lack the text of an option."""
     hidden: dict[int, str] = {}
     for prompt, extra in zip(table["prompt"].to_pylist(), table["extra_info"].to_pylist(), strict=True):
         said = "\n".join(str(message.get("content")) for message in prompt)
@@ -365,4 +365,4 @@ def _find_hidden_options(table: pa.Table, notes: Notes) -> None:
             hidden.setdefault(extra["index"], missing)
     if hidden:
         first = f"the prompt lacks {next(iter(hidden.values()))!r:.60}; write {{options}} in prompt_template"
-        notes.tell(Flaw.of(NOT_SHOWN, "without their options in the prompt", first, list(hidden)))
+        notes.report(Flaw.of(NOT_SHOWN, "without their options in the prompt", first, list(hidden)))

@@ -30,7 +30,7 @@ from treetune.data.arrow_values import read_extra
 from treetune.data.datasets.config import DatasetConfig
 from treetune.data.datasets.dataset_rows import BUILDER_VERSION, DatasetRows
 from treetune.data.datasets.images import describe_files
-from treetune.data.rows.cache import Cache, Sidecar, config_hash, content_hash, impl_hash
+from treetune.data.rows.cache import Cache, Sidecar, config_hash, impl_hash
 from treetune.data.sources.loading_params import check_loading
 from treetune.errors import ConfigError, StorageError, TasksetError, user_code
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 class DatasetTaskset(DatasetRows):
     OPEN_KEYS: ClassVar[bool] = False
-    """Whether the config takes any key; so for a subclass that declares no config type of its own."""
+    """Whether the config takes any key, as for a subclass that declares no config type."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -56,17 +56,17 @@ class DatasetTaskset(DatasetRows):
         self._opened: LibraryDataset | LocalFiles | None = None
         self._rows_built: int | None = None
         """How many rows its file has, in any format, once it is built."""
-        self._told = False
+        self._reported = False
         """Whether its flaws are reported. Another process that gets the taskset does not report them again."""
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
-        """A class of the user's own is made from plain values, wherever its config stood."""
+        """A user's class is made from plain values, however its config was given."""
         plain = to_plain(config)
         return cls(plain.pop("extra") | plain, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_opened": None, "_told": True}
+        return {**super().__getstate__(), "_opened": None, "_reported": True}
 
     # What recipes call and subclasses override
 
@@ -100,7 +100,7 @@ class DatasetTaskset(DatasetRows):
     def build(
         self, format: str = "verl", *, force: bool = False, engine: Engine = "local", on_rows: Progress | None = None
     ) -> tuple[Sidecar, Path, bool]:
-        """What is in the cache (building it if need be), where, and whether it was there already."""
+        """The sidecar and the path of the file in the cache, and whether it was there already; builds it if not."""
         cache, key = Cache(self.cache_dir), self.cache_key(format)
 
         def write(path: Path) -> Sidecar:
@@ -113,19 +113,19 @@ class DatasetTaskset(DatasetRows):
         sidecar, hit = cache.get_or_build(key, write, force=force)
         self._rows_built = sidecar.rows
         self._opened = None
-        for flaw in sidecar.flaws if not self._told else ():
-            warnings.warn(f"{self._called()}: {flaw}", stacklevel=1)  # by this line, so that each is told once
-        if hit and not self._told and (unseen := _find_unseen(self._code_files())):
+        for flaw in sidecar.flaws if not self._reported else ():
+            warnings.warn(f"{self._title()}: {flaw}", stacklevel=1)  # from one line, so that Python shows each once
+        if hit and not self._reported and (unseen := _find_unseen(self._code_files())):
             warnings.warn(
-                f"{self._called()} is taken from the cache, which does not notice changes of what code reads itself: "
+                f"{self._title()} is taken from the cache, which does not notice changes of what code reads itself: "
                 f"{unseen[0]}{', and more' if len(unseen) > 1 else ''}. If rows depend on it, {_NAME_IT}",
                 stacklevel=1,
             )
-        self._told = True
+        self._reported = True
         return sidecar, cache.path(key), hit
 
     def _code_files(self) -> list[Path]:
-        """The files of the user's own that make rows."""
+        """The user's files of code that make rows."""
         of_class = own_files(type(self)) if self.overrides_rows or self.overrides_build else []
         return [*of_class, *(part for file in self._named_code() for part in with_imports(file.resolve()))]
 
@@ -133,8 +133,8 @@ class DatasetTaskset(DatasetRows):
         """The files of code that its config names."""
         return [file for spec in chain(*declared_values(self.config, CodeName).values()) if (file := file_of(spec))]
 
-    def _called(self) -> str:
-        """What it is called where others are beside it: by its source, where nobody gave it a name."""
+    def _title(self) -> str:
+        """Its name in warnings. A task without a `data_source` is named with its source."""
         params = self.config.loading_params
         if self.config.data_source != "unknown":
             return self.name
@@ -151,7 +151,7 @@ class DatasetTaskset(DatasetRows):
         named = {name: Path(name).expanduser() for name in files}
         paths |= {name: path for name, path in named.items() if path.exists()}
         try:
-            contents = {name: content_hash(path, self.cache_dir / ".content") for name, path in paths.items()}
+            contents = {name: Cache(self.cache_dir).hash_content(path) for name, path in paths.items()}
         except OSError as error:
             raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
@@ -168,7 +168,7 @@ class DatasetTaskset(DatasetRows):
     def check_source(self, format: str = "verl", *, force: bool = False) -> None:
         """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
         kept for the build."""
-        # An overridden `build_dataset` loads what it likes.
+        # An overridden `build_dataset` opens its own source.
         if self.overrides_build or (not force and Cache(self.cache_dir).hit(self.cache_key(format), quiet=True)):
             return
         from treetune.data.datasets.row_builder import RowBuilder
@@ -234,7 +234,7 @@ class DatasetTaskset(DatasetRows):
 
     @contextmanager
     def _where_declared(self) -> Iterator[None]:
-        """Within it the faults of its config, which only the data shows, are told with the place of their keys."""
+        """Adds to faults of its config, which only the data shows, where their keys are declared."""
         try:
             yield
         except ConfigError as error:
@@ -242,13 +242,13 @@ class DatasetTaskset(DatasetRows):
 
     @cached_property
     def _unscheduled(self) -> Self:
-        """With every row that the profile keeps, once: what a schedule draws from."""
+        """The same taskset without its schedule: every row that the profile keeps, once."""
         profile = self.config.profile
         if profile is None or not self.endless:
             return self
         other = copy.copy(self)
         other.config = msgspec.structs.replace(self.config, profile=profile.selection)
-        other._told, other._rows_built = self._told, None
+        other._reported, other._rows_built = self._reported, None
         return other
 
     def find_flaws(self) -> list[Flaw]:

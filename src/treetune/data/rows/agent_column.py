@@ -23,7 +23,7 @@ from treetune.scorers import SCORER
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMN = "agent_name"
+AGENT = "agent_name"
 LOOP = "treetune"
 """Our agent loop (`treetune.trainers.verl.loop`), which plays what `extra_info` of a row says."""
 
@@ -48,7 +48,7 @@ def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
     try:
         return has_several_turns(taskset.environment_class(task.env_class))
     except TreetuneError:
-        return False  # whoever plays it says what is wrong
+        return False  # reported when the task is played
 
 
 def row_needs_loop(task: Task, scorer: str | None) -> bool:
@@ -73,9 +73,9 @@ def says_nothing(path: Path | str) -> bool:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    from treetune.data.rows.image_columns import COLUMN as IMAGES
+    from treetune.data.rows.image_columns import IMAGES
 
-    if not {COLUMN, IMAGES}.isdisjoint(pq.read_schema(path).names):
+    if not {AGENT, IMAGES}.isdisjoint(pq.read_schema(path).names):
         return False
     scorers = read_extra(path, "scorer")
     return scorers is not None and any(is_silent(scorer) for scorer in pc.unique(scorers).to_pylist() if scorer)
@@ -97,6 +97,6 @@ def with_agent(table: pa.Table, agent: str = LOOP) -> pa.Table:
     """The table with the column; one that has it already stays as it is."""
     import pyarrow as pa
 
-    if COLUMN in table.column_names:
+    if AGENT in table.column_names:
         return table
-    return table.append_column(COLUMN, pa.array([agent] * table.num_rows, pa.string()))
+    return table.append_column(AGENT, pa.array([agent] * table.num_rows, pa.string()))

@@ -5,7 +5,7 @@
     sidecar, was_hit = cache.get_or_build(key, build)
     cache.path(key)
 
-A file counts once its sidecar is there, which comes last. A hit takes no lock, writes next to nothing, imports little.
+A file is complete once its sidecar exists, which is written last. A hit takes no lock, and writes and imports little.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ ARROW = ("rows", "kept")
 """How the keys of Arrow files begin: those of a `PromptDataset`. Others are parquet."""
 
 QUIET_WAIT = 5.0
-"""Seconds to wait for another process's build before saying so."""
+"""Seconds to wait for the build of another process before a warning."""
 
 TOUCH_EVERY = 60.0
-"""Seconds between two notes of when an entry was last used: thousands of workers may share a cache."""
+"""Seconds between two updates of the time of last use: thousands of workers may share a cache."""
 
 
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class EntryState(enum.StrEnum):
     """Being built, or left behind by a build that was killed."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class CacheEntry(msgspec.Struct, frozen=True):
     """One key of the cache, as `treetune cache list` shows it."""
 
     key: str
@@ -105,6 +105,10 @@ class Cache:
     def path(self, key: str) -> Path:
         return self.folder / f"{key}{'.arrow' if key.startswith(ARROW) else '.parquet'}"
 
+    def hash_content(self, path: Path) -> str:
+        """`content_hash`, with the hashes of large files remembered in the cache."""
+        return content_hash(path, self.folder / ".content")
+
     def hit(self, key: str, *, quiet: bool = False) -> Sidecar | None:
         """The sidecar of a file that is whole, and a note that it was used. A damaged one gives a warning and None."""
         sidecar, fault = self._check(key)
@@ -112,7 +116,7 @@ class Cache:
             if not quiet:
                 warnings.warn(f"{self.path(key)} is damaged ({fault}), building it again", stacklevel=2)
             return None
-        # A cache that cannot be written to, somebody else's or a read-only mount, still gives hits.
+        # A cache of another user, or on a read-only mount, still gives hits.
         with contextlib.suppress(OSError):
             if time.time() - os.stat(self._sidecar(key)).st_mtime > TOUCH_EVERY:
                 os.utime(self._sidecar(key))
@@ -135,8 +139,8 @@ class Cache:
             except OSError as error:
                 raise self._write_error(error) from None
 
-    def entries(self) -> list[Entry]:
-        """Everything there is, last used first. Files that are no build's are left out."""
+    def entries(self) -> list[CacheEntry]:
+        """Every entry, last used first. Files that no build wrote are left out."""
         import re
 
         key = rf"(?:[0-9a-f]{{8,}}|{'|'.join(ARROW)})_[0-9a-f]{{8,}}"
@@ -145,11 +149,11 @@ class Cache:
         keys = {match[1] for match in map(name.fullmatch, names) if match}
         return sorted(filter(None, map(self._entry, keys)), key=lambda entry: (-entry.last_used, entry.key))
 
-    def prune(self, *, older_than_days: float | None, all: bool, damaged: bool) -> list[Entry]:
-        """Remove what any of the three selects, and say what that was; `damaged` takes the unfinished too.
-        What another process is building stays."""
+    def prune(self, *, older_than_days: float | None, all: bool, damaged: bool) -> list[CacheEntry]:
+        """Remove the entries that any of the three selects, and return them; `damaged` includes unfinished ones.
+        An entry that another process is building stays."""
 
-        def selected(entry: Entry) -> bool:
+        def selected(entry: CacheEntry) -> bool:
             old = older_than_days is not None and time.time() - entry.last_used > older_than_days * 86400
             return all or old or (damaged and entry.state is not EntryState.OK)
 
@@ -157,7 +161,7 @@ class Cache:
         for candidate in filter(selected, self.entries()):
             with self._lock(candidate.key, wait=False) as held:
                 entry = self._entry(candidate.key) if held else None
-                if entry is None or not selected(entry):  # a build ended meanwhile, or goes on
+                if entry is None or not selected(entry):  # a build has ended, or is still running
                     continue
                 for file in [*self._files(entry.key), self.folder / f".{entry.key}.lock"]:
                     file.unlink(missing_ok=True)
@@ -217,7 +221,7 @@ class Cache:
         write_atomically(self._sidecar(key), encoded)
         return sidecar
 
-    def _entry(self, key: str) -> Entry | None:
+    def _entry(self, key: str) -> CacheEntry | None:
         sidecar, fault = self._check(key)
         state = EntryState.DAMAGED if fault else EntryState.OK if sidecar else EntryState.UNFINISHED
         statuses = []
@@ -228,11 +232,11 @@ class Cache:
             return None
         size, last_used = sum(status.st_size for status in statuses), statuses[0].st_mtime  # a hit touches the sidecar
         known = (sidecar.rows, sidecar.source, sidecar.created) if sidecar else (None, "", "")
-        return Entry(key, state, fault, size, last_used, sidecar, *known)
+        return CacheEntry(key, state, fault, size, last_used, sidecar, *known)
 
     @contextlib.contextmanager
     def _lock(self, key: str, wait: bool = True) -> Iterator[bool]:
-        """Holds the key's lock; without `wait`, says whether it could be had."""
+        """Holds the key's lock. Without `wait`, yields whether the lock was free."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(str(self.folder / f".{key}.lock"))
@@ -333,10 +337,11 @@ def file_hash(file: BufferedReader) -> str:
 
 
 REMEMBERED_FROM = 1 << 20
-"""Bytes from which a file's hash is remembered; a smaller one is read faster than its memory is kept."""
+"""Bytes from which a file's hash is remembered. Reading a smaller file is cheaper than remembering its hash."""
 
 SETTLED_NS = 2_000_000_000
-"""How long a file must have been left alone: within one tick of the clock two versions can carry one time."""
+"""How long a file must be unchanged before its hash is remembered: within one tick of the clock, two versions can have
+the same time."""
 
 
 def _hash_once(path: Path, memory: Path | None) -> str:

@@ -4,8 +4,8 @@
     detect(row).task_of(row)
     FORMATS["trl"].convert(table)
 
-Any task can be written in any of them and read again, and is equal. Tables are built in verl's format. Whatever differs
-between formats is asked of a `Format`, so that another one is a class here. docs/data-format.md lists their columns.
+Any task can be written in any of them and read again, and is equal. Tables are built in verl's format. A `Format` knows
+everything that differs between formats, so that a new one is one class. docs/data-format.md lists their columns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Format:
 
     name: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
-    """Beside those that all formats have. One of them tells the format."""
+    """Beside those that all formats have. One of them identifies the format."""
     optional: ClassVar[tuple[str, ...]] = ()
     """Columns of another format that rows may have too."""
     reward: ClassVar[str | None] = None
@@ -150,7 +150,7 @@ class Format:
         """The prompt and the column of images as the trainer takes them; the note gets what these do not say."""
         written, urls = image_columns.to_marks(messages)
         image_columns.note_images(note, messages, written)
-        return {"prompt": written, image_columns.COLUMN: urls}
+        return {"prompt": written, image_columns.IMAGES: urls}
 
     def _complete_row(self, task: Task, parts: row_codec.RowParts, columns: Row) -> Row:
         return parts.row(task, columns, {} if task.env_class is None else {"env_class": task.env_class})
@@ -162,7 +162,7 @@ class Format:
         rows = chain.from_iterable(map(arrow_rows, table.to_batches()))
         tasks = ((FORMATS["verl"].task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in rows)
         made = [self.row_of(task, scorer=scorer) for task, scorer in tasks]
-        if image_columns.COLUMN in table.column_names:
+        if image_columns.IMAGES in table.column_names:
             made = list(map(row_codec.with_parts, made))
         return table_of(made)
 
@@ -179,8 +179,8 @@ class VerlFormat(Format):
     reward, method, one_answer, numbers_as_text = "reward_model", "style", True, True
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        if row.get(agent_column.COLUMN) == agent_column.LOOP:  # which follows from the tasks of a file
-            row = {name: value for name, value in row.items() if name != agent_column.COLUMN}
+        if row.get(agent_column.AGENT) == agent_column.LOOP:  # which follows from the tasks of a file
+            row = {name: value for name, value in row.items() if name != agent_column.AGENT}
         return super().task_of_pruned(row, whole=whole)
 
     def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class SkyRLFormat(Format):
             )
         environments = pc.fill_null(environments, row_codec.SCORED)
         contracts = (contract_of(name) for name in pc.unique(environments).to_pylist())
-        if image_columns.COLUMN in table.column_names or any(contract is not None for contract in contracts):
+        if image_columns.IMAGES in table.column_names or any(contract is not None for contract in contracts):
             return self._convert_rows(table)
         return super().convert(table.append_column("env_class", environments))
 
@@ -277,12 +277,12 @@ class TrlFormat(Format):
         image_columns.note_images(note, messages, written)
         written, texts = image_columns.to_parts(written)
         note |= {"texts": texts} if texts else {}
-        return {"prompt": written, image_columns.COLUMN: urls}
+        return {"prompt": written, image_columns.IMAGES: urls}
 
     def convert(self, table: pa.Table) -> pa.Table:
         import pyarrow.compute as pc
 
-        if image_columns.COLUMN in table.column_names:
+        if image_columns.IMAGES in table.column_names:
             return self._convert_rows(table)
         if "reward_model" in table.column_names:
             reward = children_of(table["reward_model"].combine_chunks())
@@ -313,7 +313,7 @@ FORMATS: dict[str, Format] = {one.name: one for one in (VerlFormat(), SkyRLForma
 IN_PARQUET = tuple(format.name for format in FORMATS.values() if format.in_parquet)
 
 COLUMNS = frozenset(row_codec.SHARED).union(*(format.columns for format in FORMATS.values()))
-"""The columns of all formats; any other column is the user's own."""
+"""The columns of all formats; any other column is the user's."""
 
 
 def format_named(name: str) -> Format:

@@ -25,8 +25,7 @@ from treetune.data.arrow_values import (
     set_column,
     struct_of,
 )
-from treetune.data.rows.image_columns import COLUMN as IMAGES
-from treetune.data.rows.image_columns import HUGGINGFACE, image_type
+from treetune.data.rows.image_columns import HUGGINGFACE, IMAGES, image_type
 from treetune.data.rows.parquet import MixedTruths, conform, is_open, json_array, refuse_truths, unify_types
 from treetune.data.rows.row_codec import MAPPINGS, TRUTHS
 from treetune.errors import TasksetError

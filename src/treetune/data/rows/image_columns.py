@@ -22,8 +22,8 @@ from treetune.errors import TasksetError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMN = "images"
-MARK = "<image>"
+IMAGES = "images"
+PLACE = "<image>"
 _MARKS = re.compile(r"<image>|<video>|<audio>")
 """What verl looks for in the text of a row with images."""
 
@@ -56,7 +56,7 @@ def to_marks(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
 
 def _as_mark(part: Any) -> str:
     if url_of(part) is not None:
-        return MARK
+        return PLACE
     if isinstance(part, dict) and part.get("type") == "text":
         return str(part.get("text") or "")
     kind = part.get("type") if isinstance(part, dict) else part
@@ -125,7 +125,7 @@ def restore_prompt(row: Mapping[str, Any], prompt: Any, note: Mapping[str, Any])
     one."""
     if "texts" in note and isinstance(prompt, list):
         prompt = [_as_text(message) if at in note["texts"] else message for at, message in enumerate(prompt)]
-    urls = read_column(row[COLUMN]) if COLUMN in row else None
+    urls = read_column(row[IMAGES]) if IMAGES in row else None
     if urls is None or not prompt:
         return prompt, False
     for at, kind in note.get("urls", {}).items():
@@ -136,7 +136,7 @@ def restore_prompt(row: Mapping[str, Any], prompt: Any, note: Mapping[str, Any])
     try:
         return join_images(messages, urls), True
     except ValueError as error:
-        remedy = f"write {MARK} in the text where each image goes; see `treetune validate`"
+        remedy = f"write {PLACE} in the text where each image goes; see `treetune validate`"
         raise TasksetError(str(error), remedy=remedy) from None
 
 
@@ -175,7 +175,7 @@ def _read(item: Any) -> str:
         return name
     if not trusts():
         raise TasksetError(
-            f"a row names the image {name!r} of this machine, and rows may come from anybody",
+            f"a row names the image {name!r} of this machine, and rows are untrusted",
             remedy=f"look at the rows, then set {TRUST}=1; or write them with the images' bytes: `treetune build`",
         )
     return to_url(open_image(name))
@@ -233,7 +233,7 @@ def join_images(messages: Sequence[Message], urls: Sequence[str]) -> list[Messag
 def count_marks(messages: Sequence[Message]) -> int:
     if _has_empty_parts(messages):
         return sum(part == _EMPTY for _, part in _iter_parts(messages))
-    return sum(text.count(MARK) for text, _ in _iter_parts(messages))
+    return sum(text.count(PLACE) for text, _ in _iter_parts(messages))
 
 
 def _has_empty_parts(messages: Sequence[Message]) -> bool:
@@ -255,7 +255,7 @@ def _mark_first(messages: Sequence[Message], count: int) -> list[Message]:
         raise ValueError(f"{count} images, and no message of the user's that they could be in")
     message = messages[place]
     content = message.get("content")
-    content = [_EMPTY] * count + content if isinstance(content, list) else MARK * count + (content or "")
+    content = [_EMPTY] * count + content if isinstance(content, list) else PLACE * count + (content or "")
     return [*messages[:place], {**message, "content": content}, *messages[place + 1 :]]
 
 
@@ -267,10 +267,10 @@ def _split_text(message: Message, urls: Iterator[str]) -> Message:
         return message
     parts: list[Any] = []
     for part in texts:
-        if not isinstance(part, dict) or part.get("type") != "text" or MARK not in str(part.get("text")):
+        if not isinstance(part, dict) or part.get("type") != "text" or PLACE not in str(part.get("text")):
             parts.append(part)
             continue
-        for number, text in enumerate(part["text"].split(MARK)):
+        for number, text in enumerate(part["text"].split(PLACE)):
             parts += [image_part(next(urls))] if number else []
             parts += [{"type": "text", "text": text}] if text else []
     return {**message, "content": parts}

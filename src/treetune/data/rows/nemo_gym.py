@@ -33,7 +33,7 @@ def to_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Also of a row that somebody else wrote, and of one with faults: those are found where rows are checked."""
+    """Also reads rows of other programs, and rows with faults, which validation reports."""
     if PARAMS not in row:
         return dict(row)
     params, kept = row[PARAMS], row.get(KEPT)

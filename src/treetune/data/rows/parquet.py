@@ -30,8 +30,7 @@ from treetune.data.arrow_values import (
     to_python,
     with_json_fields,
 )
-from treetune.data.rows.image_columns import COLUMN as IMAGES
-from treetune.data.rows.image_columns import image_column, with_part
+from treetune.data.rows.image_columns import IMAGES, image_column, with_part
 from treetune.data.rows.row_codec import MAPPINGS, TRUTHS, with_parts
 from treetune.errors import TasksetError
 

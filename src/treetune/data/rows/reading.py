@@ -131,7 +131,7 @@ def hub_batches(source: HubName) -> Iterator[Batch]:
     except TreetuneError as error:
         raise UsageError(
             f"{source.name!r} is no file here, and no dataset of the hub: {error.message}",
-            remedy="a dataset is named name[@config][:split], and its split is train unless said otherwise",
+            remedy="a dataset is named name[@config][:split], and its split is train by default",
         ) from error
     for flaw in opened.find_changes():
         warnings.warn(f"{source.name}: {flaw}", stacklevel=2)

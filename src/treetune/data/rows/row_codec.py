@@ -1,4 +1,4 @@
-"""What a trainer's row cannot say about its task goes along as JSON text in `extra_info.treetune`.
+"""What a trainer's row cannot say about its task stands as JSON text in `extra_info.treetune`.
 
     row = {..., "reward_spec": {"ground_truth": "42"}, "extra_info": {"uid": "...", "treetune": '{"ground_truth":42}'}}
 
@@ -23,7 +23,7 @@ from treetune.data.arrow_values import (
     parse_json_fields,
     to_json_text,
 )
-from treetune.data.rows.image_columns import COLUMN, restore_prompt, to_parts
+from treetune.data.rows.image_columns import IMAGES, restore_prompt, to_parts
 from treetune.data.rows.rule import RULE
 from treetune.errors import TasksetError
 from treetune.scorers import encode_scorer, scorer_of_method
@@ -35,7 +35,7 @@ ROW = "row_json"
 `data_source`, the ground truth and `extra_info` on."""
 
 ADDED = ("num_turns", "rollout_reward_scores")
-"""Keys that verl's reward managers put into `extra_info`, whatever stands there."""
+"""Keys that verl's reward managers put into `extra_info`, over any values there."""
 
 SCORED = "scored"
 """The environment of rows that have none: one answer, which the row's scorer scores. No task names it."""
@@ -71,7 +71,7 @@ class RowParts(msgspec.Struct):
 
     def row(self, task: Task, columns: Mapping[str, Any], further: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The row of a format's own columns, where they are not None, further keys of `extra_info`, and what every
-        row has. A uid of the user's own stays."""
+        row has. A uid that the user gave stays."""
         extra = {"uid": None, **(further or {}), **self.extra}
         if extra["uid"] is None:
             extra["uid"] = task.uid
@@ -126,9 +126,9 @@ def build_task(
     inner = extra.pop("env_class", None)
     env_class = inner if env_class is None else env_class
     prompt = get_typed(row, "prompt", (list, str))
-    if COLUMN in row or "texts" in note:
+    if IMAGES in row or "texts" in note:
         prompt, joined = restore_prompt(row, prompt, note)
-        row = {name: value for name, value in row.items() if name != COLUMN} if joined else row
+        row = {name: value for name, value in row.items() if name != IMAGES} if joined else row
     if not whole or "scorer" in extra:
         extra.pop(ROW, None)
     if not own.issuperset(row):  # other columns join `extra_info`
@@ -153,7 +153,7 @@ def build_task(
         "tools": _read_tools(note),
     }
     task = ForeignTask(**fields, own=decode_json(note["fields"])) if "fields" in note else Task(**fields)
-    # A uid of the user's own is a key like any other.
+    # A uid that the user gave is a key like any other.
     if looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
         del extra["uid"]
     if not (whole and _is_special(task, read_row_scorer(extra.get("scorer")))):

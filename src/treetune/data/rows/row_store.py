@@ -28,7 +28,7 @@ import msgspec
 from treetune.core.task import UID_VERSION, uid_of
 from treetune.data.arrow_values import arrow_rows, pause_gc
 from treetune.data.rows import row_codec
-from treetune.data.rows.cache import Cache, Sidecar, config_hash, content_hash
+from treetune.data.rows.cache import Cache, Sidecar, config_hash
 from treetune.data.rows.formats import FORMATS, detect
 from treetune.data.rows.reading import batches_of
 from treetune.data.sources.files import BUFFER
@@ -116,7 +116,7 @@ class RowStore:
 
     @cached_property
     def _file(self) -> Any:
-        """Processes that are forked may share it: rows are read at their place, whatever the file's position is."""
+        """Forked processes may share it: every read names its position in the file."""
         import pyarrow as pa
 
         return pa.ipc.open_file(pa.OSFile(str(self.path)))
@@ -135,7 +135,7 @@ def _identify(source: File | HubName, cache: Cache) -> str:
         return f"{source} {opened.revision} {opened.fingerprint}"
     try:
         # The kind counts: the same bytes may be rows as .json and none as .jsonl.
-        return f"{source.kind} {content_hash(source.path, cache.folder / 'contents')}"
+        return f"{source.kind} {cache.hash_content(source.path)}"
     except OSError as error:
         raise ReadError(f"{source} cannot be read: {error.strerror}") from None
 
@@ -236,7 +236,7 @@ class ParquetRows:
 
     @cached_property
     def _file(self) -> Any:
-        """Processes that are forked may share it: rows are read at their place, whatever the file's position is."""
+        """Forked processes may share it: every read names its position in the file."""
         import pyarrow.parquet as pq
 
         with _name_damage(self.path):

@@ -24,7 +24,7 @@ from treetune.core.mixture import ask_owner
 from treetune.core.task import ForeignTask, Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import Tool, ToolSource
-from treetune.data.rows.cache import Cache, content_hash, default_cache_dir
+from treetune.data.rows.cache import Cache, default_cache_dir
 from treetune.data.rows.code_store import locate_files
 from treetune.data.rows.formats import detect, format_named
 from treetune.data.rows.reading import read_tasks
@@ -82,7 +82,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         return ForeignTask if _is_scored_by_taskset(task) else Task
 
     def _set_position(self, task: Task, position: int) -> Task:
-        return msgspec.structs.replace(task, idx=position)  # it was read from a file, so it can be written to one
+        return msgspec.structs.replace(task, idx=position)  # it was read from a file, so a file can hold it
 
     # How they are scored
 
@@ -154,7 +154,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
 def _open_rows(source: File | HubName, cache: Cache) -> tuple[str, ParquetRows | RowStore]:
     """Parquet is read as it is; the rows of any other source are kept in the cache."""
     if isinstance(source, File) and source.kind is FileKind.PARQUET:
-        return content_hash(source.path, cache.folder / "contents"), ParquetRows(source.path)
+        return cache.hash_content(source.path), ParquetRows(source.path)
     store = RowStore.open(source, cache, prompt_key="prompt", env_class_key="env_class")
     return store.path.stem, store
 

@@ -22,7 +22,7 @@ from treetune.chat.message import Message
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.data.arrow_values import encode_json
-from treetune.data.rows.agent_column import COLUMN, LOOP, needs_loop, row_needs_loop, with_agent
+from treetune.data.rows.agent_column import AGENT, LOOP, needs_loop, row_needs_loop, with_agent
 from treetune.data.rows.formats import Format, format_named
 from treetune.data.rows.reading import RowTasks, read_rows
 from treetune.data.rows.row_codec import with_opening
@@ -116,7 +116,7 @@ def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | Non
                 warnings.warn(lost, stacklevel=6)
             yield task, scorer_for(scorer, task) or ""
         elif task.env_class is not None and scorer is None and not of_rows:
-            # Not of rows: a file that somebody else's rows name must not become one that this user kept.
+            # Not for rows: a file that untrusted rows name must not be kept as this user's.
             yield task, scorer_of_environment(task.env_class)
         elif scorer is not None or named or task.ground_truth is None:
             yield task, None if scorer == RULE else scorer  # which needs a ground truth
@@ -153,7 +153,7 @@ def _name_agent(path: Path) -> None:
             write_changed(path, named, with_agent)
         else:
             source.seek(0)
-            mark, column = f'"{COLUMN}":'.encode(), f'{{"{COLUMN}":"{LOOP}",'.encode()
+            mark, column = f'"{AGENT}":'.encode(), f'{{"{AGENT}":"{LOOP}",'.encode()
             with named.open("wb") as target:
                 for line in source:
                     target.write(column + line[1:] if line.startswith(b"{") and mark not in line else line)

@@ -3,7 +3,8 @@
     unit, records = iter_records(File(path, FileKind.LINES))
     for number, text in records: decode_row(text)
 
-Everything that reads such files reads them here, whatever the rows are for. An error names its file and line or row.
+All files are read here, for trainers' rows and for the tables that tasks are made of. An error names the file and the
+line or row.
 
 A CSV column holds numbers or booleans only where every cell prints back as it stands: `5` is a number, and `007`,
 `1.50`, `+5`, `1e5` and `true` make text of their column. An empty cell is None in any column, and no other text is

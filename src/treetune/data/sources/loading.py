@@ -5,7 +5,7 @@
 
 Only a batch is in memory. Local files are read by `local_files` where `load_options` knows all arguments; anything else
 by `datasets.load_dataset`. The library's copy of local files lies in its cache for as long as the source is open. It
-hides why a dataset cannot be loaded ("An error occurred while generating the dataset"): `fault_of` looks at the files.
+hides why a dataset cannot be loaded ("An error occurred while generating the dataset"), so `fault_of` reads the files.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ LEFT_BEHIND = 7 * 86400
 
 
 class LibraryDataset:
-    """An opened dataset: that of `params`, or one of the user's own."""
+    """A dataset of the `datasets` library: that of `params`, or what a user's `build_dataset` gave."""
 
     def __init__(self, dataset: Any, params: LoadingParams | None = None) -> None:
         self._dataset = dataset
@@ -140,7 +140,7 @@ class LibraryDataset:
         return self._explain_faults(self._dataset.with_format("arrow").iter(batch_size=size))
 
     def _explain_faults(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same, with what fails on the way said as `open_source` says it."""
+        """The same; an error on the way is explained as `open_source` explains it."""
         try:
             yield from batches
         except TreetuneError:
@@ -218,7 +218,7 @@ def open_named(dataset: HubName) -> LibraryDataset | LocalFiles:
 def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
     import datasets
 
-    were_disabled, told = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    were_disabled, verbosity = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     try:
         datasets.disable_progress_bars()
         if params.local_sources():
@@ -234,7 +234,7 @@ def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
             except Exception as error:
                 raise fault_of(params, error, unreachable) from None
     finally:
-        datasets.logging.set_verbosity(told)
+        datasets.logging.set_verbosity(verbosity)
         if not were_disabled:
             datasets.enable_progress_bars()
     if isinstance(dataset, list):

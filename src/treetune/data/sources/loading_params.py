@@ -58,7 +58,7 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def is_of_hub(self) -> bool:
-        """Whether the hub is asked: the name is neither a format nor here."""
+        """Whether the name is a dataset of the hub: it is neither a format nor a path here."""
         name = str(self.argument("path") or "")
         return bool(name) and name not in FILE_FORMATS and "://" not in name and not self.path.exists()
 
@@ -118,7 +118,7 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
-    """What `load_dataset` could not make sense of, whatever the files hold."""
+    """Faults of the arguments that show without reading the files."""
     kind, data_files = params.args[0], params.kwargs.get("data_files")
     if not isinstance(kind, str) or not kind:
         problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
@@ -255,7 +255,7 @@ def _is_read_here(file: Path, kind: str) -> bool:
 
 
 def _has_plain_values(file: Path) -> bool:
-    """Whether the values of a parquet file are as they are stored, whatever `datasets` has noted of them."""
+    """Whether the values of a parquet file are used as they are stored, by the types that `datasets` noted."""
     try:
         with open_parquet(file) as opened:
             schema = opened.schema_arrow

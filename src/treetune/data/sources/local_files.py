@@ -267,7 +267,7 @@ def refuse_name(file: Path, kind: str, problem: str) -> None:
 
 
 def _shape(path: Path, kind: str) -> FileKind:
-    """How a file is read, whatever it is called; a damaged first line of what is called .jsonl is one, too."""
+    """How a file is read, by its content. A .jsonl file is read by lines even if its first line is damaged."""
     if kind != "json":
         return FileKind(kind)
     try:

@@ -18,7 +18,7 @@ import numpy as np
 
 from treetune.data.arrow_values import arrow_rows, drop_nulls, pause_gc, to_rows
 from treetune.data.rows.formats import FORMATS, detect, format_named
-from treetune.data.rows.image_columns import COLUMN as IMAGES
+from treetune.data.rows.image_columns import IMAGES
 from treetune.data.rows.reading import hub_batches, text_batches
 from treetune.data.sources.files import open_parquet, rows_within
 from treetune.data.sources.names import (

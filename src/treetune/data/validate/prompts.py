@@ -21,8 +21,7 @@ import numpy as np
 from treetune.chat.images import MOST_BYTES, MOST_PIXELS, check_image, is_remote, read_header, url_of
 from treetune.core.finding import SHOWN, WARNING
 from treetune.data.arrow_values import encode_json
-from treetune.data.rows.image_columns import COLUMN as IMAGES
-from treetune.data.rows.image_columns import count_marks, data_in, name_in
+from treetune.data.rows.image_columns import IMAGES, count_marks, data_in, name_in
 from treetune.data.rows.prompt_lengths import TEMPLATE_FAILS, PromptTokens, load_tokenizer
 from treetune.data.sources.names import Row
 from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show

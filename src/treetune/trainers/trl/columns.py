@@ -18,8 +18,7 @@ from treetune.chat.calls import function_of
 from treetune.chat.images import decode_url, has_images
 from treetune.chat.message import Message, begins_answer, text_of
 from treetune.data.rows.formats import FORMATS
-from treetune.data.rows.image_columns import COLUMN as IMAGES
-from treetune.data.rows.image_columns import to_parts
+from treetune.data.rows.image_columns import IMAGES, to_parts
 from treetune.errors import UsageError
 from treetune.trainers.single_turn import play_rows, scorer_in
 

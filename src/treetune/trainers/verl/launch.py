@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
 from treetune.data.datasets.config import plain_values
-from treetune.data.rows.agent_column import COLUMN, LOOP, says_nothing
+from treetune.data.rows.agent_column import AGENT, LOOP, says_nothing
 from treetune.trainers import launch
 from treetune.trainers.launch import Files, Launch, TrainRequest
 from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, SETTINGS, write_loops
@@ -67,4 +67,4 @@ def _pairs(request: TrainRequest) -> list[tuple[str, str]]:
 
 def _names_loop(files: Files) -> bool:
     """Whether rows say that our agent loop plays them."""
-    return any(COLUMN in pq.read_schema(file.path).names for found in files.values() for file in found)
+    return any(AGENT in pq.read_schema(file.path).names for found in files.values() for file in found)
