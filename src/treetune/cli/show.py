@@ -12,6 +12,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from treetune.chat.calls import function_of
 from treetune.chat.images import has_images, name_all, name_images
 from treetune.chat.message import Message
 from treetune.cli import options
@@ -260,7 +261,7 @@ def _show_message(screen: Screen, message: Message) -> None:
     if content not in (None, ""):
         screen.print(Padding(Text(content if isinstance(content, str) else plain_json.dumps(content)), (0, 0, 0, 2)))
     for call in message.get("tool_calls") or []:
-        function = call.get("function") or {}
+        function = function_of(call)
         screen.print(
             Padding(Text(f"{function.get('name')}({function.get('arguments')})", style="yellow"), (0, 0, 0, 2))
         )

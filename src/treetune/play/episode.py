@@ -26,7 +26,7 @@ from treetune.core.taskset import Taskset
 from treetune.core.taskset_contract import scored_in_group
 from treetune.core.tool import Tool, ToolSource, bind_tools
 from treetune.core.tool_messages import as_text, message_of
-from treetune.core.trace import Judgement, recording
+from treetune.core.trace import Judgement, Trace, recording
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError, format_error
 from treetune.play.toolbox import Toolbox
 from treetune.system.threads import call
@@ -127,6 +127,11 @@ class Result(msgspec.Struct):
     def pay(self, reward: float) -> None:
         self.rewards.append(reward)
         self.reward = total(self.rewards)
+
+    def write_to(self, trace: Trace) -> None:
+        """Puts what the environment said into the trace of the episode."""
+        trace.answer, trace.explanation, trace.success = self.answer, self.explanation, self.success
+        trace.metrics, trace.judgements = self.metrics, self.judgements
 
     def passed(self, threshold: float = 1.0) -> bool:
         """Whether it counts as solved: as the environment says, else by a reward that reaches the threshold."""

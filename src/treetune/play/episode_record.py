@@ -144,7 +144,7 @@ class EpisodeRecord:
             turns, final = [*turns, Turn(final)], []  # shown, and not answered
         timing = Timing(start=self._start, policy=policy, environment=self._environment, total=total)
         timing.began = time.time() - total
-        return Trace(
+        trace = Trace(
             task=task,
             uid=task.uid,
             step=self._step,
@@ -153,14 +153,11 @@ class EpisodeRecord:
             turns=turns,
             tools=self._tools,
             final=final,
-            answer=result.answer,
-            explanation=result.explanation,
-            success=result.success,
-            metrics=result.metrics,
-            judgements=result.judgements,
             failure=failure,
             timing=timing,
         )
+        result.write_to(trace)
+        return trace
 
 
 def _as_message(action: Action) -> Message:

@@ -45,6 +45,10 @@ class Draw(msgspec.Struct, frozen=True):
     attempt: int = 0
     """How often it was given out before, and its lease expired."""
 
+    @property
+    def key(self) -> Key:
+        return self.stream, self.index
+
 
 class Pending(msgspec.Struct, frozen=True):
     """A draw that is not done, as it is kept."""
@@ -124,11 +128,11 @@ class PendingDraws:
 
     def seconds_until(self, draw: Draw) -> float:
         """How long to wait before a draw is tried: it failed, or nothing else succeeds."""
-        return self.retries.seconds_until((draw.stream, draw.index)) if self.retries.failed else 0.0
+        return self.retries.seconds_until(draw.key) if self.retries.failed else 0.0
 
     def hold(self, draw: Draw) -> None:
         """The task of the draw is being made."""
-        key = (draw.stream, draw.index)
+        key = draw.key
         self.making[key] = draw
         if key not in self._all:
             self._put(key, Pending(draw.index, draw.position, draw.attempt))
@@ -136,13 +140,13 @@ class PendingDraws:
     def settle(self, draw: Draw) -> None:
         """The task of the draw was handed out."""
         if self.retries.failed:
-            self.retries.succeed((draw.stream, draw.index))
+            self.retries.succeed(draw.key)
         if self._release(draw):
-            self._put((draw.stream, draw.index), None)
+            self._put(draw.key, None)
 
     def fail(self, draw: Draw, problem: str) -> int:
         """Counts a try, where the index is at fault; returns how many there were."""
-        key = (draw.stream, draw.index)
+        key = draw.key
         if not self._release(draw):
             return 0  # the stream was restored to another place
         found = self._all[key]
@@ -154,26 +158,25 @@ class PendingDraws:
     def give_back(self, draw: Draw) -> None:
         """The caller gave up: the next request gets this draw."""
         if self._release(draw):
-            self._put((draw.stream, draw.index), self._all[(draw.stream, draw.index)])
+            self._put(draw.key, self._all[draw.key])
 
     def give_again(self, draw: Draw) -> None:
         """The draw was handed out, but the client got an error instead."""
-        self._put((draw.stream, draw.index), Pending(draw.index, draw.position, draw.attempt))
+        self._put(draw.key, Pending(draw.index, draw.position, draw.attempt))
 
     def _release(self, draw: Draw) -> bool:
-        key = (draw.stream, draw.index)
-        if self.making.get(key) is not draw:
+        if self.making.get(draw.key) is not draw:
             return False
-        del self.making[key]
+        del self.making[draw.key]
         return True
 
     # Leases
 
     def lease(self, draw: Draw, task: int, seconds: float, holder: bytes) -> None:
         if self.retries.failed:
-            self.retries.succeed((draw.stream, draw.index))
+            self.retries.succeed(draw.key)
         self._release(draw)
-        self._put((draw.stream, draw.index), Pending(draw.index, draw.position, draw.attempt, 0, seconds, task, holder))
+        self._put(draw.key, Pending(draw.index, draw.position, draw.attempt, 0, seconds, task, holder))
 
     def find(self, task: int, holder: bytes, free: bool = False) -> Key | None:
         """The first lease that a client has on a task; `free`: one with nothing under way."""
@@ -184,24 +187,23 @@ class PendingDraws:
         return self._all[key].attempt
 
     def renew_task(self, task: int, holder: bytes, seconds: float | None = None) -> bool:
-        """Says whether there is a lease."""
-        if (key := self.find(task, holder)) is None:
-            return False
-        self.renew(key, None if seconds is None else check_lease(seconds))
-        return True
+        """Renews the first lease that a client has on a task; returns whether there is one."""
+        return self._change(
+            task, holder, lambda key: self.renew(key, None if seconds is None else check_lease(seconds))
+        )
 
     def finish_task(self, task: int, holder: bytes) -> bool:
-        """Says whether there was a lease."""
-        if (key := self.find(task, holder)) is None:
-            return False
-        self.finish(key)
-        return True
+        """Finishes the lease; returns whether there was one."""
+        return self._change(task, holder, self.finish)
 
     def give_back_task(self, task: int, holder: bytes) -> bool:
-        """Gives the task to the next request. Returns whether there was a lease."""
+        """Gives the task to the next request; returns whether there was a lease."""
+        return self._change(task, holder, lambda key: self._give_out_again(key, expired=False))
+
+    def _change(self, task: int, holder: bytes, change: Callable[[Key], None]) -> bool:
         if (key := self.find(task, holder)) is None:
             return False
-        self._give_out_again(key, expired=False)
+        change(key)
         return True
 
     def renew(self, key: Key, seconds: float | None = None) -> None:

@@ -336,8 +336,7 @@ class Rollout:
     def _record(self, episode: Episode) -> None:
         """What the episode came to, also where it failed."""
         trace, result, timing = self.trace, episode.result, self.trace.timing
-        trace.answer, trace.explanation, trace.success = result.answer, result.explanation, result.success
-        trace.metrics, trace.judgements = result.metrics, result.judgements
+        result.write_to(trace)
         trace.warnings += result.warnings
         timing.start, timing.environment = episode.start_seconds, episode.step_seconds
         timing.score, timing.close = episode.score_seconds, episode.close_seconds

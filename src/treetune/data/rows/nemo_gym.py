@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from treetune.chat.calls import function_of
 from treetune.chat.message import Message
 
 PARAMS, TRUTH = "responses_create_params", "expected_answer"
@@ -64,7 +65,7 @@ def to_items(messages: list[Message]) -> list[dict[str, Any]]:
             further = {key: value for key, value in message.items() if key not in ("content", "tool_calls")}
             items.append({**further, "content": _map_parts(content, _to_part, role)})
         for call in calls or ():
-            function = call.get("function") or {}
+            function = function_of(call)
             named = {"name": function.get("name"), "arguments": function.get("arguments")}
             items.append({"type": "function_call", "call_id": call.get("id"), **named})
     return items
