@@ -53,8 +53,8 @@ class Hooks:
         return float(reward * self.turn_discount**num_turns)
 
     def show(self, observation: Observation, history: list[Message]) -> list[Message]:
-        """What the hook makes of an observation. It is given text wherever nothing is lost by that, so that a hook
-        which only knows text reads openings with a system message too."""
+        """What the hook makes of an observation. It gets text wherever that loses nothing, so that a hook that only
+        knows text also reads openings with a system message."""
         history = [dict(message) for message in history]  # a hook may change the messages that it is given
         kind, content = observation.type, observation.content
         if kind == "messages" and content and _is_user_text(content[-1]):
@@ -257,7 +257,7 @@ async def play_episode(
 
 
 class FailureLog:
-    """Counts what was lost to a server, not to the model; logs the first, and later ones ever more rarely."""
+    """Counts episodes lost to a server, not to the model; logs the first, the second, the fourth, and so on."""
 
     def __init__(self, log: Any, server: str = "the task server") -> None:
         self._log, self._server = log, server

@@ -73,7 +73,7 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
             self.task = task = _with_settings(self.task, self._config, self.max_turns)
             self._call_format = check_name(task.extra_info.get("call_format")) or "hermes"
             self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
-            # It does not wait: it may be the garbage collector that asks, in any thread.
+            # It does not wait: the garbage collector may call it, in any thread.
             self._finalizer = weakref.finalize(self, lambda: submit_in_background(episode.close()))
             observed = run_in_background(episode.begin()).messages()
             refuse_begun_answer(observed, self._id)
@@ -130,7 +130,7 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
             try:
                 closing.result(CLOSE_SECONDS)
             except Exception as error:
-                # What the episode earned stands, whatever becomes of its leftovers.
+                # A failed close does not change the reward.
                 warnings.warn(f"{self._id}: close failed: {format_error(error)}", stacklevel=2)
             self._warn_of_close(self._episode)
 

@@ -16,8 +16,8 @@ from treetune.trainers import launch
 from treetune.trainers.launch import Launch, TrainRequest
 from treetune.trainers.skyrl.tasks import list_environments
 
-UNTOLD = 50
-"""Where episodes have several turns, or may have, and nothing says how many. Most environments end them earlier."""
+USUAL_TURNS = 50
+"""The most turns where episodes may have several and nothing says how many. Most environments end them earlier."""
 
 
 def plan(request: TrainRequest) -> Launch:
@@ -94,7 +94,7 @@ def _turns_of(row: dict[str, Any]) -> int:
     scorer = (row.get("extra_info") or {}).get("scorer") or environment
     if not row_needs_loop(task, scorer) and not is_silent(scorer):
         return 1
-    return _turns_said_by(scorer if scorer.startswith(ENVIRONMENT) else environment) or UNTOLD
+    return _turns_said_by(scorer if scorer.startswith(ENVIRONMENT) else environment) or USUAL_TURNS
 
 
 def _turns_said_by(scorer: str) -> int | None:

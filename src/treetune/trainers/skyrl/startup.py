@@ -1,7 +1,7 @@
 """Registers Treetune's environments when `skyrl_gym` is imported.
 
-`install_hook()` copies this file beside a `.pth` file that runs it at every start of Python. So it imports nothing:
-what it costs, every program pays. Treetune is imported after skyrl_gym, if ever.
+`install_hook()` copies this file beside a `.pth` file that runs it at every start of Python. It imports almost nothing,
+because every program pays for it. Treetune is imported only after skyrl_gym.
 """
 
 import _thread
@@ -54,7 +54,7 @@ class _Finder:
             for id, environment in self.environments.items():
                 register(environment, id=id, replace=self.replace)
         except Exception as error:
-            # skyrl_gym itself is well, and the program may not need ours.
+            # skyrl_gym itself works, and the program may not need Treetune's environments.
             import warnings
 
             warnings.warn(f"Treetune's environments are not known to skyrl-gym: {error}", stacklevel=2)

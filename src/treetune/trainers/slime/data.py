@@ -169,7 +169,7 @@ class TreetuneData:
         return list(load_function(path)(self.args, None, self._buffer, number))
 
     def _tasks_state(self) -> streams.State:
-        """With the groups that came back as draws that are not done: a run that goes on has not got them."""
+        """The state, with the groups that came back as unfinished draws: a resumed run does not have them."""
         state = self._streams.state()
         found = {}
         for group in self._buffer:
@@ -182,7 +182,7 @@ class TreetuneData:
 
 
 def _is_hopeless(sample: Any) -> bool:
-    """Whether the episode of a sample need not be tried once more."""
+    """Whether another try of a sample's episode is useless."""
     lost = sample.metadata.get(LOST)
     return lost == UNANSWERED or (lost is not None and sample.metadata[TIMES_LOST] >= _MOST_LOSSES)
 
@@ -202,7 +202,7 @@ def _fields_of(taskset: Taskset[Any, Any], task: Task) -> dict[str, Any]:
 
 
 def _write_for_slime(dataset: Any) -> None:
-    """Gives an evaluation's dataset that is a taskset the file that slime's own reader wants."""
+    """Writes the file that slime's own reader needs, for an evaluation's dataset that is a taskset."""
     target, first, last = _SLICE.fullmatch(str(dataset.path)).groups()  # type: ignore[union-attr]
     if target.endswith(_READ_BY_SLIME):
         return

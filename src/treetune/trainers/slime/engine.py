@@ -33,16 +33,16 @@ class Engine:
         context: int | None,
         timeout: float,
     ) -> None:
-        """`sample` is one of which nothing was said yet, `state` slime's `GenerateState`, and `context` how many tokens
+        """`sample` has no tokens yet, `state` is slime's `GenerateState`, and `context` how many tokens
         a prompt with its answer may have."""
         self._args, self._params, self._state = args, sampling_params, state
         self._context, self._timeout = context, timeout
         self._first = copy.deepcopy(sample)
         self.samples = [sample]
         self.seconds = 0.0
-        """What the sampling took."""
+        """The time that the sampling took."""
         self._cut: tuple[list[int], list[float]] = [], []
-        """What was said of an answer before it was aborted."""
+        """The part of an answer that was sampled before an abort."""
         if sample.session_id is None:  # one for all turns, so that they find the same server and its cache
             sample.session_id = str(uuid.uuid4())
         by_session = getattr(args, "router_policy", None) == "consistent_hashing"

@@ -29,9 +29,9 @@ class TaskOpening(NamedTuple):
     task_index: int
     messages: list[Message]
     tools: list[dict[str, Any]] = []
-    """What may be called in it, in OpenAI's form."""
+    """Its tools, in OpenAI's form."""
     one_answer: bool = False
-    """Any answer is its end; False where that is not known."""
+    """Any answer ends it; False where that is not known."""
 
 
 def make_dataset(openings: Sequence[TaskOpening], environments: Sequence[str] = ()) -> Any:

@@ -162,7 +162,7 @@ def _as_picture(part: Any) -> Any:
 
 
 class TrlEnvironment:
-    """What all environments have; `environment_class` adds the tools."""
+    """The base of all environments; `environment_class` adds the tools."""
 
     _backend: ClassVar[Backend]
     _tools: ClassVar[Sequence[Schema]]

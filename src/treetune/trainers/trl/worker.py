@@ -30,7 +30,7 @@ from treetune.trainers.trl.vllm import PolicyServer
 log = logging.getLogger("treetune.trl")
 _BEAT = 0.5
 _LONGEST_BEAT = 30.0
-"""A busy machine may take its time."""
+"""A busy machine may be slow."""
 _STOP_SECONDS = 30.0
 
 _SMALL = 1e-8
@@ -133,7 +133,7 @@ class RolloutWorker:
         self._error: BaseException | None = None
         self._beat = self._produced = time.monotonic()
         self._problem: TreetuneError | None = None
-        """Why the last episode gave nothing, where none did since."""
+        """Why the last episode gave no reward; None after one that did."""
 
     # What the trainer calls
 
@@ -148,7 +148,7 @@ class RolloutWorker:
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raises what ended the rollouts; also where all of them fail for that long, and where the loop hangs."""
+        """Raises where an error ended the rollouts, all of them fail for that long, or the loop hangs."""
         if self._error is not None:
             raise RuntimeError(f"the rollouts have ended: {format_error(self._error)}") from self._error
         now = time.monotonic()
@@ -310,7 +310,7 @@ def _in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """What really happened, where several tasks ended together."""
+    """The first error where several tasks failed together."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class EpisodeOutcome(NamedTuple):
-    """What verifiers says of an episode that it has played."""
+    """What verifiers reports of an episode that it has played."""
 
     reward: float
     metrics: dict[str, float]
@@ -28,8 +28,8 @@ class EpisodeOutcome(NamedTuple):
 
 
 class ScoringFailed(Exception):
-    """A reward function raised. An experiment says whose doing it is: where the same task can be scored after other
-    answers, it was the policy's, and earns what verifiers gives for that, else 0."""
+    """A reward function raised. Other answers are tried: where the task can be scored after one of them, the policy's
+    answer is at fault and earns what verifiers gives for it, else 0."""
 
     def __init__(self, why: str, outcome: EpisodeOutcome | None = None) -> None:
         super().__init__(why)
@@ -43,13 +43,13 @@ Play = Callable[[str], Coroutine[Any, Any, EpisodeOutcome]]
 
 
 class ForeignEpisode(Environment):
-    """Its calls of tools are verifiers' to run."""
+    """verifiers runs its calls of tools."""
 
     MULTI_TURN = True
     RAW_CALLS = True
 
     def __init__(self, task: Task, play: Play, empty: str = "") -> None:
-        """`empty` is said in the place of an answer that says nothing."""
+        """`empty` replaces an empty answer."""
         super().__init__(task)
         self._play, self._empty = play, empty
         self._conversation: Conversation | None = None
@@ -104,7 +104,7 @@ class ForeignEpisode(Environment):
         return Step(reward=finite(outcome.reward, "reward"), done=True, info=info, truncated=outcome.truncated)
 
     async def _blame(self, failure: ScoringFailed) -> None:
-        """Raises where the policy could not help it: the task cannot be scored after other answers either."""
+        """Raises where the policy is not at fault: the task cannot be scored after other answers either."""
         known = getattr(self.task, "data", {}).get("answer")
         for other in (*([known] if isinstance(known, str) else []), *OTHER_ANSWERS):
             if await self._can_be_scored(other):
@@ -147,7 +147,7 @@ class ForeignEpisode(Environment):
 
 
 async def _in_background(work: Coroutine[Any, Any, T]) -> T:
-    """Who stops waiting cancels it."""
+    """The result of work on the background loop; cancelling the caller cancels the work."""
     done: T = await asyncio.wrap_future(submit_in_background(work))
     return done
 

@@ -79,7 +79,7 @@ class VerifiersTaskset(Taskset[VerifiersTask, VerifiersConfig]):
         return None if value is None else str(value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The class is made by its name, in whichever process.
+        # Each process makes the class from its name.
         return _rebuild, (self.ENV, msgspec.to_builtins(self.config), self.name, self._length)
 
 
@@ -149,6 +149,6 @@ def _import(env: str, origin: Origin) -> Any:
 
 
 def first_line(*documented: Any) -> str:
-    """What the first of them that says anything about itself says."""
+    """The first line of the first docstring among them."""
     docs = (inspect.getdoc(each) for each in documented if vars(each).get("__doc__"))
     return next((doc.partition("\n")[0] for doc in docs if doc), "An environment of verifiers.")

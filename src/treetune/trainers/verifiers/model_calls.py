@@ -115,7 +115,7 @@ class Conversation:
 
 
 def _gist(message: Message) -> tuple[Any, ...]:
-    """What a message says, in whichever form it was sent."""
+    """The role, text and calls of a message, in one form."""
     calls = [(call.name, call.arguments) for call in map(read_call, message.get("tool_calls") or [])]
     content = message.get("content")
     return message.get("role"), (text_of(content) or "").strip(), calls

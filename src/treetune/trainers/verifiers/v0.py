@@ -1,6 +1,6 @@
 """Environments of verifiers' v0, which a module gives by `load_environment`, as Treetune tasksets.
 
-Their rubrics count a reward function that raises as 0, and only log it. Such a 0 is looked into: see `ScoringFailed`.
+Their rubrics count a reward function that raises as 0, and only log it. Such a 0 is examined: see `ScoringFailed`.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ _loading = Lock()
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """An environment of v0 takes Ctrl-C and SIGTERM for itself when it is made, which only the main thread may. They
-    stay ours."""
+    """Keeps the handlers of Ctrl-C and SIGTERM: an environment of v0 replaces them when it is made, which only the main
+    thread may do."""
     theirs = environment.signal
     environment.signal = SimpleNamespace(**{**vars(signal), "signal": lambda *_: None})
     try:

@@ -79,9 +79,9 @@ def build_into_config(config: Any, lists: Lists, agents: Agents | None = None) -
 
 
 def name_agents(lists: Lists, config: Any = None, *, silent_too: bool = False) -> dict[str, list[str] | None]:
-    """The agent loop of each task, by list; None where verl asks for one answer. All rows of a training name one, or
-    none does. Ours plays what says that one answer is not all and, where there is such a task, what else it can play;
-    `silent_too`: also an environment that does not say."""
+    """The agent loop of each task, by list; None where verl samples one answer. Either all rows of a training name a
+    loop, or none does. Treetune's loop plays the tasks that declare several turns or tools and, where there is such a
+    task, all others that it can play. With `silent_too`, an environment that declares nothing is played by it too."""
     turns = {taskset: has_turns(taskset) for tasksets in lists.values() for taskset in tasksets}
     wanted = (True, None) if silent_too else (True,)
     if leaves_scoring(config) or not any(each in wanted for each in turns.values()):
@@ -102,7 +102,7 @@ def _build_paths(tasksets: Sequence[DatasetTaskset], agents: Sequence[str] | Non
 
 
 SETTINGS = "treetune_loop"
-"""The key of a verl config with the settings of our agent loop, where they are not to be the usual ones."""
+"""The key of a verl config with settings of Treetune's agent loop."""
 TARGET = "treetune.trainers.verl.loop.TreetuneLoop"
 
 
@@ -132,9 +132,9 @@ def run_with_tasks(config: Any) -> Any:
 
 
 def play_by_tasks(config: Any, cache_dir: str | Path | None = None) -> Any:
-    """Have verl play rows by our agent loop: those that name it (`agent_name`), and those that name none. What
-    `treetune_loop` of the config says goes into a YAML file in the cache folder, which the config names from now on,
-    with the loops of a file that it named before."""
+    """Have verl play rows by Treetune's agent loop: those that name it (`agent_name`), and those that name none. The
+    settings in `treetune_loop` go into a YAML file in the cache folder, with the loops of the file that the config
+    named before; the config names the new file."""
     settings = plain_values(get_value(config, SETTINGS)) or {}
     set_value(config, LOOPS, str(write_loops(settings, get_value(config, LOOPS), cache_dir)))
     if get_value(config, DEFAULT_LOOP) in (None, "single_turn_agent"):

@@ -1,4 +1,4 @@
-"""verl's agent loop that plays an episode of Treetune's for each row: several turns, tools, exact tokens.
+"""verl's agent loop that plays a Treetune episode for each row: several turns, tools, exact tokens.
 
     # loops.yaml, which `play_by_tasks(config)` writes and names in the config
     - name: treetune
@@ -7,7 +7,8 @@
 
 A row is played and scored by the task that it carries. Tokens are made by `chat/tokens.py` and not by verl's own merge
 functions: these know families of models by their names, and go on from the sampled tokens also where the template shows
-the model something else. Ours find out from any chat template whether the sampled tokens go on, and say where not.
+the model something else. `chat/tokens.py` checks with any chat template whether the sampled tokens continue, and marks
+where they do not.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ except ImportError as error:
 groups = PromptGroups()
 failures = FailureLog(logging.getLogger("treetune.verl"))
 MOST_TURNS = 50
-"""Of an episode, where neither our settings nor verl's say it."""
+"""The most turns of an episode where neither Treetune's settings nor verl's limit them."""
 MOST_LOST = 64
-"""So many failures before the first episode was played mean that none can be, and are raised."""
+"""After so many failures without one played episode, the failure is raised: nothing can be played."""
 
 
 class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
