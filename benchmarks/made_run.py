@@ -16,7 +16,8 @@ from treetune.chat.tokens import Tokens, TokenSequence
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn
-from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
+from treetune.evaluation import EvalConfig, read_config
+from treetune.runs.folder import TRACES, RunFolder
 
 ROLLOUTS = 8
 SOURCES = ("gsm8k", "math", "aime", "code", "shell")

@@ -8,10 +8,11 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.measure import cost, show
-from treetune.evaluation import TRACES, EvalConfig, RunFolder, Runner, read_config
+from treetune.evaluation import EvalConfig, Runner, read_config
 from treetune.models import load_policy
 from treetune.play.host import LocalHost, always
 from treetune.play.streams import Streams
+from treetune.runs.folder import TRACES, RunFolder
 
 ROLLOUTS = 5000
 

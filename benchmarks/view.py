@@ -26,9 +26,9 @@ from benchmarks.rollouts import ROLLOUTS as EVALUATED
 from benchmarks.rollouts import ours as evaluate
 from benchmarks.view_server import Served
 from treetune.core.trace import decode_trace, encode_trace
-from treetune.evaluation import TRACES, Run
-from treetune.runs.folder import CONFIG
+from treetune.runs.folder import CONFIG, TRACES
 from treetune.runs.index import IndexWriter
+from treetune.runs.run import Run
 
 TESTS = Path(__file__).parents[1] / "tests" / "support"
 

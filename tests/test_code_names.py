@@ -31,8 +31,9 @@ from treetune.core.task import ForeignTask
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.scorer import taskset_of
 from treetune.errors import TreetuneError
-from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config, remember
+from treetune.evaluation import EvalConfig, read_config, remember
 from treetune.evaluation.rendering import render
+from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.run import Run
 
 ROW = Origin("a row")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from made_runs import make_run, make_trace
 
-from treetune.evaluation import TRACES, RunFolder
+from treetune.runs.folder import TRACES, RunFolder
 
 RAISES = """
 from treetune import Task, Taskset

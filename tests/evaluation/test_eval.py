@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from treetune.evaluation import Run
+from treetune.runs.run import Run
 from treetune.runs.summary import pass_at_k, standard_error
 
 SLOW = """

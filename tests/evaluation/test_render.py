@@ -9,7 +9,8 @@ from made_runs import make_run, make_trace
 
 from treetune import Rendered
 from treetune.core.trace import Turn
-from treetune.evaluation import Run, render, rendering
+from treetune.evaluation import render, rendering
+from treetune.runs.run import Run
 from treetune.tasksets.shell.environment import OSInteractionEnvironment
 
 BOARDS = """

@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 
-from treetune.evaluation import Run
+from treetune.runs.run import Run
 
 
 @pytest.fixture

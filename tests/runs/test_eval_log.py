@@ -21,9 +21,9 @@ from treetune import Task
 from treetune.chat.calls import ToolCall
 from treetune.chat.images import image_part, to_url
 from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn
-from treetune.evaluation import TRACES, RunFolder
 from treetune.runs.discovery import open_run
 from treetune.runs.eval_log import write_eval_log
+from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.run import Run
 
 

@@ -10,11 +10,12 @@ from hostile_runs import SEVEN, write_hostile
 from made_runs import make_run
 
 from treetune.errors import StorageError, TreetuneError, UsageError
-from treetune.evaluation import TRACES, EvalConfig, Run, RunFolder, read_config
+from treetune.evaluation import EvalConfig, read_config
 from treetune.runs import discovery
 from treetune.runs.discovery import open_run, runs_below
+from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.plain_files import bring_back
-from treetune.runs.run import read_summary
+from treetune.runs.run import Run, read_summary
 
 LINE = '{"input": "?", "output": "3", "score": 1.0, "step": 1}\n'
 

@@ -9,10 +9,11 @@ from test_rolling import described
 from treetune.chat.tokens import Tokens, TokenSequence
 from treetune.core.trace import Judgement, Timing, encode_trace
 from treetune.errors import UsageError
-from treetune.evaluation import TRACES, Run, RunFolder
 from treetune.runs import index
+from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.index import INDEX, encode, read_entries
 from treetune.runs.rolling import RollingRun
+from treetune.runs.run import Run
 
 
 def entries(folder):

@@ -8,9 +8,10 @@ import pytest
 from made_runs import make_run, make_trace
 
 from treetune.errors import UsageError
-from treetune.evaluation import TRACES, Run, RunFolder
 from treetune.runs import query
 from treetune.runs.annotations import write_mark
+from treetune.runs.folder import TRACES, RunFolder
+from treetune.runs.run import Run
 
 
 @pytest.fixture(scope="module")

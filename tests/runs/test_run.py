@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from made_runs import make_run, make_trace
 
-from treetune.evaluation import TRACES, Run, RunFolder
+from treetune.runs.folder import TRACES, RunFolder
+from treetune.runs.run import Run
 from treetune.runs.summary import Tally
 
 REWARDS = [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0], [None, None], [0.5, 0.5], [1.0, None]]

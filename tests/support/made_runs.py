@@ -7,9 +7,11 @@ from pathlib import Path
 
 from treetune import Task
 from treetune.core.trace import Failure, Outcome, Trace, Turn
-from treetune.evaluation import TRACES, EvalConfig, Run, RunFolder, read_config
+from treetune.evaluation import EvalConfig, read_config
 from treetune.runs.columns import Columns
 from treetune.runs.entry import Entry
+from treetune.runs.folder import TRACES, RunFolder
+from treetune.runs.run import Run
 
 
 def make_trace(task: int, rollout: int, reward: float | None, *, source: str = "made", said: str = "", **more) -> Trace:

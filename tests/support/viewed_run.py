@@ -20,8 +20,11 @@ from treetune.chat.tokens import Tokens, TokenSequence
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Judgement, Outcome, Timing, Trace, Turn
-from treetune.evaluation import TRACES, EvalConfig, Evaluation, Run, RunFolder, Tally, remember
+from treetune.evaluation import EvalConfig, Evaluation, remember
 from treetune.play.episode import Limits
+from treetune.runs.folder import TRACES, RunFolder
+from treetune.runs.run import Run
+from treetune.runs.summary import Tally
 
 MOST_TURNS = 7
 LIMITS = Limits(max_turns=MOST_TURNS)

@@ -12,8 +12,8 @@ from made_runs import make_run
 from viewing import viewing
 
 from treetune.core.trace import decode_trace
-from treetune.evaluation import Run
 from treetune.runs.discovery import open_run
+from treetune.runs.run import Run
 
 TASKS = """
 from treetune import Score, Task, Taskset
@@ -215,7 +215,8 @@ def test_the_command_that_plays_a_task_again_does_so(evaluated, treetune, tmp_pa
 def test_where_nobody_knows_the_model_the_command_asks_for_one(tmp_path):
     from made_runs import make_trace
 
-    from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
+    from treetune.evaluation import EvalConfig, read_config
+    from treetune.runs.folder import TRACES, RunFolder
 
     what = read_config({"taskset": {"id": "arithmetic"}, "model": ""}, EvalConfig)
     with RunFolder.create(tmp_path / "it's a run", TRACES, what) as run:
@@ -250,7 +251,8 @@ def test_what_is_suspicious_is_told_with_its_reason(server, viewed):
 def test_one_answer_that_pays_everywhere_is_suspicious(tmp_path):
     from treetune import Task
     from treetune.core.trace import Trace, Turn
-    from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
+    from treetune.evaluation import EvalConfig, read_config
+    from treetune.runs.folder import TRACES, RunFolder
 
     what = read_config({"taskset": {"id": "arithmetic"}, "model": "m"}, EvalConfig)
     with RunFolder.create(tmp_path / "run", TRACES, what) as run:

@@ -11,7 +11,9 @@ import pytest
 from made_runs import make_run, make_trace
 from viewing import viewing
 
-from treetune.evaluation import TRACES, EvalConfig, Run, RunFolder, read_config
+from treetune.evaluation import EvalConfig, read_config
+from treetune.runs.folder import TRACES, RunFolder
+from treetune.runs.run import Run
 
 
 @pytest.fixture(scope="module")

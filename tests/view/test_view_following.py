@@ -14,7 +14,8 @@ from viewed_run import viewed_traces
 from viewing import viewing
 
 from treetune.core.trace import encode_trace
-from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
+from treetune.evaluation import EvalConfig, read_config
+from treetune.runs.folder import TRACES, RunFolder
 
 WHAT = {"taskset": {"id": "arithmetic"}, "model": "made"}
 

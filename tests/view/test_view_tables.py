@@ -8,7 +8,8 @@ import pytest
 from made_runs import make_run
 from viewing import viewing
 
-from treetune.evaluation import Run, remember
+from treetune.evaluation import remember
+from treetune.runs.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,8 @@ def test_a_group_has_the_question_in_short(server):
 def test_equal_tasks_are_groups_of_their_own(tmp_path):
     from made_runs import make_trace
 
-    from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
+    from treetune.evaluation import EvalConfig, read_config
+    from treetune.runs.folder import TRACES, RunFolder
 
     what = read_config({"taskset": {"id": "arithmetic"}, "model": "m"}, EvalConfig)
     with RunFolder.create(tmp_path / "run", TRACES, what) as folder:
@@ -152,7 +154,8 @@ def test_a_rollout_is_found_by_its_name(server, run):
 
 def test_fields_of_a_tasks_own_class_are_shown(tmp_path):
     from treetune.core.trace import Trace
-    from treetune.evaluation import TRACES, EvalConfig, RunFolder, read_config
+    from treetune.evaluation import EvalConfig, read_config
+    from treetune.runs.folder import TRACES, RunFolder
     from treetune.tasksets.alphabet_sort import AlphabetSortTask
 
     task = AlphabetSortTask(idx=0, rounds=[["Zoe", "Ada"]])

@@ -18,8 +18,10 @@ from treetune.cli.options import Json, option
 from treetune.cli.output import make_table, print_json
 from treetune.config.structs import to_plain
 from treetune.errors import UsageError, plural
-from treetune.evaluation import Comparison, Difference, Summary, TaskChange, is_run
+from treetune.evaluation import Comparison, Difference, TaskChange
 from treetune.runs.discovery import open_run
+from treetune.runs.run import is_run
+from treetune.runs.summary import Summary
 from treetune.system.screen import Screen
 
 _MOST_TASKS = 10

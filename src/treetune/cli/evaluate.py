@@ -26,7 +26,9 @@ from treetune.config.structs import dump_yaml, to_plain
 from treetune.errors import UsageError, plural
 from treetune.evaluation.live import Display
 from treetune.loggers import open_loggers
+from treetune.runs.folder import TRACES, RunFolder, name_run, unused_path
 from treetune.runs.run import no_run
+from treetune.runs.summary import Summary
 from treetune.system.screen import Screen
 from treetune.tasksets.target import is_server, read_target
 
@@ -131,7 +133,7 @@ def eval_command(
         group = group or evaluating.RunSet.named_after(plans)
         return _evaluate_set(group, plans, None if known is None else [path.name for path in known], screen, json, how)
     (plan,) = plans
-    path = output or evaluating.name_run(plan.evaluation.taskset.name, plan.model)
+    path = output or name_run(plan.evaluation.taskset.name, plan.model)
     interrupted = not play(plan, path, screen, **how)
     summary = plan.tally.summary()
     figures = {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
@@ -151,7 +153,7 @@ def _tell_few(plan: evaluating.EvalPlan, screen: Screen) -> None:
         screen.say(f"there are only {tasks:,} tasks, and -n asks for {config.num_tasks:,}")
 
 
-def _tell_stop(summary: evaluating.Summary, path: Path, interrupted: bool, screen: Screen) -> str | None:
+def _tell_stop(summary: Summary, path: Path, interrupted: bool, screen: Screen) -> str | None:
     """Says that a ceiling was reached; gives what to say of an interruption."""
     go_on = f"go on with: treetune eval --resume -o {shlex.quote(str(path))}"
     if summary.stopped is not None:
@@ -171,7 +173,7 @@ def _evaluate_set(
     for plan in plans:
         plan.check()
         plan.check_model()
-    played: list[tuple[str, str, evaluating.Summary]] = []
+    played: list[tuple[str, str, Summary]] = []
     figures: list[dict[str, Any]] = []
     interrupted = False
     with group.begin(plans, names, **how) as paths:
@@ -262,7 +264,7 @@ def rescore_command(
     if not dry_run and (where is not None or num_rollouts is not None):
         raise UsageError("--where and -n choose what --dry-run shows", remedy="pass --dry-run, or neither")
     config = run / "config.yaml"
-    if not config.exists() or not (run / evaluating.TRACES.file).exists():
+    if not config.exists() or not (run / TRACES.file).exists():
         raise no_run(run, own=True)
     data = read_target(str(config), {"taskset.trust": "true"} if trust else {})
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # those of the run counted the run
@@ -271,8 +273,8 @@ def rescore_command(
     if dry_run:
         preview = evaluating.RescorePreview(evaluation, run, where or "", num_rollouts, trust)
         return _show_preview(preview, run_to_end(preview.run_all()), json)
-    path = output or evaluating.unused_path(run / "rescored")
-    with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as folder:
+    path = output or unused_path(run / "rescored")
+    with RunFolder.create(path, TRACES, evaluation) as folder:
         rescorer = evaluating.Rescorer(evaluation, run, folder, trust)
         interrupted = not run_to_end(rescorer.run_all())
     summary = rescorer.compare()

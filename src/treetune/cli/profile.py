@@ -16,6 +16,7 @@ from treetune.cli import options
 from treetune.cli.evaluate import play
 from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import make_table, print_json
+from treetune.config.run_config import FINGERPRINT
 from treetune.errors import UsageError
 from treetune.system.digest import digest
 from treetune.system.screen import Screen
@@ -75,7 +76,7 @@ def profile_command(
             problem = f"{target} does not show its tasks, and a pass rate is known by the uid of its task"
             raise UsageError(problem, remedy="profile the taskset itself, or the tcp:// address of its server")
         run = _run_folder(path, plan.model)
-        resume = (run / evaluating.FINGERPRINT).exists()
+        resume = (run / FINGERPRINT).exists()
         interrupted = not play(plan, run, screen, resume=resume, may_rescore=False)
         tally = plan.tally
         if tally.stopped is not None:

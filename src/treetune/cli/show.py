@@ -26,10 +26,12 @@ from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace, Turn
 from treetune.data.rows.prompt_lengths import load_tokenizer
 from treetune.errors import TreetuneError, UsageError, user_code
-from treetune.evaluation import Entry, Run, ask_server, find_served, means_run, no_run, read_taskset, render
+from treetune.evaluation import ask_server, find_served, read_taskset, render
 from treetune.play.toolbox import list_tools
 from treetune.runs.discovery import find_run, open_run
+from treetune.runs.entry import Entry
 from treetune.runs.query import Query
+from treetune.runs.run import Run, means_run, no_run
 from treetune.system.screen import Screen
 
 

@@ -25,6 +25,7 @@ from treetune.data.validate.prompts import Lengths
 from treetune.data.validate.rules import print_report
 from treetune.data.validate.write import write_fixed
 from treetune.errors import UsageError, plural
+from treetune.runs.folder import RunFolder, name_run
 from treetune.system.screen import Screen
 from treetune.tasksets.target import read_target, refuse_server
 
@@ -157,12 +158,12 @@ def _validate_taskset(validation: evaluation.Validation, output: Path | None, re
     if config.gold:
         evaluation.refuse_unservable(taskset)
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
-    path = output or evaluation.name_run("validate", taskset.name)
+    path = output or name_run("validate", taskset.name)
     if resume:  # after a taskset was corrected too: what failed is checked again
-        run = evaluation.RunFolder.resume(path, evaluation.CHECKS, validation, changed=True)
+        run = RunFolder.resume(path, evaluation.CHECKS, validation, changed=True)
         run.keep(lambda check: check.rule not in evaluation.RETRIED)
     else:
-        run = evaluation.RunFolder.create(path, evaluation.CHECKS, validation)
+        run = RunFolder.create(path, evaluation.CHECKS, validation)
     screen = Screen(json)
     checker = evaluation.TasksetChecker(validation, run)
     with run, screen.progress() as progress:

@@ -10,7 +10,6 @@ runs in one folder, `compare` pairs two runs by task, `TasksetChecker` checks go
 of a run, `render` shows a rollout as its environment draws it. Other rooms import only what is named here.
 """
 
-from treetune.config.run_config import FINGERPRINT
 from treetune.evaluation.comparison import Comparison, Difference, TaskChange, compare, compare_tasks
 from treetune.evaluation.config import (
     EvalConfig,
@@ -30,7 +29,3 @@ from treetune.evaluation.run_set import RunSet
 from treetune.evaluation.run_trust import refuse_foreign_model, remember, take_up
 from treetune.evaluation.runner import Runner, run_bounded
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
-from treetune.runs.entry import Entry
-from treetune.runs.folder import TRACES, RunFolder, name_run, unused_path
-from treetune.runs.run import Run, is_run, means_run, no_run
-from treetune.runs.summary import Summary, Tally, pass_at_k, standard_error

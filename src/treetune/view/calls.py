@@ -17,11 +17,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.evaluation import Run, render
+from treetune.evaluation import render
 from treetune.runs.annotations import Word, write_mark, write_tags
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS
 from treetune.runs.query import WORDS
 from treetune.runs.rolling import EARLIER
+from treetune.runs.run import Run
 from treetune.serve import encode, read_body
 from treetune.view.figures import details, steps_of
 from treetune.view.one_rollout import load_texts, show_rollout, show_tokens, tokenizer_of

@@ -15,13 +15,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from treetune.config.run_config import CONFIG
+from treetune.config.run_config import CONFIG, FINGERPRINT
 from treetune.config.structs import defaults_of, dump_yaml
 from treetune.core.fingerprint import find_differences
-from treetune.evaluation import FINGERPRINT, EvalConfig, Run, pass_at_k, standard_error
+from treetune.evaluation import EvalConfig
 from treetune.runs.columns import Codes, Columns, Mask, Numbers
 from treetune.runs.plain_files import UNREADABLE, read_regular
-from treetune.runs.run import read_summary
+from treetune.runs.run import Run, read_summary
+from treetune.runs.summary import pass_at_k, standard_error
 from treetune.system.digest import digest
 
 _SLICES = 24

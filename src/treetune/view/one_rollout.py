@@ -19,8 +19,8 @@ from treetune.config.run_config import CONFIG
 from treetune.core.trace import Trace, decode_trace
 from treetune.data.rows.prompt_lengths import load_tokenizer
 from treetune.errors import MissingExtraError, UsageError
-from treetune.evaluation import Run
 from treetune.runs.annotations import key_of
+from treetune.runs.run import Run
 from treetune.view.tables import describe, group_of
 
 _parts = msgspec.json.Decoder(dict[str, msgspec.Raw])

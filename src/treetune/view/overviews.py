@@ -18,9 +18,9 @@ import msgspec
 
 from treetune.config.run_config import SUMMARY
 from treetune.errors import reason_of
-from treetune.evaluation import Run
 from treetune.runs.annotations import read_tags
 from treetune.runs.plain_files import UNREADABLE, read_regular
+from treetune.runs.run import Run
 from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir, write_atomically
 from treetune.view.figures import NOTHING, overview

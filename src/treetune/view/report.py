@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from treetune.errors import StorageError, TreetuneError, UsageError
-from treetune.evaluation import Run
+from treetune.runs.run import Run
 from treetune.serve import encode
 from treetune.system.folders import write_atomically
 from treetune.view.calls import Body, Calls, OfRollout, OfRun, OfRuns, OfTask

@@ -17,10 +17,11 @@ import msgspec
 import numpy as np
 
 from treetune.core.trace import Trace, decode_trace
-from treetune.evaluation import TRACES, Run
 from treetune.runs.eval_log import write_eval_log
+from treetune.runs.folder import TRACES
 from treetune.runs.plain_files import bring_back
 from treetune.runs.push import write_rollouts
+from treetune.runs.run import Run
 
 _PART = 1 << 20
 

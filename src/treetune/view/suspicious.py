@@ -18,8 +18,8 @@ import numpy as np
 
 from treetune.audit import OF_ONE, OF_SCORED, RULES, SAME_TASKS, answer_and_truth, suspicions
 from treetune.errors import TreetuneError
-from treetune.evaluation import Run
 from treetune.runs.columns import Codes, Columns
+from treetune.runs.run import Run
 from treetune.view.run_list import ShownRun
 
 SAME = "same-answer-paid"

@@ -13,9 +13,10 @@ import numpy as np
 
 from treetune.chat.message import text_of
 from treetune.errors import TasksetError, UsageError, did_you_mean
-from treetune.evaluation import Run, TaskChange, compare_tasks
+from treetune.evaluation import TaskChange, compare_tasks
 from treetune.runs.annotations import key_of
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
+from treetune.runs.run import Run
 from treetune.view.figures import FLAGS, plain
 
 _QUESTION = 160
