@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.sandbox.bubblewrap import GUARD, START_SECONDS
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.runner import AS_COPY
-from treetune.sandbox.runtime import ENVIRONMENT, OUR_PROCESSES, RUNNER, compile_script, receive
+from treetune.sandbox.runtime import ENVIRONMENT, OUR_PROCESSES, RUNNER, close_on_failure, compile_script, receive
 from treetune.sandbox.shell import Shell
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ ENGINE_REMEDY = "start the engine, or name its socket with DOCKER_HOST=unix:///p
 async def open_shell(image: str, limits: SandboxLimits = DEFAULT_LIMITS) -> Shell:
     """A fresh container of an image, or `SandboxUnavailable` with cause and remedy."""
     runtime = DockerRuntime()
-    async with runtime.close_on_failure():
+    async with close_on_failure(runtime):
         await runtime.begin(image, limits)
     return Shell(runtime, limits)
 
@@ -85,17 +85,9 @@ class DockerRuntime:
         self._errors = b""
         """The end of what the runner wrote to standard error."""
 
-    @contextlib.asynccontextmanager
-    async def close_on_failure(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except BaseException:
-            await asyncio.shield(self.close())
-            raise
-
     async def copy(self, limits: SandboxLimits) -> DockerRuntime:
         copied = DockerRuntime()
-        async with copied.close_on_failure():
+        async with close_on_failure(copied):
             await copied.begin(await copied._commit(self.container), limits, AS_COPY)
         return copied
 

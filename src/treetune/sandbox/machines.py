@@ -101,19 +101,19 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 HOST = Machine()
 
 
-class Part(msgspec.Struct, frozen=True):
+class SurveyPart(msgspec.Struct, frozen=True):
     name: str
     works: bool
     text: str
     """What enforces its limits, or why it does not work and what to do."""
 
 
-async def survey(rootfs: str | None = None) -> tuple[bool, list[Part]]:
+async def survey(rootfs: str | None = None) -> tuple[bool, list[SurveyPart]]:
     """Whether sandboxes start here, and a report of each part. Each is tried."""
     parts = []
     for name, shell in (("commands", False), ("shells", True)):
         found = await asyncio.to_thread(probe, shell=shell)
-        parts.append(Part(name, found.available, str(found)))
+        parts.append(SurveyPart(name, found.available, str(found)))
     if rootfs is not None:
         parts.append(await _try("rootfs", _describe_rootfs(rootfs)))
     good = all(part.works for part in parts)
@@ -121,11 +121,11 @@ async def survey(rootfs: str | None = None) -> tuple[bool, list[Part]]:
     return good, parts
 
 
-async def _try(name: str, trial: Awaitable[str], note: str = "") -> Part:
+async def _try(name: str, trial: Awaitable[str], note: str = "") -> SurveyPart:
     try:
-        return Part(name, True, await trial)
+        return SurveyPart(name, True, await trial)
     except SandboxUnavailable as error:
-        return Part(name, False, f"{error}{note}")
+        return SurveyPart(name, False, f"{error}{note}")
 
 
 async def _describe_rootfs(folder: str) -> str:

@@ -11,12 +11,14 @@ Inside, the first process is `runner.py`. There is no package to import from, so
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import marshal
 import os
 import secrets
 import socket
 import subprocess
+from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -82,6 +84,15 @@ class Runtime(Protocol):
         """End everything in it, and wait until it is gone."""
 
 
+@contextlib.asynccontextmanager
+async def close_on_failure(runtime: Runtime) -> AsyncIterator[None]:
+    try:
+        yield
+    except BaseException:
+        await asyncio.shield(runtime.close())
+        raise
+
+
 def join_scripts(*files: Path) -> bytes:
     return (FUTURE + "\n".join(file.read_text().replace(FUTURE, "") for file in files)).encode()
 
@@ -120,28 +131,26 @@ class BubblewrapRuntime:
         self._is_copy = False
 
     @classmethod
-    async def open(cls, launcher: bubblewrap.Launcher, limits: SandboxLimits, rootfs: str | None = None) -> Self:
-        """Call it from a thread that outlives the sandbox, such as that of the event loop."""
+    async def open(
+        cls,
+        launcher: bubblewrap.Launcher,
+        limits: SandboxLimits,
+        rootfs: str | None = None,
+        original: bubblewrap.Process | None = None,
+    ) -> Self:
+        """Call it from a thread that outlives the sandbox, such as that of the event loop. `original` is what it is a
+        copy of."""
         with bubblewrap.explain_failures():
             runtime = cls(launcher, limits, rootfs)
-            await runtime._start(limits)
+            async with close_on_failure(runtime):
+                runtime._spawn(limits, original)
+                await runtime._begin()
         return runtime
 
-    async def copy(self, limits: SandboxLimits) -> BubblewrapRuntime:
+    async def copy(self, limits: SandboxLimits) -> Self:
         if self._is_copy:
-            raise UsageError("a copy of a copy cannot be had", remedy="copy the original again")
-        with bubblewrap.explain_failures():
-            runtime = BubblewrapRuntime(self._launcher, limits, self._rootfs)
-            await runtime._start(limits, self._process)
-        return runtime
-
-    async def _start(self, limits: SandboxLimits, original: bubblewrap.Process | None = None) -> None:
-        try:
-            self._spawn(limits, original)
-            await self._begin()
-        except BaseException:
-            await asyncio.shield(self.close())
-            raise
+            raise UsageError("a copy cannot be copied", remedy="copy the original again")
+        return await self.open(self._launcher, limits, self._rootfs, self._process)
 
     def _spawn(self, limits: SandboxLimits, original: bubblewrap.Process | None = None) -> None:
         process, launcher, rootfs = self._process, self._launcher, self._rootfs

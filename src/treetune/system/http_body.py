@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from treetune.errors import TreetuneError
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+    from aiohttp import ClientResponse
 
 MOST_BYTES = 64 << 20
 MOST_TOGETHER = 256 << 20
@@ -40,44 +44,17 @@ class BodyTooLarge(TreetuneError):
         return cls(f"{url} sent more than {most >> 20} MB in one reply")
 
 
-class AiohttpResponse(Protocol):
-    """What is used of aiohttp's response. aiohttp is not imported here, since that is slow."""
-
-    @property
-    def url(self) -> Any: ...
-
-    @property
-    def content(self) -> Any: ...
-
-    @property
-    def content_length(self) -> int | None: ...
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-
-    async def read(self) -> bytes: ...
-
-
-class BlockingResponse(Protocol):
-    """What is used of `urllib`'s response."""
-
-    url: str
-
-    def read1(self, n: int = -1, /) -> bytes: ...
-
-
-async def read_body(response: AiohttpResponse) -> bytes:
+async def read_body(response: ClientResponse) -> bytes:
     """The body of aiohttp's response; raises `BodyTooLarge`."""
     if (response.content_length or _UNKNOWN) <= _PLAIN and "Content-Encoding" not in response.headers:
         return await response.read()  # aiohttp reads no more than this length
-    pieces: AsyncIterator[bytes] = response.content.iter_any()
     with _Body(str(response.url)) as body:
-        async for piece in pieces:
+        async for piece in response.content.iter_any():
             body.add(piece)
         return body.finish()
 
 
-def read_blocking(response: BlockingResponse, seconds: float) -> bytes:
+def read_blocking(response: HTTPResponse, seconds: float) -> bytes:
     """The body of `urllib`'s response, all of it within so many seconds; raises `BodyTooLarge` or `TimeoutError`."""
     until = time.monotonic() + seconds
     with _Body(response.url) as body:
