@@ -14,7 +14,7 @@ from http_playing import BOTH, playing
 from serving import Colours, Numbers, Talking, run, until
 
 from treetune.serve.access import Access
-from treetune.serve.http import streaming, wire
+from treetune.serve.http import episodes, wire
 
 START = b"POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
@@ -293,7 +293,7 @@ def test_nothing_that_follows_a_refused_handshake_is_read():
 
 @pytest.mark.parametrize("says", [[], [b"{", b"nonsense"]])
 def test_a_websocket_that_starts_no_episode_is_closed(says, monkeypatch):
-    monkeypatch.setattr(streaming, "START_SECONDS", 0.2)
+    monkeypatch.setattr(episodes, "START_SECONDS", 0.2)
 
     async def play():
         async with (
@@ -310,7 +310,7 @@ def test_a_websocket_that_starts_no_episode_is_closed(says, monkeypatch):
 
 
 def test_a_websocket_whose_episode_has_expired_is_closed(monkeypatch):
-    monkeypatch.setattr(streaming, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(episodes, "_LOOK_SECONDS", 0.05)
 
     async def play():
         async with (

@@ -207,7 +207,7 @@ def test_episodes_that_nobody_steps_are_forgotten_by_the_pool_too():
         async with serving(Talking(), workers=1) as server, EnvClient(server.address) as client:
             await client.start(await client.sample())
             before = server.host.stats()["loads"]
-            server.doors[0]._terms.idle_seconds = 0.1
+            server.doors[0].terms.idle_seconds = 0.1
             await until(lambda: not server.host.episodes.live)
             await until(lambda: server.host.stats()["loads"] == [0])
             return before, (await client.health()).in_flight

@@ -300,3 +300,8 @@ async def _send_parts(parts: AsyncGenerator[bytes], headers: Headers, send: Send
     if start is not None:
         await send(start)
     await send({"type": "http.response.body", "body": b""})
+
+
+def format_event(name: str, data: bytes) -> bytes:
+    """A server-sent event."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), data)

@@ -1,4 +1,4 @@
-"""The HTTP door of a server: its paths, and what a start, a step and a cancel mean to the server's host.
+"""The doors of a server that speak HTTP: episodes with their routes, and the figures for Prometheus.
 
 EnvServer(taskset, doors=[HttpDoor(HttpConfig(address=":5000"))])
 """
@@ -12,39 +12,28 @@ from typing import Any
 
 import msgspec
 
-from treetune.core.environment import Step
-from treetune.errors import UsageError
-from treetune.play.episode_table import EpisodeEnded, LiveEpisode, SessionLimits
+from treetune.play.episode_table import LiveEpisode, SessionLimits
 from treetune.play.host import info_of
-from treetune.serve.errors import Busy
 from treetune.serve.http import HttpConfig, wire
 from treetune.serve.http.asgi import JSON, Asgi, Events, HttpRequest, JsonApp, Route
+from treetune.serve.http.episodes import SOCKET_PATH, EpisodeSocket, HttpEpisodes, stream_step
 from treetune.serve.http.listener import Listener
-from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, stream_step
 from treetune.serve.http.wire import encode, read_body, to_http_error
 from treetune.serve.server import Door, EnvServer
-from treetune.serve.uid_index import UidIndex
 
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
-_MOST_KEPT_BYTES = 256 << 10
-"""Replies of one live episode that are kept; the latest always is."""
 
 
-class HttpDoor(Door):
-    name = "http"
+class EpisodeDoor(Door):
+    """A door where episodes are played over HTTP: an application with its own listener."""
 
-    def __init__(self, config: HttpConfig | None = None, mounts: Mapping[str, Asgi] = {}) -> None:
-        """`mounts` are other applications, by their paths; who asks is checked before."""
-        self.config = config = config or HttpConfig()
-        self._mounts = mounts
-        self.address = config.address
-        self._terms = SessionLimits(config.idle_seconds, config.deadline_seconds, _render, _MOST_KEPT_BYTES)
+    terms: SessionLimits
 
-    # Its life
+    def __init__(self, config: HttpConfig) -> None:
+        self.config, self.address = config, config.address
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
-        self._uids = UidIndex(server)
         self._listener = Listener(self.address, server.config.access)
         if server.config.capacity is None:
             server.capacity = max(server.capacity, self.config.max_episodes)
@@ -52,7 +41,39 @@ class HttpDoor(Door):
     async def open(self) -> None:
         self.address = await self._listener.start(self.make_app(), websocket_bytes=self.config.max_bytes)
 
-    def make_app(self) -> Any:
+    def make_app(self) -> JsonApp:
+        raise NotImplementedError
+
+    @property
+    def live(self) -> dict[str, LiveEpisode]:
+        """The episodes of the server."""
+        return self.server.host.episodes.live
+
+    def under_way(self) -> int:
+        return self.terms.live + self.terms.starting
+
+    async def close(self) -> None:
+        await self.server.host.episodes.close(self.terms)
+        await self._listener.close()
+
+    def gauges(self) -> dict[str, float]:
+        return {f"{self.name}_episodes": self.terms.live}
+
+
+class HttpDoor(EpisodeDoor):
+    name = "http"
+
+    def __init__(self, config: HttpConfig | None = None, mounts: Mapping[str, Asgi] = {}) -> None:
+        """`mounts` are other applications, by their paths; the token is checked before they are called."""
+        super().__init__(config or HttpConfig())
+        self._mounts = mounts
+
+    def attach(self, server: EnvServer) -> None:
+        super().attach(server)
+        self._episodes = HttpEpisodes(server, self.config)
+        self.terms = self._episodes.terms
+
+    def make_app(self) -> JsonApp:
         html = b"text/html; charset=utf-8"
         routes = [
             Route("POST", "/api/episode/step", self._step, "http.step"),
@@ -72,71 +93,9 @@ class HttpDoor(Door):
             max_bytes=self.config.max_bytes,
             token_remedy="send `Authorization: Bearer TOKEN`; probe and trainers' bridges take TREETUNE_TOKEN",
             count=self.server.metrics.count_request,
-            websockets={SOCKET_PATH: lambda scope, receive, send: EpisodeSocket(self, receive, send).run()},
+            websockets={SOCKET_PATH: lambda scope, receive, send: EpisodeSocket(self._episodes, receive, send).run()},
             mounts=self._mounts,
         )
-
-    def under_way(self) -> int:
-        return self._terms.live + self._terms.starting
-
-    async def close(self) -> None:
-        await self.server.host.episodes.close(self._terms)
-        await self._listener.close()
-
-    def gauges(self) -> dict[str, float]:
-        return {"http_episodes": self._terms.live}
-
-    @property
-    def live(self) -> dict[str, LiveEpisode]:
-        """The episodes of the server."""
-        return self.server.host.episodes.live
-
-    # What is asked of the host
-
-    async def start(self, body: wire.StartBody) -> bytes:
-        if body.request_id is None:
-            return await self._begin(body)
-        asked = body.task_index, body.step, body.uid
-        return await self.server.host.episodes.start_once(body.request_id, asked, lambda: self._begin(body))
-
-    async def _begin(self, body: wire.StartBody) -> bytes:
-        self.server.refuse_stopping()
-        most = self.config.max_episodes
-        if self.under_way() >= most:
-            remedy = "ask again when some have ended, or serve with a larger --max-episodes"
-            raise Busy(f"{most} episodes are live, as many as may be", remedy=remedy)
-        try:
-            index = body.task_index if body.uid is None else await self._find(body.uid, body.task_index)
-            started, task, index = await self.server.start_episode(
-                index, self._terms, step=body.step, name=body.request_id
-            )
-        except UsageError as error:
-            raise to_http_error(error, path="$.task_index") from None
-        info = {"task_index": index, "data_source": task.data_source}
-        info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
-        return encode(wire.StartAnswer(started.episode, started.observation, info, started.tools))
-
-    async def _find(self, uid: str, near: int | None) -> int:
-        index = await self._uids.find(uid, near)
-        if index is None:
-            problem = f"there is no task with the uid {uid!r:.80}" + (
-                "" if near is None else f", at {near} or elsewhere"
-            )
-            remedy = "serve the tasks that its row was built from; of tasks without end, name its task_index too"
-            raise wire.HttpError(404, wire.UNKNOWN_TASK, problem, path="$.uid", remedy=remedy)
-        return index
-
-    async def step(self, body: wire.StepBody) -> bytes:
-        """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""
-        # A caller that goes away does not stop its step: uvicorn does not tell us, and it may come back for it.
-        answer: bytes = await self.server.host.step(body.episode_id, body.value, body.turn, terms=self._terms)
-        return answer
-
-    async def cancel(self, id: str) -> bytes:
-        book = self.server.host.episodes
-        if not await book.cancel(id, self._terms):
-            raise EpisodeEnded(id, book.ended.why(id))
-        return encode(wire.CancelAnswer(id))
 
     # Requests
 
@@ -145,20 +104,20 @@ class HttpDoor(Door):
 
     async def _start_watched(self, body: wire.StartBody, request: HttpRequest) -> bytes:
         """Where its caller has left meanwhile the episode ends, unless the caller can name it."""
-        answer = await self.start(body)
+        answer = await self._episodes.start(body)
         if body.request_id is None and await request.is_abandoned():
-            await self.cancel(wire.decode(wire.CancelBody, answer).episode_id)
+            await self._episodes.cancel(wire.decode(wire.CancelBody, answer).episode_id)
         return answer
 
     async def _step(self, request: HttpRequest) -> bytes | Events:
         body = read_body(wire.StepBody, request.body)
         if b"text/event-stream" in request.accept:
             request.name = "http.step_stream"
-            return stream_step(self, body)
-        return await self.step(body)
+            return stream_step(self._episodes, body)
+        return await self._episodes.step(body)
 
     async def _cancel(self, request: HttpRequest) -> bytes:
-        return await self.cancel(read_body(wire.CancelBody, request.body).episode_id)
+        return await self._episodes.cancel(read_body(wire.CancelBody, request.body).episode_id)
 
     async def _start_batch(self, request: HttpRequest) -> bytes:
         async def start(part: Any) -> bytes:
@@ -169,7 +128,7 @@ class HttpDoor(Door):
 
     async def _step_batch(self, request: HttpRequest) -> bytes:
         async def step(part: Any) -> bytes:
-            return await self.step(wire.read_part(wire.StepBody, part))
+            return await self._episodes.step(wire.read_part(wire.StepBody, part))
 
         parts = read_body(wire.StepBatchBody, request.body).steps
         return encode(wire.StepBatchAnswer(await _answer_each(map(step, parts))))
@@ -192,7 +151,7 @@ class HttpDoor(Door):
 
     async def _health(self, request: HttpRequest) -> bytes:
         self.server.refuse_stopping()
-        return encode(wire.HealthAnswer(episodes=self._terms.live, workers=self.server.host.stats()["workers"]))
+        return encode(wire.HealthAnswer(episodes=self.terms.live, workers=self.server.host.stats()["workers"]))
 
     async def _openapi(self, request: HttpRequest) -> bytes:
         return wire.describe_api(needs_token=self.server.config.access.token is not None)
@@ -237,8 +196,3 @@ async def _answer_each(answers: Iterable[Awaitable[bytes]]) -> list[msgspec.Raw]
     """Every answer of a batch, an error in its place: one that fails does not fail the others."""
     found = await asyncio.gather(*answers, return_exceptions=True)
     return [msgspec.Raw(one if isinstance(one, bytes) else to_http_error(one).body) for one in found]
-
-
-def _render(step: Step) -> bytes:
-    wire.check_info(step)
-    return encode(wire.StepAnswer(step.observation, step.reward, step.done, step.info, step.calls or msgspec.UNSET))

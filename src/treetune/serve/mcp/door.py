@@ -46,7 +46,7 @@ class McpDoor(Door):
         `max_sessions` are open at once."""
         self.address = "/mcp" if streams is None else "standard input and output"
         self._streams, self._max_sessions = streams, max_sessions
-        self._terms = SessionLimits(idle_seconds, render=lambda step: step)
+        self.terms = SessionLimits(idle_seconds, render=lambda step: step)
         self._episodes: dict[str, str] = {}
         """Of each session, the episode that it plays."""
         self._tools: dict[str, list[dict[str, Any]]] = {}
@@ -98,7 +98,7 @@ class McpDoor(Door):
             self.ended.set()
 
     async def _serve_http(self, ready: asyncio.Future[None]) -> None:
-        idle = self._terms.idle_seconds
+        idle = self.terms.idle_seconds
         manager = StreamableHTTPSessionManager(
             self._server,
             session_idle_timeout=2 * idle,
@@ -126,10 +126,10 @@ class McpDoor(Door):
         # An episode waits for a client, which need not come back: only what is being played is waited for.
         live = self.server.host.episodes.live
         playing = (live[id].playing for id in self._tools if id in live)
-        return self._terms.starting + sum(step is not None for step in playing)
+        return self.terms.starting + sum(step is not None for step in playing)
 
     async def close(self) -> None:
-        await self.server.host.episodes.close(self._terms)
+        await self.server.host.episodes.close(self.terms)
         self._ending.set()
         if self._running is not None:
             if self._streams is not None:
@@ -137,7 +137,7 @@ class McpDoor(Door):
             await asyncio.wait([self._running], timeout=5)
 
     def gauges(self) -> dict[str, float]:
-        return {"mcp_episodes": self._terms.live}
+        return {"mcp_episodes": self.terms.live}
 
     # What is asked
 
@@ -168,11 +168,11 @@ class McpDoor(Door):
                 return await self._start(context, session, arguments)
             episode = self._find_episode(params.name, session, arguments)
             if params.name == "close":
-                await self.server.host.episodes.cancel(episode, self._terms)
+                await self.server.host.episodes.cancel(episode, self.terms)
                 self._forget(episode)
                 return wire.text_result("closed", {"episode": episode, "done": True})
             action = wire.read_action(params.name, arguments)
-            step = await self.server.host.step(episode, action, terms=self._terms)
+            step = await self.server.host.step(episode, action, terms=self.terms)
         except TreetuneError as error:
             return wire.error_result(error)
         if step.done:
@@ -186,9 +186,9 @@ class McpDoor(Door):
             raise MCPError(code=INVALID_PARAMS, message=f"start: {error}") from None
         self.server.refuse_beyond_end(asked.task_index)
         if session is not None and (before := self._episodes.get(session)) is not None:
-            await self.server.host.episodes.cancel(before, self._terms)
+            await self.server.host.episodes.cancel(before, self.terms)
             self._forget(before)
-        started, task, index = await self.server.start_episode(asked.task_index, self._terms)
+        started, task, index = await self.server.start_episode(asked.task_index, self.terms)
         self._forget_ended()
         listed = self._offered
         self._tools[started.episode], self._offered = started.tools, started.tools
@@ -219,13 +219,13 @@ class McpDoor(Door):
 
     async def _end_session(self, session: str) -> None:
         if (episode := self._episodes.get(session)) is not None:
-            await self.server.host.episodes.cancel(episode, self._terms)
+            await self.server.host.episodes.cancel(episode, self.terms)
             self._forget(episode)
 
     def _forget_ended(self) -> None:
         """Forgets, once there are many, the episodes that ended by themselves: their clients are gone."""
         live = self.server.host.episodes.live
-        if len(self._tools) > 2 * self._terms.live + _MANY_ENDED:
+        if len(self._tools) > 2 * self.terms.live + _MANY_ENDED:
             self._tools = {id: tools for id, tools in self._tools.items() if id in live}
             self._episodes = {session: id for session, id in self._episodes.items() if id in live}
 

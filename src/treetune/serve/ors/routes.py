@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.play.episode_table import FINISHED, EpisodeEnded
 from treetune.serve.errors import Busy
-from treetune.serve.http.asgi import Events, HttpRequest, Route
-from treetune.serve.http.streaming import format_event
+from treetune.serve.http.asgi import Events, HttpRequest, Route, format_event
 from treetune.serve.http.wire import HttpError, encode, read_body
 from treetune.serve.openenv.rpc import action_of_call, with_answer
 from treetune.serve.openenv.session import Session

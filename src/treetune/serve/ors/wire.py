@@ -14,7 +14,7 @@ import msgspec
 
 from treetune.core.environment import Observation, Step
 from treetune.core.tool_messages import parts_of
-from treetune.serve.http.streaming import format_event
+from treetune.serve.http.asgi import format_event
 from treetune.serve.http.wire import encode
 
 _CHUNK = 4096

@@ -56,7 +56,7 @@ class ZmqDoor(Door):
         """`:5555` is a port of this machine only; port 0 takes a free one."""
         self.address = f"tcp://127.0.0.1{address}" if address.startswith(":") else address
         self.replies = ReplyCache()
-        self._terms = SessionLimits(render=messages.pack_step)
+        self.terms = SessionLimits(render=messages.pack_step)
         self._socket: LoopSocket | ZmtpListener | None = None
         self._running: dict[bytes, Running] = {}
         """By the key of the request."""
@@ -318,13 +318,13 @@ class ZmqDoor(Door):
     async def _start_episode(self, call: Call, request: messages.StartRequest) -> bytes:
         task = self.server.signer.read_task(request.task, self.server.taskset)
         started = await self.server.host.start(
-            task, step=request.step, terms=self._terms, name=call.key, holder=call.client
+            task, step=request.step, terms=self.terms, name=call.key, holder=call.client
         )
         return messages.pack_reply(episode=started.episode, observation=started.observation, tools=started.tools)
 
     def _step(self, call: Call, request: messages.StepRequest) -> None:
         step = self.server.host.step
-        self._begin(call, lambda: step(request.episode, request.action, request.turn, terms=self._terms))
+        self._begin(call, lambda: step(request.episode, request.action, request.turn, terms=self.terms))
 
     def _cancel(self, call: Call, request: messages.CancelRequest) -> bytes | None:
         target = request.id.encode() if isinstance(request.id, str) else request.id
@@ -334,7 +334,7 @@ class ZmqDoor(Door):
         book = self.server.host.episodes
         # A start that was answered before it was cancelled: nobody will step what it began.
         episode = (book.live.get(request.id) if isinstance(request.id, str) else None) or book.by_name(target)
-        if episode is not None and episode.terms is self._terms:
+        if episode is not None and episode.terms is self.terms:
             if not self.is_known(call):
                 self.spawn(call, self._cancel_episode(episode.id))
             return None
