@@ -181,7 +181,7 @@ def test_a_request_over_http_has_an_environment_of_its_own():
             assert (status, step["reward"], step["done"]) == (200, 1.0, True)
             assert (await client.ask("GET", "/state"))[1]["step_count"] == 0
             assert not client.live
-            assert not client.door.sessions
+            assert not client.door.sessions.by_id
 
     run(play())
 

@@ -19,7 +19,7 @@ from serving import Numbers, run, until
 from treetune import Environment, Step, Task, Taskset
 from treetune.serve.access import Access
 from treetune.serve.http import listener
-from treetune.serve.openenv import door as doors
+from treetune.serve.openenv import session as sessions
 from treetune.serve.openenv import socket as sockets
 
 MINE = {"X-Session-ID": "mine"}
@@ -80,7 +80,7 @@ def test_without_the_token_nothing_is_read_or_begun():
                     status, told = await client.ask(method, path, {"never": "read"}, headers=headers)
                     assert (status, told) == (401, {"detail": "the token is missing or wrong"})
             assert (await client.ask("GET", "/health"))[1] == {"status": "healthy"}
-            assert not client.door.sessions
+            assert not client.door.sessions.by_id
             assert client.server.streams.cursor() == 0
             for headers in (TOKEN, {"X-API-Key": "abc"}):
                 assert (await client.ask("GET", "/list_environments", headers=headers))[0] == 200
@@ -122,7 +122,7 @@ def test_frames_that_are_none_end_their_own_connection_only(sent):
                 await until(lambda: client.live)
                 writer.write(sent)
                 await asyncio.wait_for(reader.read(), 20)
-            await until(lambda: not client.live and not client.door.sessions)
+            await until(lambda: not client.live and not client.door.sessions.by_id)
             await check_served(client)
 
     run(play())
@@ -190,7 +190,7 @@ def test_sessions_are_bounded_and_one_that_leaves_makes_room():
                     assert await third.hear() == 1000
                 status, told = await client.ask("POST", "/create", {"split": "train", "index": 0}, headers=MINE)
                 assert (status, "at capacity" in told["detail"]) == (429, True)
-            await until(lambda: not client.door.sessions)
+            await until(lambda: not client.door.sessions.by_id)
             await check_served(client)
 
     run(play())
@@ -243,7 +243,7 @@ def test_a_step_under_way_is_stopped_when_its_client_leaves():
             async with client.socket() as socket:
                 await socket.tell({"type": "step", "data": {"message": "a"}})
                 await until(lambda: Slow.under_way)
-            await until(lambda: not Slow.under_way and Slow.closed == closed + 1 and not client.door.sessions)
+            await until(lambda: not Slow.under_way and Slow.closed == closed + 1 and not client.door.sessions.by_id)
             assert not client.live
 
     run(play())
@@ -265,7 +265,7 @@ def test_a_start_under_way_is_stopped_when_its_client_leaves():
             async with client.socket() as socket:
                 await socket.tell({"type": "reset"})
                 await until(lambda: Slow.under_way)
-            await until(lambda: not Slow.under_way and not client.door.sessions)
+            await until(lambda: not Slow.under_way and not client.door.sessions.by_id)
             assert client.server.in_flight == 0
 
     run(play())
@@ -321,7 +321,7 @@ def test_a_client_that_is_killed_leaves_nothing():
             assert len(client.live) == 6
             os.kill(killed.pid, signal.SIGKILL)
             await killed.wait()
-            await until(lambda: len(client.live) == 1 and len(client.door.sessions) == 1)
+            await until(lambda: len(client.live) == 1 and len(client.door.sessions.by_id) == 1)
             await until(lambda: Echo.closed == closed + 5)
             assert (await socket.step("hello"))["reward"] == 0.5
 
@@ -347,7 +347,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_episode_closed(monk
                 if not writer.is_closing() and writer.transport.get_write_buffer_size() < len(said):
                     writer.write(said)
                 await asyncio.sleep(0.005)
-            await until(lambda: not client.live and not client.door.sessions)
+            await until(lambda: not client.live and not client.door.sessions.by_id)
             writer.close()
             await check_served(client)
 
@@ -381,7 +381,7 @@ def test_two_clients_on_one_session_share_its_episode_and_none_leaks():
             _, closed = await client.ask("POST", "/mcp", closing)
             assert closed["result"] == {"session_id": id, "closed": True}
             assert not client.live
-            assert not client.door.sessions
+            assert not client.door.sessions.by_id
 
     run(play())
 
@@ -390,7 +390,7 @@ def test_the_session_of_another_connection_cannot_be_taken():
     async def play():
         async with playing(Echoes()) as client, client.socket() as socket:
             await socket.ask("reset", {})
-            (id,) = client.door.sessions
+            (id,) = client.door.sessions.by_id
             async with client.socket(f"/ws?session_id={id}") as thief:
                 assert (await thief.hear())["data"]["code"] == "SESSION_ERROR"
             assert (await socket.step("hello"))["reward"] == 0.5
@@ -399,17 +399,17 @@ def test_the_session_of_another_connection_cannot_be_taken():
 
 
 def test_sessions_that_say_nothing_are_closed_and_their_episodes_before(monkeypatch):
-    monkeypatch.setattr(doors, "_SILENT_SECONDS", 0.0)
-    monkeypatch.setattr(doors, "_SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(sessions, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(sessions, "_SWEEP_SECONDS", 0.1)
 
     async def play():
         async with playing(Echoes(), http={"idle_seconds": 0.5}) as client:
             async with client.socket() as socket:
                 await socket.ask("reset", {})
                 await client.ask("POST", "/create", {"split": "train", "index": 0}, headers=MINE)
-                assert len(client.door.sessions) == 2
+                assert len(client.door.sessions.by_id) == 2
                 assert await socket.hear() == 1000
-            await until(lambda: not client.door.sessions and not client.live)
+            await until(lambda: not client.door.sessions.by_id and not client.live)
             assert client.server.metrics.outcomes == {"timeout": 2}
 
     run(play())

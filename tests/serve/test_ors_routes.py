@@ -11,8 +11,8 @@ from openenv_playing import Echo, Echoes, Shopping, playing
 from serving import run, until
 
 from treetune import Environment, Step, Task, Taskset
-from treetune.serve.ors.client import _read_events
-from treetune.serve.ors.wire import events_of
+from treetune.serve.foreign.ors import _read_events
+from treetune.serve.openenv.ors import events_of
 
 MINE = {"X-Session-ID": "mine"}
 
@@ -55,7 +55,7 @@ def test_a_session_is_an_episode_of_one_task(workers):
             assert (await client.ask("POST", "/ping", headers=MINE))[1] == {"status": "ok"}
             assert (await client.ask("POST", "/delete", headers=MINE))[1] == {"sid": "mine"}
             assert (await client.ask("POST", "/ping", headers=MINE))[0] == 404
-            assert not client.door.sessions
+            assert not client.door.sessions.by_id
             assert client.server.streams.cursor() == 0
 
     run(play())
@@ -152,7 +152,7 @@ def test_a_session_that_cannot_be_is_refused_and_none_is_left(body, status, word
         async with playing(Echoes()) as client:
             found, told = await client.ask("POST", "/create", body, headers=MINE)
             assert (found, words in str(told["detail"])) == (status, True), told
-            assert not client.door.sessions
+            assert not client.door.sessions.by_id
 
     run(play())
 

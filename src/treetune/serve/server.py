@@ -15,7 +15,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -55,6 +55,15 @@ class Given(TypedDict, total=False):
     digest: bytes
     lease: float
     holder: bytes
+
+
+class StartedTask(NamedTuple):
+    """An episode that was started, with its task."""
+
+    started: Started
+    task: Task
+    draw: int
+    """Its index in the order."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -283,16 +292,16 @@ class EnvServer:
 
     async def start_episode(
         self, index: int | None, terms: SessionLimits, *, step: int | None = None, name: Hashable | None = None
-    ) -> tuple[Started, Task, int]:
-        """An episode of the next task, or of the one at an index, on the terms of a door; its task, and which draw that
-        is. It counts against the capacity from now on."""
+    ) -> StartedTask:
+        """Starts an episode of the next task, or of the one at an index, on the terms of a door. It counts against the
+        capacity from now on."""
         self.refuse_stopping()
         self.reserve(1)
         terms.starting += 1
         try:
             self.refuse_beyond_end(index)
             task, drawn = await self.sample(index)
-            return await self.host.start(task, step=step, terms=terms, name=name), task, drawn
+            return StartedTask(await self.host.start(task, step=step, terms=terms, name=name), task, drawn)
         finally:
             terms.starting -= 1
             self.release(1)

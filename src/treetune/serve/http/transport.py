@@ -88,11 +88,11 @@ class HttpTransport:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url!r} is no address of a task server", remedy="write http://127.0.0.1:5000")
-        self.url, self._remedy = url.rstrip("/"), remedy
+        self.url, self.remedy = url.rstrip("/"), remedy
         json = "application/json"
-        self._headers = {"Accept": json, "Content-Type": json, "Accept-Encoding": "identity"}
+        self.headers = {"Accept": json, "Content-Type": json, "Accept-Encoding": "identity"}
         if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+            self.headers["Authorization"] = f"Bearer {token}"
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -105,6 +105,20 @@ class HttpTransport:
         if self._session is not None:
             await self._session.close()
 
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """aiohttp's session, opened on first use."""
+        import aiohttp
+
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(
+                headers=self.headers,
+                connector=aiohttp.TCPConnector(limit=_MOST_CONNECTIONS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+            )
+        return self._session
+
     async def ask(
         self, method: str, path: str, body: Any, timeout: float, headers: Mapping[str, str] | None = None
     ) -> HttpReply:
@@ -113,14 +127,7 @@ class HttpTransport:
         url = self.url + path
         data = None if body is None else encode(body, strict=True)
         seconds = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
-        if self._session is None or self._session.closed:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers,
-                connector=aiohttp.TCPConnector(limit=_MOST_CONNECTIONS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-            )
-        asking = self._session.request(method, url, data=data, timeout=seconds, headers=headers, allow_redirects=False)
+        asking = self.session.request(method, url, data=data, timeout=seconds, headers=headers, allow_redirects=False)
         try:
             async with asking as response:
                 content = await read_body(response)
@@ -135,7 +142,7 @@ class HttpTransport:
         except (aiohttp.InvalidURL, UnicodeError):  # UnicodeError: a host name that breaks the rules of names
             raise UsageError(f"{self.url!r} is no address", remedy="write http://127.0.0.1:5000") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"{url}: {format_error(error)}", remedy=self._remedy) from error
+            raise Unreachable(f"{url}: {format_error(error)}", remedy=self.remedy) from error
 
 
 def _parse_seconds(header: str | None) -> float | None:

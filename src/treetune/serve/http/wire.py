@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from treetune.chat.calls import ToolCall
+from treetune.chat.images import url_of
 from treetune.core.environment import Observation, Step
 from treetune.errors import EnvironmentFault, TreetuneError
 from treetune.play.episode import DeadlinePassed
@@ -265,6 +266,17 @@ def to_http_error(error: BaseException, path: str | None = None) -> HttpError:
         remedy = "serve with a larger --limits.timeout"
     path = path if kind == "usage" else None
     return HttpError(_STATUS.get(kind, 500), kind, found.error or "failed", path=path, remedy=remedy)
+
+
+def read_content(part: dict[str, Any]) -> str | tuple[str, str]:
+    """A part of a message as text, or as the type and the Base64 data of an image."""
+    if part["type"] == "text":
+        return str(part["text"])
+    url = url_of(part) or ""
+    head, _, data = url.partition(";base64,")
+    if head.startswith("data:image/") and data:
+        return head.removeprefix("data:"), data
+    return f"[image {url}]"
 
 
 _encoder = msgspec.json.Encoder(enc_hook=repr)

@@ -13,7 +13,7 @@ from treetune.core.task import Task
 from treetune.core.tool_messages import parts_of
 from treetune.errors import TreetuneError, UsageError
 from treetune.play.episode import Started
-from treetune.serve.http.wire import encode
+from treetune.serve.http.wire import encode, read_content
 
 INSTRUCTIONS = (
     "Tasks to solve. `start` begins one and gives its prompt; then call the tools that it offers, or `answer`. "
@@ -106,11 +106,7 @@ def _result(parts: list[dict[str, Any]], found: dict[str, Any], *, is_error: boo
 
 
 def _block(part: dict[str, Any]) -> TextContent | ImageContent:
-    if part["type"] == "text":
-        return TextContent(type="text", text=part["text"])
-    image = part["image_url"]
-    url = str(image.get("url", "") if isinstance(image, dict) else image)
-    head, _, data = url.partition(";base64,")
-    if head.startswith("data:image/") and data:
-        return ImageContent(type="image", data=data, mime_type=head.removeprefix("data:"))
-    return TextContent(type="text", text=f"[image {url}]")
+    content = read_content(part)
+    if isinstance(content, str):
+        return TextContent(type="text", text=content)
+    return ImageContent(type="image", data=content[1], mime_type=content[0])

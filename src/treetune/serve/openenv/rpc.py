@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from treetune.chat.calls import call_message
 from treetune.core.environment import Step
 from treetune.serve.http.wire import HttpError, read_body
-from treetune.serve.openenv.session import Session
+from treetune.serve.openenv.session import Session, SessionTable
 from treetune.serve.openenv.wire import Fault, describe_tool, fault_of, show
-
-if TYPE_CHECKING:
-    from treetune.serve.openenv.door import OpenEnvDoor
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 INTERNAL_ERROR, SERVER_ERROR = -32603, -32000
@@ -24,7 +21,7 @@ ANSWER = "answer"
 """The tool that says something, for those who can only call tools."""
 
 
-class Request(msgspec.Struct, forbid_unknown_fields=True):
+class RpcRequest(msgspec.Struct, forbid_unknown_fields=True):
     jsonrpc: str
     method: str
     params: dict[str, Any] = {}
@@ -41,25 +38,25 @@ class RpcError(Exception):
         self.error = {"code": code, "message": message, "data": data}
 
 
-async def answer_body(door: OpenEnvDoor, body: bytes) -> dict[str, Any]:
+async def answer_body(sessions: SessionTable, body: bytes) -> dict[str, Any]:
     """The answer to a request over HTTP."""
     try:
         request = read_body(dict[str, Any], body)
     except HttpError as error:
         return _error(None, RpcError(PARSE_ERROR, "Parse error", str(error)))
-    return await answer(door, request)
+    return await answer(sessions, request)
 
 
-async def answer(door: OpenEnvDoor, request: dict[str, Any], session: Session | None = None) -> dict[str, Any]:
+async def answer(sessions: SessionTable, request: dict[str, Any], session: Session | None = None) -> dict[str, Any]:
     """The response to a request; `session` is that of the WebSocket on which it came."""
     id: str | int | None = None
     try:
         try:
-            asked = msgspec.convert(request, Request)
+            asked = msgspec.convert(request, RpcRequest)
         except msgspec.ValidationError as error:
             raise RpcError(INVALID_REQUEST, f"Invalid request: {error}") from None
         id = asked.id
-        return {"jsonrpc": "2.0", "id": id, "result": await _handle(door, asked, session)}
+        return {"jsonrpc": "2.0", "id": id, "result": await _handle(sessions, asked, session)}
     except RpcError as error:
         return _error(id, error)
     except Exception as error:
@@ -72,45 +69,45 @@ def _error(id: str | int | None, error: RpcError) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "error": error.error}
 
 
-async def _handle(door: OpenEnvDoor, asked: Request, session: Session | None) -> Any:
+async def _handle(sessions: SessionTable, asked: RpcRequest, session: Session | None) -> Any:
     named = asked.params.get("session_id")
     if asked.method == "openenv/session/create":
-        return {"session_id": (session or _open(door)).id}
+        return {"session_id": (session or _open(sessions)).id}
     if asked.method == "openenv/session/close":
-        return await _close(door, named, session)
+        return await _close(sessions, named, session)
     if session is None and named:
-        if (session := door.sessions.get(named) if isinstance(named, str) else None) is None:
+        if (session := sessions.by_id.get(named) if isinstance(named, str) else None) is None:
             raise RpcError(INVALID_PARAMS, f"Unknown session_id: {named}")
         session.hear()
     if session is not None:
         return await _use_tools(asked, session)
-    session = _open(door)  # for this one request
+    session = _open(sessions)  # for this one request
     try:
         return await _use_tools(asked, session)
     finally:
-        await door.close_session(session)
+        await sessions.close(session)
 
 
-def _open(door: OpenEnvDoor) -> Session:
+def _open(sessions: SessionTable) -> Session:
     try:
-        return door.open_session()
+        return sessions.add(Session(sessions))
     except Fault as fault:
         further = {key: value for key, value in fault.data.items() if key not in ("message", "code")}
         raise RpcError(SERVER_ERROR, str(fault), further) from None
 
 
-async def _close(door: OpenEnvDoor, named: Any, session: Session | None) -> dict[str, Any]:
+async def _close(sessions: SessionTable, named: Any, session: Session | None) -> dict[str, Any]:
     if not named:
         raise RpcError(INVALID_PARAMS, "Invalid params - 'session_id' is required")
     if session is not None and session.id == named:
         raise RpcError(INVALID_REQUEST, "Cannot close active WebSocket-managed session via MCP method")
-    if (found := door.sessions.get(named) if isinstance(named, str) else None) is None:
+    if (found := sessions.by_id.get(named) if isinstance(named, str) else None) is None:
         raise RpcError(INVALID_PARAMS, f"Unknown session_id: {named}")
-    await door.close_session(found)
+    await sessions.close(found)
     return {"session_id": named, "closed": True}
 
 
-async def _use_tools(asked: Request, session: Session) -> Any:
+async def _use_tools(asked: RpcRequest, session: Session) -> Any:
     params = asked.params
     if asked.method == "tools/list":
         return {"tools": [describe_tool(tool, "inputSchema") for tool in with_answer(await _tools_of(session))]}
@@ -128,7 +125,7 @@ async def _use_tools(asked: Request, session: Session) -> Any:
 
 
 async def _tools_of(session: Session) -> list[dict[str, Any]]:
-    tools = (await session.ensure_begun()).tools
+    tools = (await session.ensure_started()).started.tools
     if not tools:
         raise RpcError(INTERNAL_ERROR, "Environment does not support MCP")
     return tools

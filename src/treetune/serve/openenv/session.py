@@ -1,11 +1,11 @@
-"""A session: what one client of OpenEnv or ORS plays, one episode at a time.
+"""Sessions: what clients of OpenEnv and ORS play, one episode at a time, and the table of a door's sessions.
 
-    session = door.open_session()
+    session = sessions.add(Session(sessions))
     await session.reset(Reset(seed=3))        # the first observation
     step = await session.play("42")
 
-OpenEnv's environments are there from the connection on. So a step or a call before the first reset begins the next
-task, and a reset that asks for no other one shows it.
+In OpenEnv an environment exists as soon as its client has connected. So a step or a call before the first reset starts
+the next task, and a reset that names no other task shows that one.
 """
 
 from __future__ import annotations
@@ -13,54 +13,57 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from treetune.core.environment import Observation, Step
-from treetune.core.task import Task
+from treetune.core.environment import Step
 from treetune.errors import UsageError
-from treetune.serve.openenv.wire import ListTools, Reset, ToolAction, describe_tool, observed, show, stepped
+from treetune.play.episode_table import LiveEpisode, SessionLimits
+from treetune.serve.http import HttpConfig
+from treetune.serve.http.wire import check_info
+from treetune.serve.openenv.tasks import TaskRoutes
+from treetune.serve.openenv.wire import Fault, ListTools, Reset, ToolAction, describe_tool, observed, show, stepped
+from treetune.serve.server import EnvServer, StartedTask
 
-if TYPE_CHECKING:
-    from treetune.serve.openenv.door import OpenEnvDoor
-
-
-class Opening(NamedTuple):
-    """What an episode showed first."""
-
-    observation: Observation
-    tools: list[dict[str, Any]]
-    """What may be called, in OpenAI's form."""
-    task: Task
-    draw: int
-    """Which of the order its task is."""
+_SILENT_SECONDS = 900.0
+"""A session without an episode is closed if its client sends nothing for so long."""
+_SWEEP_SECONDS = 5.0
 
 
 class Session:
-    def __init__(self, door: OpenEnvDoor, id: str | None = None) -> None:
-        self._door = door
-        self.id = id or str(uuid.uuid4())
+    def __init__(
+        self, sessions: SessionTable, id: str | None = None, stop: Callable[[str], None] | None = None
+    ) -> None:
+        """`stop` closes the connection that the session ends with; None for a session without one."""
+        self._sessions, self._server = sessions, sessions.server
+        self.id, self.stop = id or str(uuid.uuid4()), stop
         self.heard = time.monotonic()
-        """When its client said something last."""
+        """When its client sent its last message."""
         self.attached = False
         """A WebSocket plays it that did not open it."""
-        self.opening: Opening | None = None
+        self.first: StartedTask | None = None
+        """The task of its episode, and what the episode showed first."""
         self.turn = 0
         self._episode: str | None = None
-        """None before the first; empty where the last could not be begun."""
+        """None before the first; empty if the last could not be started."""
         self._label = self.id
         self._is_fresh = False
-        """The episode was begun without a reset, and nobody was shown its beginning."""
+        """The episode was started without a reset, and its beginning was not shown yet."""
         self._starting = asyncio.Lock()
 
     @property
+    def _live(self) -> LiveEpisode | None:
+        return self._server.host.episodes.live.get(self._episode or "")
+
+    @property
     def is_live(self) -> bool:
-        """Its episode goes on."""
-        return self._episode is not None and self._episode in self._door.server.host.episodes.live
+        """Its episode has not ended."""
+        return self._live is not None
 
     def hear(self) -> None:
-        """Its client is there: an episode counts from now on as one that was just stepped."""
+        """Notes a message of its client: the episode counts as just stepped."""
         self.heard = time.monotonic()
-        if (live := self._door.server.host.episodes.live.get(self._episode or "")) is not None:
+        if (live := self._live) is not None:
             live.heard = self.heard
 
     @property
@@ -68,59 +71,124 @@ class Session:
         return {"episode_id": self._label, "step_count": self.turn}
 
     async def reset(self, asked: Reset) -> dict[str, Any]:
-        """Begins an episode; what it shows first."""
+        """Starts an episode; returns what it shows first."""
         async with self._starting:
-            self._door.tasks.check_split(asked.split)
-            index = asked.task(self._door.server.streams.count)
+            self._sessions.tasks.check_split(asked.split)
+            index = asked.task(self._server.streams.count)
             if index is not None or not self._is_fresh or not self.is_live:
-                await self._begin(index)
+                await self._start(index)
             self._label = asked.episode_id or self._label
             self._is_fresh = False
-        assert self.opening is not None
-        observation, tools, task, index = self.opening
+        assert self.first is not None
+        started, task, index = self.first
         metadata: dict[str, Any] = {"task_index": index, "data_source": task.data_source}
-        if tools:
-            metadata["tools"] = tools
-        return observed(show(observation), None, False, metadata)
+        if started.tools:
+            metadata["tools"] = started.tools
+        return observed(show(started.observation), None, False, metadata)
 
     async def play(self, action: Any) -> Step:
         """One step of its episode."""
         if not self._episode:
-            await self.ensure_begun()
+            await self.ensure_started()
         assert self._episode is not None
-        step: Step = await self._door.server.host.step(self._episode, action, terms=self._door.terms)
+        step: Step = await self._server.host.step(self._episode, action, terms=self._sessions.terms)
         self.turn += 1
         self._is_fresh = False
         return step
 
     async def answer(self, action: Any) -> dict[str, Any]:
-        """What an action of OpenEnv earns and shows."""
+        """The observation and the reward of an action of OpenEnv."""
         if isinstance(action, ListTools):
-            tools = (await self.ensure_begun()).tools
+            tools = (await self.ensure_started()).started.tools
             return observed({"tools": [describe_tool(tool, "input_schema") for tool in tools]}, None, False, {})
         if isinstance(action, ToolAction):
             return stepped(await self.play(action.value), action.name)
         return stepped(await self.play(action))
 
-    async def ensure_begun(self) -> Opening:
-        """What its episode showed first; the next task is begun where there was none."""
+    async def ensure_started(self) -> StartedTask:
+        """What its episode showed first. Starts the next task if there was no episode."""
         async with self._starting:
             if self._episode is None:
-                await self._begin(None)
+                await self._start(None)
                 self._is_fresh = True
-        if self.opening is None:
+        if self.first is None:
             raise UsageError("the last reset failed", remedy="reset again")
-        return self.opening
+        return self.first
 
-    async def _begin(self, index: int | None) -> None:
+    async def _start(self, index: int | None) -> None:
         await self.end()
-        self._episode, self.opening = "", None
-        started, task, drawn = await self._door.server.start_episode(index, self._door.terms)
+        self._episode, self.first = "", None
+        self.first = await self._server.start_episode(index, self._sessions.terms)
+        started = self.first.started
         self._episode, self._label, self.turn = started.episode, started.episode, 0
-        self.opening = Opening(started.observation, started.tools, task, drawn)
-        self._door.offered = started.tools
+        self._sessions.offered = started.tools
 
     async def end(self) -> None:
-        """Ends its episode, where one goes on."""
+        """Ends its episode if it has one."""
         if self._episode:
-            await self._door.server.host.episodes.cancel(self._episode, self._door.terms)
+            await self._server.host.episodes.cancel(self._episode, self._sessions.terms)
+
+
+S = TypeVar("S", bound=Session)
+
+
+class SessionTable:
+    def __init__(self, server: EnvServer, config: HttpConfig, split: str) -> None:
+        """`split` is the name of the one split that all tasks are in."""
+        self.server, self._config = server, config
+        self.terms = SessionLimits(config.idle_seconds, config.deadline_seconds, check_info)
+        self.tasks = TaskRoutes(server, split)
+        self.by_id: dict[str, Session] = {}
+        self.offered: list[dict[str, Any]] | None = None
+        """The tools of the last episode that was started."""
+
+    def add(self, session: S) -> S:
+        active, most = len(self.by_id), self._config.max_episodes
+        if active >= most or self.server.stopping:
+            problem = f"Server at capacity: {active}/{most} sessions active. Cannot accept new connections."
+            raise Fault("CAPACITY_REACHED", problem, active_sessions=active, max_sessions=most)
+        self.by_id[session.id] = session
+        return session
+
+    def attach(self, id: str) -> Session:
+        """A session that was opened over HTTP, for a WebSocket that plays it."""
+        session = self.by_id.get(id)
+        if session is None or session.stop is not None:
+            raise Fault("SESSION_ERROR", f"Unknown session_id: {id:.80}")
+        if session.attached:
+            raise Fault("SESSION_ERROR", f"Session {id} already has an attached WebSocket")
+        session.attached = True
+        return session
+
+    async def close(self, session: Session) -> None:
+        self.by_id.pop(session.id, None)
+        await session.end()
+
+    async def use_once(self, play: Callable[[Session], Any]) -> Any:
+        """What `play` returns for a session that is closed afterwards."""
+        session = self.add(Session(self))
+        try:
+            return await play(session)
+        finally:
+            await self.close(session)
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """The tools of the last episode. Before the first one, an episode of the first task is started and closed; no
+        cursor moves, except if tasks have no numbers."""
+        if self.offered is None:
+            seed = None if self.server.streams.sequential else 0
+            await self.use_once(lambda session: session.reset(Reset(seed=seed)))
+        return self.offered or []
+
+    async def sweep(self) -> None:
+        """Closes sessions of silent clients. Their episodes have ended before."""
+        silent = max(_SILENT_SECONDS, self._config.idle_seconds)
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            oldest = time.monotonic() - silent
+            for session in list(self.by_id.values()):
+                if session.heard < oldest and not session.is_live and not session.attached:
+                    if session.stop is not None:
+                        session.stop(f"nothing was said for {silent:g} seconds")
+                    else:
+                        await self.close(session)

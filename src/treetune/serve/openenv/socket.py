@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 from treetune.serve.http.asgi import Receive, Scope, Send
 from treetune.serve.openenv import rpc, wire
-from treetune.serve.openenv.session import Session
+from treetune.serve.openenv.session import Session, SessionTable
 from treetune.serve.openenv.wire import Fault, data_of, fault_of, frame
-
-if TYPE_CHECKING:
-    from treetune.serve.openenv.door import OpenEnvDoor
 
 _WATCH_SECONDS = 0.5
 """An answer that takes so long is given up where the client leaves meanwhile. To look from the beginning would cost
@@ -22,8 +19,8 @@ every quick step a task."""
 
 
 class SessionSocket:
-    def __init__(self, door: OpenEnvDoor, scope: Scope, receive: Receive, send: Send) -> None:
-        self._door, self._receive, self._send = door, receive, send
+    def __init__(self, sessions: SessionTable, scope: Scope, receive: Receive, send: Send) -> None:
+        self._sessions, self._receive, self._send = sessions, receive, send
         self._asked_id = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id", [None])[-1]
         self._waiting: list[dict[str, Any]] = []
         """What came while a step was under way: one message at most."""
@@ -37,10 +34,14 @@ class SessionSocket:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         session: Session | None = None
         try:
-            session = self._session = self._find_session()
-            await self._serve()
+            if self._asked_id is None:
+                session = self._sessions.add(Session(self._sessions, stop=self.stop))
+            else:
+                session = self._sessions.attach(self._asked_id)
+            await self._serve(session)
         except Fault as fault:
-            await self._answer_last(fault)
+            with contextlib.suppress(OSError, RuntimeError):
+                await self._send({"type": "websocket.send", "text": frame("error", fault.data)})
         except asyncio.CancelledError:
             if self._stopped is None or self._task is None:
                 raise
@@ -48,22 +49,13 @@ class SessionSocket:
         except OSError:
             self._has_left = True  # while it was answered
         finally:
-            if session is not None:
-                await self._leave(session)
+            if session is not None and session.attached:
+                session.attached = False  # the client that opened it closes it
+            elif session is not None:
+                await self._sessions.close(session)
         if not self._has_left:
             with contextlib.suppress(OSError, RuntimeError):  # it may leave just now
                 await self._send({"type": "websocket.close", "code": 1000, "reason": self._stopped or ""})
-
-    def _find_session(self) -> Session:
-        if self._asked_id is None:
-            return self._door.open_session(self.stop)
-        return self._door.attach_session(self._asked_id)
-
-    async def _leave(self, session: Session) -> None:
-        if session.attached:
-            session.attached = False  # whoever opened it closes it
-        else:
-            await self._door.close_session(session)
 
     def stop(self, why: str) -> None:
         """Closes the connection."""
@@ -71,8 +63,8 @@ class SessionSocket:
         if self._task is not None:
             self._task.cancel()
 
-    async def _serve(self) -> None:
-        session, count = self._session, self._door.server.metrics.count_request
+    async def _serve(self, session: Session) -> None:
+        count = self._sessions.server.metrics.count_request
         while True:
             message = self._waiting.pop() if self._waiting else await self._receive()
             if message["type"] == "websocket.disconnect":
@@ -96,7 +88,7 @@ class SessionSocket:
                     answer = frame("state", session.state)
                 elif kind == "mcp":
                     request = data_of(said, required=True)
-                    answer = frame("mcp", await self._watched(rpc.answer(self._door, request, session)))
+                    answer = frame("mcp", await self._watched(rpc.answer(self._sessions, request, session)))
                 elif kind == "close":
                     wire.refuse_data(said)
                     return
@@ -133,11 +125,6 @@ class SessionSocket:
         if message["type"] == "websocket.disconnect":
             self._has_left = True
             self.stop("its client has left")
-
-    async def _answer_last(self, fault: Fault) -> None:
-        """Before the connection is closed."""
-        with contextlib.suppress(OSError, RuntimeError):
-            await self._send({"type": "websocket.send", "text": frame("error", fault.data)})
 
 
 _NAMES = {kind: f"openenv.{kind}" for kind in ("reset", "step", "state", "mcp", "close")}

@@ -9,15 +9,13 @@ episode shows first; what it is scored by stays here.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from treetune.serve.http.asgi import HttpRequest, Route
 from treetune.serve.http.wire import HttpError, encode, read_body
-
-if TYPE_CHECKING:
-    from treetune.serve.openenv.door import OpenEnvDoor
+from treetune.serve.server import EnvServer
 
 MOST_TASKS = 100_000
 """That one answer lists."""
@@ -38,8 +36,8 @@ class RangeBody(SplitBody, forbid_unknown_fields=True):
 
 
 class TaskRoutes:
-    def __init__(self, door: OpenEnvDoor, split: str) -> None:
-        self._door, self.split = door, split
+    def __init__(self, server: EnvServer, split: str) -> None:
+        self._server, self.split = server, split
 
     def routes(self) -> list[Route]:
         return [
@@ -54,7 +52,7 @@ class TaskRoutes:
     @property
     def name(self) -> str:
         """The taskset's, as a part of a path."""
-        return re.sub(r"[^a-z0-9_.-]+", "-", self._door.server.taskset.name.lower()).strip("-") or "tasks"
+        return re.sub(r"[^a-z0-9_.-]+", "-", self._server.taskset.name.lower()).strip("-") or "tasks"
 
     def check_name(self, name: str | None) -> None:
         if name is not None and name.lower() != self.name:
@@ -73,7 +71,7 @@ class TaskRoutes:
 
     def check_index(self, index: int) -> int:
         """The place of a task; a negative one counts from the end."""
-        count = self._door.server.streams.count
+        count = self._server.streams.count
         if index < 0 and count is not None:
             index += count
         if index < 0 or (count is not None and index >= count):
@@ -81,7 +79,7 @@ class TaskRoutes:
         return index
 
     def _size(self, asked: str) -> int:
-        count = self._door.server.streams.count
+        count = self._server.streams.count
         if count is None:
             problem = f"{asked} is not supported for this environment: its tasks have no end"
             raise HttpError(501, "usage", f"{problem}. Name an index, or a seed.")
@@ -115,7 +113,7 @@ class TaskRoutes:
 
     async def _range(self, request: HttpRequest) -> bytes:
         body = self._read(request, RangeBody)
-        count = self._door.server.streams.count
+        count = self._server.streams.count
         if count is None and (body.start is None or body.stop is None or min(body.start, body.stop) < 0):
             self._size("get_task_range")
         chosen = range(count if count is not None else body.stop or 0)[slice(body.start, body.stop)]

@@ -9,16 +9,18 @@ of it shows first. What a server answers with an error is a failure, and has no 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
-from treetune.chat.calls import ToolCall
+from treetune.chat.calls import ToolCall, read_calls
 from treetune.chat.message import Message
-from treetune.core.environment import Environment
+from treetune.config.trust import Origin
+from treetune.core.environment import Action, Environment, Observation, Step
 from treetune.core.task import Task
-from treetune.core.tool_messages import render
-from treetune.errors import UsageError, did_you_mean
+from treetune.core.tool_messages import render, split_action
+from treetune.errors import EnvironmentFault, UsageError, did_you_mean
 from treetune.serve.remote_taskset import Served, ServedConfig
 from treetune.system.threads import run_in_background
 
@@ -68,14 +70,13 @@ class ForeignTasks(Served):
         finally:
             await client.close()
 
+    @abstractmethod
     def connect(self) -> Any:
-        """A client of the server. Each episode has its own, which is closed with it: whoever plays need not close the
-        taskset."""
-        raise NotImplementedError
+        """A client of the server. Each episode has its own and closes it, so the taskset need not be closed."""
 
+    @abstractmethod
     async def _ask(self, client: Any) -> None:
         """Asks the server for its name, its splits and its tasks."""
-        raise NotImplementedError
 
     def choose_split(self, splits: list[str]) -> str:
         named = self.config.split
@@ -116,9 +117,6 @@ class ForeignTasks(Served):
             return task
         return msgspec.structs.replace(task, prompt=run_in_background(self._look(task))[0])
 
-    def environment(self, task: Task) -> Environment:
-        raise NotImplementedError
-
     @property
     def scores_groups(self) -> bool:
         return False
@@ -127,14 +125,76 @@ class ForeignTasks(Served):
         return f"{self.config.address} {self.split}"
 
 
+def class_at(base: type[ForeignTasks], address: str, origin: Origin) -> type[ForeignTasks]:
+    """The taskset that a TARGET with an address stands for."""
+    origin.refuse(f"would call a server: {address}")
+    return type(f"{base.__name__}There", (base,), {"ADDRESS": address, "BASE": base})
+
+
+class ForeignEnvironment(Environment):
+    """An episode on the server of another project, in a session of its own."""
+
+    RAW_CALLS = True
+
+    def __init__(self, task: Task, client: Any) -> None:
+        super().__init__(task)
+        self._client = client
+        self._session: Any = None
+
+    @property
+    def session(self) -> Any:
+        if self._session is None:
+            raise UsageError("the episode was not started")
+        return self._session
+
+    async def step(self, action: Action) -> Step:
+        text, calls = split_action(action)
+        return await self.say(text, calls)
+
+    @abstractmethod
+    async def say(self, text: str, calls: list[Any]) -> Step:
+        """The step of what a model says, and of the calls that it makes with it."""
+
+    @abstractmethod
+    async def call(self, name: str, arguments: dict[str, Any], call: ToolCall) -> Step:
+        """One call of a tool on the server. Sets the call's result or its error."""
+
+    async def call_each(self, calls: list[Any]) -> Step:
+        """Calls one tool after the other until one ends the episode."""
+        whole, messages = Step(calls=read_calls(calls)), []
+        for call in whole.calls:
+            if call.error is None:
+                step = await self.call(call.name, call.arguments if isinstance(call.arguments, dict) else {}, call)
+                if call.error is None:
+                    whole.reward, whole.done, whole.info = whole.reward + step.reward, step.done, step.info
+            content = call.error if call.error is not None else render(call.result)
+            messages.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content})
+            if whole.done:
+                break
+        whole.observation = Observation("messages", messages)
+        return whole
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+        await self._client.close()
+
+
+def end_without_call() -> Step:
+    return Step(done=True, info={"explanation": "the answer calls no tool, which ends it"})
+
+
+def make_step(shown: Observation, reward: Any, done: Any, metadata: Any) -> Step:
+    """A step as a server answered it. Raises EnvironmentFault for a reward or an end of another type."""
+    if not isinstance(reward, int | float | None) or not isinstance(done, bool):
+        raise EnvironmentFault(f"the server answered reward={reward!r:.60}, done={done!r:.60}")
+    info = dict(metadata) if isinstance(metadata, dict) else {}
+    return Step(shown, float(reward or 0.0), done, info, bool(done and info.get("truncated")))
+
+
 def as_schema(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool in OpenAI's form, as MCP or ORS lists it."""
     parameters = tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}}
     function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def tool_message(call: ToolCall) -> Message:
-    """What a model is shown of a call."""
-    content = call.error if call.error is not None else render(call.result)
-    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}

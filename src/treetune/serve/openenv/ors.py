@@ -1,28 +1,34 @@
-"""The routes of ORS. A session is an episode of one task, and is named by the header `X-Session-ID`.
+"""The routes of ORS (ors-sdk 0.1), beside those of OpenEnv.
 
-Its tools are those of the task, and `answer`, by which a model says something. A call goes on where its client loses
-the connection, and can be asked for again by its `task_id`.
+    POST /my-tasks/call {"name": "answer", "input": {"text": "42"}}
+    event: end
+    data: {"ok": true, "output": {"blocks": [...], "metadata": {...}, "reward": 1.0, "finished": true}}
+
+A session is an episode of one task; the header `X-Session-ID` names it. Its tools are those of the task, and `answer`
+for what a model says. If the client loses the connection the call continues, and its `task_id` gets the result later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
 
+import msgspec
+
+from treetune.core.environment import Observation, Step
+from treetune.core.tool_messages import parts_of
 from treetune.play.episode_table import FINISHED, EpisodeEnded
 from treetune.serve.errors import Busy
 from treetune.serve.http.asgi import Events, HttpRequest, Route, format_event
-from treetune.serve.http.wire import HttpError, encode, read_body
+from treetune.serve.http.wire import HttpError, encode, read_body, read_content
 from treetune.serve.openenv.rpc import action_of_call, with_answer
-from treetune.serve.openenv.session import Session
+from treetune.serve.openenv.session import Session, SessionTable
 from treetune.serve.openenv.wire import Reset, describe_tool, fault_of, read_reset
-from treetune.serve.ors.wire import CallBody, CreateBody, blocks_of, error_result, events_of, result_of
 
-if TYPE_CHECKING:
-    from treetune.serve.openenv.door import OpenEnvDoor
-
+_CHUNK = 4096
+"""Characters of an event: the client reads lines, and rejects long ones."""
 SESSION_HEADER = b"x-session-id"
 _MOST_ID = 128
 _QUIET_SECONDS = 10.0
@@ -31,11 +37,32 @@ _MOST_CALLS = 16
 """Of one session, under way at once."""
 
 
+class CreateBody(msgspec.Struct, forbid_unknown_fields=True):
+    env_name: str | None = None
+    task_spec: dict[str, Any] | None = None
+    split: str | None = None
+    index: int | None = None
+    secrets: dict[str, str] | None = None
+    """Not used: what an environment needs is in the config of the server."""
+
+    def __post_init__(self) -> None:
+        by_index = self.split is not None and self.index is not None
+        if (self.task_spec is not None) == by_index:
+            raise ValueError("Provide either task_spec or both split and index, not both/neither")
+
+
+class CallBody(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    input: dict[str, Any]
+    task_id: str | None = None
+    """Of a call that was made before: its result is asked for again."""
+
+
 class OrsSession(Session):
     """An episode that is played by calls."""
 
-    def __init__(self, door: OpenEnvDoor, id: str | None = None) -> None:
-        super().__init__(door, id)
+    def __init__(self, sessions: SessionTable, id: str) -> None:
+        super().__init__(sessions, id)
         self._calls: dict[str, asyncio.Task[str]] = {}
         """Those under way, and the last that ended, by the ids that clients know them by."""
 
@@ -53,9 +80,9 @@ class OrsSession(Session):
         return self._calls.get(id)
 
     async def _run(self, name: str, arguments: dict[str, Any]) -> str:
-        assert self.opening is not None
+        assert self.first is not None
         try:
-            return result_of(await self.play(action_of_call(name, arguments, self.opening.tools)))
+            return result_of(await self.play(action_of_call(name, arguments, self.first.started.tools)))
         except EpisodeEnded as error:
             if error.why is not FINISHED:
                 raise
@@ -63,8 +90,8 @@ class OrsSession(Session):
 
 
 class OrsRoutes:
-    def __init__(self, door: OpenEnvDoor) -> None:
-        self._door = door
+    def __init__(self, sessions: SessionTable) -> None:
+        self._sessions = sessions
 
     def routes(self) -> list[Route]:
         return [
@@ -91,33 +118,33 @@ class OrsRoutes:
 
     async def _create(self, request: HttpRequest) -> bytes:
         id, body = _id_of(request), read_body(CreateBody, request.body)
-        self._door.tasks.check_name(body.env_name)
-        if id in self._door.sessions:
+        self._sessions.tasks.check_name(body.env_name)
+        if id in self._sessions.by_id:
             raise HttpError(400, "usage", "Session already exists")
         asked = self._read_task(body)
-        session = self._door.open_session(id=id, kind=OrsSession)
+        session = self._sessions.add(OrsSession(self._sessions, id))
         try:
             await session.reset(asked)
             if await request.is_abandoned():
                 raise HttpError(400, "bad_request", "the client has left")
         except BaseException:
-            await self._door.close_session(session)
+            await self._sessions.close(session)
             raise
         return encode({"sid": id})
 
     def _read_task(self, body: CreateBody) -> Reset:
-        tasks = self._door.tasks
+        tasks = self._sessions.tasks
         asked = Reset(split=body.split, index=body.index) if body.task_spec is None else read_reset(body.task_spec)
         tasks.check_split(asked.split)
-        index = asked.task(self._door.server.streams.count)
+        index = asked.task(self._sessions.server.streams.count)
         if index is None:
             raise HttpError(400, "usage", 'the task_spec names no task: {"split": ..., "index": ...}')
         return Reset(index=tasks.check_index(index))
 
     async def _delete(self, request: HttpRequest) -> bytes:
         id = _id_of(request)
-        if isinstance(session := self._door.sessions.get(id), OrsSession):
-            await self._door.close_session(session)
+        if isinstance(session := self._sessions.by_id.get(id), OrsSession):
+            await self._sessions.close(session)
         return encode({"sid": id})
 
     async def _ping(self, request: HttpRequest) -> bytes:
@@ -126,26 +153,26 @@ class OrsRoutes:
 
     async def _tools(self, request: HttpRequest) -> bytes:
         """Those of a task; they may differ between tasks."""
-        self._door.tasks.check_path(request)
-        return _list_tools(await self._door.learn_tools())
+        self._sessions.tasks.check_path(request)
+        return _list_tools(await self._sessions.list_tools())
 
     async def _task_tools(self, request: HttpRequest) -> bytes:
-        self._door.tasks.check_path(request)
-        return _list_tools((await self._find(request).ensure_begun()).tools)
+        self._sessions.tasks.check_path(request)
+        return _list_tools((await self._find(request).ensure_started()).started.tools)
 
     async def _prompt(self, request: HttpRequest) -> bytes:
-        self._door.tasks.check_path(request)
-        return encode(blocks_of((await self._find(request).ensure_begun()).observation))
+        self._sessions.tasks.check_path(request)
+        return encode(blocks_of((await self._find(request).ensure_started()).started.observation))
 
     async def _call(self, request: HttpRequest) -> Events:
-        self._door.tasks.check_path(request)
+        self._sessions.tasks.check_path(request)
         session, body = self._find(request), read_body(CallBody, request.body)
-        await session.ensure_begun()
+        await session.ensure_started()
         id = session.call(body.name, body.input) if body.task_id is None else body.task_id
         return _stream(id, session.find_call(id), session.hear)
 
     def _find(self, request: HttpRequest) -> OrsSession:
-        session = self._door.sessions.get(_id_of(request))
+        session = self._sessions.by_id.get(_id_of(request))
         if not isinstance(session, OrsSession):
             raise HttpError(404, "unknown_episode", "Active environment not found")
         session.hear()
@@ -180,3 +207,50 @@ async def _stream(id: str, call: asyncio.Task[str] | None, hear: Callable[[], No
         return
     for event in events_of(result):
         yield event
+
+
+def blocks_of(observation: Observation) -> list[dict[str, Any]]:
+    """An observation as the blocks of a prompt or a result."""
+    blocks: list[dict[str, Any]] = []
+    for content in map(read_content, parts_of(observation.messages())):
+        if isinstance(content, str):
+            blocks.append({"text": content, "detail": None, "type": "text"})
+        else:
+            blocks.append({"data": content[1], "mimeType": content[0], "detail": None, "type": "image"})
+    return blocks
+
+
+def result_of(step: Step) -> str:
+    """The result of a call. One that went wrong, and changed nothing, is ORS's error: its text is for the model."""
+    errors = [call.error for call in step.calls if call.error is not None]
+    if errors and not step.done and not step.reward:
+        return error_result(errors[0])
+    output = {
+        "blocks": blocks_of(step.observation),
+        "metadata": step.info or None,
+        "reward": step.reward,
+        "finished": step.done,
+    }
+    return encode({"ok": True, "output": output}).decode()
+
+
+def error_result(problem: str) -> str:
+    return encode({"ok": False, "error": problem}).decode()
+
+
+def events_of(result: str) -> Iterator[bytes]:
+    """The events that a result is sent in."""
+    for begin, end in _cut(result):
+        name = "end" if end == len(result) else "chunk"
+        yield format_event(name, result[begin:end].encode())
+
+
+def _cut(text: str) -> Iterator[tuple[int, int]]:
+    """No part begins with a space: the client would drop it."""
+    begin = 0
+    while begin < len(text):
+        end = min(begin + _CHUNK, len(text))
+        while end < len(text) and text[end].isspace():
+            end += 1
+        yield begin, end
+        begin = end

@@ -1,0 +1,1 @@
+"""Servers of other projects as tasksets: `openenv:URL` (`openenv.py`), `ors:URL` (`ors.py`), and what they share."""

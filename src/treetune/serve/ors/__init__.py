@@ -1,1 +1,0 @@
-"""The Open Reward Standard (ORS): routes on the port of OpenEnv's."""
