@@ -16,8 +16,8 @@ from treetune.serve import BlockingEnvClient
 from treetune.serve.errors import Misused, ServeError, Unreachable
 from treetune.serve.remote_taskset import Served, ServedConfig
 from treetune.serve.store import KEPT_DRAWS, Store
+from treetune.serve.zmq.calls import ReplyCache
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.replies import ReplyCache
 
 
 class Laborious(Numbers):
@@ -223,7 +223,7 @@ def test_only_ids_of_an_ids_length_are_acknowledged():
         async with serving(Numbers()) as server:
             with Raw(server.address) as raw:
                 await raw.ask(b"1", "info", ack=[b"x" * 1_000_000, b"y" * 64])
-                return list(server.doors[0].replies._settled), raw.head[1:17]
+                return list(server.doors[0].calls.replies._settled), raw.head[1:17]
 
     settled, client = run(acknowledge())
     assert settled == [client + b"y" * 64]

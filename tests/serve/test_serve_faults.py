@@ -26,9 +26,9 @@ from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.workers import PoolConfig, Workers
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.task_signer import TaskSigner, concrete_task
+from treetune.serve.zmq.calls import ReplyCache
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
-from treetune.serve.zmq.replies import ReplyCache
 
 HEAD = pack_head(b"0123456789abcdef")
 Start = Callable[..., Awaitable[EnvServer]]
@@ -238,8 +238,8 @@ async def check_lost_reply(start: Start, folder) -> None:
 class NoMemory(EnvServer):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.doors[0].replies = ReplyCache(most=0)
-        self.doors[0].replies.keep = lambda key, digest, data: None
+        self.doors[0].calls.replies = ReplyCache(most=0)
+        self.doors[0].calls.replies.keep = lambda key, digest, data: None
 
 
 # 8. The cursor was lost on a restart.

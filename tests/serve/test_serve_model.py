@@ -351,9 +351,9 @@ class Careless(World):
             commit = self.server.order.store.commit
             self.server.order.store.commit = lambda streams, answers=(), pending=None: commit(streams, (), pending)
         elif self.fault == "keeps no answers":
-            self.server.doors[0].replies.keep = lambda key, digest, data: None
+            self.server.doors[0].calls.replies.keep = lambda key, digest, data: None
         elif self.fault == "takes late repetitions for new":
-            self.server.doors[0].replies.is_settled = lambda key: False
+            self.server.doors[0].calls.replies.is_settled = lambda key: False
 
 
 FAULTS = ["keeps no cursor", "keeps no draws", "keeps no answers", "takes late repetitions for new"]

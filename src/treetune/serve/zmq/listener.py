@@ -1,12 +1,12 @@
 """`ZmtpListener`: what a ROUTER socket does for a server, on sockets of our own, with a bound on everything.
 
-    listening, address = bind_listening("tcp://127.0.0.1:0")
-    listener = ZmtpListener(listening, on_batch, admits)
+    listener = ZmtpListener(on_batch, admits)
+    address = await listener.start("tcp://127.0.0.1:0")
     listener.send([identity, id, data])
 
-libzmq keeps every part of a message until its last has come, and has no option for how many there may be: 50 MB of
-empty parts took 1.6 GB, before a server saw who had sent them. Here the parts beyond the first few are dropped as they
-arrive, and so is a large part from a client without the token. It speaks ZMTP 3 without security (NULL), to DEALER
+libzmq keeps every part of a message until the last one arrives, and has no option that bounds their number: 50 MB of
+empty parts took 1.6 GB before the server knew the sender. Here the parts beyond the first few are dropped as they
+arrive, and so is a large part from a client without the token. It speaks ZMTP 3 without security (NULL) to DEALER
 sockets. Encrypted connections stay with libzmq (`sockets.py`): only clients with the server's key can send a message.
 """
 
@@ -43,24 +43,27 @@ log = logging.getLogger("treetune.serve")
 
 
 class ZmtpListener:
-    def __init__(
-        self, listening: socket.socket, on_batch: Callable[[list[Frames]], None], admits: Callable[[Frames], bool]
-    ) -> None:
-        """`on_batch` is given the messages of one round of the event loop, each with the identity of its connection
-        first. `admits` decides by the frames before it whether a large one is taken; else it is dropped, and empty."""
+    def __init__(self, on_batch: Callable[[list[Frames]], None], admits: Callable[[Frames], bool]) -> None:
+        """`on_batch` gets the messages of one round of the event loop, each with the identity of its connection first.
+        `admits` decides by the frames before it whether a large frame is taken; otherwise it is empty."""
         self.admits = admits
         self._on_batch = on_batch
-        self._listening = listening
         self._loop = asyncio.get_running_loop()
         self._peers: dict[bytes, _Peer] = {}
         self._batch: list[Frames] = []
         self._number = 0
         self._closed = False
-        self._accepting = asyncio.ensure_future(self._accept())
+        self._path = ""
+        """Of its socket file."""
 
-    async def _accept(self) -> None:
-        make = self._loop.create_unix_server if self._listening.family == socket.AF_UNIX else self._loop.create_server
-        self._server = await make(lambda: _Peer(self), sock=self._listening, backlog=1024)
+    async def start(self, address: str) -> str:
+        """Listens; returns the address with its real port."""
+        listening, address = _bind(address)
+        if listening.family == socket.AF_UNIX:
+            self._path = address.removeprefix("ipc://")
+        make = self._loop.create_unix_server if self._path else self._loop.create_server
+        self._server = await make(lambda: _Peer(self), sock=listening, backlog=1024)
+        return address
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Never waits: where the connection is gone, or its client reads nothing, the message is dropped."""
@@ -98,12 +101,10 @@ class ZmtpListener:
     async def close(self) -> None:
         """Sends what is still to be sent, for a moment."""
         self._closed = True
-        await self._accepting
-        path = self._listening.getsockname() if self._listening.family == socket.AF_UNIX else ""
         self._server.close()
-        if isinstance(path, str) and path:
+        if self._path and not self._path.startswith("@"):
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                os.unlink(self._path)
         for peer in list(self._peers.values()):
             peer.transport.close()
         with contextlib.suppress(TimeoutError):
@@ -122,20 +123,20 @@ class _Peer(asyncio.Protocol):
     def __init__(self, listener: ZmtpListener) -> None:
         self._listener = listener
         self._identity = b""
-        self._buffer = b""
-        """The beginning of a frame whose rest has not come."""
+        self._read = self._read_greeting
+        """Reads what has arrived; returns where the part begins that has not arrived completely."""
+        self._buffer = bytearray()
+        """The beginning of a frame."""
+        self._needed = 0
+        """The size of that frame, if it is known."""
+        self._is_ready = False
         self._frames: Frames = []
         """Of the message that is arriving."""
-        self._large: bytearray | None = None
-        """A frame that came in many pieces."""
-        self._left = 0
-        """Bytes of it that have not come."""
-        self._large_more = False
         self._held = Holding()
-        self._read = self._read_greeting
+        """The memory of a large frame that is arriving."""
+        self._to_drop = 0
+        """Bytes that have not arrived of a large frame that is not taken."""
         self._timer: asyncio.TimerHandle | None = None
-
-    # The connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -157,120 +158,90 @@ class _Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.remove(self._identity)
         self._held.release()
-        self._end_handshake()
-
-    def _end_handshake(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
 
     def data_received(self, data: bytes) -> None:
-        if self._large is not None or self._left:
-            data = self._read_large(data)
+        if self._to_drop:
+            dropped = min(self._to_drop, len(data))
+            self._to_drop -= dropped
+            data = data[dropped:]
         if self._buffer:
-            data = self._buffer + data
-        self._buffer = self._read(data) if data else b""
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        self._needed = 0
+        at = self._read(data)
+        if at < len(data):
+            self._buffer += data[at:]
 
-    # What it says first
-
-    def _read_greeting(self, data: bytes) -> bytes:
-        if len(data) < _GREETING_BYTES:
-            if data[0] != 0xFF or (len(data) > 10 and (data[9] != 0x7F or data[10] < 3)):
-                self.transport.abort()
-                return b""
-            return data
-        is_null = data[12:32].rstrip(b"\0") == b"NULL"
-        if data[0] != 0xFF or data[9] != 0x7F or data[10] < 3 or not is_null:
-            self.transport.abort()
-            return b""
+    def _read_greeting(self, data: bytes) -> int:
+        good = data[:1] in (b"", b"\xff") and (len(data) <= 10 or (data[9] == 0x7F and data[10] >= 3))
+        if good and len(data) < _GREETING_BYTES:
+            return 0
+        if not good or data[12:32].rstrip(b"\0") != b"NULL":
+            return self._abort(data)
         self.transport.write(bytes([_COMMAND, len(_READY)]) + _READY)
-        self._read = self._read_ready
-        return self._read(data[_GREETING_BYTES:]) if len(data) > _GREETING_BYTES else b""
-
-    def _read_ready(self, data: bytes) -> bytes:
-        if len(data) < 2:
-            return data
-        size = 2 + data[1]
-        if data[0] != _COMMAND:
-            self.transport.abort()
-            return b""
-        if len(data) < size:
-            return data
-        if not data.startswith(b"\x05READY", 2):
-            self.transport.abort()
-            return b""
-        self._end_handshake()
         self._read = self._read_frames
-        return self._read(data[size:]) if len(data) > size else b""
+        return _GREETING_BYTES + self._read_frames(data[_GREETING_BYTES:])
 
-    # Messages
-
-    def _read_frames(self, data: bytes) -> bytes:
-        """Takes the whole frames in it, and gives back the rest."""
-        at, end, frames = 0, len(data), self._frames
+    def _read_frames(self, data: bytes) -> int:
+        at, end = 0, len(data)
         while end - at >= 2:
-            flags = data[at]
+            flags, size, begin = data[at], data[at + 1], at + 2
             if flags & _LONG:
                 if end - at < 9:
                     break
                 size, begin = int.from_bytes(data[at + 1 : at + 9], "big"), at + 9
-            else:
-                size, begin = data[at + 1], at + 2
-            if flags > 7 or size > (_MOST_COMMAND_BYTES if flags & _COMMAND else MOST_BYTES):
-                self.transport.abort()
-                return b""
-            if size > SMALL_BYTES:
-                self._begin_large(size, bool(flags & _MORE))
-                rest = self._read_large(data[begin:])
-                if not rest:
-                    return b""
-                data, at, end, frames = rest, 0, len(rest), self._frames
-                continue
+            is_command = flags & _COMMAND or not self._is_ready
+            if flags > 7 or size > (_MOST_COMMAND_BYTES if is_command else MOST_BYTES):
+                return self._abort(data)
+            if size > SMALL_BYTES and not self._held.bytes:
+                if len(self._frames) >= MOST_PARTS or not self._listener.admits([self._identity, *self._frames]):
+                    at = min(begin + size, end)
+                    self._to_drop = begin + size - at
+                    self._take(b"", flags)
+                    continue
+                if not self._held.add(size):
+                    return self._abort(data)
             if end - begin < size:
+                self._needed = begin - at + size
                 break
             at = begin + size
-            if flags & _COMMAND:
-                self._obey(data[begin:at])
-                continue
-            if len(frames) <= MOST_PARTS:
-                frames.append(data[begin:at])
-            if not flags & _MORE:
-                self._end_message()
-                frames = self._frames
-        return data[at:]
+            if is_command:
+                if not self._obey(flags, data[begin:at]):
+                    return self._abort(data)
+            else:
+                self._take(data[begin:at], flags)
+                if size > SMALL_BYTES:
+                    self._held.release()
+        return at
 
-    def _end_message(self) -> None:
-        frames, self._frames = self._frames, []
-        # One of too many parts is no request: without its frames it is counted as malformed.
-        self._listener.take([self._identity, *frames] if len(frames) <= MOST_PARTS else [self._identity])
+    def _take(self, frame: bytes, flags: int) -> None:
+        frames = self._frames
+        if len(frames) <= MOST_PARTS:
+            frames.append(frame)
+        if not flags & _MORE:
+            # A message of too many parts is no request: without its frames it is counted as malformed.
+            self._listener.take([self._identity, *frames] if len(frames) <= MOST_PARTS else [self._identity])
+            self._frames = []
 
-    def _begin_large(self, size: int, more: bool) -> None:
-        self._left, self._large_more = size, more
-        taken = len(self._frames) < MOST_PARTS and self._listener.admits([self._identity, *self._frames])
-        self._large = bytearray() if taken else None
-        if self._large is not None and not self._held.add(size):
-            self.transport.abort()
-
-    def _read_large(self, data: bytes) -> bytes:
-        """Takes what belongs to a large frame, and returns what follows it."""
-        part = data[: self._left] if len(data) > self._left else data
-        self._left -= len(part)
-        if self._large is not None:
-            self._large += part
-        if self._left:
-            return b""
-        if len(self._frames) <= MOST_PARTS:
-            self._frames.append(bytes(self._large) if self._large is not None else b"")
-        self._large = None
-        self._held.release()
-        if not self._large_more:
-            self._end_message()
-        return data[len(part) :]
-
-    def _obey(self, command: bytes) -> None:
-        if command.startswith(b"\x04PING"):
+    def _obey(self, flags: int, command: bytes) -> bool:
+        """Does what a command says; False if the first one, which ends the handshake, is not READY."""
+        if not self._is_ready:
+            self._is_ready = flags == _COMMAND and command.startswith(b"\x05READY")
+            if self._timer is not None:
+                self._timer.cancel()
+        elif command.startswith(b"\x04PING"):
             context = command[7:23]
             self.transport.write(bytes([_COMMAND, 5 + len(context)]) + b"\x04PONG" + context)
+        return self._is_ready
+
+    def _abort(self, data: bytes) -> int:
+        self.transport.abort()
+        return len(data)
 
 
 def _pack(frame: bytes, more: bool) -> bytes:
@@ -280,7 +251,7 @@ def _pack(frame: bytes, more: bool) -> bytes:
     return struct.pack(">BQ", _LONG | more, size) + frame
 
 
-def bind_listening(address: str) -> tuple[socket.socket, str]:
+def _bind(address: str) -> tuple[socket.socket, str]:
     """A socket that listens there, and the address with its real port."""
     try:
         if address.startswith("ipc://"):

@@ -1,0 +1,222 @@
+"""The requests of a ZMQ door: which are under way, which were answered. Each runs once, and gets one reply.
+
+    calls = CallTable(server, send)
+    if not calls.is_known(call):
+        calls.spawn(call, work())           # its reply is sent when it has ended
+    calls.finish_batch()                    # stores what the batch drew, then sends its replies
+
+A client may repeat a request: the repetition gets the same reply, and no work is done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, NamedTuple
+
+from treetune.errors import TreetuneError
+from treetune.play.episode_table import EpisodeEnded
+from treetune.serve.errors import BadRequest, Cancelled, Misused, Stopping, WorkerLost
+from treetune.serve.messages import failure, pack
+from treetune.serve.server import EnvServer
+from treetune.serve.zmq.auth import Call
+
+log = logging.getLogger("treetune.serve")
+Reply = tuple[bytes, bytes, bytes]
+"""The identity of a connection, the id of its request, the data."""
+
+
+class ReplyCache:
+    """They are kept until acknowledged, or for a bounded time and size."""
+
+    def __init__(self, most_bytes: int = 256 << 20, most: int = 100_000, seconds: float = 900.0) -> None:
+        self._most_bytes, self._most, self._seconds = most_bytes, most, seconds
+        self._kept: OrderedDict[bytes, tuple[float, bytes, bytes]] = OrderedDict()
+        self._settled: OrderedDict[bytes, None] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, key: bytes, digest: bytes) -> bytes | None:
+        """The reply to this very request. One whose reply was acknowledged is late, or its id was taken twice."""
+        if (found := self._kept.get(key)) is not None:
+            check_same(found[1], digest)
+            return found[2]
+        if self.is_settled(key):
+            raise Misused("this request was answered, and its answer acknowledged", remedy="give each request a new id")
+        return None
+
+    def keep(self, key: bytes, digest: bytes, data: bytes) -> None:
+        self._kept[key] = (time.monotonic(), digest, data)
+        self._bytes += len(data)
+        if self._bytes > self._most_bytes or len(self._kept) > self._most:
+            self.shrink()
+
+    def acknowledge(self, keys: Iterable[bytes]) -> None:
+        """Forgets the replies, but not that they were given: a late repetition must not begin anew."""
+        for key in keys:
+            self.drop(key)
+            self._settled[key] = None
+        while len(self._settled) > self._most:
+            self._settled.popitem(last=False)
+
+    def is_settled(self, key: bytes) -> bool:
+        return key in self._settled
+
+    def drop(self, key: bytes) -> None:
+        if (found := self._kept.pop(key, None)) is not None:
+            self._bytes -= len(found[2])
+
+    def shrink(self) -> None:
+        """Forgets what is too old, or too much."""
+        oldest = time.monotonic() - self._seconds
+        while self._kept:
+            key, (when, _, _) = next(iter(self._kept.items()))
+            if len(self._kept) <= self._most and self._bytes <= self._most_bytes and when >= oldest:
+                return
+            self.drop(key)
+
+
+def check_same(before: bytes, now: bytes) -> None:
+    """Refuses a request under an id that this client used for another one."""
+    if before != now:
+        raise Misused(
+            "this client used the id for another request: another method, or another payload",
+            remedy="give each request a new id; to repeat one, send the same frames",
+        )
+
+
+class RunningCall(NamedTuple):
+    """Work under way, and the connections that wait for its reply."""
+
+    task: asyncio.Task[bytes]
+    identities: list[bytes]
+    digest: bytes
+
+
+class CallTable:
+    def __init__(self, server: EnvServer, send: Callable[[Reply], None]) -> None:
+        self._server, self._send = server, send
+        self.replies = ReplyCache()
+        self.running: dict[bytes, RunningCall] = {}
+        """By the key of the request."""
+        self._ready: list[Reply] = []
+        """The replies of the batch in hand."""
+        self._changing: list[Call] = []
+        """The requests of the batch that were done at once."""
+
+    def acknowledge(self, call: Call, ids: list[bytes]) -> None:
+        """The client has received the replies to its requests with these ids."""
+        keys = [call.client + id for id in ids]
+        self.replies.acknowledge(keys)
+        if (pending := self._server.streams.pending).work:
+            for key in keys:
+                pending.end_work(key)
+
+    # Replies of the batch in hand
+
+    def reply(self, call: Call, data: bytes, kind: str | None = None) -> None:
+        """Replies in this batch; `kind` is that of an error."""
+        self._server.metrics.count_request(call.method, 0.0, kind)
+        self._ready.append((call.identity, call.id, data))
+
+    def reply_and_keep(self, call: Call, data: bytes) -> None:
+        self.replies.keep(call.key, call.digest, data)
+        self._changing.append(call)
+        self.reply(call, data)
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        self.reply(call, *self._pack_failure(call, error))
+
+    def refuse_malformed(self, identity: bytes, id: bytes, error: BadRequest) -> None:
+        self._ready.append((identity, id, pack(failure(error))))
+
+    def _pack_failure(self, call: Call, error: BaseException) -> tuple[bytes, str | None]:
+        if isinstance(error, EpisodeEnded) and error.why is not None and error.why.kind == "worker_lost":
+            error = WorkerLost(error.why.error, remedy="start another")
+        response = failure(error)
+        if response.kind == "failed" and not isinstance(error, TreetuneError):
+            log.error("%s failed", call.method, exc_info=error)
+        if isinstance(error, BadRequest):
+            self._server.metrics.malformed += 1
+        return pack(response), response.kind
+
+    def finish_batch(self) -> None:
+        """Stores what the batch drew, then sends its replies. If storing fails, its requests fail, and what they drew
+        is given out again."""
+        unsaved = self._server.order.unsaved
+        try:
+            self._server.order.commit()
+        except Exception as error:
+            log.error("%s", error)
+            data = pack(failure(error))
+            lost = {call.key: call for call in self._changing if call.key in unsaved}
+            for key in lost:
+                self.replies.drop(key)
+            replies = {(call.identity, call.id) for call in lost.values()}
+            self._ready = [(to, id, data if (to, id) in replies else reply) for to, id, reply in self._ready]
+        self._changing.clear()
+        for reply in self._ready:
+            self._send(reply)
+        self._ready.clear()
+
+    # Requests under way
+
+    def is_known(self, call: Call) -> bool:
+        """Whether this request came before: a finished one gets its reply again, one under way will get it."""
+        if (kept := self.replies.find(call.key, call.digest)) is not None:
+            self._ready.append((call.identity, call.id, kept))
+            return True
+        running = self.running.get(call.key)
+        if running is None:
+            return False
+        check_same(running.digest, call.digest)
+        if call.identity not in running.identities:
+            running.identities.append(call.identity)
+        self._server.streams.pending.renew_work(call.key)  # its client is alive
+        return True
+
+    def begin(self, call: Call, work: Callable[[], Coroutine[Any, Any, bytes]], size: int = 0) -> bool:
+        """Begins work that counts as `size` rollouts; False if the request came before."""
+        if self.is_known(call):
+            return False
+        self._server.refuse_stopping()
+        self._server.reserve(size)
+        self.spawn(call, work(), size)
+        return True
+
+    def spawn(self, call: Call, work: Coroutine[Any, Any, bytes], size: int = 0) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=call.method)
+        self.running[call.key] = RunningCall(task, [call.identity], call.digest)
+        task.add_done_callback(functools.partial(self._finish, call, size, time.perf_counter()))
+
+    def _finish(self, call: Call, size: int, began: float, task: asyncio.Task[bytes]) -> None:
+        self._server.release(size)
+        running = self.running.pop(call.key)
+        error: BaseException | None
+        if not task.cancelled():
+            error = task.exception()
+        elif self._server.closing:
+            error = Stopping("the server has stopped", remedy="ask again when it is back")
+        else:
+            error = Cancelled("cancelled")
+        data, kind = (task.result(), None) if error is None else self._pack_failure(call, error)
+        if error is not None:
+            self._server.streams.pending.end_work(call.key, finish=None)
+        self._server.metrics.count_request(call.method, time.perf_counter() - began, kind)
+        self.replies.keep(call.key, call.digest, data)
+        for identity in running.identities:
+            self._send((identity, call.id, data))
+
+    async def stop(self) -> None:
+        """Cancels what is under way; the replies are sent when it has ended."""
+        for running in list(self.running.values()):
+            running.task.cancel()
+        while self.running:
+            await asyncio.wait([running.task for running in self.running.values()])
+            await asyncio.sleep(0)
