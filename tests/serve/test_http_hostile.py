@@ -15,7 +15,7 @@ from serving import Numbers, Talks, run, until
 
 from treetune import Observation, Step
 from treetune.play.episode_table import EndedEpisodes, EpisodeEnded, ending
-from treetune.serve import bodies
+from treetune.serve import process_limits
 from treetune.serve.http import listener
 
 
@@ -486,7 +486,7 @@ def _body(size):
 
 
 def test_bodies_under_way_have_a_common_bound(monkeypatch):
-    monkeypatch.setattr(bodies, "MOST_BYTES", 3 << 20)
+    monkeypatch.setattr(process_limits, "MOST_BYTES", 3 << 20)
 
     async def play():
         async with playing(Oddities()) as client:
@@ -497,7 +497,7 @@ def test_bodies_under_way_have_a_common_bound(monkeypatch):
                 writer.write(_body(2 << 20) + b" " * (1 << 20))
                 await writer.drain()
                 streams.append((reader, writer))
-            await until(lambda: bodies._used >= 2 << 20)
+            await until(lambda: process_limits._used >= 2 << 20)
             refused = await _raw(client.http.address, _body(2 << 20) + b" " * ((2 << 20) - 2) + b"{}")
             small = await client.post("start", {})
             for _, writer in streams:
@@ -505,7 +505,7 @@ def test_bodies_under_way_have_a_common_bound(monkeypatch):
             answers = [await reader.read(4096) for reader, _ in streams[:1]]
             for _, writer in streams:
                 writer.close()
-            await until(lambda: not bodies._used)
+            await until(lambda: not process_limits._used)
             again = await _raw(client.http.address, _body(2 << 20) + b" " * ((2 << 20) - 2) + b"{}")
             return refused, small[0], answers, again
 
@@ -518,7 +518,7 @@ def test_bodies_under_way_have_a_common_bound(monkeypatch):
 
 
 def test_messages_of_websockets_that_are_arriving_count_too(monkeypatch):
-    monkeypatch.setattr(bodies, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(process_limits, "MOST_BYTES", 1 << 20)
     greeting = (
         b"GET /api/episode/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -536,7 +536,7 @@ def test_messages_of_websockets_that_are_arriving_count_too(monkeypatch):
                 while await asyncio.wait_for(reader.read(65536), 20):
                     pass
             writer.close()
-            await until(lambda: not bodies._used)
+            await until(lambda: not process_limits._used)
             return await client.get("/api/health")
 
     assert run(play())[0] == 200

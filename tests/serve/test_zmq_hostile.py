@@ -15,7 +15,7 @@ import pytest
 from serve_process import serve
 from serving import Numbers, Raw, Talking, run, serving, until
 
-from treetune.serve import bodies
+from treetune.serve import process_limits
 from treetune.serve.access import Access
 from treetune.serve.errors import BadRequest
 from treetune.serve.messages import MOST_VALUES, check_values, pack, pack_head
@@ -210,7 +210,7 @@ def test_a_request_is_read_byte_by_byte_and_a_ping_is_answered():
 
 
 def test_large_frames_that_are_arriving_have_a_common_bound(monkeypatch):
-    monkeypatch.setattr(bodies, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(process_limits, "MOST_BYTES", 1 << 20)
 
     def say(address):
         with connect(address) as client:
@@ -223,7 +223,7 @@ def test_large_frames_that_are_arriving_have_a_common_bound(monkeypatch):
     async def send():
         async with serving(Numbers()) as server, EnvClient(server.address) as client:
             cut = await asyncio.to_thread(say, server.address)
-            return cut, (await client.sample()).idx, bodies._used
+            return cut, (await client.sample()).idx, process_limits._used
 
     assert run(send()) == (True, 0, 0)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from treetune.serve.http.listener import Listener
     from treetune.serve.http.probe import probe
     from treetune.serve.http.wire import HttpError, encode, read_body
-    from treetune.serve.mcp.door import McpDoor, keep_standard_streams
+    from treetune.serve.mcp_door import McpDoor, keep_standard_streams
     from treetune.serve.openenv.door import OpenEnvDoor
     from treetune.serve.pool.broker import EnvServerPool
     from treetune.serve.pool.engines import load_engine
@@ -56,7 +56,7 @@ _HOMES = {
     "http.probe": "probe",
     "http.wire": "HttpError encode read_body",
     "openenv.door": "OpenEnvDoor",
-    "mcp.door": "McpDoor keep_standard_streams",
+    "mcp_door": "McpDoor keep_standard_streams",
     "pool.broker": "EnvServerPool",
     "pool.engines": "load_engine",
     "pool.workers": "PoolConfig",

@@ -29,7 +29,7 @@ from treetune.play.leases import DRAW_TRIES, LONGEST_LEASE, Draw
 from treetune.play.protocol import Info
 from treetune.play.streams import Streams, load
 from treetune.runs.rolling import RollingRun
-from treetune.serve import descriptors
+from treetune.serve import process_limits
 from treetune.serve.access import Access, load_signing_key
 from treetune.serve.errors import Busy, Stopping
 from treetune.serve.host import HostSpec, ModelsConfig, Scored, ServerHost
@@ -189,7 +189,7 @@ class EnvServer:
     async def _watch(self) -> None:
         for beat in itertools.count(1):
             await asyncio.sleep(WATCH_SECONDS)
-            descriptors.warn_where_none_is_left()
+            process_limits.check_descriptors()
             if beat % _TOLD_EVERY == 0:
                 self._log_ended()
 

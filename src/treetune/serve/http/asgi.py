@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from treetune.serve.access import Access, is_loopback
-from treetune.serve.bodies import MOST_BYTES, Holding
 from treetune.serve.http.wire import HttpError, to_http_error
+from treetune.serve.process_limits import MOST_BYTES, Holding
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

@@ -22,11 +22,11 @@ import msgspec
 from treetune.core.environment import Step
 from treetune.errors import UsageError
 from treetune.play.episode_table import EpisodeEnded, LiveEpisode, SessionLimits
-from treetune.serve.bodies import Holding
 from treetune.serve.errors import Busy
 from treetune.serve.http import HttpConfig, wire
 from treetune.serve.http.asgi import Receive, Send, format_event
 from treetune.serve.http.wire import encode, read_body, to_http_error
+from treetune.serve.process_limits import Holding
 from treetune.serve.server import EnvServer
 from treetune.system.threads import call_apart
 

@@ -23,9 +23,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from treetune.errors import UsageError
-from treetune.serve import descriptors
+from treetune.serve import process_limits
 from treetune.serve.access import Access, parse_http_address
-from treetune.serve.bodies import Holding
+from treetune.serve.process_limits import Holding
 
 REQUEST_SECONDS = 60.0
 """From the first byte of a request to its last; also for a new connection that stays silent, and for an answer that
@@ -146,12 +146,13 @@ class _Connection(_Writing, HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, _JoinedWrites(transport)))
         self.arriving_since = time.monotonic()
-        left = descriptors.count_left(transport.get_extra_info("socket").fileno())
-        if left <= descriptors.RESERVED:
-            descriptors.warn(f"{len(self.connections):,} connections are open, further ones are answered with 503")
+        left = process_limits.count_left(transport.get_extra_info("socket").fileno())
+        if left <= process_limits.RESERVED:
+            open = f"{len(self.connections):,} connections are open"
+            process_limits.warn_of_descriptors(f"{open}, further ones are answered with 503")
             self._is_refused = True
             self.arriving_since -= REQUEST_SECONDS  # so it is soon closed where it asks for nothing
-            if left <= descriptors.RESERVED // 2:
+            if left <= process_limits.RESERVED // 2:
                 self.transport.close()
 
     def data_received(self, data: bytes) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import pickle
@@ -28,7 +29,6 @@ import uvloop
 
 from treetune.core.taskset import Taskset
 from treetune.errors import TreetuneError, UsageError, format_error
-from treetune.serve.pool.scratch import ScratchFolder
 from treetune.serve.pool.worker import Worker, WorkerSpec
 from treetune.system.processes import spawn_context
 from treetune.system.ray_cluster import join_cluster, why_waiting
@@ -40,6 +40,7 @@ OnExit = Callable[[str], None]
 """Called once, on the event loop, with how a worker has ended."""
 _REMEMBERED = 1000
 _WHY_SECONDS = 5.0
+_PREFIX = "treetune-pool-"
 
 
 class ProcessEngine:
@@ -207,3 +208,47 @@ def _unpicklable(taskset: Taskset[Any, Any], error: Exception) -> UsageError:
         f"{taskset.name} cannot be sent to a worker: {format_error(error)}",
         remedy="define it in a module or file, without open files or lambdas; or leave out --workers",
     )
+
+
+class ScratchFolder:
+    """A folder of this process for what its workers need: their socket, the taskset, their temporary files.
+
+    It is locked as long as its process lives. The next process that makes one removes those of killed processes.
+    """
+
+    def __init__(self) -> None:
+        # Only its owner can reach it. A socket's path has at most 107 characters, which a long TMPDIR exceeds.
+        usual = tempfile.gettempdir()
+        place = Path(usual if len(usual) <= 64 else "/tmp")
+        for left in place.glob(f"{_PREFIX}*"):
+            if (lock := _lock_folder(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+            lock = _lock_folder(self.path)
+            if lock is not None and self.path.exists():  # else another process took it for one left behind
+                self._lock = lock
+                return
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+
+
+def _lock_folder(folder: Path) -> int | None:
+    """Takes the folder; None if a live process has it, or another user owns it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_uid == os.getuid():
+            # The lock goes with the descriptor, which no child has: spawned ones close it.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None

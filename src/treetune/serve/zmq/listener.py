@@ -24,8 +24,8 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from treetune.errors import UsageError
-from treetune.serve import descriptors
-from treetune.serve.bodies import Holding
+from treetune.serve import process_limits
+from treetune.serve.process_limits import Holding
 from treetune.serve.zmq.sockets import MOST_BYTES, MOST_PARTS, SMALL_BYTES, Frames
 
 HANDSHAKE_SECONDS = 30.0
@@ -142,8 +142,8 @@ class _Peer(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self._identity = self._listener.add(self)
         connection = transport.get_extra_info("socket")
-        if descriptors.count_left(connection.fileno()) <= descriptors.RESERVED:
-            descriptors.warn("further connections of pull clients are closed")
+        if process_limits.count_left(connection.fileno()) <= process_limits.RESERVED:
+            process_limits.warn_of_descriptors("further connections of pull clients are closed")
             self.transport.abort()
             return
         if connection.family != socket.AF_UNIX:

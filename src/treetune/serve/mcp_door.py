@@ -14,18 +14,23 @@ import asyncio
 import contextlib
 import logging
 import os
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import msgspec
 from mcp import MCPError, stdio_server
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp_types import INVALID_PARAMS, CallToolResult, ListToolsResult
+from mcp_types import INVALID_PARAMS, CallToolResult, ImageContent, ListToolsResult, TextContent, Tool
 
-from treetune.errors import TreetuneError, format_error
+from treetune.chat.calls import call_message
+from treetune.core.environment import Step
+from treetune.core.task import Task
+from treetune.core.tool_messages import parts_of
+from treetune.errors import TreetuneError, UsageError, format_error
+from treetune.play.episode import Started
 from treetune.play.episode_table import SessionLimits
-from treetune.serve.mcp import wire
+from treetune.serve.http.wire import encode, read_content
 from treetune.serve.server import Door, EnvServer
 from treetune.system.folders import read_version
 
@@ -34,6 +39,38 @@ _STDIO = "stdio"
 _MOST_BYTES = 8 << 20
 _MANY_ENDED = 256
 log = logging.getLogger("treetune.serve")
+INSTRUCTIONS = (
+    "Tasks to solve. `start` begins one and gives its prompt; then call the tools that it offers, or `answer`. "
+    "Results say `reward` and `done`; after `done`, `start` begins the next."
+)
+_EPISODE = {"type": "string", "description": "The episode that `start` named. Only needed where there is no session."}
+
+
+def _own(name: str, description: str, properties: dict[str, Any], required: list[str]) -> Tool:
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return Tool(name=name, description=description, input_schema=schema)
+
+
+_INDEX = {"type": "integer", "minimum": 0, "description": "Which task; without it the next one."}
+_TEXT = {"type": "string", "description": "What you say."}
+OWN = [
+    _own("start", "Begin a task: gives its prompt. A task that is under way is given up.", {"task_index": _INDEX}, []),
+    _own("answer", "Say something in the task under way.", {"text": _TEXT, "episode": _EPISODE}, ["text"]),
+    _own("close", "Give up the task under way.", {"episode": _EPISODE}, []),
+]
+OWN_NAMES = {tool.name for tool in OWN}
+_CLASH = "env_"
+"""Before the name of an environment's tool that is called as one of ours."""
+
+
+class _StartArguments(msgspec.Struct, forbid_unknown_fields=True):
+    task_index: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class _NoEpisode(UsageError):
+    def __init__(self, *, needs_name: bool) -> None:
+        remedy = "call `start`, and pass the `episode` that it names" if needs_name else "call `start` first"
+        super().__init__("no task is under way", remedy=remedy)
 
 
 class McpDoor(Door):
@@ -66,7 +103,7 @@ class McpDoor(Door):
         self._server: Server[Any] = Server(
             "treetune",
             version=read_version(),
-            instructions=wire.INSTRUCTIONS,
+            instructions=INSTRUCTIONS,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
         )
@@ -148,7 +185,7 @@ class McpDoor(Door):
         if offered is None:
             async with self._looking:
                 offered = self._offered = await self._look() if self._offered is None else self._offered
-        return ListToolsResult(tools=[*wire.OWN, *(wire.describe_tool(one, session is None) for one in offered)])
+        return ListToolsResult(tools=[*OWN, *(_describe_tool(one, session is None) for one in offered)])
 
     async def _look(self) -> list[dict[str, Any]]:
         """What the first task offers: many clients ask once, before any episode has begun. No cursor moves."""
@@ -170,18 +207,18 @@ class McpDoor(Door):
             if params.name == "close":
                 await self.server.host.episodes.cancel(episode, self.terms)
                 self._forget(episode)
-                return wire.text_result("closed", {"episode": episode, "done": True})
-            action = wire.read_action(params.name, arguments)
+                return _text_result("closed", {"episode": episode, "done": True})
+            action = _read_action(params.name, arguments)
             step = await self.server.host.step(episode, action, terms=self.terms)
         except TreetuneError as error:
-            return wire.error_result(error)
+            return _error_result(error)
         if step.done:
             self._forget(episode)
-        return wire.step_result(step, episode)
+        return _step_result(step, episode)
 
     async def _start(self, context: Any, session: str | None, arguments: dict[str, Any]) -> CallToolResult:
         try:
-            asked = msgspec.convert(arguments, wire.Start)
+            asked = msgspec.convert(arguments, _StartArguments)
         except msgspec.ValidationError as error:
             raise MCPError(code=INVALID_PARAMS, message=f"start: {error}") from None
         self.server.refuse_beyond_end(asked.task_index)
@@ -197,16 +234,16 @@ class McpDoor(Door):
         if listed != started.tools:
             with contextlib.suppress(Exception):  # it may be unable to hear
                 await context.session.send_tool_list_changed()
-        return wire.start_result(started, index, task)
+        return _start_result(started, index, task)
 
     def _find_episode(self, tool: str, session: str | None, arguments: dict[str, Any]) -> str:
         """The episode of the session, or the one that the call names."""
         mine = self._episodes.get(session) if session is not None else None
-        named = arguments.pop("episode", None) if session is None or tool in wire.OWN_NAMES else None
+        named = arguments.pop("episode", None) if session is None or tool in OWN_NAMES else None
         if session is None and isinstance(named, str):
             return named
         if mine is None:
-            raise wire.NoEpisode(needs_name=session is None)
+            raise _NoEpisode(needs_name=session is None)
         return mine
 
     def _session_of(self, context: Any) -> str | None:
@@ -262,7 +299,7 @@ class _Lines:
 
 
 def keep_standard_streams() -> tuple[int, int]:
-    """The descriptors of standard input and output, which are the wire. What user code and worker processes print goes
+    """The descriptors of standard input and output, which are the  What user code and worker processes print goes
     to standard error from now on, so this comes before any process is started."""
     kept = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -270,3 +307,66 @@ def keep_standard_streams() -> tuple[int, int]:
     os.close(nothing)
     os.dup2(2, 1)
     return kept
+
+
+def _describe_tool(schema: dict[str, Any], names_episode: bool) -> Tool:
+    """A tool of an environment; where there are no sessions, a call of it names the episode."""
+    function = schema["function"]
+    name = f"{_CLASH}{function['name']}" if function["name"] in OWN_NAMES else function["name"]
+    parameters = dict(function["parameters"])
+    if names_episode and "episode" not in (parameters.get("properties") or {}):
+        parameters["properties"] = {**(parameters.get("properties") or {}), "episode": _EPISODE}
+        parameters["required"] = [*parameters.get("required", []), "episode"]
+    return Tool(name=name, description=function.get("description", ""), input_schema=parameters)
+
+
+def _read_action(name: str, arguments: dict[str, Any]) -> Any:
+    """What a call means to an episode: an answer, or a message that calls a tool of it."""
+    if name == "answer":
+        text = arguments.get("text")
+        if not isinstance(text, str):
+            raise UsageError("answer: `text` is missing or no text", remedy='call it with {"text": "..."}')
+        return text
+    if name.removeprefix(_CLASH) in OWN_NAMES:
+        name = name.removeprefix(_CLASH)
+    return call_message(name, arguments)
+
+
+def _start_result(started: Started, index: int, task: Task) -> CallToolResult:
+    found = {
+        "episode": started.episode,
+        "task_index": index,
+        "data_source": task.data_source,
+        "tools": started.tools,
+        "done": False,
+    }
+    return _result(parts_of(started.observation.messages()), found)
+
+
+def _step_result(step: Step, episode: str) -> CallToolResult:
+    found = {"episode": episode, "reward": step.reward, "done": step.done, "info": step.info}
+    failed = [call.error for call in step.calls if call.error is not None]
+    parts = parts_of(step.observation.messages())
+    if step.done:
+        parts.append({"type": "text", "text": f"done, reward {step.reward:g}"})
+    return _result(parts, found, is_error=bool(failed))
+
+
+def _text_result(text: str, found: dict[str, Any]) -> CallToolResult:
+    return _result([{"type": "text", "text": text}], found)
+
+
+def _error_result(error: TreetuneError) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text=str(error))], is_error=True)
+
+
+def _result(parts: list[dict[str, Any]], found: dict[str, Any], *, is_error: bool = False) -> CallToolResult:
+    plain = msgspec.json.decode(encode(found))  # whatever `info` holds
+    return CallToolResult(content=list(map(_block, parts)), structured_content=plain, is_error=is_error)
+
+
+def _block(part: dict[str, Any]) -> TextContent | ImageContent:
+    content = read_content(part)
+    if isinstance(content, str):
+        return TextContent(type="text", text=content)
+    return ImageContent(type="image", data=content[1], mime_type=content[0])

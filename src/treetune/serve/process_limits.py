@@ -1,0 +1,76 @@
+"""What all connections of this process share: the memory of bodies under way, and file descriptors.
+
+    held = Holding()
+    if not held.add(len(part)): ...         # all bodies together would take too much
+    held.release()
+
+Each body is bounded on its own as well. Without a common bound a thousand of them could take 8 GB. An accept that fails
+because no descriptor is left would be silent, so the server checks for it and logs an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import time
+
+MOST_BYTES = 256 << 20
+"""Of bodies that are arriving or whose request is not answered yet, of WebSocket messages, of large ZMQ frames."""
+RESERVED = 64
+"""Descriptors that are kept for everything but connections: state, traces, workers, sandboxes."""
+_WARN_SECONDS = 60.0
+
+log = logging.getLogger("treetune.serve")
+_used = 0
+_warned = -_WARN_SECONDS
+
+
+class Holding:
+    """The memory that one request or connection takes of it."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def add(self, size: int) -> bool:
+        """False where all together would have too much."""
+        global _used
+        if _used + size > MOST_BYTES:
+            return False
+        _used += size
+        self.bytes += size
+        return True
+
+    def release(self, size: int | None = None) -> None:
+        """Gives back some of it, or all."""
+        global _used
+        size = self.bytes if size is None else size
+        _used -= size
+        self.bytes -= size
+
+
+def count_left(newest: int) -> int:
+    """The number of descriptors beyond the newest: the lowest free one is always taken."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 30 if most == resource.RLIM_INFINITY else most - newest
+
+
+def warn_of_descriptors(what: str) -> None:
+    """Once a minute."""
+    global _warned
+    if time.monotonic() - _warned >= _WARN_SECONDS:
+        _warned = time.monotonic()
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        log.error("out of file descriptors (of %d): %s; serve with a larger `ulimit -n`", most, what)
+
+
+def check_descriptors() -> None:
+    """Logs an error if no file can be opened."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            warn_of_descriptors("no further connection is accepted, and no file can be opened")
