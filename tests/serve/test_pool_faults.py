@@ -24,7 +24,7 @@ from treetune.serve.errors import ServeError, WorkerLost
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.door import HttpDoor
 from treetune.serve.pool import workers
-from treetune.serve.pool.scratch import ScratchFolder
+from treetune.serve.pool.engines import ScratchFolder
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
 
@@ -290,7 +290,7 @@ def temporary(monkeypatch):
 
 def test_what_a_killed_server_left_behind_is_removed_by_the_next(temporary):
     program = (
-        "import os, signal\nfrom treetune.serve.pool.scratch import ScratchFolder\n"
+        "import os, signal\nfrom treetune.serve.pool.engines import ScratchFolder\n"
         "folder = ScratchFolder()\n(folder.path / 'taskset.pickle').write_text('much')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -22,8 +22,9 @@ from treetune.models.openai import OpenAIPolicy
 from treetune.serve.errors import Denied, TaskRefused
 from treetune.serve.host import Models, ModelsConfig
 from treetune.serve.messages import pack, pack_head, unpack_plain
+from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.broker import EnvServerPool
-from treetune.serve.pool.workers import PoolConfig, Workers
+from treetune.serve.pool.workers import WorkerPool
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.task_signer import TaskSigner, concrete_task
 from treetune.serve.zmq.calls import ReplyCache
@@ -183,7 +184,7 @@ async def check_killed_worker(start: Start, folder) -> None:
         await server.close()
 
 
-class Forgetful(Workers):
+class Forgetful(WorkerPool):
     def _remove(self, member, how):
         self._members.pop(member.identity, None)
 
@@ -205,7 +206,7 @@ async def check_readiness(start: Start, folder) -> None:
         await server.close()
 
 
-class Hasty(Workers):
+class Hasty(WorkerPool):
     async def start(self):
         starting = asyncio.create_task(super().start())
         await asyncio.sleep(0)
@@ -349,7 +350,7 @@ class Seeded(Dear):
         return msgspec.structs.replace(task, prompt=f"{self.seed + index}")
 
 
-class Offset(Workers):
+class Offset(WorkerPool):
     def _start_one(self):
         seed = self._taskset.config.shuffle.seed + 1
         self._taskset = type(self._taskset)(TasksetConfig(shuffle=ShuffleConfig(seed=seed)))

@@ -21,9 +21,9 @@ from serving import GOLD, Colours, Numbers, Stream, shuffled
 
 from treetune import Mixture, Task
 from treetune.serve.messages import pack, pack_head, unpack_plain
+from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.worker import Worker
-from treetune.serve.pool.workers import PoolConfig
 from treetune.serve.server import ServerConfig
 from treetune.serve.task_signer import unpack_task
 from treetune.serve.zmq.door import ZmqDoor

@@ -20,8 +20,8 @@ from treetune.models.scripted import Gold
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.door import HttpDoor
+from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.broker import EnvServerPool
-from treetune.serve.pool.workers import PoolConfig
 from treetune.serve.remote_taskset import read_server_node
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.zmq.client import EnvClient

@@ -14,8 +14,8 @@ import zmq.asyncio
 from treetune import Environment, Score, ShuffleConfig, Step, Task, Taskset, TasksetConfig
 from treetune.serve.host import ModelsConfig
 from treetune.serve.messages import pack, pack_head, unpack_plain
+from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.broker import EnvServerPool
-from treetune.serve.pool.workers import PoolConfig
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor

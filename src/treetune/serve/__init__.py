@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from treetune.serve.http.wire import HttpError, encode, read_body
     from treetune.serve.mcp_door import McpDoor, keep_standard_streams
     from treetune.serve.openenv.door import OpenEnvDoor
+    from treetune.serve.pool import PoolConfig
     from treetune.serve.pool.broker import EnvServerPool
     from treetune.serve.pool.engines import load_engine
-    from treetune.serve.pool.workers import PoolConfig
     from treetune.serve.register import (
         Register,
         RegisteredServer,
@@ -57,9 +57,9 @@ _HOMES = {
     "http.wire": "HttpError encode read_body",
     "openenv.door": "OpenEnvDoor",
     "mcp_door": "McpDoor keep_standard_streams",
+    "pool": "PoolConfig",
     "pool.broker": "EnvServerPool",
     "pool.engines": "load_engine",
-    "pool.workers": "PoolConfig",
     "register": "Register RegisterServer RegisteredServer ServerEntry ServerHealth check_health make_id "
     "name_public_address open_register stay_registered",
     "remote_taskset": "Served",

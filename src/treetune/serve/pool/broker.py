@@ -29,10 +29,11 @@ from treetune.serve import messages
 from treetune.serve.errors import BadRequest, ServeError
 from treetune.serve.host import HostSpec, ModelsConfig, Scored, ServerHost
 from treetune.serve.messages import pack, unpack, without_none
+from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.engines import Engine, ProcessEngine
-from treetune.serve.pool.member import Member, WorkerEnded
 from treetune.serve.pool.worker import WorkerSpec
-from treetune.serve.pool.workers import PoolConfig, Workers
+from treetune.serve.pool.worker_handle import WorkerEnded, WorkerHandle
+from treetune.serve.pool.workers import WorkerPool
 from treetune.serve.server import Door, EnvServer, ServerConfig
 from treetune.serve.task_signer import concrete_task, pack_task, unpack_trace
 from treetune.system.threads import call_apart
@@ -45,7 +46,7 @@ class PoolHost(ServerHost):
         self,
         streams: Streams,
         spec: HostSpec,
-        workers: Workers,
+        workers: WorkerPool,
         on_scored: Callable[[list[Scored]], None],
         counts: Counter[str],
     ) -> None:
@@ -91,7 +92,7 @@ class PoolHost(ServerHost):
         """Here, for the workers to come and the figures, and in every worker."""
         await super().change_weights(method, request)
         payload = pack((method, request))
-        asked = [self.workers.ask(member, "weights", payload) for member in self.workers.ready]
+        asked = [member.ask("weights", payload) for member in self.workers.ready]
         quiet = True
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answer, bytes):
@@ -124,12 +125,12 @@ class PoolHost(ServerHost):
         observation, tools = unpack(data, tuple[Observation, list[dict[str, Any]]])
         return _HomeInWorker(self, member, id, task, data), observation, tools
 
-    async def open_in_worker(self, id: str, task: Task) -> tuple[Member, bytes]:
+    async def open_in_worker(self, id: str, task: Task) -> tuple[WorkerHandle, bytes]:
         """Starts an environment in a worker: which one, and what the environment shows first."""
         about, payload = functools.partial(_name, task), pack((id, task))
         while True:
             member, data = await self.workers.call("open", payload, 1, about=about, opens=id)
-            if self.workers.has(member):
+            if not member.gone:
                 return member, data
 
     def _lose_episode(self, id: str, how: str) -> None:
@@ -160,7 +161,7 @@ class _HomeInWorker:
 
     __slots__ = ("_first", "_host", "_id", "_member", "_moving", "_name", "_task")
 
-    def __init__(self, host: PoolHost, member: Member, id: str, task: Task, first: bytes) -> None:
+    def __init__(self, host: PoolHost, member: WorkerHandle, id: str, task: Task, first: bytes) -> None:
         """`first` is what it shows first, as the worker sent it."""
         self._host, self._member, self._id, self._name = host, member, id, _name(task)
         self._task: Task | None = task
@@ -179,7 +180,7 @@ class _HomeInWorker:
         payload, over = pack((self._id, action)), True
         workers = self._host.workers
         try:
-            data = await workers.ask(self._member, "step", payload, show=show, steps=self._name)
+            data = await self._member.ask("step", payload, show=show, steps=self._name)
             step = messages.to_step(unpack(data, messages.StepResponse))
             over = step.done
             return step
@@ -200,7 +201,7 @@ class _HomeInWorker:
         workers = self._host.workers
         workers.release(self._member, self._id)
         with contextlib.suppress(ServeError):  # its worker is gone, and the environment with it
-            await workers.ask(self._member, "close", self._id.encode())
+            await self._member.ask("close", self._id.encode())
 
     def move(self, how: str) -> None:
         """Restarts it in another worker. A step waits until that is done."""
@@ -221,7 +222,7 @@ class _HomeInWorker:
 
 
 class EnvServerPool(EnvServer):
-    WORKERS = Workers
+    WORKERS = WorkerPool
 
     def __init__(
         self,

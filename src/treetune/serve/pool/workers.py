@@ -1,9 +1,9 @@
 """Workers: the executor of a pool. It starts and replaces worker processes, and gives each call to one of them.
 
-    workers = Workers(spec, taskset, PoolConfig(workers=4), engine, on_scored, counts)
+    workers = WorkerPool(spec, taskset, PoolConfig(workers=4), engine, on_scored, counts)
     await workers.start()
-    member, data = await workers.call("run_rollout", payload, 1, about=name_of_task)      # the least busy worker
-    data = await workers.ask(member, "step", payload)                       # this one, where the episode lives
+    worker, data = await workers.call("run_rollout", payload, 1, about=name_of_task)      # the least busy worker
+    data = await worker.ask("step", payload)                             # this one, where the episode lives
 
 A worker that dies or hangs is replaced, and its calls go to others.
 """
@@ -15,20 +15,20 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import zmq
 
-from treetune.core.environment import Sink
 from treetune.core.taskset import Taskset
 from treetune.play.episode import DeadlinePassed
 from treetune.serve.errors import Busy, ServeError, Stopping, WorkerLost
 from treetune.serve.host import Scored
 from treetune.serve.messages import Response, error_of, unpack
+from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.engines import Engine, ask_why
-from treetune.serve.pool.member import Member, PendingCall, Suspicion, WorkerEnded
 from treetune.serve.pool.worker import MessageBatch, WorkerSpec, read_batch
+from treetune.serve.pool.worker_handle import SuspectEpisode, WorkerEnded, WorkerHandle
 from treetune.serve.zmq.sockets import Frames, LoopSocket, bind_address, encrypt_server, new_socket
 from treetune.system.ray_cluster import SILENT_SECONDS
 from treetune.system.threads import call_apart
@@ -52,20 +52,7 @@ _MOST_FAILURES = 5
 """Workers in a row that could not start, before the calls that wait for one fail."""
 
 
-class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    workers: Annotated[int, msgspec.Meta(ge=1)] = 2
-    """How many there are at least."""
-    max_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """How many there may be when there is much to do; absent: as many as `workers`."""
-    busy_load: Annotated[int, msgspec.Meta(ge=1)] = 32
-    """Rollouts for each worker from which another one is started."""
-    idle_seconds: float = 30.0
-    """How long there must be little to do before a worker too many is let go."""
-    silent_seconds: float | None = None
-    """A worker that shows no life for so long is replaced; absent: what suits the engine."""
-
-
-class Workers:
+class WorkerPool:
     def __init__(
         self,
         spec: WorkerSpec,
@@ -84,7 +71,7 @@ class Workers:
         """What a worker is told of the weights before its first call."""
         self._most = config.max_workers or config.workers
         self._silent = config.silent_seconds or engine.silent_seconds
-        self._members: dict[bytes, Member] = {}
+        self._members: dict[bytes, WorkerHandle] = {}
         self._changed = asyncio.Event()
         """Set for a moment where somebody may have waited for it: a worker is ready, or none will be."""
         self._waiting = 0
@@ -94,7 +81,7 @@ class Workers:
         self._suspected: OrderedDict[str, int] = OrderedDict()
         """What may have ended its worker, by name, and with how many such it may share another: one that ended it alone
         has a worker of its own. It is forgotten once it has ended well there."""
-        self._number = self._call_number = 0
+        self._number = 0
         self._failures = 0
         """Workers in a row that ended before they were ready."""
         self._start_at = 0.0
@@ -162,7 +149,7 @@ class Workers:
 
     async def call(
         self, method: str, payload: bytes, size: int = 0, *, about: Callable[[], str], opens: str | None = None
-    ) -> tuple[Member, bytes]:
+    ) -> tuple[WorkerHandle, bytes]:
         """What the least busy worker answers, and which one that is; where it dies, another one. The call counts as
         `size` rollouts, is named by `about` in errors, and `opens` is the episode that lives in the worker from then
         on."""
@@ -175,10 +162,10 @@ class Workers:
             member.limits += limits
             stays = False
             try:
-                data = await self.ask(member, method, payload, size, opens=opens)
+                data = await member.ask(method, payload, size, opens=opens)
                 if company is not None and opens is not None:
                     stays = True
-                    member.suspects[opens] = Suspicion(about(), company)
+                    member.suspects[opens] = SuspectEpisode(about(), company)
                 elif company == 1 and self._suspected:
                     self._suspected.pop(about(), None)
                 return member, data
@@ -205,46 +192,11 @@ class Workers:
         if len(self._suspected) > _MOST_SUSPECTED:
             self._suspected.popitem(last=False)
 
-    async def ask(
-        self,
-        member: Member,
-        method: str,
-        payload: bytes,
-        size: int = 0,
-        *,
-        opens: str | None = None,
-        show: Sink | None = None,
-        steps: str = "",
-    ) -> bytes:
-        """What this worker answers; what it fails with is raised. A call whose caller gives it up is stopped there.
-        `steps` names the task of the episode that it steps."""
-        if not self.has(member):
-            raise WorkerEnded
-        self._call_number += 1
-        id = self._call_number.to_bytes(8, "big")
-        call = member.calls[id] = PendingCall(asyncio.get_running_loop().create_future(), show, steps)
-        member.load += size
-        member.messages.put(b"do", id, method.encode(), payload)
-        try:
-            data = await call.future
-        except asyncio.CancelledError:
-            member.messages.put(b"stop", id)
-            if opens is not None:  # it may have begun just now
-                member.messages.put(b"do", b"", b"close", opens.encode())
-            raise
-        finally:
-            del member.calls[id]
-            member.load -= size
-        if opens is not None:
-            member.episodes.add(opens)
-            member.load += 1
-        return data
-
     @property
-    def ready(self) -> list[Member]:
+    def ready(self) -> list[WorkerHandle]:
         return [member for member in self._members.values() if member.ready]
 
-    async def _wait_for_member(self, company: int | None, stays: Callable[[], str] | None = None) -> Member:
+    async def _wait_for_member(self, company: int | None, stays: Callable[[], str] | None = None) -> WorkerHandle:
         """The least busy worker that may take the call, as soon as there is one. `stays` names what would live there,
         and may have ended a worker: it is never put beside other episodes."""
         self._waiting += 1
@@ -279,7 +231,7 @@ class Workers:
             self._waiting -= 1
             self._suspects -= company is not None
 
-    def _places_for_suspects(self, free: list[Member]) -> list[Member]:
+    def _places_for_suspects(self, free: list[WorkerHandle]) -> list[WorkerHandle]:
         """Those without episodes, which would be lost with a worker. Where all have some, one more is started."""
         if not any(not member.episodes and not member.leaving for member in self._members.values()):
             if len(self._members) > self._most or time.monotonic() < self._start_at:
@@ -291,10 +243,7 @@ class Workers:
         self._changed.set()
         self._changed.clear()
 
-    def has(self, member: Member) -> bool:
-        return member.identity in self._members
-
-    def release(self, member: Member, episode: str) -> None:
+    def release(self, member: WorkerHandle, episode: str) -> None:
         """An episode that has ended is no longer counted as work."""
         if episode in member.episodes:
             member.episodes.discard(episode)
@@ -302,7 +251,7 @@ class Workers:
             if (suspicion := member.suspects.pop(episode, None)) is not None:
                 member.guests -= 1
                 member.limits.remove(suspicion.company)
-                if self.has(member):  # it has ended well
+                if not member.gone:  # it ended well
                     self._suspected.pop(suspicion.task, None)
                 self._wake_waiting()
 
@@ -311,7 +260,7 @@ class Workers:
     def _start_one(self) -> None:
         self._number += 1
         identity = f"worker-{self._number}".encode()
-        member = Member(identity, MessageBatch(self._socket, identity), heard=time.monotonic() + START_SECONDS)
+        member = WorkerHandle(identity, MessageBatch(self._socket, identity), heard=time.monotonic() + START_SECONDS)
         spec = msgspec.structs.replace(self._spec, identity=identity)
         self._members[identity] = member
         try:
@@ -319,10 +268,11 @@ class Workers:
         except OSError as error:  # no more processes or files, and perhaps some in a while
             self._remove(member, str(error))
 
-    def _remove(self, member: Member, how: str) -> None:
+    def _remove(self, member: WorkerHandle, how: str) -> None:
         """A worker has ended: its calls go to others, and another takes its place."""
         if self._members.pop(member.identity, None) is None:
             return
+        member.gone = True
         how = self._name_suspects(member, how)
         if not self._closing and not member.leaving:
             log.warning("%s ended (%s); calls it had: %d", member.identity.decode(), how, len(member.calls))
@@ -339,7 +289,7 @@ class Workers:
             future.set_exception(WorkerEnded(how, len(pending)))
         self._adjust()
 
-    def _name_suspects(self, member: Member, how: str) -> str:
+    def _name_suspects(self, member: WorkerHandle, how: str) -> str:
         """How a worker ended, with the tasks that were stepped there: one of them may be why. They are suspected."""
         stepped = sorted({call.steps for call in member.calls.values() if call.steps and not call.future.done()})
         if self._closing or not stepped:
@@ -349,7 +299,7 @@ class Workers:
         named = stepped[:_MOST_NAMED] + [f"{len(stepped) - _MOST_NAMED} more"] * (len(stepped) > _MOST_NAMED)
         return f"{how} during {'a step' if len(stepped) == 1 else 'steps'} of {', '.join(named)}"
 
-    def _kill(self, member: Member, why: str) -> None:
+    def _kill(self, member: WorkerHandle, why: str) -> None:
         if member.handle is not None:
             self._engine.kill(member.handle)
         self._remove(member, why)
@@ -420,7 +370,7 @@ class Workers:
             if member.ready:
                 member.heard = time.monotonic()
 
-    def _take(self, member: Member, message: list[bytes]) -> None:
+    def _take(self, member: WorkerHandle, message: list[bytes]) -> None:
         match message:
             case [b"ready"]:
                 member.ready, self._failures = True, 0

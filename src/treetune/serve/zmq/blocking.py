@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from treetune.core.task import Task
-from treetune.play.group import LEASE, MOST_DROPPED, Group
-from treetune.play.protocol import GroupOptions
+from treetune.play.group import Group
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import EnvClient
 from treetune.system.threads import run_in_background
@@ -67,21 +66,9 @@ class BlockingEnvClient:
     stats = _wait_for(EnvClient.stats)
     close = _wait_for(EnvClient.close)
 
-    def sample_groups(
-        self,
-        n: int,
-        *,
-        count: int | None = None,
-        ahead: int = 1,
-        stream: str = "",
-        lease: float = LEASE,
-        most_dropped: int = MOST_DROPPED,
-        **options: Unpack[GroupOptions],
-    ) -> Iterator[Group]:
-        """As `EnvClient.sample_groups`; what is under way goes on between two groups."""
-        groups = self._client.sample_groups(
-            n, count=count, ahead=ahead, stream=stream, lease=lease, most_dropped=most_dropped, **options
-        )
+    def sample_groups(self, n: int, **options: Any) -> Iterator[Group]:
+        """As `EnvClient.sample_groups`; groups under way continue between two that it returns."""
+        groups = self._client.sample_groups(n, **options)
 
         async def next_group() -> Group | None:
             return await anext(groups, None)

@@ -12,13 +12,15 @@ programs without an event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import itertools
 import logging
 import random
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple, Self, TypeVar, Unpack
 
 import msgspec
@@ -29,21 +31,22 @@ from treetune.core.mixture import parts_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
-from treetune.errors import UsageError
+from treetune.errors import TreetuneError, UsageError
 from treetune.play.episode import Started
-from treetune.play.group import LEASE, MOST_DROPPED, Group, sample_groups
+from treetune.play.group import sample_groups as sample_groups_of
 from treetune.play.protocol import PROTOCOL, GroupOptions, Health, Info, PlayOptions
-from treetune.play.streams import State
+from treetune.play.streams import State, StreamState
 from treetune.play.weights import PAUSE_SECONDS, Calls, check_pause, check_version
 from treetune.serve import messages
 from treetune.serve.errors import Busy, Misused, Stopping, TaskRefused, Unreachable
 from treetune.serve.messages import pack, unpack, without_none
 from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_trace
-from treetune.serve.zmq.drawing import draw_by_index
 from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 
 _FIRST_RESEND, _LAST_RESEND = 1.0, 10.0
 _REMEMBERED = 200_000
+_AHEAD = 32
+"""Tasks that `draw` asks for before they are needed."""
 _ACKS = 64
 _ACK_SECONDS = 0.5
 _SILENT_SECONDS = 3.0
@@ -141,32 +144,56 @@ class EnvClient:
             unclaimed.append(frames)
             raise
         task, seal = unpack_task(response.task, self._types)
-        self._sampled[_content(pack(task))] = _Sampled(seal, response.attempt, response.lease)
+        self._sampled[_digest(task)] = _Sampled(seal, response.attempt, response.lease)
         if len(self._sampled) > _REMEMBERED:
             self._sampled.popitem(last=False)
         return task
 
     async def renew(self, task: Task, lease: float | None = None) -> bool:
-        reply = await self._ask("renew", messages.LeaseRequest(idx=task.idx, lease=lease), dict[str, Any])
-        return bool(reply["found"])
+        return await self._ask_found("renew", messages.LeaseRequest(idx=task.idx, lease=lease))
 
     async def finish(self, task: Task) -> bool:
-        reply = await self._ask("finish", messages.LeaseRequest(idx=task.idx), dict[str, Any])
-        return bool(reply["found"])
+        return await self._ask_found("finish", messages.LeaseRequest(idx=task.idx))
 
     async def give_back(self, task: Task) -> bool:
-        reply = await self._ask("give_back", messages.LeaseRequest(idx=task.idx), dict[str, Any])
-        return bool(reply["found"])
+        return await self._ask_found("give_back", messages.LeaseRequest(idx=task.idx))
 
     def attempt_of(self, task: Task) -> int:
         """How often a sampled task was given out before, to a client that let its lease run out."""
         return self._find(task).attempt
 
     def _find(self, task: Task) -> _Sampled:
-        return self._sampled.get(_content(pack(task)), _Sampled())
+        return self._sampled.get(_digest(task), _Sampled())
 
-    def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
-        return draw_by_index(self, num_tasks)
+    async def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
+        """As every host's; tasks are asked for by index, a few ahead."""
+        info = await self.info()
+        counts = [count for count in (num_tasks, info.num_tasks) if count is not None]
+        if not counts:
+            raise UsageError(f"{info.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)")
+        # A generator has no task at a chosen index, but a new stream begins at its first task.
+        stream = None if info.by_index else f"eval-{secrets.token_hex(8)}"
+        left = iter(range(min(counts)))
+        waiting: deque[asyncio.Task[Task]] = deque()
+        seen: Counter[str] = Counter()
+        try:
+            while True:
+                for index in itertools.islice(left, (_AHEAD if stream is None else 1) - len(waiting)):
+                    ask = self.sample(index) if stream is None else self.sample(stream=stream)
+                    waiting.append(asyncio.ensure_future(ask))
+                if not waiting:
+                    return
+                task = await waiting.popleft()
+                yield task, seen[task.uid]
+                seen[task.uid] += 1
+        finally:
+            for one in waiting:
+                one.cancel()
+            if stream is not None:
+                with contextlib.suppress(TreetuneError):
+                    # A stream at its beginning is forgotten. The number of streams of a server is bounded.
+                    state = await self.state(stream)
+                    await self.restore(msgspec.structs.replace(state, streams={stream: StreamState(0)}))
 
     async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace:
         name, sampled = options.pop("request", None), self._find(task)
@@ -187,21 +214,7 @@ class EnvClient:
             log.warning("%s", warning)
         return [unpack_trace(trace, task) for trace in response.traces]
 
-    def sample_groups(
-        self,
-        n: int,
-        *,
-        count: int | None = None,
-        ahead: int = 1,
-        stream: str = "",
-        lease: float = LEASE,
-        most_dropped: int = MOST_DROPPED,
-        **options: Unpack[GroupOptions],
-    ) -> AsyncGenerator[Group]:
-        """Draws tasks and gives their groups, `count` of them or for ever, but for those without variance."""
-        return sample_groups(
-            self, n, count=count, ahead=ahead, stream=stream, lease=lease, most_dropped=most_dropped, **options
-        )
+    sample_groups = sample_groups_of
 
     async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
         request = messages.WeightsRequest(model=model, endpoint=endpoint, version=check_version(version))
@@ -234,8 +247,7 @@ class EnvClient:
         return messages.to_step(await self._run("step", message, messages.StepResponse))
 
     async def cancel(self, id: str) -> bool:
-        reply = await self._ask("cancel", messages.CancelRequest(id=id), dict[str, Any])
-        return bool(reply["found"])
+        return await self._ask_found("cancel", messages.CancelRequest(id=id))
 
     async def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
         request = messages.ObserveRequest(task=self._with_seal(task), reward=reward, stream=stream)
@@ -265,6 +277,11 @@ class EnvClient:
 
     async def _ask(self, method: str, request: messages.Request, answer: type[R]) -> R:
         return await self._call(self._make_frames(method, request), answer, self._deadline)
+
+    async def _ask_found(self, method: str, request: messages.Request) -> bool:
+        """Whether the server found what the request names."""
+        reply = await self._ask(method, request, dict[str, Any])
+        return bool(reply["found"])
 
     async def _run(
         self,
@@ -374,5 +391,5 @@ def _settle(reply: asyncio.Future[bytes | None], data: bytes | None) -> None:
         reply.set_result(data)
 
 
-def _content(packed: bytes) -> bytes:
-    return hashlib.blake2b(packed, digest_size=16).digest()
+def _digest(task: Task) -> bytes:
+    return hashlib.blake2b(pack(task), digest_size=16).digest()

@@ -22,7 +22,15 @@ class PendingCall(msgspec.Struct, eq=False):
     """The task whose episode it steps: the step may be what ends the worker."""
 
 
-class Suspicion(msgspec.Struct, frozen=True):
+class WorkerEnded(WorkerLost):
+    """The worker that had the call is gone."""
+
+    def __init__(self, how: str = "", calls: int = 0) -> None:
+        super().__init__("the worker of this episode died", remedy="start another")
+        self.how, self.calls = how, calls
+
+
+class SuspectEpisode(msgspec.Struct, frozen=True):
     """A live episode of a task that may have ended a worker."""
 
     task: str
@@ -30,7 +38,7 @@ class Suspicion(msgspec.Struct, frozen=True):
     """With how many such episodes, itself included, it may share its worker."""
 
 
-class Member(msgspec.Struct, eq=False):
+class WorkerHandle(msgspec.Struct, eq=False):
     """A worker as the broker sees it."""
 
     identity: bytes
@@ -42,13 +50,17 @@ class Member(msgspec.Struct, eq=False):
     heard: float = 0.0
     calls: dict[bytes, PendingCall] = {}
     episodes: set[str] = set()
-    suspects: dict[str, Suspicion] = {}
+    suspects: dict[str, SuspectEpisode] = {}
     """Those among them whose task may have ended a worker. They are guests as long as they live, and where there is
     one there are no other episodes."""
+    gone: bool = False
+    """It has ended."""
     load: int = 0
     """Rollouts under way, live episodes included."""
     guests: int = 0
     """Calls that any worker could have got (all but steps of the episodes here), and suspects that live here."""
+    number: int = 0
+    """Of its last call."""
     limits: list[int] = []
     """How many guests there may be, as each suspect among them has it."""
 
@@ -56,10 +68,36 @@ class Member(msgspec.Struct, eq=False):
         """Suspects are with few others, and other calls are never with suspects."""
         return not self.limits if company is None else self.guests < min([company, *self.limits])
 
-
-class WorkerEnded(WorkerLost):
-    """The worker that had the call is gone."""
-
-    def __init__(self, how: str = "", calls: int = 0) -> None:
-        super().__init__("the worker of this episode died", remedy="start another")
-        self.how, self.calls = how, calls
+    async def ask(
+        self,
+        method: str,
+        payload: bytes,
+        size: int = 0,
+        *,
+        opens: str | None = None,
+        show: Sink | None = None,
+        steps: str = "",
+    ) -> bytes:
+        """The worker's answer, or its error, which is raised. If the caller is cancelled, the worker stops the call.
+        `opens` is the episode that lives there from then on; `steps` names the task of the episode that is stepped."""
+        if self.gone:
+            raise WorkerEnded
+        self.number += 1
+        id = self.number.to_bytes(8, "big")
+        call = self.calls[id] = PendingCall(asyncio.get_running_loop().create_future(), show, steps)
+        self.load += size
+        self.messages.put(b"do", id, method.encode(), payload)
+        try:
+            data = await call.future
+        except asyncio.CancelledError:
+            self.messages.put(b"stop", id)
+            if opens is not None:  # it may have begun just now
+                self.messages.put(b"do", b"", b"close", opens.encode())
+            raise
+        finally:
+            del self.calls[id]
+            self.load -= size
+        if opens is not None:
+            self.episodes.add(opens)
+            self.load += 1
+        return data
