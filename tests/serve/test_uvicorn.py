@@ -1,4 +1,4 @@
-"""`Listener` uses names of uvicorn that are not documented. Where a release changes one, this says which and why it
+"""`HttpListener` uses names of uvicorn that are not documented. Where a release changes one, this says which and why it
 matters; `pyproject.toml` keeps such a release out until then."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 
 from treetune.serve.access import Access
-from treetune.serve.http.listener import Listener
+from treetune.serve.http.listener import HttpListener
 
 USED = [
     (HttpToolsProtocol, "connection_made", "writes are joined into one packet"),
@@ -57,7 +57,7 @@ def test_a_listener_leaves_signals_alone_and_knows_its_connections():
             await asyncio.sleep(60)
 
         before = signal.getsignal(signal.SIGINT)
-        listener = Listener("127.0.0.1:0", Access())
+        listener = HttpListener("127.0.0.1:0", Access())
         url = await listener.start(app)
         _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n")

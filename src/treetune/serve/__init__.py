@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from treetune.serve.http.asgi import HttpRequest, JsonApp, Parts, Route
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
     from treetune.serve.http.door import HttpDoor, MetricsDoor
-    from treetune.serve.http.listener import Listener
+    from treetune.serve.http.listener import HttpListener
     from treetune.serve.http.probe import probe
     from treetune.serve.http.wire import HttpError, encode, read_body
     from treetune.serve.mcp_door import McpDoor, keep_standard_streams
@@ -52,7 +52,7 @@ _HOMES = {
     "http.asgi": "HttpRequest JsonApp Parts Route",
     "http.client": "RemoteEpisode TaskServerClient",
     "http.door": "HttpDoor MetricsDoor",
-    "http.listener": "Listener",
+    "http.listener": "HttpListener",
     "http.probe": "probe",
     "http.wire": "HttpError encode read_body",
     "openenv.door": "OpenEnvDoor",

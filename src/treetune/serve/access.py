@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import secrets
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -74,6 +75,22 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def bind_tcp(host: str, port: int, address: str) -> socket.socket:
+    """A socket that listens and does not block, of IPv4 if the host has both. `address` names it in an error."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, place = min(found, key=lambda one: one[0] != socket.AF_INET)
+        listening = socket.create_server(place, family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6)
+    except OSError as error:
+        raise cannot_listen(address, error) from None
+    listening.setblocking(False)
+    return listening
+
+
+def cannot_listen(address: str, error: Exception) -> UsageError:
+    return UsageError(f"cannot listen on {address}: {error}", remedy="is another server there?")
 
 
 def load_curve_key(path: Path) -> bytes:

@@ -245,10 +245,10 @@ class RegisterServer:
 
     def __init__(self, address: str, access: Access) -> None:
         from treetune.serve.http.asgi import JsonApp, Route  # others who import this serve nothing
-        from treetune.serve.http.listener import Listener
+        from treetune.serve.http.listener import HttpListener
 
         self._known: dict[str, tuple[ServerEntry, float]] = {}
-        self._listener = Listener(address, access)
+        self._listener = HttpListener(address, access)
         routes = [
             Route("GET", "/api/health", self._health, needs_token=False),
             Route("GET", "/api/servers", self._list),

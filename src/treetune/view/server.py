@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from treetune.errors import TreetuneError
-from treetune.serve import Access, HttpError, HttpRequest, JsonApp, Listener, Parts, Route
+from treetune.serve import Access, HttpError, HttpListener, HttpRequest, JsonApp, Parts, Route
 from treetune.system.threads import call
 from treetune.view.calls import Calls
 from treetune.view.pages import TYPES, read_page
@@ -44,11 +44,11 @@ class ViewServer:
         """`tokenizer` is a folder or a name, for runs that do not say which they had."""
         self._access = access if access is not None else Access()
         self._calls = Calls(runs, tokenizer)
-        self._listener: Listener | None = None
+        self._listener: HttpListener | None = None
 
     async def start(self, address: str) -> str:
         """Listens; gives the address."""
-        self._listener = Listener(address, self._access)
+        self._listener = HttpListener(address, self._access)
         return await self._listener.start(self.make_app())
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The one HTTP stack: `JsonApp` answers requests; a `Listener` (`listener.py`) brings them.
+"""The one HTTP stack: `JsonApp` answers requests; an `HttpListener` (`listener.py`) brings them.
 
     app = JsonApp([Route("GET", "/api/health", health)], Access(), max_bytes=8192, token_remedy="")
-    print(await Listener("127.0.0.1:0", Access()).start(app))
+    print(await HttpListener("127.0.0.1:0", Access()).start(app))
 
 Who asks is checked before anything of the body is read. Where the answer is an error and the body has not arrived yet,
 the connection is closed.
@@ -164,11 +164,7 @@ class JsonApp:
 
     async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         serve = self._websockets.get(scope["path"])
-        try:
-            self.admit(scope["headers"])
-        except HttpError:
-            serve = None
-        if serve is None:
+        if serve is None or not self._is_admitted(scope["headers"]):
             await send({"type": "websocket.close", "code": 1008})  # before it was accepted: HTTP 403
             return
         self._count("http.websocket", 0.0, None)

@@ -17,7 +17,7 @@ from treetune.play.host import info_of
 from treetune.serve.http import HttpConfig, wire
 from treetune.serve.http.asgi import JSON, Asgi, Events, HttpRequest, JsonApp, Route
 from treetune.serve.http.episodes import SOCKET_PATH, EpisodeSocket, HttpEpisodes, stream_step
-from treetune.serve.http.listener import Listener
+from treetune.serve.http.listener import HttpListener
 from treetune.serve.http.wire import encode, read_body, to_http_error
 from treetune.serve.server import Door, EnvServer
 
@@ -34,7 +34,7 @@ class EpisodeDoor(Door):
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
-        self._listener = Listener(self.address, server.config.access)
+        self._listener = HttpListener(self.address, server.config.access)
         if server.config.capacity is None:
             server.capacity = max(server.capacity, self.config.max_episodes)
 
@@ -177,7 +177,7 @@ class MetricsDoor(Door):
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
-        self._listener = Listener(self.address, server.config.access)
+        self._listener = HttpListener(self.address, server.config.access)
 
     async def open(self) -> None:
         routes = [Route("GET", "/metrics", self._render, content_type=_PROMETHEUS)]

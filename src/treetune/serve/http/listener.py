@@ -1,6 +1,6 @@
-"""`Listener` serves an ASGI application with uvicorn, and bounds every phase of what comes in.
+"""`HttpListener` serves an ASGI application with uvicorn, and bounds every phase of what comes in.
 
-    listener = Listener("127.0.0.1:0", Access())
+    listener = HttpListener("127.0.0.1:0", Access())
     print(await listener.start(app))
 
 uvicorn bounds neither the head of a request, nor what surrounds the parts of a body, nor how slowly a request arrives,
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any, cast
@@ -22,9 +21,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from treetune.errors import UsageError
 from treetune.serve import process_limits
-from treetune.serve.access import Access, parse_http_address
+from treetune.serve.access import Access, bind_tcp, parse_http_address
 from treetune.serve.process_limits import Holding
 
 REQUEST_SECONDS = 60.0
@@ -49,7 +47,7 @@ _CLOSE_SECONDS = 1.0
 """How long the peer of a WebSocket may take to agree that it is closed: what it sends until then is read."""
 
 
-class Listener:
+class HttpListener:
     """Serves an ASGI application on the running event loop."""
 
     def __init__(self, address: str, access: Access) -> None:
@@ -61,7 +59,7 @@ class Listener:
     async def start(self, app: Any, *, websocket_bytes: int | None = None) -> str:
         """Listens; gives the address. `websocket_bytes` is the largest message of a WebSocket; without it there are
         none."""
-        listening = _bind(self._host, self._port)
+        listening = bind_tcp(self._host, self._port, f"{self._host}:{self._port}")
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -306,13 +304,3 @@ class _JoinedWrites:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
-    except OSError as error:
-        raise UsageError(f"cannot listen on {host}:{port}: {error}", remedy="is another server there?") from None
-    listening.setblocking(False)
-    return listening

@@ -104,7 +104,7 @@ class OpenEnvDoor(EpisodeDoor):
         return encode(Session(self.sessions).state)
 
     async def _schema(self, request: HttpRequest) -> bytes:
-        return encode(wire.schemas())
+        return wire.schemas()
 
     async def _metadata(self, request: HttpRequest) -> bytes:
         taskset = self.server.taskset

@@ -10,7 +10,10 @@ one is told as pydantic would, which OpenEnv's own servers use.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import cache
+from importlib import resources
 from typing import Any, NamedTuple
 
 import msgspec
@@ -250,41 +253,8 @@ def frame(kind: str, data: Any) -> str:
     return encode({"type": kind, "data": data}).decode()
 
 
-def schemas() -> dict[str, Any]:
+@cache
+def schemas() -> bytes:
     """JSON schemas of actions, observations and states."""
-    metadata = {"type": "object", "additionalProperties": True, "title": "Metadata"}
-    messages = {"type": "array", "items": {"type": "object"}, "description": "The same as messages of a chat."}
-    observation = {
-        "title": "Observation",
-        "type": "object",
-        "additionalProperties": True,
-        "properties": {
-            "done": {"type": "boolean", "default": False},
-            "reward": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
-            "metadata": metadata,
-            "text": {"type": "string", "description": "What the environment shows."},
-            "messages": messages,
-        },
-    }
-    calls = {"type": "array", "items": {"type": "object"}, "description": "Calls of tools in OpenAI's form."}
-    action = {
-        "title": "Action",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "metadata": metadata,
-            "message": {"type": "string", "description": "What the model says."},
-            "tool_calls": calls,
-        },
-        "required": ["message"],
-    }
-    state = {
-        "title": "State",
-        "type": "object",
-        "additionalProperties": True,
-        "properties": {
-            "episode_id": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
-            "step_count": {"type": "integer", "minimum": 0, "default": 0},
-        },
-    }
-    return {"action": action, "observation": observation, "state": state, "reset_observation": observation}
+    found = json.loads(resources.files("treetune.serve.openenv").joinpath("schemas.json").read_bytes())
+    return encode({**found, "reset_observation": found["observation"]})

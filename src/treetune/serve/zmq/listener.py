@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
-from treetune.errors import UsageError
 from treetune.serve import process_limits
+from treetune.serve.access import bind_tcp, cannot_listen
 from treetune.serve.process_limits import Holding
 from treetune.serve.zmq.sockets import MOST_BYTES, MOST_PARTS, SMALL_BYTES, Frames
 
@@ -253,17 +253,14 @@ def _pack(frame: bytes, more: bool) -> bytes:
 
 def _bind(address: str) -> tuple[socket.socket, str]:
     """A socket that listens there, and the address with its real port."""
-    try:
-        if address.startswith("ipc://"):
+    if address.startswith("ipc://"):
+        try:
             return _bind_path(address.removeprefix("ipc://")), address
-        parts = urlsplit(address)
-        host = "0.0.0.0" if parts.hostname in (None, "*") else parts.hostname
-        found = socket.getaddrinfo(host, parts.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, place = min(found, key=lambda one: one[0] != socket.AF_INET)
-        listening = socket.create_server(place, family=family, backlog=1024)
-    except OSError as error:
-        raise UsageError(f"cannot listen on {address}: {error}", remedy="is another server there?") from None
-    listening.setblocking(False)
+        except OSError as error:
+            raise cannot_listen(address, error) from None
+    parts = urlsplit(address)
+    host = parts.hostname if parts.hostname not in (None, "*") else "0.0.0.0"
+    listening = bind_tcp(host or "", parts.port or 0, address)
     name, port = listening.getsockname()[:2]
     return listening, f"tcp://[{name}]:{port}" if ":" in name else f"tcp://{name}:{port}"
 

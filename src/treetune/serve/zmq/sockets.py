@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from treetune.errors import UsageError
+from treetune.serve.access import cannot_listen
 
 MOST_BYTES = 64 << 20
 """The largest frame that a server takes; a sender of more is cut off."""
@@ -152,7 +153,7 @@ def bind_address(socket: zmq.Socket[bytes], address: str) -> str:
         socket.bind(address)
     except zmq.ZMQError as error:
         socket.close(0)
-        raise UsageError(f"cannot listen on {address}: {error}", remedy="is another server there?") from None
+        raise cannot_listen(address, error) from None
     return str(socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\x00"))  # type: ignore[union-attr]
 
 
