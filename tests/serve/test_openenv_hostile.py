@@ -19,8 +19,8 @@ from serving import Numbers, run, until
 from treetune import Environment, Step, Task, Taskset
 from treetune.serve.access import Access
 from treetune.serve.http import listener
+from treetune.serve.openenv import door as doors
 from treetune.serve.openenv import session as sessions
-from treetune.serve.openenv import socket as sockets
 
 MINE = {"X-Session-ID": "mine"}
 TOKEN = {"Authorization": "Bearer abc"}
@@ -272,7 +272,7 @@ def test_a_start_under_way_is_stopped_when_its_client_leaves():
 
 
 def test_what_is_said_during_a_long_step_is_answered_after_it(monkeypatch):
-    monkeypatch.setattr(sockets, "_WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(doors, "_WATCH_SECONDS", 0.0)
 
     class Napping(Echoes):
         def environment(self, task):

@@ -125,13 +125,13 @@ class World:
             doors=[ZmqDoor(f"ipc://{self.folder}/server")],
         )
         await self.server.start()
-        self.server.doors[0].send = lambda reply: self.to_client.append((reply[1], reply[2]))
+        self.server.doors[0].calls.send = lambda reply: self.to_client.append((reply[1], reply[2]))
         if isinstance(self.server.taskset, DearFlaky):
             self.server.streams.cheap = False
 
     async def kill(self):
         self.counts["kills"] += 1
-        self.server.doors[0].send = lambda reply: None
+        self.server.doors[0].calls.send = lambda reply: None
         self.server.order.store.commit = lambda *arguments: None
         await self.server.close()
         self.to_server = [message for message in self.to_server if self.random.random() < 0.5]
@@ -143,7 +143,7 @@ class World:
         if dies == "before the commit":
             server.order.store.commit = _die
         elif dies == "before the replies":
-            server.doors[0].send = _die
+            server.doors[0].calls.send = _die
         with contextlib.suppress(Killed):
             server.doors[0].take_batch([[b"client", *message] for message in batch])
         if dies:

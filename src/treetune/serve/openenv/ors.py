@@ -1,4 +1,4 @@
-"""The routes of ORS (ors-sdk 0.1), beside those of OpenEnv.
+"""The routes of ORS (ors-sdk 0.1), and those for tasks, which OpenEnv has too.
 
     POST /my-tasks/call {"name": "answer", "input": {"text": "42"}}
     event: end
@@ -6,11 +6,15 @@
 
 A session is an episode of one task; the header `X-Session-ID` names it. Its tools are those of the task, and `answer`
 for what a model says. If the client loses the connection the call continues, and its `task_id` gets the result later.
+
+The routes for tasks say which there are, by split and index: POST /my-tasks/task {"split": "train", "index": 3} answers
+{"task": {"split": "train", "index": 3}}, which starts it as `reset(**task)` or as the `task_spec` of an ORS session.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
@@ -26,6 +30,107 @@ from treetune.serve.http.wire import HttpError, encode, read_body, read_content
 from treetune.serve.openenv.rpc import action_of_call, with_answer
 from treetune.serve.openenv.session import Session, SessionTable
 from treetune.serve.openenv.wire import Reset, describe_tool, fault_of, read_reset
+
+MOST_TASKS = 100_000
+"""That one answer lists."""
+_TYPES = {"train": "train", "test": "test"}
+
+
+class SplitBody(msgspec.Struct, forbid_unknown_fields=True):
+    split: str
+
+
+class TaskBody(SplitBody, forbid_unknown_fields=True):
+    index: int
+
+
+class RangeBody(SplitBody, forbid_unknown_fields=True):
+    start: int | None = None
+    stop: int | None = None
+
+
+class TaskRoutes:
+    def __init__(self, sessions: SessionTable) -> None:
+        self._sessions, self._server = sessions, sessions.server
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/list_environments", self._list, "openenv.list_environments"),
+            Route("GET", "/*/splits", self._splits, "openenv.splits"),
+            Route("POST", "/*/tasks", self._tasks, "openenv.tasks"),
+            Route("POST", "/*/num_tasks", self._count, "openenv.num_tasks"),
+            Route("POST", "/*/task", self._task, "openenv.task"),
+            Route("POST", "/*/task_range", self._range, "openenv.task_range"),
+        ]
+
+    @property
+    def name(self) -> str:
+        """The taskset's, as a part of a path."""
+        return re.sub(r"[^a-z0-9_.-]+", "-", self._server.taskset.name.lower()).strip("-") or "tasks"
+
+    def check_name(self, name: str | None) -> None:
+        if name is not None and name.lower() != self.name:
+            raise HttpError(404, "unknown_path", f"unknown environment {name!r:.80}")
+
+    def check_path(self, request: HttpRequest) -> None:
+        """That the path names our environment."""
+        self.check_name(request.path.split("/")[1])
+
+    def spec(self, index: int) -> dict[str, Any]:
+        return {"split": self._sessions.split, "index": index}
+
+    def check_index(self, index: int) -> int:
+        """The place of a task; a negative one counts from the end."""
+        count = self._server.streams.count
+        if index < 0 and count is not None:
+            index += count
+        if index < 0 or (count is not None and index >= count):
+            raise HttpError(400, "usage", "Invalid task index")
+        return index
+
+    def _size(self, asked: str) -> int:
+        count = self._server.streams.count
+        if count is None:
+            problem = f"{asked} is not supported for this environment: its tasks have no end"
+            raise HttpError(501, "usage", f"{problem}. Name an index, or a seed.")
+        return count
+
+    async def _list(self, request: HttpRequest) -> bytes:
+        return encode([self.name])
+
+    async def _splits(self, request: HttpRequest) -> bytes:
+        self.check_path(request)
+        return encode([{"name": self._sessions.split, "type": _TYPES.get(self._sessions.split, "validation")}])
+
+    def _read(self, request: HttpRequest, kind: Any) -> Any:
+        self.check_path(request)
+        body = read_body(kind, request.body)
+        self._sessions.check_split(body.split)
+        return body
+
+    async def _tasks(self, request: HttpRequest) -> bytes:
+        self._read(request, SplitBody)
+        listed = range(min(self._size("list_tasks"), MOST_TASKS))
+        return encode({"tasks": [self.spec(index) for index in listed], "env_name": self.name})
+
+    async def _count(self, request: HttpRequest) -> bytes:
+        self._read(request, SplitBody)
+        return encode({"num_tasks": self._size("num_tasks")})
+
+    async def _task(self, request: HttpRequest) -> bytes:
+        body = self._read(request, TaskBody)
+        return encode({"task": self.spec(self.check_index(body.index))})
+
+    async def _range(self, request: HttpRequest) -> bytes:
+        body = self._read(request, RangeBody)
+        count = self._server.streams.count
+        if count is None and (body.start is None or body.stop is None or min(body.start, body.stop) < 0):
+            self._size("get_task_range")
+        chosen = range(count if count is not None else body.stop or 0)[slice(body.start, body.stop)]
+        if len(chosen) > MOST_TASKS:
+            raise HttpError(400, "too_large", f"{len(chosen)} tasks at once; ask for at most {MOST_TASKS}")
+        return encode({"tasks": [self.spec(index) for index in chosen]})
+
 
 _CHUNK = 4096
 """Characters of an event: the client reads lines, and rejects long ones."""
@@ -90,8 +195,8 @@ class OrsSession(Session):
 
 
 class OrsRoutes:
-    def __init__(self, sessions: SessionTable) -> None:
-        self._sessions = sessions
+    def __init__(self, sessions: SessionTable, tasks: TaskRoutes) -> None:
+        self._sessions, self._tasks = sessions, tasks
 
     def routes(self) -> list[Route]:
         return [
@@ -118,7 +223,7 @@ class OrsRoutes:
 
     async def _create(self, request: HttpRequest) -> bytes:
         id, body = _id_of(request), read_body(CreateBody, request.body)
-        self._sessions.tasks.check_name(body.env_name)
+        self._tasks.check_name(body.env_name)
         if id in self._sessions.by_id:
             raise HttpError(400, "usage", "Session already exists")
         asked = self._read_task(body)
@@ -133,13 +238,12 @@ class OrsRoutes:
         return encode({"sid": id})
 
     def _read_task(self, body: CreateBody) -> Reset:
-        tasks = self._sessions.tasks
         asked = Reset(split=body.split, index=body.index) if body.task_spec is None else read_reset(body.task_spec)
-        tasks.check_split(asked.split)
+        self._sessions.check_split(asked.split)
         index = asked.task(self._sessions.server.streams.count)
         if index is None:
             raise HttpError(400, "usage", 'the task_spec names no task: {"split": ..., "index": ...}')
-        return Reset(index=tasks.check_index(index))
+        return Reset(index=self._tasks.check_index(index))
 
     async def _delete(self, request: HttpRequest) -> bytes:
         id = _id_of(request)
@@ -153,19 +257,19 @@ class OrsRoutes:
 
     async def _tools(self, request: HttpRequest) -> bytes:
         """Those of a task; they may differ between tasks."""
-        self._sessions.tasks.check_path(request)
+        self._tasks.check_path(request)
         return _list_tools(await self._sessions.list_tools())
 
     async def _task_tools(self, request: HttpRequest) -> bytes:
-        self._sessions.tasks.check_path(request)
+        self._tasks.check_path(request)
         return _list_tools((await self._find(request).ensure_started()).started.tools)
 
     async def _prompt(self, request: HttpRequest) -> bytes:
-        self._sessions.tasks.check_path(request)
+        self._tasks.check_path(request)
         return encode(blocks_of((await self._find(request).ensure_started()).started.observation))
 
     async def _call(self, request: HttpRequest) -> Events:
-        self._sessions.tasks.check_path(request)
+        self._tasks.check_path(request)
         session, body = self._find(request), read_body(CallBody, request.body)
         await session.ensure_started()
         id = session.call(body.name, body.input) if body.task_id is None else body.task_id

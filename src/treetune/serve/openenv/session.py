@@ -20,8 +20,7 @@ from treetune.core.environment import Step
 from treetune.errors import UsageError
 from treetune.play.episode_table import LiveEpisode, SessionLimits
 from treetune.serve.http import HttpConfig
-from treetune.serve.http.wire import check_info
-from treetune.serve.openenv.tasks import TaskRoutes
+from treetune.serve.http.wire import HttpError, check_info
 from treetune.serve.openenv.wire import Fault, ListTools, Reset, ToolAction, describe_tool, observed, show, stepped
 from treetune.serve.server import EnvServer, StartedTask
 
@@ -73,7 +72,7 @@ class Session:
     async def reset(self, asked: Reset) -> dict[str, Any]:
         """Starts an episode; returns what it shows first."""
         async with self._starting:
-            self._sessions.tasks.check_split(asked.split)
+            self._sessions.check_split(asked.split)
             index = asked.task(self._server.streams.count)
             if index is not None or not self._is_fresh or not self.is_live:
                 await self._start(index)
@@ -135,9 +134,8 @@ S = TypeVar("S", bound=Session)
 class SessionTable:
     def __init__(self, server: EnvServer, config: HttpConfig, split: str) -> None:
         """`split` is the name of the one split that all tasks are in."""
-        self.server, self._config = server, config
+        self.server, self._config, self.split = server, config, split
         self.terms = SessionLimits(config.idle_seconds, config.deadline_seconds, check_info)
-        self.tasks = TaskRoutes(server, split)
         self.by_id: dict[str, Session] = {}
         self.offered: list[dict[str, Any]] | None = None
         """The tools of the last episode that was started."""
@@ -159,6 +157,10 @@ class SessionTable:
             raise Fault("SESSION_ERROR", f"Session {id} already has an attached WebSocket")
         session.attached = True
         return session
+
+    def check_split(self, split: str | None) -> None:
+        if split is not None and split != self.split:
+            raise HttpError(400, "usage", f"Invalid split: there is only {self.split!r}")
 
     async def close(self, session: Session) -> None:
         self.by_id.pop(session.id, None)

@@ -31,8 +31,7 @@ from treetune.serve.host import HostSpec, ModelsConfig, Scored, ServerHost
 from treetune.serve.messages import pack, unpack, without_none
 from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.engines import Engine, ProcessEngine
-from treetune.serve.pool.worker import WorkerSpec
-from treetune.serve.pool.worker_handle import WorkerEnded, WorkerHandle
+from treetune.serve.pool.worker import WorkerEnded, WorkerHandle, WorkerSpec
 from treetune.serve.pool.workers import WorkerPool
 from treetune.serve.server import Door, EnvServer, ServerConfig
 from treetune.serve.task_signer import concrete_task, pack_task, unpack_trace

@@ -27,8 +27,7 @@ from treetune.serve.host import Scored
 from treetune.serve.messages import Response, error_of, unpack
 from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.engines import Engine, ask_why
-from treetune.serve.pool.worker import MessageBatch, WorkerSpec, read_batch
-from treetune.serve.pool.worker_handle import SuspectEpisode, WorkerEnded, WorkerHandle
+from treetune.serve.pool.worker import MessageBatch, SuspectEpisode, WorkerEnded, WorkerHandle, WorkerSpec, read_batch
 from treetune.serve.zmq.sockets import Frames, LoopSocket, bind_address, encrypt_server, new_socket
 from treetune.system.ray_cluster import SILENT_SECONDS
 from treetune.system.threads import call_apart

@@ -1,5 +1,6 @@
-"""The requests of a ZMQ door: which are under way, which were answered. Each runs once, and gets one reply.
+"""The requests of a ZMQ door: who asks, what is under way, what was answered. Each runs once, and gets one reply.
 
+    call = gate.identify(frames)            # raises Denied, Misused or BadRequest; the payload is not decoded
     calls = CallTable(server, send)
     if not calls.is_known(call):
         calls.spawn(call, work())           # its reply is sent when it has ended
@@ -12,18 +13,83 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hmac
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from treetune.errors import TreetuneError
 from treetune.play.episode_table import EpisodeEnded
-from treetune.serve.errors import BadRequest, Cancelled, Misused, Stopping, WorkerLost
-from treetune.serve.messages import failure, pack
+from treetune.play.protocol import PROTOCOL
+from treetune.serve.errors import BadRequest, Cancelled, Denied, Misused, Stopping, WorkerLost
+from treetune.serve.messages import CLIENT_BYTES, failure, pack, read_head
 from treetune.serve.server import EnvServer
-from treetune.serve.zmq.auth import Call
+from treetune.serve.zmq.sockets import Frames
+
+LONGEST_ID = 64
+_LONGEST_DIGEST = 32
+_MOST_CLIENTS = 4096
+
+
+class Call(NamedTuple):
+    """A request: who asks, under which id, for what."""
+
+    identity: bytes
+    """Of the connection."""
+    id: bytes
+    method: str
+    payload: bytes = b""
+    client: bytes = b""
+    key: bytes = b""
+    """Client and id: what the request is known by."""
+    digest: bytes = b""
+    """Of method and payload: the same key with another one is another request."""
+
+
+class Gate:
+    def __init__(self, token: str | None) -> None:
+        self._token = token.encode() if token is not None else None
+        self._clients: dict[bytes, bytes] = {}
+        """By heads that were good: a client sends the same one with every request."""
+
+    def admits(self, frames: Frames) -> bool:
+        """Whether a large frame after these is taken: the payload of whoever has the token."""
+        return len(frames) == 4 and self._has_token(frames[3][1 + CLIENT_BYTES :])
+
+    def identify(self, frames: Frames) -> Call:
+        if len(frames) != 5:
+            raise Misused(
+                f"this server speaks protocol {PROTOCOL}: a request has four frames, not {len(frames) - 1}",
+                remedy="install the same version of treetune on both sides; docs/serving.md has the wire format",
+            )
+        identity, id, method, head, payload = frames
+        client = self._clients.get(head) or self._read(head)
+        # As a rule what is asked is short enough to be its own digest.
+        digest = method + payload
+        if len(digest) > _LONGEST_DIGEST:
+            digest = blake2b(digest, digest_size=_LONGEST_DIGEST).digest()
+        return Call(identity, id, method.decode(), payload, client, client + id, digest)
+
+    def _read(self, head: bytes) -> bytes:
+        protocol, client, token = read_head(head)
+        if protocol != PROTOCOL:
+            raise Misused(
+                f"this server speaks protocol {PROTOCOL}, the client protocol {protocol}",
+                remedy="install the same version of treetune on both sides",
+            )
+        if not self._has_token(token):
+            raise Denied("the token is missing or wrong", remedy="pass the server's --token to the client")
+        if len(self._clients) >= _MOST_CLIENTS:
+            self._clients.clear()
+        self._clients[head] = client
+        return client
+
+    def _has_token(self, token: bytes) -> bool:
+        return self._token is None or hmac.compare_digest(self._token, token)
+
 
 log = logging.getLogger("treetune.serve")
 Reply = tuple[bytes, bytes, bytes]
@@ -101,7 +167,7 @@ class RunningCall(NamedTuple):
 
 class CallTable:
     def __init__(self, server: EnvServer, send: Callable[[Reply], None]) -> None:
-        self._server, self._send = server, send
+        self._server, self.send = server, send
         self.replies = ReplyCache()
         self.running: dict[bytes, RunningCall] = {}
         """By the key of the request."""
@@ -162,7 +228,7 @@ class CallTable:
             self._ready = [(to, id, data if (to, id) in replies else reply) for to, id, reply in self._ready]
         self._changing.clear()
         for reply in self._ready:
-            self._send(reply)
+            self.send(reply)
         self._ready.clear()
 
     # Requests under way
@@ -211,7 +277,7 @@ class CallTable:
         self._server.metrics.count_request(call.method, time.perf_counter() - began, kind)
         self.replies.keep(call.key, call.digest, data)
         for identity in running.identities:
-            self._send((identity, call.id, data))
+            self.send((identity, call.id, data))
 
     async def stop(self) -> None:
         """Cancels what is under way; the replies are sent when it has ended."""

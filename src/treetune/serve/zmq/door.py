@@ -27,8 +27,7 @@ from treetune.serve.errors import BadRequest, Busy
 from treetune.serve.messages import Request, check_values, failure, pack, unpack
 from treetune.serve.server import Door, EnvServer, Given
 from treetune.serve.task_signer import pack_task
-from treetune.serve.zmq.auth import LONGEST_ID, Call, Gate
-from treetune.serve.zmq.calls import CallTable, Reply
+from treetune.serve.zmq.calls import LONGEST_ID, Call, CallTable, Gate, Reply
 from treetune.serve.zmq.listener import ZmtpListener
 from treetune.serve.zmq.sockets import MOST_BYTES, Frames, LoopSocket, bind_address, encrypt_server, new_socket
 
