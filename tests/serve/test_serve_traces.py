@@ -88,8 +88,8 @@ def test_the_log_tells_only_what_is_new():
             told = []
             for _ in range(2):
                 await client.step(await client.begun(), "stop")
-                told += client.server.metrics.tell_ended()
-            return told + client.server.metrics.tell_ended()
+                told += client.server.metrics.report_ended()
+            return told + client.server.metrics.report_ended()
 
     assert run(play()) == ["Talking: 1 ended (completed 1), mean reward 1.000"] * 2
 

@@ -2,7 +2,12 @@
 
     from treetune.serve import EnvClient, EnvServer, EnvServerPool
 
-Other rooms use what is named here. Names are loaded when they are first used.
+`EnvServer` (`server.py`) owns the order, the episodes and the capacity. Clients reach it through doors, one for each
+protocol: `ZmqDoor` (`zmq/`), `HttpDoor` and `MetricsDoor` (`http/`), `OpenEnvDoor` (`openenv/`, with ORS), `McpDoor`.
+`EnvServerPool` (`pool/`) runs rollouts and environments in worker processes. Clients are `EnvClient`,
+`BlockingEnvClient` and `TaskServerClient`; `remote_taskset.py` and `foreign/` make tasksets of servers. `Register`
+lists running servers. Cursors and leases survive a restart in `store.py`. Other rooms use only the names below, which
+are loaded when they are first used.
 """
 
 from __future__ import annotations

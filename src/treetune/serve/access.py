@@ -1,6 +1,6 @@
 """Who may talk to a server: addresses, the token, optional CURVE encryption.
 
-A server listens on this machine only, unless told otherwise; an open address needs a token.
+By default a server listens on this machine only. An address that other machines can reach needs a token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zmq
 from treetune.errors import StorageError, UsageError
 
 SHORTEST_KEY = 16
-"""Bytes of a key of the seals; we make 32."""
+"""Bytes of a signing key; new ones have 32."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def check_address(address: str, access: Access) -> None:
-    """Refuses what is no address of a pull server, and one that is open to everybody without a token."""
+    """Raises UsageError if it is not the address of a pull server, or if others can reach it without a token."""
     parts = urlsplit(address)
     try:
         bad = parts.scheme not in ("tcp", "ipc") or (parts.scheme == "tcp" and parts.port is None)
@@ -48,7 +48,7 @@ def check_address(address: str, access: Access) -> None:
 
 
 def parse_http_address(address: str, access: Access) -> tuple[str, int]:
-    """Host and port. Refuses what is no address, and one that is open to everybody without a token."""
+    """Host and port. Raises UsageError if it is not an address, or if others can reach it without a token."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     try:
         host, port = parts.hostname or "127.0.0.1", parts.port
@@ -94,7 +94,7 @@ def cannot_listen(address: str, error: Exception) -> UsageError:
 
 
 def load_curve_key(path: Path) -> bytes:
-    """The secret CURVE key in a file, made where there is none."""
+    """The secret CURVE key in a file, which is created if it is missing."""
     try:
         key = _load_key(path, lambda: zmq.curve_keypair()[1])
         zmq.curve_public(key)
@@ -104,7 +104,8 @@ def load_curve_key(path: Path) -> bytes:
 
 
 def load_signing_key(path: Path) -> bytes:
-    """The key that signs tasks in a file, made where there is none; servers that share it take each other's tasks."""
+    """The key in a file that signs tasks; the file is created if it is missing. Servers that share it accept each
+    other's tasks."""
     try:
         key = bytes.fromhex(_load_key(path, lambda: secrets.token_hex(32).encode()).decode())
     except ValueError:
@@ -116,7 +117,7 @@ def load_signing_key(path: Path) -> bytes:
 
 
 def check_key_length(key: bytes, where: str) -> None:
-    """Refuses a key of the seals that could be guessed."""
+    """Raises UsageError if a signing key is short enough to be guessed."""
     if len(key) < SHORTEST_KEY:
         raise UsageError(
             f"the key of the seals in {where} has {len(key)} bytes, of at least {SHORTEST_KEY}",
@@ -125,7 +126,7 @@ def check_key_length(key: bytes, where: str) -> None:
 
 
 def _load_key(path: Path, make: Callable[[], bytes]) -> bytes:
-    """What is in a file that only its owner can read, made where there is none."""
+    """The content of a file that only its owner can read; the file is created if it is missing."""
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Why a server did not do what was asked. Each error has a `kind` that travels, so that programs can tell."""
+"""The errors of servers. Each has a `kind`, which is sent with it, so that programs can distinguish them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import ClassVar
 from treetune.errors import TreetuneError
 
 KINDS: dict[str, type[ServeError]] = {}
-"""Those that are no plain `ServeError`."""
+"""By kind, except the plain `ServeError`."""
 
 
 class ServeError(TreetuneError):
-    """A request that a server did not do."""
+    """A server could not do a request."""
 
     kind: ClassVar[str] = "failed"
 
@@ -22,31 +22,31 @@ class ServeError(TreetuneError):
 
 
 class BadRequest(ServeError, kind="bad_request"):
-    """A message that is none: wrong frames, wrong types, an unknown method."""
+    """A malformed message: wrong frames, wrong types, an unknown method."""
 
 
 class Denied(ServeError, kind="denied"):
-    """No token, or a wrong one; a model or an endpoint that is not on the list."""
+    """The token is missing or wrong, or a model or an endpoint is not on the list."""
 
 
 class TaskRefused(ServeError, kind="refused"):
-    """A task that this server did not give, or that was changed since."""
+    """This server did not give out the task, or the task was changed."""
 
 
 class Busy(ServeError, kind="busy"):
-    """As much work under way as the server takes."""
+    """The server is at its capacity."""
 
 
 class Stopping(ServeError, kind="stopping"):
-    """The server is about to end."""
+    """The server is shutting down."""
 
 
 class Cancelled(ServeError, kind="cancelled"):
-    """Somebody cancelled the request."""
+    """The request was cancelled."""
 
 
 class WorkerLost(ServeError, kind="worker_lost"):
-    """The worker that ran it died, and died again where it was tried again."""
+    """The worker that ran the request died, also when it was tried again."""
 
 
 class Unreachable(ServeError, kind="unreachable"):
@@ -54,4 +54,4 @@ class Unreachable(ServeError, kind="unreachable"):
 
 
 class Misused(ServeError, kind="usage"):
-    """The request makes no sense here: a rollout where groups are scored, a turn that is not next."""
+    """The request does not fit: a rollout although groups are scored, a turn that is not the next."""

@@ -45,7 +45,7 @@ log = logging.getLogger("treetune.serve")
 
 _MOST_POLICIES = 128
 _RESERVED = {"model", "messages", "stream", "n"}
-"""Fields of a request body that are not the client's to set."""
+"""Fields of a request body that a client may not set."""
 
 
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,17 +117,17 @@ class Models:
 
 
 class Scored(msgspec.Struct, array_like=True):
-    """What the figures of a server keep of a trace."""
+    """What the metrics of a server need of a trace."""
 
     source: str
     outcome: str
     reward: float | None
     line: bytes = b""
-    """The trace itself, where traces are kept."""
+    """The trace itself, if traces are stored."""
 
 
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host of a server is made with, here and in each worker."""
+    """The arguments of a server's host, in this process and in each worker."""
 
     models: ModelsConfig
     limits: Limits
@@ -137,7 +137,7 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerHost(LocalHost):
-    """Runs everything in this process; that of a pool (`pool/broker.py`) has workers for it."""
+    """Runs everything in this process; a `PoolHost` (`pool/broker.py`) has workers for it."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class ServerHost(LocalHost):
         on_scored: Callable[[list[Scored]], None] = lambda traces: None,
         counts: Counter[str] | None = None,
     ) -> None:
-        """`counts` is where it counts what trainers asked for."""
+        """`counts` counts pauses, dropped groups and the like."""
         self.models = Models(spec.models, streams.taskset)
         super().__init__(streams, self.models.policy_of, spec.limits, counts=counts)
         self._spec, self._on_scored = spec, on_scored
@@ -155,7 +155,7 @@ class ServerHost(LocalHost):
         return self.weights.of(model or self.models.default, endpoint)
 
     async def change_weights(self, method: str, request: WeightsRequest) -> bool:
-        """Does what `set_version`, `pause` or `resume` ask; of a pause, whether no call is under way."""
+        """Runs `set_version`, `pause` or `resume`; for a pause, returns whether no call is under way."""
         self.models.check(request.model, request.endpoint)
         of = {"model": request.model, "endpoint": request.endpoint}
         if method == "pause":
@@ -169,7 +169,7 @@ class ServerHost(LocalHost):
         return True
 
     def reach_version(self, model: str | None, endpoint: str | None, version: int) -> None:
-        """A request says that the weights are at least of this version."""
+        """Notes that the weights are at least of this version, as a request says."""
         self.models.check(model, endpoint)
         self.weights_of(model, endpoint).reach(version)
 

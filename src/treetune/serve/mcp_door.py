@@ -1,11 +1,11 @@
-"""The MCP door of a server: tasks are started and answered by tools, and what their environments offer are tools too.
+"""The MCP door of a server: tools start and answer tasks, and the tools of their environments are offered, too.
 
     EnvServer(taskset, doors=[McpDoor(keep_standard_streams())])     # standard input and output, one session
     door = McpDoor()
     EnvServer(taskset, doors=[HttpDoor(mounts={"/mcp": door}), door])
 
-A session plays one episode at a time, which ends with it. Where requests have no session (HTTP, from the protocol's
-version of 2026 on), each names the episode that `start` gave it.
+A session plays one episode at a time, which ends with it. Requests without a session (HTTP, from the protocol's version
+of 2026 on) name the episode that `start` returned.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OWN = [
 ]
 OWN_NAMES = {tool.name for tool in OWN}
 _CLASH = "env_"
-"""Before the name of an environment's tool that is called as one of ours."""
+"""The prefix of an environment's tool that has the name of one of the door's tools."""
 
 
 class _StartArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,17 +79,17 @@ class McpDoor(Door):
     def __init__(
         self, streams: tuple[int, int] | None = None, *, idle_seconds: float = 300.0, max_sessions: int = 1024
     ) -> None:
-        """`streams` are the descriptors to read and write; without them it is mounted in the HTTP door, where at most
-        `max_sessions` are open at once."""
+        """`streams` are the descriptors to read and write. Without them the door is mounted in the HTTP door, with at
+        most `max_sessions` open sessions."""
         self.address = "/mcp" if streams is None else "standard input and output"
         self._streams, self._max_sessions = streams, max_sessions
         self.terms = SessionLimits(idle_seconds, render=lambda step: step)
         self._episodes: dict[str, str] = {}
-        """Of each session, the episode that it plays."""
+        """The episode of each session."""
         self._tools: dict[str, list[dict[str, Any]]] = {}
-        """Of each live episode, what may be called."""
+        """The tools of each live episode."""
         self._offered: list[dict[str, Any]] | None = None
-        """What the last episode offered, listed before a session has started its own; None: nobody has looked yet."""
+        """The tools of the last episode, listed for sessions without an episode; None: not known yet."""
         self._looking = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
         self._manager: StreamableHTTPSessionManager | None = None
@@ -110,7 +110,7 @@ class McpDoor(Door):
 
     async def open(self) -> None:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # A task of its own: the scopes of the SDK are left where they were entered.
+        # A task of its own: the SDK's scopes must be left in the task that entered them.
         self._running = asyncio.create_task(self._serve(ready))
         await ready
 
@@ -149,7 +149,7 @@ class McpDoor(Door):
             self._manager = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """A request to the HTTP door, which has checked who asks."""
+        """A request to the HTTP door, which has checked the token."""
         if (manager := self._manager) is None:
             await send({"type": "http.response.start", "status": 503, "headers": [(b"retry-after", b"1")]})
             await send({"type": "http.response.body", "body": b""})
@@ -160,7 +160,7 @@ class McpDoor(Door):
             await self._end_session(given)
 
     def under_way(self) -> int:
-        # An episode waits for a client, which need not come back: only what is being played is waited for.
+        # A client need not return to its episode, so only steps under way are waited for.
         live = self.server.host.episodes.live
         playing = (live[id].playing for id in self._tools if id in live)
         return self.terms.starting + sum(step is not None for step in playing)
@@ -188,12 +188,12 @@ class McpDoor(Door):
         return ListToolsResult(tools=[*OWN, *(_describe_tool(one, session is None) for one in offered)])
 
     async def _look(self) -> list[dict[str, Any]]:
-        """What the first task offers: many clients ask once, before any episode has begun. No cursor moves."""
+        """The tools of the first task: many clients list tools once, before they start an episode. No cursor moves."""
         streams, host = self.server.streams, self.server.host
         try:
             # A generator has no task at an index.
             return [] if streams.sequential else await host.look_at_tools(await host.fetch(streams.draw_at(0)))
-        except Exception as error:  # whoever starts it is told
+        except Exception as error:  # starting the task reports the error
             log.warning("the tools of the first task cannot be listed: %s", format_error(error))
             return []
 
@@ -232,7 +232,7 @@ class McpDoor(Door):
         if session is not None:
             self._episodes[session] = started.episode
         if listed != started.tools:
-            with contextlib.suppress(Exception):  # it may be unable to hear
+            with contextlib.suppress(Exception):  # the client may not support it
                 await context.session.send_tool_list_changed()
         return _start_result(started, index, task)
 
@@ -247,7 +247,7 @@ class McpDoor(Door):
         return mine
 
     def _session_of(self, context: Any) -> str | None:
-        """Over standard input there is one; over HTTP what the header names, None where there is none."""
+        """Standard input is one session; over HTTP the header names it, None if it is missing."""
         if self._streams is not None:
             return _STDIO
         headers = context.request.headers if context.request is not None else {}
@@ -260,7 +260,7 @@ class McpDoor(Door):
             self._forget(episode)
 
     def _forget_ended(self) -> None:
-        """Forgets, once there are many, the episodes that ended by themselves: their clients are gone."""
+        """Forgets episodes that have ended, once there are many."""
         live = self.server.host.episodes.live
         if len(self._tools) > 2 * self.terms.live + _MANY_ENDED:
             self._tools = {id: tools for id, tools in self._tools.items() if id in live}
@@ -273,7 +273,7 @@ class McpDoor(Door):
 
 
 class _Lines:
-    """The lines of standard input. The SDK reads them in a thread, which cannot be stopped when the server is."""
+    """The lines of standard input. The SDK would read them in a thread, which cannot be stopped with the server."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -292,15 +292,15 @@ class _Lines:
         try:
             line = await self._reader.readline()
         except ValueError:
-            return "{}"  # longer than a message may be: the rest of it is no message either
+            return "{}"  # too long; the rest of the line is no message either
         if not line:
             raise StopAsyncIteration
         return line.decode(errors="replace")
 
 
 def keep_standard_streams() -> tuple[int, int]:
-    """The descriptors of standard input and output, which are the  What user code and worker processes print goes
-    to standard error from now on, so this comes before any process is started."""
+    """The descriptors of standard input and output, which carry the protocol. From now on user code and worker
+    processes print to standard error, so call it before any process is started."""
     kept = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -310,7 +310,7 @@ def keep_standard_streams() -> tuple[int, int]:
 
 
 def _describe_tool(schema: dict[str, Any], names_episode: bool) -> Tool:
-    """A tool of an environment; where there are no sessions, a call of it names the episode."""
+    """A tool of an environment. Without sessions a call names the episode."""
     function = schema["function"]
     name = f"{_CLASH}{function['name']}" if function["name"] in OWN_NAMES else function["name"]
     parameters = dict(function["parameters"])
@@ -321,7 +321,7 @@ def _describe_tool(schema: dict[str, Any], names_episode: bool) -> Tool:
 
 
 def _read_action(name: str, arguments: dict[str, Any]) -> Any:
-    """What a call means to an episode: an answer, or a message that calls a tool of it."""
+    """A call as the action of an episode: text, or a message that calls one of its tools."""
     if name == "answer":
         text = arguments.get("text")
         if not isinstance(text, str):

@@ -1,9 +1,9 @@
 """What clients and servers say to each other: one struct for each request and response, and how they become bytes.
 
-A client sends the frames `[request_id, method, head, payload]` and gets `[request_id, data]`. The head says who asks,
-and is read before anything is decoded. Payload and data are msgpack maps with the fields below. Every response has
-`success` and `error`. An integer beyond 64 bits travels as extension 1: its decimal digits. What is no plain value
-travels as its `repr`.
+A client sends the frames `[request_id, method, head, payload]` and gets `[request_id, data]`. The head names the
+client, and is read before anything is decoded. Payload and data are msgpack maps with the fields below. Every response
+has `success` and `error`. An integer beyond 64 bits is sent as extension 1: its decimal digits. Other objects are sent
+as their `repr`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Request(msgspec.Struct, kw_only=True):
     """What every request may carry."""
 
     ack: list[bytes] = []
-    """Ids of this client's requests whose answers have arrived: the server need not keep those any longer."""
+    """Ids of this client's requests whose answers have arrived: the server need not keep those answers."""
 
 
 class SampleRequest(Request, kw_only=True):
     index: int | None = None
-    """Absent: the next of the stream. Given: the task at that index, and no cursor moves."""
+    """Absent: the next task of the stream. Given: the task at that index, and no cursor moves."""
     stream: str = ""
     lease: float | None = None
-    """For how many seconds; 0: for good; absent: as the server has it. Not where an index is given."""
+    """For how many seconds; 0: no lease; absent: the server's own. Ignored if an index is given."""
 
 
 class LeaseRequest(Request, kw_only=True):
@@ -50,7 +50,7 @@ class LeaseRequest(Request, kw_only=True):
     idx: int
     """Of the task."""
     lease: float | None = None
-    """Other seconds from now on."""
+    """The new number of seconds."""
 
 
 class RunRequest(Request, kw_only=True):
@@ -98,15 +98,15 @@ def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class WeightsRequest(Request, kw_only=True):
-    """Tells of the weights of a model: their version, a pause, the end of one."""
+    """Announces the version of a model's weights, a pause, or the end of a pause."""
 
     model: str | None = None
     endpoint: str | None = None
     version: Version | None = None
     calls: Calls = "finish"
-    """What a pause does with the calls under way."""
+    """What a pause does with calls under way."""
     seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_PAUSE)] = PAUSE_SECONDS
-    """The most of a pause."""
+    """The longest that a pause may last."""
 
 
 class StartRequest(Request, kw_only=True):
@@ -148,7 +148,7 @@ class _OfTask(msgspec.Struct):
 
 
 def read_idx(payload: bytes) -> int:
-    """Of the task in a request, of which nothing else is read."""
+    """The `idx` of the task in a request. Nothing else of it is decoded."""
     return unpack(payload, _OfTask).task.idx
 
 
@@ -165,14 +165,14 @@ class SampleResponse(Response, kw_only=True):
     index: int = 0
     """Which draw of the stream it is."""
     attempt: int = 0
-    """How often it was given out before, to a client that let its lease run out."""
+    """How often it was given out before to clients whose lease expired."""
     lease: float | None = None
     """The seconds of its lease."""
 
 
 class RunResponse(Response, kw_only=True):
     cut_off: bool = False
-    """Staleness is why nothing of it has a reward: the task is given out again, where it was leased."""
+    """It has no reward because of staleness. A leased task is given out again."""
 
 
 class RunRolloutResponse(RunResponse, kw_only=True):
@@ -186,7 +186,7 @@ class RunGroupResponse(RunResponse, kw_only=True):
 
 class PauseResponse(Response, kw_only=True):
     quiet: bool = True
-    """Whether no call of the model is under way."""
+    """No call of the model is under way."""
 
 
 class StepResponse(Response, kw_only=True):
@@ -196,7 +196,7 @@ class StepResponse(Response, kw_only=True):
     truncated: bool = False
     info: dict[str, Any] = {}
     calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
-    """The tools that the action called, and what came of it; absent where it called none."""
+    """The calls of tools that the action made, with their results; absent if it made none."""
 
 
 class StateResponse(Response, kw_only=True):
@@ -204,7 +204,7 @@ class StateResponse(Response, kw_only=True):
 
 
 def pack_reply(**fields: Any) -> bytes:
-    """A response with these fields; a client reads them as what they are, such as an `Info`."""
+    """A response with these fields, which a client decodes as their struct, such as an `Info`."""
     return pack({"success": True, "error": None, "kind": None, "remedy": None, **fields})
 
 
@@ -227,7 +227,7 @@ def to_step(response: StepResponse) -> Step:
 
 
 def failure(error: BaseException) -> Response:
-    """The response that says what went wrong."""
+    """An error as a response."""
     kind = "usage" if isinstance(error, UsageError) else "failed"
     if isinstance(error, ServeError):
         kind = error.kind
@@ -239,7 +239,7 @@ def failure(error: BaseException) -> Response:
 
 
 def error_of(response: Response) -> ServeError:
-    """What a response that is no success says."""
+    """A response without success as an error."""
     return KINDS.get(response.kind or "", ServeError)(response.error or "failed", remedy=response.remedy)
 
 
@@ -291,7 +291,8 @@ def _encode(encoder: msgspec.msgpack.Encoder, value: Any) -> bytes:
 
 
 def check_values(data: bytes) -> None:
-    """Refuses what would become too much when it is decoded. It has no more values than bytes, so small ones pass."""
+    """Raises BadRequest if decoding would take too much memory. A message has no more values than bytes, so small ones
+    pass."""
     if len(data) <= MOST_VALUES:
         return
     at, values = 0, 1  # those that there are at least: a list says how many come
@@ -335,7 +336,7 @@ _SHAPES = _find_shapes()
 
 
 def unpack(data: bytes | msgspec.Raw, type: type[T]) -> T:
-    """`data` as a `type`; anything else is a `BadRequest`."""
+    """`data` as a `type`. Raises BadRequest for anything else."""
     try:
         try:
             decoded: T = _decoder(cast(Any, type)).decode(data)

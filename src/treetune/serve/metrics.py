@@ -1,10 +1,10 @@
-"""A server in figures: counted as plain numbers on the hot path, shown to Prometheus and `treetune top` when asked.
+"""The metrics of a server: plain counters on the hot path, rendered for Prometheus and `treetune top` on request.
 
     metrics.count_request("sample", seconds)
     metrics.stats()                                   # for `treetune top`
     metrics.render()                                  # for Prometheus
 
-Objects of prometheus_client are made only when it asks: they cost more to count with.
+Objects of prometheus_client are made only for a request: counting with them costs more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
 """Seconds up to which each bucket of the latencies goes."""
 RECENT = 60
-"""So many of the last rewards are kept, for the page at `/`."""
+"""How many of the last rewards are kept for the page at `/`."""
 
 COUNTS = {
     "stragglers": "Rollouts cancelled because their group had enough",
@@ -41,8 +41,8 @@ COUNTS = {
 """What is counted of the options of asynchronous trainers. Rollouts that were cut off are an outcome, `stale`."""
 
 
-class Ended(msgspec.Struct):
-    """What the rollouts and episodes of one source came to."""
+class SourceCounts(msgspec.Struct):
+    """The outcomes and rewards of the rollouts and episodes of one source."""
 
     outcomes: Counter[str] = msgspec.field(default_factory=Counter)
     scored: int = 0
@@ -62,7 +62,7 @@ class Ended(msgspec.Struct):
 
 class Metrics:
     def __init__(self, gauges: Callable[[], dict[str, float]]) -> None:
-        """`gauges` gives what is so now: `in_flight`, `queue`, `workers`, and the cursors as `cursor:NAME`."""
+        """`gauges` gives current values: `in_flight`, `queue`, `workers`, and the cursors as `cursor:NAME`."""
         self.gauges = gauges
         self.began = time.time()
         self.requests: Counter[str] = Counter()
@@ -70,16 +70,16 @@ class Metrics:
         self.malformed = 0
         self.sources: Counter[str] = Counter()
         """Tasks handed out, by source."""
-        self.ended: defaultdict[str, Ended] = defaultdict(Ended)
+        self.ended: defaultdict[str, SourceCounts] = defaultdict(SourceCounts)
         """Rollouts and episodes, by source."""
         self.recent: deque[tuple[str, str, float | None]] = deque(maxlen=RECENT)
         """The last of them: source, outcome and reward."""
         self.counts: Counter[str] = Counter()
-        """What happened to rollouts and groups by what their trainer asked for: stragglers, pauses, dropped groups."""
-        self._told: dict[str, Ended] = {}
-        """Those that the log has told of."""
+        """Effects of what trainers asked for: stragglers, pauses, dropped groups."""
+        self._reported: dict[str, SourceCounts] = {}
+        """What the log has reported."""
         self.buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
-        """By method: how many took so long."""
+        """By method, the number of requests in each bucket."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def count_request(self, method: str, seconds: float, kind: str | None = None) -> None:
@@ -98,21 +98,21 @@ class Metrics:
     def outcomes(self) -> Counter[str]:
         return sum((ended.outcomes for ended in self.ended.values()), Counter())
 
-    def tell_ended(self) -> list[str]:
+    def report_ended(self) -> list[str]:
         """What has ended since the last time, a line for each source."""
         lines = []
         for source, ended in self.ended.items():
-            told = self._told.get(source, Ended())
-            if news := ended.outcomes - told.outcomes:
-                scored = ended.scored - told.scored
+            reported = self._reported.get(source, SourceCounts())
+            if news := ended.outcomes - reported.outcomes:
+                scored = ended.scored - reported.scored
                 outcomes = ", ".join(f"{outcome} {count}" for outcome, count in sorted(news.items()))
-                mean = f", mean reward {(ended.rewards - told.rewards) / scored:.3f}" if scored else ""
+                mean = f", mean reward {(ended.rewards - reported.rewards) / scored:.3f}" if scored else ""
                 lines.append(f"{source}: {news.total()} ended ({outcomes}){mean}")
-                self._told[source] = Ended(Counter(ended.outcomes), ended.scored, ended.rewards)
+                self._reported[source] = SourceCounts(Counter(ended.outcomes), ended.scored, ended.rewards)
         return lines
 
     def stats(self) -> dict[str, Any]:
-        """All of it, as plain values."""
+        """All metrics as plain values."""
         served, scored = sum(self.sources.values()), sum(ended.scored for ended in self.ended.values())
         return {
             "uptime": time.time() - self.began,
@@ -137,7 +137,7 @@ class Metrics:
         }
 
     def render(self) -> bytes:
-        """All of it, as text for Prometheus."""
+        """All metrics as text for Prometheus."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry()
@@ -145,7 +145,7 @@ class Metrics:
         return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What Prometheus asks for."""
+        """The metrics as objects of prometheus_client."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         outcomes = {

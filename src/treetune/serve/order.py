@@ -1,8 +1,8 @@
-"""The order of a server: its streams, with their place on disk. No task is handed out before its draw is kept.
+"""The order of a server: its streams, and their state on disk. No task is handed out before its draw is stored.
 
 draw = order.advance(stream)
 order.hand_out(draw, task.idx, request_key, digest)
-order.commit()                      # once for a batch of requests; where it fails, the draws are given out again
+order.commit()                      # once for a batch of requests; if it fails, the draws are given out again
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from treetune.serve.errors import Misused
 from treetune.serve.store import Answer, Store
 
 FAILED = -1
-"""The index that stands for a draw which failed."""
+"""The index of a draw that failed."""
 
 
 class StoredStreams:
     def __init__(self, streams: Streams, store: Store | None = None) -> None:
         self.streams, self.store = streams, store
         self.recovered: dict[bytes, tuple[bytes, Draw]] = {}
-        """What was drawn for requests before this server began, with the digests of those."""
+        """What was drawn for requests before this server started, with the digests of the requests."""
         if store is not None:
             self.recovered = store.draws()
             streams.place(store.streams(), keep_leases=True)
@@ -53,7 +53,7 @@ class StoredStreams:
         found = self.streams.pending.get((draw.stream, draw.index))
         if found is None:
             return draw, 0.0
-        # It may be somebody else's by now, or wait for the next who asks.
+        # Another client may have it by now, or it waits for the next request.
         return (draw, found.seconds) if found.seconds and found.attempt == draw.attempt else None
 
     def advance(self, stream: str) -> Draw:
@@ -71,7 +71,7 @@ class StoredStreams:
         lease: float = 0.0,
         holder: bytes = HERE,
     ) -> None:
-        """The task of a draw was made, and is given to whoever asked, for the seconds of a `lease` where it has one."""
+        """The task of a draw was made. The client gets it, for the seconds of a `lease` if there is one."""
         pending = self.streams.pending
         if lease:
             pending.lease(draw, task, lease, holder)
@@ -84,27 +84,27 @@ class StoredStreams:
                 self._answers.append((request, digest, draw.stream, draw.index, draw.position, draw.attempt))
 
     def fail(self, draw: Draw, error: Exception, request: bytes, digest: bytes) -> DrawFailed | StreamEnded:
-        """The task of a draw could not be made, here and now. Gives the error to raise."""
+        """The task of a draw could not be made. Returns the error to raise."""
         self.streams.pending.hold(draw)
         self.refuse(request, digest)
         return self.streams.fail(draw, error)
 
     def refuse(self, request: bytes, digest: bytes) -> None:
-        """The request was told that it failed: repeated to the next server, it must not draw."""
+        """The request failed. Repeated to the next server, it must not draw."""
         if self.store is not None and request:
             self._answers.append((request, digest, "", FAILED, None, 0))
 
     # Other changes
 
     def keep_stream(self, request: bytes, stream: str) -> None:
-        """Remembers where a stream is: the request may put it elsewhere."""
+        """Remembers the position of a stream, which the request may change."""
         if self.store is not None:
             self.unsaved.add(request)
             self._moved.add(stream)
             self._before.setdefault(stream, self.streams.stream_state(stream))
 
     def keep_curriculum(self, request: bytes, stream: str) -> None:
-        """Remembers what the curriculum of a stream has learnt: the request may change it."""
+        """Remembers the state of a stream's curriculum, which the request may change."""
         self.streams.open(stream)
         if self.store is not None:
             self.unsaved.add(request)
@@ -112,7 +112,7 @@ class StoredStreams:
             self._curricula.setdefault(stream, self.streams.curriculum_state(stream))
 
     def commit(self) -> None:
-        """Where it fails, streams and curricula are as before, and what was drawn is given out again."""
+        """Stores all changes. If that fails, streams and curricula are reset, and what was drawn is given out again."""
         store, pending = self.store, self.streams.pending
         if store is None or not (self._moved or pending.changed or self._answers):
             return

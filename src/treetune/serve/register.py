@@ -1,12 +1,12 @@
-"""The register of running servers: who serves what, where. A shared folder, or the address of a `treetune register`.
+"""The register of running servers: a shared folder, or the address of a `treetune register`.
 
     register = open_register("/shared/servers")       # or http://registry:5050
-    async with stay_registered(register, entry):      # announced every few seconds, withdrawn at the end
+    async with stay_registered(register, entry):      # announced every few seconds, removed at the end
         ...
     for server in await register.entries():
         print(server.entry.name, server.entry.url, server.age)
 
-An entry holds no secret. That of a server which was killed is forgotten after an hour.
+An entry holds no secret. The entry of a killed server is removed after an hour.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("treetune.serve")
 ANNOUNCE_SECONDS = 10.0
 """How often a server announces itself."""
 STALE_SECONDS = 3 * ANNOUNCE_SECONDS
-"""A server that was not heard of for so long was killed, or lost its register."""
+"""After so long without an announcement a server was killed, or lost its register."""
 FORGET_SECONDS = 3600.0
 MOST_ENTRIES = 1000
 MOST_BYTES = 8192
@@ -78,7 +78,7 @@ class ServerEntry(msgspec.Struct, frozen=True, kw_only=True):
 class RegisteredServer(msgspec.Struct, frozen=True):
     entry: ServerEntry
     age: float
-    """Seconds since it was last heard of."""
+    """Seconds since its last announcement."""
 
 
 class _Listing(msgspec.Struct):
@@ -86,7 +86,7 @@ class _Listing(msgspec.Struct):
 
 
 def open_register(place: str, token: str | None = None, *, make: bool = True) -> Register:
-    """A folder, made where there is none (unless `make` is false), or an http address; anything else is refused."""
+    """The register at an http address, or in a folder, which is created if it is missing and `make` is true."""
     scheme = urlsplit(place).scheme if "://" in place else ""
     if scheme in ("http", "https"):
         return RemoteRegister(place, token)
@@ -102,7 +102,7 @@ def open_register(place: str, token: str | None = None, *, make: bool = True) ->
 
 @contextlib.asynccontextmanager
 async def stay_registered(register: Register, entry: ServerEntry) -> AsyncIterator[None]:
-    """Keeps a server in a register while it runs. A register that fails is logged once, and never stops the server."""
+    """Keeps a server in a register while it runs. An error of the register is logged once."""
     ended = asyncio.Event()
     announcing = asyncio.create_task(_announce_until(ended, register, entry))
     try:
@@ -134,7 +134,7 @@ async def _announce_until(ended: asyncio.Event, register: Register, entry: Serve
 
 
 class FolderRegister:
-    """One small file for each server; its modification time tells when the server was last heard of."""
+    """One small file for each server. Its modification time is that of the last announcement."""
 
     def __init__(self, folder: Path) -> None:
         self.place = str(folder)
@@ -145,7 +145,7 @@ class FolderRegister:
             raise StorageError(f"{folder} cannot be a register: {error.strerror or error}") from error
 
     async def announce(self, entry: ServerEntry) -> None:
-        """Adds a server, or says that it is still there."""
+        """Adds a server, or renews its entry."""
         await asyncio.to_thread(self._write, entry)  # the folder may be on a slow disk of another machine
 
     async def withdraw(self, id: str) -> None:
@@ -153,7 +153,7 @@ class FolderRegister:
             await asyncio.to_thread((self._folder / f"{id}.json").unlink)
 
     async def entries(self) -> list[RegisteredServer]:
-        """All that are known, by name."""
+        """All entries, sorted by name."""
         return await asyncio.to_thread(self._read_all)
 
     def _write(self, entry: ServerEntry) -> None:
@@ -174,7 +174,7 @@ class FolderRegister:
         return _sort(server for server in found if server is not None)
 
     def _read_clock(self) -> float:
-        """The time of the clock that dates the folder's files, which need not be that of this machine."""
+        """The time of the clock that dates the folder's files, which may be that of another machine."""
         try:
             with tempfile.TemporaryFile(dir=self._folder, prefix=_PART) as file:
                 return os.fstat(file.fileno()).st_mtime
@@ -188,17 +188,17 @@ class FolderRegister:
                 return None
             entry, age = read_entry(file.read_bytes()), max(0.0, now - status.st_mtime)
             ours = entry is not None and file.name == f"{entry.id}.json"
-            # Only what servers left is removed: the folder may hold files of others, or be the wrong one.
+            # Only files of servers are removed: the folder may hold other files, or be the wrong one.
             if age > FORGET_SECONDS and (ours or file.name.startswith(_PART)):
                 file.unlink()  # a server that is alive writes it again
                 return None
         except OSError:
-            return None  # withdrawn meanwhile, or not ours to read
+            return None  # it was just removed, or may not be read
         return RegisteredServer(entry, age) if entry is not None and ours else None
 
 
 def read_entry(content: bytes) -> ServerEntry | None:
-    """An entry, or None where the content is something else."""
+    """An entry, or None if the content is not one."""
     try:
         return msgspec.json.decode(content, type=ServerEntry)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -244,7 +244,7 @@ class RegisterServer:
     themselves again within seconds."""
 
     def __init__(self, address: str, access: Access) -> None:
-        from treetune.serve.http.asgi import JsonApp, Route  # others who import this serve nothing
+        from treetune.serve.http.asgi import JsonApp, Route  # only a register needs it
         from treetune.serve.http.listener import HttpListener
 
         self._known: dict[str, tuple[ServerEntry, float]] = {}
@@ -300,7 +300,7 @@ class ServerHealth(NamedTuple):
 
 
 async def check_health(servers: list[RegisteredServer], timeout: float) -> list[ServerHealth]:
-    """Asks all servers at once. No token is sent: health is answered without one."""
+    """Asks all servers at once. Health needs no token."""
     free = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def check(server: RegisteredServer) -> ServerHealth:
@@ -342,7 +342,7 @@ def make_id() -> str:
 
 
 def name_public_address(address: str) -> str:
-    """An address as others write it: one that listens everywhere is known by the name of its machine."""
+    """An address for other machines: the wildcard address is replaced by the name of this machine."""
     name = socket.getfqdn()
     if name.startswith("localhost"):
         name = socket.gethostname()

@@ -37,14 +37,13 @@ class ServedConfig(TasksetConfig, frozen=True, kw_only=True):
 
 
 class Served(Taskset[Task, ServedConfig]):
-    """A taskset behind a pull server, which runs the rollouts: what verbs ask of a server, whichever door it has. A new
-    door brings a subclass, and a line in `SERVERS`."""
+    """A taskset behind a pull server, which runs the rollouts. A new protocol is a subclass and a line in `SERVERS`."""
 
     BY_NUMBER: ClassVar[bool] = False
-    """Its tasks have no other name than their numbers, there and here: what is known of one is known by its number."""
+    """Its tasks are known only by their numbers."""
     RUNS_CODE = True
     models: list[str] | None = None
-    """Who can answer there; None where the server only has the environments, and the policy is here."""
+    """The models of the server; None if the server only has the environments, and the policy is here."""
 
     def __init__(self, config: ServedConfig | None = None) -> None:
         super().__init__(config)
@@ -73,7 +72,7 @@ class Served(Taskset[Task, ServedConfig]):
         return EnvClient(self.config.address, token=self.token, server_key=self.server_key, deadline=self.deadline)
 
     def open_host(self) -> EnvClient:
-        """Where the rollouts run, of a server that has models."""
+        """The host that runs the rollouts, if the server has models."""
         return EnvClient(self.config.address, token=self.token, server_key=self.server_key)
 
     async def aclose(self) -> None:
@@ -134,21 +133,21 @@ class Served(Taskset[Task, ServedConfig]):
 
 
 class ServedEpisodes(Served):
-    """A taskset behind a task server. A task is known by its index only: the server shows its prompt when an episode
-    of it starts."""
+    """A taskset behind a task server. A task is known only by its index: the server shows the prompt when an episode
+    starts."""
 
     def _connect(self) -> TaskServerClient:
         return TaskServerClient(self.config.address, token=self.token)
 
     async def learn(self) -> None:
-        """Asks the server what it serves. One that does not tell has no end that is known."""
+        """Asks the server what it serves. Without info the number of tasks is unknown."""
         found = await self.client.info()
         info = Info(name=str(found.get("name") or self.config.address), num_tasks=found.get("num_tasks"))
         info.by_index, info.fingerprint = found.get("by_index", True), str(found.get("fingerprint", ""))
         self.describe_as(info)
 
     async def first_tasks(self, count: int) -> list[Task]:
-        """The prompt is what an episode of the task shows first."""
+        """The first tasks. The prompt is what an episode of a task shows first."""
         tasks = []
         for task in self.select_tasks(count):
             async with await self.client.start(task.reward_spec[INDEX]) as episode:
@@ -219,7 +218,7 @@ class _RemoteEnvironment(Environment):
 
 
 SERVERS = {"tcp": Served, "ipc": Served, "http": ServedEpisodes, "https": ServedEpisodes}
-"""The taskset that stands for a server, by how its address begins."""
+"""The taskset class for a server, by the scheme of its address."""
 
 
 def read_server_node(address: str) -> dict[str, Any]:

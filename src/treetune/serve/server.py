@@ -1,4 +1,4 @@
-"""EnvServer: a taskset that is served. It owns the order, the episodes and the capacity, whichever door is used.
+"""EnvServer: serves a taskset. It owns the order, the episodes and the capacity; doors share them.
 
     server = EnvServer(taskset, ServerConfig(), ModelsConfig(model="my-model"), doors=[ZmqDoor(), HttpDoor()])
     await server.start()
@@ -42,14 +42,14 @@ log = logging.getLogger("treetune.serve")
 CAPACITY = 512
 WATCH_SECONDS = 5.0
 _TOLD_EVERY = 12
-"""The log tells of what has ended once in so many looks: each minute."""
+"""The log reports what has ended after so many checks: each minute."""
 _DRAIN_TICK = 0.02
 _SWEEP_SECONDS = 0.25
 T = TypeVar("T")
 
 
 class Given(TypedDict, total=False):
-    """To whom a task is handed out, and for how long."""
+    """Which client gets a task, and for how long."""
 
     request: bytes
     digest: bytes
@@ -89,32 +89,32 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Door:
-    """A way into a server."""
+    """A protocol by which clients reach a server."""
 
     name: ClassVar[str]
     address: str
-    """Where it listens; with its real port once it is open."""
+    """Where it listens; with the real port once it is open."""
     public_key: bytes | None = None
-    """What a client needs where connections are encrypted."""
+    """What a client needs if connections are encrypted."""
     ended: asyncio.Event | None = None
-    """Set once nobody will come through it any more, where that can be: then the server stops."""
+    """Set when no client can use it any more, if that is possible: then the server stops."""
 
     def attach(self, server: EnvServer) -> None:
-        """Called before anything is loaded: a wrong address is refused here."""
+        """Called before anything is loaded. Raises UsageError for a wrong address."""
         self.server = server
 
     async def open(self) -> None:
         """Listens. The server is ready for work."""
 
     def under_way(self) -> int:
-        """How much of what came through it has not ended."""
+        """How much of its work has not ended."""
         return 0
 
     async def close(self) -> None:
-        """Stops what came through it, and listens no more; also where it could not be opened."""
+        """Stops its work and closes its sockets, also if it could not be opened."""
 
     def abandon(self, name: Hashable) -> None:
-        """Stops the work of a request, whose client is gone."""
+        """Stops the work of a request whose client is gone."""
 
     def gauges(self) -> dict[str, float]:
         """Its figures."""
@@ -131,8 +131,8 @@ class EnvServer:
         doors: Sequence[Door],
         traces: RollingRun | None = None,
     ) -> None:
-        """The doors are opened in their order, and closed the other way round. `traces` keeps what every rollout and
-        episode was, and is closed with the server."""
+        """The doors are opened in their order and closed in reverse. `traces` stores the trace of every rollout and
+        episode, and is closed with the server."""
         self.config = config or ServerConfig()
         self.taskset = taskset
         self.models_config = models or ModelsConfig()
@@ -148,7 +148,7 @@ class EnvServer:
         """Work under way is stopped."""
         self._reserved = 0
         self._opened = contextlib.AsyncExitStack()
-        """What is to be closed, last opened first."""
+        """What has to be closed, the last opened first."""
         self.doors = list(doors)
         for door in self.doors:
             door.attach(self)
@@ -156,7 +156,7 @@ class EnvServer:
     # Its life
 
     async def start(self) -> None:
-        """Loads the taskset, gets the workers ready, and only then listens: who is answered is served."""
+        """Loads the taskset, starts the workers, and listens when all are ready."""
         try:
             await self._start()
         except BaseException:
@@ -194,14 +194,14 @@ class EnvServer:
                 self._log_ended()
 
     def _log_ended(self) -> None:
-        for line in self.metrics.tell_ended():
+        for line in self.metrics.report_ended():
             log.info("%s", line)
 
     def _make_host(self, spec: HostSpec) -> ServerHost:
         return ServerHost(self.streams, spec, self.take_scored, self.metrics.counts)
 
     def _open_store(self, streams: Streams) -> bytes:
-        """The key of the seals; and where cursors were kept, goes on there."""
+        """The key that signs tasks. Restores stored cursors."""
         config, store = self.config, None
         if config.state is not None:
             store = Store(config.state, accept_loss=config.accept_changes)
@@ -232,12 +232,12 @@ class EnvServer:
         return next((door.public_key for door in self.doors if door.public_key is not None), None)
 
     async def stop(self) -> None:
-        """Takes no more work, lets what is under way end, and closes."""
+        """Takes no more work, waits for work under way, and closes."""
         await self.drain()
         await self.close()
 
     async def drain(self) -> None:
-        """Takes no more work, and lets what is under way end: all doors have the same seconds for it."""
+        """Takes no more work, and waits for work under way, within one time limit for all doors."""
         self.stopping = True
         if left := self._under_way():
             log.info("waiting for what is under way: %s", left)
@@ -252,7 +252,7 @@ class EnvServer:
         return ", ".join(f"{door.name} {count}" for door in self.doors if (count := door.under_way()))
 
     async def close(self) -> None:
-        """Closes at once; work under way is stopped."""
+        """Closes at once and stops work under way."""
         self.stopping = self.closing = True
         await self._opened.aclose()
 
@@ -268,7 +268,7 @@ class EnvServer:
             raise Stopping("the server is stopping", remedy="ask again when it is back")
 
     async def sample(self, index: int | None = None) -> tuple[Task, int]:
-        """The next task of the stream without a name, or the one at an index; and which draw it is."""
+        """The next task of the unnamed stream, or the one at an index; and the index of its draw."""
         self.refuse_stopping()
 
         async def fetch(draw: Draw) -> tuple[int, Task]:
@@ -307,7 +307,7 @@ class EnvServer:
             self.release(1)
 
     async def make(self, draw: Draw, fetch: Callable[[Draw], Awaitable[tuple[int, T]]], **given: Unpack[Given]) -> T:
-        """What `fetch` makes of a draw that is held, with the `idx` of its task; it is kept when this returns."""
+        """What `fetch` makes of a held draw, with the `idx` of its task. The draw is stored when this returns."""
         try:
             task, result = await self.streams.make(draw, fetch, (Stopping,))
         except (DrawFailed, StreamEnded):
@@ -319,7 +319,7 @@ class EnvServer:
         return result
 
     def commit(self) -> None:
-        """Keeps what changed by itself; where that fails it is tried again with the next change."""
+        """Stores what changed without a request; if that fails, the next change tries again."""
         try:
             self.order.commit()
         except TreetuneError as error:
@@ -337,7 +337,7 @@ class EnvServer:
                 log.exception("looking after the leases failed")
 
     def _expire_leases(self) -> None:
-        """Gives out again what was neither finished nor renewed, and stops what was under way for it."""
+        """Gives out again tasks whose leases expired, and stops their work."""
         pending, episodes = self.streams.pending, self.host.episodes
         for id in [id for id, episode in episodes.live.items() if episode.playing is not None]:
             pending.renew_work(id)  # its client waits for the step
@@ -352,11 +352,11 @@ class EnvServer:
 
     @property
     def in_flight(self) -> int:
-        """Rollouts under way, and episodes that live or start."""
+        """Rollouts under way, and episodes that are live or starting."""
         return self._reserved + len(self.host.episodes.live)
 
     def reserve(self, size: int) -> None:
-        """Makes room for rollouts, or for an episode while it starts; `release` gives it back."""
+        """Reserves capacity for rollouts, or for an episode that starts; `release` frees it."""
         used = self.in_flight
         # A group that is larger than the capacity runs alone.
         if size and used and used + size > self.capacity:
@@ -372,7 +372,7 @@ class EnvServer:
         self._reserved -= size
 
     def take_scored(self, scored: list[Scored]) -> None:
-        """The one place that hears of every rollout and episode that has ended, whichever door it came through."""
+        """Counts and stores every rollout and episode that has ended, of all doors."""
         self.metrics.count_scored(scored)
         if self.traces is not None:
             for one in scored:

@@ -1,11 +1,11 @@
-"""The Store keeps a server's place on disk: cursors, draws that are not done, recent answers, the key of its seals.
+"""The Store keeps a server's state on disk: cursors, draws that are not done, recent answers, the signing key.
 
     store = Store(Path("state"))
     store.commit({"": StreamState(8)}, [(request, digest, "", 7, None, 0)])   # one transaction for a batch of requests
 
-SQLite in WAL mode: a process may die at any moment and lose nothing that was replied. `state.json` beside the database
-says what has to be there, and `commits` how many transactions it has, so that a state which was damaged, cut short or
-lost is refused, and not silently replaced by a new one.
+SQLite in WAL mode: a process may die at any moment without losing what was replied. `state.json` beside the database
+says what must be there, and `commits` how many transactions it has. So a damaged, truncated or lost state is refused
+instead of being silently replaced by a new one.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class _Marker(msgspec.Struct):
     id: str
     format: int = _FORMAT
     open: bool = False
-    """A server has it; after that server was killed, the log of the database holds its latest draws."""
+    """A server uses it. If that server was killed, the log of the database holds its latest draws."""
     key: str | None = None
-    """A hash of the key of the seals, where the database has one."""
+    """A hash of the signing key, if the database has one."""
 
 
 class Store:
     def __init__(self, folder: Path, *, accept_loss: bool = False) -> None:
-        """`accept_loss` goes on where the latest transactions are missing."""
+        """`accept_loss` opens it even if the latest transactions are missing."""
         self._folder, self._accept_loss = folder, accept_loss
         self._path, self._marker_path = folder / "server.sqlite", folder / "state.json"
         self._commits, self._commits_file = 0, -1
@@ -123,8 +123,8 @@ class Store:
         return marker or _Marker(kept.decode())
 
     def _open_commits(self) -> None:
-        """A kill cuts at most the latest transaction short, and its reply was not sent: one less than announced is
-        taken, anything else is damage."""
+        """A kill truncates at most the latest transaction, whose reply was not sent: one missing transaction is
+        accepted, anything else is damage."""
         path = self._folder / "commits"
         data = path.read_bytes() if path.is_file() else b""
         if len(data) != _COMMITS.size or data != _pack_commits(announced := _COMMITS.unpack(data)[0]):
@@ -142,7 +142,7 @@ class Store:
         self._commits_file = os.open(path, os.O_RDWR)
 
     def _create(self) -> _Marker:
-        """A database that has all its tables from the first moment on; it holds the key, so only its owner reads it."""
+        """Creates a database with all its tables. It holds the key, so only its owner may read it."""
         marker, new = _Marker(secrets.token_hex(16)), self._path.with_name("server.sqlite.new")
         new.unlink(missing_ok=True)
         os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
@@ -212,7 +212,7 @@ class Store:
     # What it keeps
 
     def key(self) -> bytes:
-        """The key of the seals, made on first use."""
+        """The signing key, created on first use."""
         kept = self._fact("key")
         if kept is None and self._marker.key is None:
             with self._readable():
@@ -227,7 +227,7 @@ class Store:
         return kept
 
     def adopt(self, identity: Identity, accept_changes: bool = False) -> None:
-        """Begins, or goes on, with these tasks; others than those it began with are refused."""
+        """Starts or continues with these tasks. Raises ResumeError if the state belongs to other tasks."""
         kept = self._fact("identity")
         if kept is None and self.streams():
             raise self._damaged("it does not say which tasks it belongs to")
@@ -265,7 +265,7 @@ class Store:
         return found
 
     def draws(self) -> dict[bytes, tuple[bytes, Draw]]:
-        """What was drawn for the latest requests, with the digest of each: their replies may never have arrived."""
+        """The draws of the latest requests, with the digest of each request: their replies may never have arrived."""
         with self._readable():
             self._prune()
         rows = self._rows(_DRAW, "draws", tuple[bytes, bytes, str, int, int | None, int])
@@ -277,7 +277,7 @@ class Store:
         answers: Iterable[Answer] = (),
         pending: Mapping[Key, Pending | None] | None = None,
     ) -> None:
-        """All of it or nothing, and on disk when this returns. `pending` has the draws that changed; None: done."""
+        """One transaction, on disk when this returns. `pending` has the draws that changed; None: done."""
         draws = list(answers)
         db, number = self._database, self._commits + 1
         states = [
@@ -333,7 +333,7 @@ class Store:
         self._database.execute("DELETE FROM draws WHERE number <= (SELECT max(number) FROM draws) - ?", (KEPT_DRAWS,))
 
     def _rows(self, columns: str, table: str, kind: type[T]) -> list[T]:
-        """SQLite keeps a value of any type in any column: what has another one was not written by a server."""
+        """The rows of a table. SQLite stores any type in any column; a server did not write rows of other types."""
         with self._readable():
             rows = self._database.execute(f"SELECT {columns} FROM {table}").fetchall()
         try:

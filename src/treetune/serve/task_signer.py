@@ -1,11 +1,11 @@
-"""Tasks on the wire, sealed: a keyed hash by which a server knows its own tasks when they come back.
+"""Tasks on the wire, signed: a keyed hash by which a server recognises its own tasks when they return.
 
     data = pack_task(task, signer.sign(task))
-    task = signer.read_task(data, taskset)      # raises TaskRefused where a task was changed, or made up
+    task = signer.read_task(data, taskset)      # raises TaskRefused if a task was changed or made up
 
-A task travels as a map of all its fields, those of a subclass included, with two marks: `$kind`, the name of its class,
+A task is sent as a map of all its fields, those of a subclass included, with two marks: `$kind`, the name of its class,
 and `$seal`. The hash is over the content with sorted keys, so a client in any language may decode and encode it again.
-It is checked before anything of a task is interpreted: no class is looked up, no file opened, for one that is not ours.
+The server checks it before it interprets the task: for a task of another origin no class is looked up, no file opened.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def new_key() -> bytes:
 
 class TaskSigner:
     def __init__(self, key: bytes, scope: str = "") -> None:
-        # The scope is the tasks' fingerprint: a seal is worth nothing on another taskset.
+        # The scope is the tasks' fingerprint: a seal is not valid for another taskset.
         self._key = hashlib.blake2b(scope.encode(), key=key[:64], digest_size=32).digest()
 
     def sign(self, task: Task) -> bytes:
         return self._hash(pack_sorted(_fields_of(task)))
 
     def read_task(self, data: bytes | msgspec.Raw, taskset: Taskset[Any, Any]) -> Task:
-        """The task in a request, as its concrete type, once its seal was checked."""
+        """The task in a request, as its concrete type, after its seal was checked."""
         fields = unpack_plain(data)
         if not isinstance(fields, dict):
             raise BadRequest("a task is a map of its fields")
@@ -83,13 +83,13 @@ def pack_task(task: Task, seal: bytes = b"") -> bytes:
 
 
 def _fields_of(task: Task) -> dict[str, Any]:
-    """All fields, whether they have their defaults or not, by their names on the wire."""
+    """All fields, also those with their defaults, by their names on the wire."""
     fields, names = msgspec.structs.asdict(task), task.__struct_encode_fields__
     return fields if names == task.__struct_fields__ else dict(zip(names, fields.values(), strict=True))
 
 
 def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> tuple[Task, bytes]:
-    """A task as its concrete type where that is known, else a `WireTask`; and its seal."""
+    """A task as its concrete type if that is known, else as a `WireTask`; and its seal."""
     marks = unpack(data, _Marks)
     kind = {"Task": Task, "ForeignTask": ForeignTask}.get(marks.kind) or types.get(marks.kind)
     if kind is not None:

@@ -3,8 +3,8 @@
     taskset = load_taskset("openenv:http://127.0.0.1:8000")
     taskset.count()                                     # None where the server numbers no tasks
 
-The server is asked what it has when the taskset is made. A task is known by its number: what it says is what an episode
-of it shows first. What a server answers with an error is a failure, and has no reward.
+The server is asked for its tasks when the taskset is created. A task is known by its number; its prompt is what an
+episode shows first. An error of the server is a failure without a reward.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ForeignConfig(ServedConfig, frozen=True, kw_only=True):
 
 class ForeignTasks(Served):
     ADDRESS: ClassVar[str] = ""
-    """Of the class that a TARGET stands for."""
+    """The address of a class that was made for a TARGET."""
     BASE: ClassVar[type[ForeignTasks] | None] = None
     BY_NUMBER = True
-    MULTI_TURN = True  # what the server does not say before an episode
+    MULTI_TURN = True  # the server does not say before an episode
     config_type = ForeignConfig
     config: ForeignConfig
 
@@ -58,7 +58,7 @@ class ForeignTasks(Served):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
-        # The class of a TARGET is made for it, and no other process could find it.
+        # The class of a TARGET is created for it, so other processes cannot import it.
         made: Any = cls.BASE or cls
         address = config.address or cls.ADDRESS
         return made(msgspec.structs.replace(config, address=address.rstrip("/")), **options)  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ class ForeignTasks(Served):
         return named or ("train" if "train" in splits or not splits else splits[0])
 
     async def learn(self) -> None:
-        """It is known since it was made."""
+        """The server was asked when the taskset was created."""
 
     async def first_tasks(self, count: int) -> list[Task]:
         """The prompt is what an episode of the task shows first."""

@@ -1,10 +1,10 @@
-"""The one HTTP stack: `JsonApp` answers requests; an `HttpListener` (`listener.py`) brings them.
+"""The one HTTP stack: `JsonApp` answers requests; an `HttpListener` (`listener.py`) receives them.
 
     app = JsonApp([Route("GET", "/api/health", health)], Access(), max_bytes=8192, token_remedy="")
     print(await HttpListener("127.0.0.1:0", Access()).start(app))
 
-Who asks is checked before anything of the body is read. Where the answer is an error and the body has not arrived yet,
-the connection is closed.
+The token is checked before the body is read. If the answer is an error and the body has not arrived, the connection is
+closed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 _POLITE_SECONDS, _POLITE_BYTES = 1.0, 4 << 20
-"""How much of a body is read and thrown away after an error: a connection that is closed before its client has sent all
-of it may lose the answer."""
+"""How much of a body is read and discarded after an error: if the connection is closed before its client has sent the
+body, the answer may be lost."""
 JSON = b"application/json"
 _CLOSE = (b"connection", b"close")
 
@@ -40,24 +40,24 @@ _CLOSE = (b"connection", b"close")
 
 
 class HttpRequest:
-    """One request, as its handler sees it."""
+    """One request."""
 
     __slots__ = ("accept", "arriving", "body", "content_type", "headers", "held", "name", "path", "receive")
 
     def __init__(self, path: str, receive: Receive, arriving: bool, headers: Headers) -> None:
         self.path, self.receive, self.headers = path, receive, headers
         self.arriving = arriving
-        """Its body has not been read to its end."""
+        """Its body has not been read completely."""
         self.name = "http.other"
-        """What it is counted as."""
+        """Its name in the metrics."""
         self.held: Holding | None = None
-        """Of the memory of all bodies, where this one came in parts."""
+        """Its share of the memory of all bodies, if it came in parts."""
         self.accept = self.body = b""
         self.content_type = JSON
         """Of the answer."""
 
     async def is_abandoned(self) -> bool:
-        """Whether the caller has closed the connection, once the body was read."""
+        """Whether the client has closed the connection. Call it after the body was read."""
         end = asyncio.ensure_future(self.receive())
         await asyncio.sleep(0)
         return end.done() or not end.cancel()
@@ -67,20 +67,20 @@ Events = AsyncGenerator[bytes]
 
 
 class Parts(NamedTuple):
-    """A body that is sent as it is made: a file that is too large for memory."""
+    """A body that is sent in parts, such as a file that is too large for memory."""
 
     parts: AsyncGenerator[bytes]
     content_type: bytes
 
 
 Handler = Callable[[HttpRequest], Awaitable[bytes | Parts | Events]]
-"""Gives the body of the answer, its parts, or the server-sent events that it consists of."""
+"""Returns the body of the answer, its parts, or server-sent events."""
 
 
 class Route(NamedTuple):
     method: str
     path: str
-    """A last part `*` stands for any; so does the first of two."""
+    """`*` as its last part matches any; so does `*` as the first of two parts."""
     handler: Handler
     name: str = "http.other"
     content_type: bytes = JSON
@@ -88,7 +88,7 @@ class Route(NamedTuple):
 
 
 class JsonApp:
-    """An ASGI application of fixed routes: it checks who asks, reads bodies, and turns errors into answers."""
+    """An ASGI application of fixed routes: it checks the token, reads bodies, and turns errors into answers."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class JsonApp:
         render_error: Callable[[HttpError], bytes] = lambda error: error.body,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """`count` is called after each request with its name, its seconds, and the kind of its error; `websockets` has
-        by its path what serves a connection, `mounts` another application, once it is known who asks. A token may also
-        stand in the `key_header`, alone. `headers` are sent with every answer."""
+        """`count` is called after each request with its name, its seconds, and the kind of its error. `websockets` and
+        `mounts` are other applications by path, called after the token was checked. The `key_header` may hold the bare
+        token. `headers` are sent with every answer."""
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = route
@@ -187,7 +187,7 @@ class JsonApp:
         return route
 
     def admit(self, headers: Headers, needs_token: bool = True) -> bytes:
-        """The kind of answer that is asked for. Raises where there may be none."""
+        """The `accept` header. Raises HttpError if the token or the host is wrong, or a foreign page asks."""
         found = dict(headers)
         given, host, origin = found.get(b"authorization", b""), found.get(b"host", b""), found.get(b"origin", b"")
         if self._token is not None:
@@ -195,7 +195,7 @@ class JsonApp:
             if needs_token and not (self._is_token(given) or (key is not None and self._is_key(key))):
                 raise HttpError(401, "denied", "the token is missing or wrong", remedy=self._token_remedy)
         elif not self._access.open and host and not _is_own(host):
-            # A page that a person visits can make its own name point here: then its requests have no `Origin`.
+            # A page in a browser can point its own name to this machine: then its requests have no `Origin`.
             raise HttpError(
                 403,
                 "denied",
@@ -203,7 +203,7 @@ class JsonApp:
                 remedy="ask for 127.0.0.1 or localhost; under other names, serve with a token or --open",
             )
         if origin and origin.partition(b"://")[2] != host:
-            # Any page that a person visits can post to this machine. Only our own has a reason to.
+            # Any page in a browser can post to this machine. Only our own page needs to.
             raise HttpError(403, "denied", "a page from elsewhere may not ask here", remedy="ask from a program")
         return found.get(b"accept", b"")
 
@@ -244,7 +244,7 @@ class JsonApp:
 
 @lru_cache(maxsize=64)
 def _is_own(host: bytes) -> bool:
-    """Whether it is a name of this machine. Without a token only these: any other could be made to point here."""
+    """Whether it is a name of this machine. Without a token only these are allowed: others could point to it, too."""
     try:
         name = urlsplit(f"http://{host.decode('latin-1')}").hostname or ""
     except ValueError:
@@ -276,7 +276,7 @@ async def _run_mounted(app: Asgi, scope: Scope, receive: Receive, send: Send) ->
 
 
 async def _discard(receive: Receive) -> None:
-    """Reads what is left of a body for a moment."""
+    """Reads the rest of a body for a moment."""
     left = _POLITE_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_POLITE_SECONDS):
@@ -285,7 +285,7 @@ async def _discard(receive: Receive) -> None:
 
 
 async def _send_parts(parts: AsyncGenerator[bytes], headers: Headers, send: Send) -> None:
-    """Nothing is sent before the first part: a failure until then is an ordinary answer."""
+    """Sends nothing before the first part: an error before it is an ordinary answer."""
     start: dict[str, Any] | None = {"type": "http.response.start", "status": 200, "headers": headers}
     async with contextlib.aclosing(parts):
         async for part in parts:

@@ -4,8 +4,8 @@
         async with await client.start(task_index=3) as episode:
             step = await episode.step("42")          # observation, reward, done, info
 
-Several addresses share the work; a server that does not answer is left out until it is back. A step is repeated after
-a lost connection only where the server numbers its turns. A server that knows only start and step is fine too.
+Several addresses share the work; a server that does not answer is skipped until it is back. After a lost connection a
+step is repeated only if the server numbers its turns. A server that knows only start and step works, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from treetune.serve.http.wire import API_VERSION, UNKNOWN_TASK
 START, STEP, CANCEL = "/api/episode/start", "/api/episode/step", "/api/episode/cancel"
 INFO, HEALTH = "/api/task/info", "/api/health"
 QUICK_SECONDS = 10.0
-"""For what a server answers at once: info, cancel."""
+"""For requests that a server answers at once: info, cancel."""
 FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
 _AGAIN = {429, 502, 503}
 """Statuses after which the same request may succeed later."""
@@ -60,7 +60,7 @@ class StepReply(msgspec.Struct):
 
 
 class RemoteServer:
-    """One address: what it offers, how many episodes it has from here, and whether it answers."""
+    """One address: what it offers, how many episodes this client has there, and whether it answers."""
 
     def __init__(self, transport: HttpTransport, timeout: float, patience: float) -> None:
         self.transport, self.url = transport, transport.url
@@ -76,11 +76,11 @@ class RemoteServer:
         return isinstance(offered, list) and feature in offered
 
     def leave_out(self) -> None:
-        """Others are asked for a while. When it is back it may offer something else."""
+        """Prefers other servers for a while. When this one is back it may offer other features."""
         self._known, self.left_out_until = False, time.monotonic() + LAST_PAUSE
 
     async def learn(self) -> None:
-        """Asks what the server offers, once for each time that it comes up."""
+        """Asks what the server offers, once after each start of it."""
         async with self._learning:
             if self._known:
                 return
@@ -92,7 +92,7 @@ class RemoteServer:
             except ServeError as error:
                 if reply.status in _AGAIN:
                     raise Unreachable(error.message) from None
-                self.info = {}  # it offers none
+                self.info = {}  # it has no info
             version = self.info.get("api_version")
             if isinstance(version, int) and version > API_VERSION:
                 raise Misused(
@@ -102,7 +102,7 @@ class RemoteServer:
             self._known = True
 
     async def ask(self, path: str, body: Any, kind: type[R], *, repeat: bool) -> R:
-        """`repeat` asks again after lost connections and while there is no room: for what the server does only once."""
+        """`repeat` asks again after lost connections and while there is no room. Only for what the server does once."""
         retries = _Retries(self._patience)
         while True:
             try:
@@ -150,7 +150,7 @@ class RemoteEpisode:
             reply = await self.server.ask(STEP, body, StepReply, repeat=self.numbered)
         except Refusal as error:
             if error.status in (404, 410):
-                self._end()  # the server no longer has it: nothing to cancel
+                self._end()  # the server no longer has it
             raise
         self.turn += 1
         if reply.done:
@@ -170,7 +170,7 @@ class RemoteEpisode:
         return await self.step(Action("json", call_message(name, arguments, id)))
 
     async def cancel(self) -> None:
-        """Tells the server that nobody will step it again. A server that does not hear it lets it expire."""
+        """Ends the episode on the server. If the request is lost, the episode expires there."""
         if not self.over:
             self._end()
             await self.server.cancel(self.id)
@@ -200,7 +200,7 @@ class TaskServerClient:
         self._servers = [RemoteServer(HttpTransport(url, token), timeout, patience) for url in dict.fromkeys(urls)]
         self._patience = patience
         self._undoing: set[asyncio.Future[None]] = set()
-        """Cancels episodes whose caller was cancelled during the start."""
+        """Tasks that cancel episodes whose caller was cancelled during the start."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -217,7 +217,7 @@ class TaskServerClient:
             await server.transport.close()
 
     async def info(self) -> dict[str, Any]:
-        """What the first server tells of its task; nothing where it offers no info."""
+        """The info of the first server; empty if it has none."""
         await self._servers[0].learn()
         return self._servers[0].info
 
@@ -259,7 +259,7 @@ class TaskServerClient:
         return list(await asyncio.gather(*(_catch_error(episode.step(action)) for episode, action in moves)))
 
     async def _start_on(self, server: RemoteServer, body: dict[str, Any]) -> RemoteEpisode:
-        """Where the caller is cancelled meanwhile, the episode that it would have got is cancelled too."""
+        """If the caller is cancelled, its episode is cancelled, too."""
         asking = asyncio.ensure_future(server.ask(START, body, StartReply, repeat=False))
         server.live += 1  # counted while it is asked, so that others go elsewhere
         try:
@@ -273,7 +273,7 @@ class TaskServerClient:
             server.live -= 1
 
     def _sort_servers(self) -> list[RemoteServer]:
-        """The servers to ask, the least busy first; those that are left out only where there is no other."""
+        """The servers to ask, the least busy first; skipped ones only if there is no other."""
         now = time.monotonic()
         up = [server for server in self._servers if server.left_out_until <= now] or self._servers
         return sorted(up, key=lambda server: (server.live, random.random()))
@@ -310,7 +310,7 @@ async def _catch_error(work: Coroutine[Any, Any, R]) -> R | ServeError:
 
 
 def read_observation(value: Any) -> Observation:
-    """What a server shows: `{type, content}`, or anything else that can be shown."""
+    """An observation of a server: `{type, content}`, or any other value."""
     if isinstance(value, dict) and value.get("type") in get_args(ContentType) and "content" in value:
         return Observation(value["type"], value["content"])
     return Observation.of(value)

@@ -103,7 +103,7 @@ class HttpDoor(EpisodeDoor):
         return await self._start_watched(read_body(wire.StartBody, request.body), request)
 
     async def _start_watched(self, body: wire.StartBody, request: HttpRequest) -> bytes:
-        """Where its caller has left meanwhile the episode ends, unless the caller can name it."""
+        """Ends the episode if the client has disconnected, unless the client can name it."""
         answer = await self._episodes.start(body)
         if body.request_id is None and await request.is_abandoned():
             await self._episodes.cancel(wire.decode(wire.CancelBody, answer).episode_id)
@@ -163,12 +163,12 @@ class HttpDoor(EpisodeDoor):
         return self.server.metrics.render()
 
     async def _page(self, request: HttpRequest) -> bytes:
-        """On which a person can play an episode."""
+        """A page on which a person can play an episode."""
         return resources.files("treetune.serve.http").joinpath("page.html").read_bytes()
 
 
 class MetricsDoor(Door):
-    """The figures of a server for Prometheus, at an address of their own. A token that is set is checked here too."""
+    """The metrics of a server for Prometheus, at their own address. The token is checked here, too."""
 
     name = "metrics"
 
@@ -193,6 +193,6 @@ class MetricsDoor(Door):
 
 
 async def _answer_each(answers: Iterable[Awaitable[bytes]]) -> list[msgspec.Raw]:
-    """Every answer of a batch, an error in its place: one that fails does not fail the others."""
+    """Every answer of a batch. An error takes the place of its answer and does not fail the others."""
     found = await asyncio.gather(*answers, return_exceptions=True)
     return [msgspec.Raw(one if isinstance(one, bytes) else to_http_error(one).body) for one in found]

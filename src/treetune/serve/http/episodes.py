@@ -32,16 +32,16 @@ from treetune.system.threads import call_apart
 
 SOCKET_PATH = "/api/episode/ws"
 _MOST_MESSAGES = 16
-"""Messages that may wait for a step under way, of as many bytes as one may have; a client that sends more is
+"""Messages that may wait for a step under way, together no larger than one message may be; a client that sends more is
 disconnected."""
 START_SECONDS = 60.0
-"""A WebSocket that has begun no episode by then is closed."""
+"""A WebSocket that has not started an episode by then is closed."""
 _LOOK_SECONDS = 5.0
-"""How often a silent one is looked at: its episode may have ended."""
+"""How often a silent one is checked: its episode may have ended."""
 _QUIET_SECONDS = 15.0
-"""After so long a comment is sent, so that no proxy takes the connection for dead."""
+"""After so long a comment is sent, so that proxies keep the connection open."""
 _MOST_PARTS = 1000
-"""Parts that wait for a slow reader; further ones are left out, and are in the observation all the same."""
+"""Parts that wait for a slow client; further ones are dropped. The observation has all of them."""
 _MOST_KEPT_BYTES = 256 << 10
 """Replies of one live episode that are kept; the latest always is."""
 
@@ -110,8 +110,8 @@ class HttpEpisodes:
         return await asyncio.shield(self._uids)
 
     async def step(self, body: wire.StepBody) -> bytes:
-        """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""
-        # A caller that goes away does not stop its step: uvicorn does not tell us, and it may come back for it.
+        """The answer to an action. A turn that was played gets the same answer; nothing is played twice."""
+        # A client that disconnects does not stop its step: uvicorn does not report it, and the client may ask again.
         answer: bytes = await self._server.host.step(body.episode_id, body.value, body.turn, terms=self.terms)
         return answer
 
@@ -134,20 +134,20 @@ class EpisodeSocket:
         self._episodes = episodes
         self._receive, self._send = receive, send
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
-        """None: no more will come."""
+        """None: no further messages."""
         self._waiting = Holding()
         self._episode: str | None = None
         self._has_left = False
         """The client has closed the connection."""
 
     async def run(self) -> None:
-        await self._receive()  # that somebody connects
+        await self._receive()  # websocket.connect
         await self._send({"type": "websocket.accept"})
         reader = asyncio.create_task(self._read())
         try:
             code, reason = await self._play()
             if not self._has_left:
-                with contextlib.suppress(OSError, RuntimeError):  # it may leave just now
+                with contextlib.suppress(OSError, RuntimeError):  # it may disconnect now
                     await self._send({"type": "websocket.close", "code": code, "reason": reason})
         finally:
             reader.cancel()
@@ -155,7 +155,7 @@ class EpisodeSocket:
             await self._cancel()
 
     async def _play(self) -> tuple[int, str]:
-        """Answers each message; how and why the connection is to be closed."""
+        """Answers each message; returns the code and the reason for closing the connection."""
         until = time.monotonic() + START_SECONDS
         while True:
             begun = self._episode is not None
@@ -173,7 +173,7 @@ class EpisodeSocket:
                 return 1008, "more messages than may wait"
             self._waiting.release(len(message))
             answer = await self._answer(message)
-            with contextlib.suppress(OSError):  # it has left; the reader hears of it too
+            with contextlib.suppress(OSError):  # it has left; the reader notices, too
                 await self._send({"type": "websocket.send", "text": answer.decode()})
             if self._episode is not None and not self._is_live():
                 return 1000, ""
@@ -182,7 +182,7 @@ class EpisodeSocket:
         return self._episode in self._episodes.live
 
     async def _answer(self, message: bytes) -> bytes:
-        """The first message that can starts the episode, the others are its steps."""
+        """Starts the episode with the first valid message; the others are its steps."""
         try:
             if self._episode is None:
                 answer = await self._episodes.start(read_body(wire.StartBody, message))
@@ -215,8 +215,8 @@ class EpisodeSocket:
 
 
 async def stream_step(episodes: HttpEpisodes, body: wire.StepBody) -> AsyncGenerator[bytes]:
-    """The server-sent events of one step: what the environment shows meanwhile, then the answer. Closing it early
-    leaves the step to go on."""
+    """The server-sent events of one step: what the environment shows meanwhile, then the answer. If it is
+    closed early, the step continues."""
     parts: asyncio.Queue[str | None] = asyncio.Queue()
 
     def take(text: str) -> None:
@@ -249,5 +249,5 @@ async def stream_step(episodes: HttpEpisodes, body: wire.StepBody) -> AsyncGener
     finally:
         if episode is not None:
             episode.watchers.remove(take)
-        # Nobody may wait for the step any more: its error is then no complaint of asyncio's.
+        # If nothing waits for the step, asyncio must not log its error.
         step.add_done_callback(lambda step: step.cancelled() or step.exception())

@@ -3,9 +3,9 @@
     listener = HttpListener("127.0.0.1:0", Access())
     print(await listener.start(app))
 
-uvicorn bounds neither the head of a request, nor what surrounds the parts of a body, nor how slowly a request arrives,
-nor how many wait behind one, nor the fragments of a WebSocket's message. It uses undocumented names of uvicorn:
-`pyproject.toml` bounds the version, and `tests/serve/test_uvicorn.py` says what changed.
+uvicorn does not bound the head of a request, the chunk headers of a body, how slowly a request arrives, how many
+requests wait on a connection, and the fragments of a WebSocket message. This module uses undocumented names of uvicorn:
+`pyproject.toml` bounds the version, and `tests/serve/test_uvicorn.py` finds what changed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from treetune.serve.access import Access, bind_tcp, parse_http_address
 from treetune.serve.process_limits import Holding
 
 REQUEST_SECONDS = 60.0
-"""From the first byte of a request to its last; also for a new connection that stays silent, and for an answer that
-nobody reads."""
+"""From the first byte of a request to its last; also for a silent new connection, and for an answer that the client
+does not read."""
 MOST_HEAD_BYTES = 64 << 10
-"""Of a head; and again of what is no content in a body: sizes and extensions of its chunks, trailers."""
+"""Of a head; and of the bytes of a body that are not content: sizes and extensions of chunks, trailers."""
 MOST_HEADERS = 128
 _SINGLE_HEADERS = frozenset(
     [b"host", b"authorization", b"origin", b"content-length", b"transfer-encoding", b"x-api-key", b"mcp-session-id"]
 )
-"""Headers that decide who asks, or where a body ends: of two, a proxy may read the first and the server the last."""
+"""Headers that decide who the client is or where a body ends. Of two, a proxy may read the first and the server the
+last."""
 MOST_WAITING = 16
 """Requests that a connection may send before the first is answered."""
 MOST_FRAGMENTS = 1024
@@ -44,21 +45,21 @@ _KEEP_ALIVE_SECONDS = 75
 _LAST_SECONDS = 2
 """For answers that are being sent when the listener closes."""
 _CLOSE_SECONDS = 1.0
-"""How long the peer of a WebSocket may take to agree that it is closed: what it sends until then is read."""
+"""How long the peer of a WebSocket may take to confirm the close. What it sends until then is read."""
 
 
 class HttpListener:
     """Serves an ASGI application on the running event loop."""
 
     def __init__(self, address: str, access: Access) -> None:
-        """Refuses what is no address, and one that is open to everybody without a token."""
+        """Raises UsageError if it is not an address, or if others can reach it without a token."""
         self._host, self._port = parse_http_address(address, access)
         self._running: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
 
     async def start(self, app: Any, *, websocket_bytes: int | None = None) -> str:
-        """Listens; gives the address. `websocket_bytes` is the largest message of a WebSocket; without it there are
-        none."""
+        """Listens; returns the address. `websocket_bytes` is the largest message of a WebSocket; without it WebSockets
+        are refused."""
         listening = bind_tcp(self._host, self._port, f"{self._host}:{self._port}")
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
@@ -85,7 +86,7 @@ class HttpListener:
         return f"http://[{self._host}]:{port}" if ":" in self._host else f"http://{self._host}:{port}"
 
     async def _check(self) -> None:
-        """Closes connections whose request has been arriving for too long, or whose answer nobody reads."""
+        """Closes connections whose request arrives too slowly, or whose client does not read the answer."""
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             oldest = time.monotonic() - REQUEST_SECONDS
@@ -95,7 +96,7 @@ class HttpListener:
 
     async def close(self) -> None:
         if self._running is not None:
-            if self._checking is not None:  # one that is told to end while it begins has none yet
+            if self._checking is not None:  # None if it is closed while it starts
                 self._checking.cancel()
             self._uvicorn.should_exit = True
             await self._running
@@ -109,7 +110,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Writing(asyncio.Protocol):
-    """Knows since when the other side has not read what it is sent."""
+    """Notes since when the client has not read what it is sent."""
 
     transport: asyncio.Transport
     _unread_since: float | None = None
@@ -128,18 +129,18 @@ class _Writing(asyncio.Protocol):
 
 
 class _Connection(_Writing, HttpToolsProtocol):
-    """A connection that knows since when a request has been arriving, and how much of it is no content."""
+    """A connection that notes since when a request arrives, and how much of it is not content."""
 
     arriving_since: float | None = None
     _is_refused = False
     _fault: str | None = None
     """What is wrong with the head of the last request."""
     _extra: int | None = None
-    """Bytes of the request that is arriving beside its content: those of its head, then those around its body."""
+    """Bytes of the arriving request that are not content: first of its head, then of its body."""
     _content = 0
-    """Bytes of content in what has just come."""
+    """Bytes of content in the last data."""
     _has_body_to_come = False
-    """The head of a request is there, the end of its body is not."""
+    """The head of a request has arrived, the end of its body has not."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, _JoinedWrites(transport)))
@@ -149,7 +150,7 @@ class _Connection(_Writing, HttpToolsProtocol):
             open = f"{len(self.connections):,} connections are open"
             process_limits.warn_of_descriptors(f"{open}, further ones are answered with 503")
             self._is_refused = True
-            self.arriving_since -= REQUEST_SECONDS  # so it is soon closed where it asks for nothing
+            self.arriving_since -= REQUEST_SECONDS  # so it is closed soon if it sends no request
             if left <= process_limits.RESERVED // 2:
                 self.transport.close()
 
@@ -177,7 +178,7 @@ class _Connection(_Writing, HttpToolsProtocol):
             raise ValueError(self._fault)
         self._extra, self._has_body_to_come = 0, True
         super().on_headers_complete()
-        # Trailers are no headers, and nobody asks for them. An upgrade is looked at once more.
+        # Trailers are ignored. The headers of an upgrade are read once more.
         self.headers = self.headers.copy() if self.parser.should_upgrade() else []
 
     def on_body(self, body: bytes) -> None:
@@ -192,10 +193,10 @@ class _Connection(_Writing, HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._has_body_to_come and self.cycle.response_complete:
-            self.transport.close()  # it was answered before it had arrived: the rest of it is not read
+            self.transport.close()  # it was answered before it had arrived: the rest is not read
 
     def send_400_response(self, msg: str) -> None:
-        """For what cannot be read; also where a callback of the parser has refused it."""
+        """For a malformed request; also if a callback of the parser has refused it."""
         if self._is_refused:
             self._refuse(b"503 Service Unavailable\r\nretry-after: 1")
         elif len(self.pipeline) >= MOST_WAITING:
@@ -211,18 +212,18 @@ class _Connection(_Writing, HttpToolsProtocol):
         self.transport.close()
 
     def _is_answering(self) -> bool:
-        """An answer is being sent, into which no other may be written."""
+        """An answer is being sent; no other may be written into it."""
         return self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
 
     def close_where_older(self, oldest: float) -> None:
         super().close_where_older(oldest)
-        # Where reading is paused it is this side that lets it wait.
+        # If reading is paused, this side makes it wait.
         if self.arriving_since is not None and self.arriving_since < oldest and not self.flow.read_paused:
             self.transport.close()
 
 
 def _find_fault(headers: list[tuple[bytes, bytes]], version: str) -> str | None:
-    """Why a head is refused: two readers of it could disagree about who asks, or where its body ends."""
+    """Why a head is refused: a proxy and the server could disagree about the client, or where the body ends."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _SINGLE_HEADERS:
@@ -240,13 +241,13 @@ def _find_fault(headers: list[tuple[bytes, bytes]], version: str) -> str | None:
 
 
 class _Socket(_Writing, WebSocketsSansIOProtocol):
-    """A WebSocket whose messages have few fragments, and whose peer reads what it is sent."""
+    """A WebSocket with bounds on the fragments of a message and on what its peer does not read."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.close_timeout = _CLOSE_SECONDS
         self._arriving = Holding()
-        """Of the memory of all bodies: the message that is arriving."""
+        """The share of the arriving message in the memory of all bodies."""
 
     def data_received(self, data: bytes) -> None:
         if self._arriving.add(len(data)):
@@ -272,7 +273,7 @@ class _Socket(_Writing, WebSocketsSansIOProtocol):
         if self.writable.is_set():
             super().handle_ping()
         else:
-            self.transport.abort()  # it pings and does not read: each would be kept
+            self.transport.abort()  # it pings and does not read: each pong would be kept
 
 
 class _JoinedWrites:

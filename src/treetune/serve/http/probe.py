@@ -3,7 +3,7 @@
     report = await probe("http://127.0.0.1:5000")
     report.good, report.checks
 
-Only start and step must be there. What a server does not offer is noted, and is no fault; what it gets wrong is one.
+A server must have start and step. A missing optional feature is noted and is not a fault; a wrong answer is one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def probe(
     turns: int = 3,
     timeout: float = 30.0,
 ) -> ProbeReport:
-    """Raises `Unreachable` where nobody answers at all."""
+    """Raises Unreachable if no server answers."""
     async with HttpTransport(url, token) as transport:
         prober = _Prober(transport, action, timeout)
         await prober.run(task_index, turns)
@@ -72,7 +72,7 @@ async def probe(
 
 
 class _Absent(Exception):
-    """What a server need not offer, and does not."""
+    """An optional feature that the server does not have."""
 
 
 class _Prober:
@@ -107,7 +107,7 @@ class _Prober:
             await self._check("unknown episode", self._expect(404, "e-none"))
 
     async def _check(self, name: str, check: Coroutine[Any, Any, str | HttpReply]) -> bool:
-        """Notes what comes of a check, and the seconds of one request; whether it is good."""
+        """Notes the result of a check and the seconds per request; returns whether it is good."""
         before, began = self._requests, time.perf_counter()
         state: State = "good"
         try:

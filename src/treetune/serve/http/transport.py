@@ -4,7 +4,7 @@
         reply = await transport.ask("POST", "/api/episode/start", {}, timeout=10)
         reply.read(dict)                  # its body, or the error that it is
 
-It follows no redirect (a token belongs to the address it was given for). `system/http_body.py` bounds the body.
+It does not follow redirects: the token is meant for one address only. `system/http_body.py` bounds the body.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class Refusal(ServeError):
-    """A reply that says no."""
+    """A reply with an error status."""
 
     def __init__(self, message: str, reply: HttpReply, reason: str = "", remedy: str | None = None) -> None:
         super().__init__(message, remedy=remedy)
@@ -40,7 +40,7 @@ class Refusal(ServeError):
 
 
 class _ErrorBody(msgspec.Struct):
-    """The body of an error of Treetune's own server; others send what they like."""
+    """The body of an error of Treetune's own server; others send other bodies."""
 
     error: str = ""
     kind: str = ""
@@ -60,7 +60,7 @@ class HttpReply(NamedTuple):
         return 200 <= self.status < 300
 
     def read(self, kind: type[R]) -> R:
-        """The body. A reply that says no, or is something else, is raised."""
+        """The body as a `kind`. Raises ServeError for an error status or another body."""
         if not self.good:
             raise self.error()
         try:
@@ -69,11 +69,11 @@ class HttpReply(NamedTuple):
             raise ServeError(f"{self.url} sent something else than its answer: {error}: {self.body[:200]!r}") from None
 
     def error(self) -> ServeError:
-        """A reply that is not good, as an error."""
+        """A reply with an error status as an error."""
         body = _ErrorBody(self.body[:300].decode(errors="replace"))
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            told = msgspec.json.decode(self.body, type=_ErrorBody)
-            body = told if told.error or told.detail else body
+            found = msgspec.json.decode(self.body, type=_ErrorBody)
+            body = found if found.error or found.detail else body
         message, remedy = f"{self.url} answered {self.status}: {body.error or body.detail}", body.remedy
         if self.status in (401, 403):
             return Denied(message, remedy=remedy or "give the server's token")
@@ -84,7 +84,7 @@ class HttpReply(NamedTuple):
 
 class HttpTransport:
     def __init__(self, url: str, token: str | None = None, remedy: str = _START_ONE) -> None:
-        """`remedy` says what to do where nobody answers."""
+        """`remedy` is for the error if no server answers."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url!r} is no address of a task server", remedy="write http://127.0.0.1:5000")

@@ -1,9 +1,9 @@
-"""What the HTTP episode server is asked and answers: one struct for each body.
+"""Requests and answers of the HTTP episode server: one struct for each body.
 
     POST /api/episode/step   {"episode_id": "e-1", "action": "42", "turn": 0}
     200                      {"observation": {...}, "reward": 1.0, "done": true, "info": {"success": true}}
 
-Field for field this is what `docs/task_server_api.md` says, and `openapi.json`, which a test makes of it and compares.
+`docs/task_server_api.md` documents the same fields, and `openapi.json`, which a test generates from here and compares.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from treetune.system.http_body import strip_strings
 log = logging.getLogger("treetune.serve")
 MOST_IN_BATCH = 1024
 MOST_VALUES = 200_000
-"""Lists, objects and what stands in them, of one body: eight megabytes of empty lists would be half a gigabyte."""
+"""Lists, objects and their items in one body: eight megabytes of empty lists would take half a gigabyte."""
 MOST_DEPTH = 128
-"""Lists and objects within each other."""
+"""Levels of nested lists and objects."""
 API_VERSION = 2
 """2: an episode that ends has a reward; one that failed has none, and its answer is an error."""
 UNKNOWN_TASK = "unknown_task"
-"""The kind of the error where no task has the uid that was asked for."""
+"""The kind of the error if no task has the requested uid."""
 B = TypeVar("B")
 _CALL = {"properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": {"type": "object"}}}
 ToolCalls = Annotated[
     list[Any],
-    # What is wrong with a call the model is told, so that it is no fault of the request.
+    # A malformed call is answered to the model; it is not an error of the request.
     msgspec.Meta(extra_json_schema={"items": {"description": "A call in OpenAI's form.", **_CALL}}),
 ]
 
@@ -66,7 +66,7 @@ class ActionBody(msgspec.Struct):
 
     @property
     def value(self) -> Any:
-        """As an episode takes it."""
+        """The action as an episode takes it."""
         if self.role is msgspec.UNSET and self.tool_calls is msgspec.UNSET:
             return {"type": self.type, "content": self.content}
         return write_message("" if self.content is msgspec.UNSET else self.content, self.tool_calls or [])
@@ -85,7 +85,7 @@ class StartBody(msgspec.Struct):
 
 
 class MoveBody(msgspec.Struct, kw_only=True):
-    """What a step says, whichever way it comes."""
+    """A step without the id of its episode."""
 
     action: str | ActionBody | msgspec.UnsetType = msgspec.UNSET
     """May be left out only beside `tool_calls`."""
@@ -218,7 +218,7 @@ class ErrorAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class HttpError(Exception):
-    """An answer that is an error."""
+    """An error that is sent as the answer."""
 
     def __init__(
         self, status: int, kind: str, error: str, *, path: str | None = None, remedy: str | None = None, allow: str = ""
@@ -247,7 +247,7 @@ _STATUS = {
 
 
 def to_http_error(error: BaseException, path: str | None = None) -> HttpError:
-    """An error as an answer; `path` is the part of the body that a wrong request is wrong in."""
+    """An error as an answer; `path` is the faulty part of the body of a wrong request."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, EpisodeEnded):
@@ -284,11 +284,11 @@ _strict_encoder = msgspec.json.Encoder()
 
 
 def encode(value: Any, strict: bool = False) -> bytes:
-    """`value` as JSON. What is no plain value is its `repr`; a TypeError where that is not wanted."""
+    """`value` as JSON. Other objects are written as their `repr`, or raise TypeError if `strict`."""
     try:
         return (_strict_encoder if strict else _encoder).encode(value)
     except (OverflowError, UnicodeEncodeError):
-        # What msgspec does not write: an integer beyond 64 bits, and half of a surrogate pair (models sample it).
+        # msgspec does not write integers beyond 64 bits and half of a surrogate pair, which models sample.
         plain = msgspec.to_builtins(value, enc_hook=None if strict else repr)
         return json.dumps(_replace_infinite(plain), separators=(",", ":")).encode()
 
@@ -303,7 +303,7 @@ def _replace_infinite(value: Any) -> Any:
 
 
 def read_body(kind: type[B], data: bytes) -> B:
-    """The body as what the endpoint takes; anything else is a 422 with the path of the fault."""
+    """The body as the struct of an endpoint; anything else is a 422 with the path of the fault."""
     check_shape(data)
     try:
         return decode(kind, data or b"{}")
@@ -326,8 +326,8 @@ _BRACKETS = re.compile(rb"[\[\]{}]")
 
 
 def check_shape(data: bytes) -> None:
-    """Refuses what is small as bytes and large, or deep, once it is decoded. All but a few bodies are seen to be
-    harmless by counting; of the others the strings are left out, where these characters mean nothing."""
+    """Refuses JSON that is small as bytes and large, or deep, once it is decoded. Counting shows that most bodies are
+    harmless; for the others strings are removed first, in which brackets and commas mean nothing."""
     if len(data) <= MOST_DEPTH:  # most steps
         return
     opened = data.count(b"[") + data.count(b"{")
@@ -348,7 +348,7 @@ _decoder_of: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Dec
 
 
 def decode(kind: type[B], data: bytes) -> B:
-    """As msgspec does; it also takes 3.0 for an integer, as JSON has it, and half of a surrogate pair."""
+    """Decodes as msgspec does, and also takes 3.0 for an integer, as JSON allows, and half of a surrogate pair."""
     try:
         value: B = _decoder_of(kind).decode(data)
         return value
@@ -366,6 +366,6 @@ def _parse_number(digits: str) -> float | int:
 
 @cache
 def describe_api(needs_token: bool = False) -> bytes:
-    """The server as OpenAPI 3.1: a file that `tests/support/openapi.py` makes of the structs above."""
+    """The server as OpenAPI 3.1: a file that `tests/support/openapi.py` generates from the structs above."""
     whole = json.loads(resources.files("treetune.serve.http").joinpath("openapi.json").read_bytes())
     return encode({**whole, "security": [{"token": []}] if needs_token else []})

@@ -1,1 +1,1 @@
-"""A taskset offered as an OpenEnv environment: `/ws`, the routes beside it, and ORS on the same port."""
+"""The OpenEnv door: `/ws` and the routes beside it (`door.py`), sessions, JSON-RPC, and ORS on the same port."""

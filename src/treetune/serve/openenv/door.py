@@ -83,12 +83,12 @@ class OpenEnvDoor(EpisodeDoor):
     # Requests
 
     async def _reset(self, request: HttpRequest) -> bytes:
-        """As in OpenEnv, a request has an environment of its own: this one shows how a task begins."""
+        """As in OpenEnv, each request has its own environment: this one shows the beginning of a task."""
         asked = wire.read_reset(read_body(dict[str, Any], request.body), "body")
         return encode(await self.sessions.use_once(lambda session: session.reset(asked)))
 
     async def _step(self, request: HttpRequest) -> bytes:
-        """One answer to the next task, or to the one that is named."""
+        """One answer to the next task, or to the named one."""
         body = read_body(dict[str, Any], request.body)
         action = body.get("action")
         if not isinstance(action, dict):
@@ -132,13 +132,13 @@ class OpenEnvDoor(EpisodeDoor):
 
 
 def _render_error(error: HttpError) -> bytes:
-    """As OpenEnv and ORS have it."""
+    """An error in the form of OpenEnv and ORS."""
     return encode({"detail": getattr(error, "detail", None) or str(error)})
 
 
 _WATCH_SECONDS = 0.5
-"""An answer that takes so long is given up where the client leaves meanwhile. To look from the beginning would cost
-every quick step a task."""
+"""An answer that takes so long is cancelled if the client disconnects. Watching from the beginning would cost every
+quick step a task."""
 
 
 class SessionSocket:
@@ -146,13 +146,13 @@ class SessionSocket:
         self._sessions, self._receive, self._send = sessions, receive, send
         self._asked_id = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id", [None])[-1]
         self._waiting: list[dict[str, Any]] = []
-        """What came while a step was under way: one message at most."""
+        """The message that came while a step was under way."""
         self._has_left = False
         self._stopped: str | None = None
-        """Why the answer under way was given up."""
+        """Why the answer under way was cancelled."""
 
     async def run(self) -> None:
-        await self._receive()  # that somebody connects
+        await self._receive()  # websocket.connect
         await self._send({"type": "websocket.accept"})
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         session: Session | None = None
@@ -177,7 +177,7 @@ class SessionSocket:
             elif session is not None:
                 await self._sessions.close(session)
         if not self._has_left:
-            with contextlib.suppress(OSError, RuntimeError):  # it may leave just now
+            with contextlib.suppress(OSError, RuntimeError):  # it may disconnect now
                 await self._send({"type": "websocket.close", "code": 1000, "reason": self._stopped or ""})
 
     def stop(self, why: str) -> None:
@@ -227,7 +227,7 @@ class SessionSocket:
             await self._send({"type": "websocket.send", "text": answer})
 
     async def _watched(self, work: Any) -> Any:
-        """What `work` gives. Where it takes long, and the client leaves meanwhile, it is cancelled."""
+        """The result of `work`, which is cancelled if it takes long and the client disconnects."""
         watcher: asyncio.Task[None] | None = None
 
         def watch() -> None:
@@ -247,7 +247,7 @@ class SessionSocket:
         self._waiting.append(message)
         if message["type"] == "websocket.disconnect":
             self._has_left = True
-            self.stop("its client has left")
+            self.stop("its client has disconnected")
 
 
 _NAMES = {kind: f"openenv.{kind}" for kind in ("reset", "step", "state", "mcp", "close")}

@@ -32,7 +32,7 @@ from treetune.serve.openenv.session import Session, SessionTable
 from treetune.serve.openenv.wire import Reset, describe_tool, fault_of, read_reset
 
 MOST_TASKS = 100_000
-"""That one answer lists."""
+"""The most tasks that one answer lists."""
 _TYPES = {"train": "train", "test": "test"}
 
 
@@ -73,14 +73,14 @@ class TaskRoutes:
             raise HttpError(404, "unknown_path", f"unknown environment {name!r:.80}")
 
     def check_path(self, request: HttpRequest) -> None:
-        """That the path names our environment."""
+        """Raises HttpError unless the path names the environment."""
         self.check_name(request.path.split("/")[1])
 
     def spec(self, index: int) -> dict[str, Any]:
         return {"split": self._sessions.split, "index": index}
 
     def check_index(self, index: int) -> int:
-        """The place of a task; a negative one counts from the end."""
+        """The index of a task; a negative one counts from the end."""
         count = self._server.streams.count
         if index < 0 and count is not None:
             index += count
@@ -137,9 +137,9 @@ _CHUNK = 4096
 SESSION_HEADER = b"x-session-id"
 _MOST_ID = 128
 _QUIET_SECONDS = 10.0
-"""After so long a comment is sent: a client that hears nothing for 30 seconds asks again."""
+"""After so long a comment is sent: a client that receives nothing for 30 seconds asks again."""
 _MOST_CALLS = 16
-"""Of one session, under way at once."""
+"""The most calls of one session that are under way at once."""
 
 
 class CreateBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -148,7 +148,7 @@ class CreateBody(msgspec.Struct, forbid_unknown_fields=True):
     split: str | None = None
     index: int | None = None
     secrets: dict[str, str] | None = None
-    """Not used: what an environment needs is in the config of the server."""
+    """Ignored: what an environment needs is in the config of the server."""
 
     def __post_init__(self) -> None:
         by_index = self.split is not None and self.index is not None
@@ -160,7 +160,7 @@ class CallBody(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     input: dict[str, Any]
     task_id: str | None = None
-    """Of a call that was made before: its result is asked for again."""
+    """The id of an earlier call whose result is requested again."""
 
 
 class OrsSession(Session):
@@ -169,15 +169,15 @@ class OrsSession(Session):
     def __init__(self, sessions: SessionTable, id: str) -> None:
         super().__init__(sessions, id)
         self._calls: dict[str, asyncio.Task[str]] = {}
-        """Those under way, and the last that ended, by the ids that clients know them by."""
+        """Calls under way, and the last that ended, by their `task_id`."""
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Begins a call; the id of it."""
+        """Starts a call; returns its id."""
         under_way = {id: call for id, call in self._calls.items() if not call.done()}
         if len(under_way) >= _MOST_CALLS:
             raise Busy(f"{_MOST_CALLS} calls of this session are under way", remedy="wait for their results")
         id, call = uuid.uuid4().hex, asyncio.create_task(self._run(name, arguments))
-        call.add_done_callback(lambda call: call.cancelled() or call.exception())  # which nobody may ask for
+        call.add_done_callback(lambda call: call.cancelled() or call.exception())  # its result may never be read
         self._calls = {**under_way, id: call}
         return id
 
@@ -256,7 +256,7 @@ class OrsRoutes:
         return encode({"status": "ok"})
 
     async def _tools(self, request: HttpRequest) -> bytes:
-        """Those of a task; they may differ between tasks."""
+        """The tools of one task; other tasks may have others."""
         self._tasks.check_path(request)
         return _list_tools(await self._sessions.list_tools())
 
@@ -295,7 +295,7 @@ def _list_tools(tools: list[dict[str, Any]]) -> bytes:
 
 
 async def _stream(id: str, call: asyncio.Task[str] | None, hear: Callable[[], None]) -> AsyncGenerator[bytes]:
-    """The events of a call. Closing it early leaves the call to go on."""
+    """The events of a call. If it is closed early, the call continues."""
     if call is None:
         yield format_event("error", b"unknown task_id")
         return
@@ -325,7 +325,7 @@ def blocks_of(observation: Observation) -> list[dict[str, Any]]:
 
 
 def result_of(step: Step) -> str:
-    """The result of a call. One that went wrong, and changed nothing, is ORS's error: its text is for the model."""
+    """The result of a call. A failed call that changed nothing is an error of ORS, whose text is for the model."""
     errors = [call.error for call in step.calls if call.error is not None]
     if errors and not step.done and not step.reward:
         return error_result(errors[0])
@@ -343,14 +343,14 @@ def error_result(problem: str) -> str:
 
 
 def events_of(result: str) -> Iterator[bytes]:
-    """The events that a result is sent in."""
+    """A result as events."""
     for begin, end in _cut(result):
         name = "end" if end == len(result) else "chunk"
         yield format_event(name, result[begin:end].encode())
 
 
 def _cut(text: str) -> Iterator[tuple[int, int]]:
-    """No part begins with a space: the client would drop it."""
+    """Cuts the text so that no part begins with a space, which the client would drop."""
     begin = 0
     while begin < len(text):
         end = min(begin + _CHUNK, len(text))

@@ -1,4 +1,4 @@
-"""Tools of a task over JSON-RPC, as OpenEnv has it: `tools/list`, `tools/call`, and sessions that are opened over HTTP.
+"""Tools of a task over JSON-RPC, as in OpenEnv: `tools/list`, `tools/call`, and sessions that are opened over HTTP.
 
 {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search", "arguments": {"query": "red"}}}
 """
@@ -18,7 +18,7 @@ from treetune.serve.openenv.wire import Fault, describe_tool, fault_of, show
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 INTERNAL_ERROR, SERVER_ERROR = -32603, -32000
 ANSWER = "answer"
-"""The tool that says something, for those who can only call tools."""
+"""The tool for what a model says, for clients that can only call tools."""
 
 
 class RpcRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,7 +48,7 @@ async def answer_body(sessions: SessionTable, body: bytes) -> dict[str, Any]:
 
 
 async def answer(sessions: SessionTable, request: dict[str, Any], session: Session | None = None) -> dict[str, Any]:
-    """The response to a request; `session` is that of the WebSocket on which it came."""
+    """The response to a request; `session` is that of its WebSocket."""
     id: str | int | None = None
     try:
         try:
@@ -136,7 +136,7 @@ def has_tool(tools: list[dict[str, Any]], name: str) -> bool:
 
 
 def with_answer(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools of a task, and one that says something, unless one of them is called so."""
+    """The tools of a task and `answer`, unless one of them has that name."""
     if has_tool(tools, ANSWER):
         return tools
     text = {"type": "string", "description": "What you say."}
@@ -146,7 +146,7 @@ def with_answer(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def action_of_call(name: str, arguments: dict[str, Any], tools: list[dict[str, Any]]) -> Any:
-    """A call as an episode takes it: of one of the tools of its task, or what is said."""
+    """A call as the action of an episode: a call of one of its tools, or text."""
     text = arguments.get("text")
     if name == ANSWER and not has_tool(tools, ANSWER) and isinstance(text, str) and len(arguments) == 1:
         return text
@@ -154,7 +154,7 @@ def action_of_call(name: str, arguments: dict[str, Any], tools: list[dict[str, A
 
 
 def _result(step: Step) -> dict[str, Any]:
-    """A step as the result of a call, as MCP has it. `data` is what OpenEnv's own client gives its caller."""
+    """A step as the result of a call, as in MCP. OpenEnv's own client returns `data`."""
     text = show(step.observation)["text"]
     return {
         "content": [{"type": "text", "text": text}],

@@ -1,11 +1,11 @@
-"""What an OpenEnv server is told and answers (OpenEnv 0.10).
+"""Messages and answers of an OpenEnv server (OpenEnv 0.10).
 
     {"type": "step", "data": {"message": "42"}}
     {"type": "observation", "data": {"observation": {...}, "reward": 1.0, "done": true, "metadata": {...}}}
 
-An action has a `message`, which is what a model says, or `tool_calls` in OpenAI's form, or both; or it is one of
-OpenEnv's own for tools: `{"type": "call_tool", "tool_name", "arguments"}`, `{"type": "list_tools"}`. What is wrong with
-one is told as pydantic would, which OpenEnv's own servers use.
+An action has a `message` (what a model says), `tool_calls` in OpenAI's form, or both. Or it is one of OpenEnv's own
+actions for tools: `{"type": "call_tool", "tool_name", "arguments"}`, `{"type": "list_tools"}`. Faults have the form of
+pydantic, which OpenEnv's own servers use.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from treetune.serve.http.wire import HttpError, check_shape, decode, encode, to_
 MOST_INDEX = 2**62
 _NO_INPUT = object()
 _STATUS = {"VALIDATION_ERROR": 422, "CAPACITY_REACHED": 429}
-"""Of the codes, where they are told over HTTP."""
+"""The HTTP status of each code."""
 
 
 class Fault(HttpError):
-    """An answer that is an error: its code, and what else it tells."""
+    """An error that is sent as the answer, with its code and further fields."""
 
     def __init__(self, code: str, message: str, **further: Any) -> None:
         super().__init__(_STATUS.get(code, 500), code.lower(), message)
@@ -40,20 +40,20 @@ class Fault(HttpError):
 
 
 def fault_of(error: BaseException) -> Fault:
-    """What went wrong, as OpenEnv tells it."""
+    """An error in the form of OpenEnv."""
     if isinstance(error, Fault):
         return error
-    told = to_http_error(error)
+    found = to_http_error(error)
     remedy = error.remedy if isinstance(error, TreetuneError) else None
-    message = f"{told}; {remedy}" if remedy else str(told)
-    return Fault("CAPACITY_REACHED" if told.status == 429 else "EXECUTION_ERROR", message)
+    message = f"{found}; {remedy}" if remedy else str(found)
+    return Fault("CAPACITY_REACHED" if found.status == 429 else "EXECUTION_ERROR", message)
 
 
 # What comes in
 
 
 class Wrong(NamedTuple):
-    """One thing that is wrong with a message, as pydantic names it."""
+    """One fault of a message, as pydantic names it."""
 
     type: str
     loc: tuple[str, ...]
@@ -102,7 +102,7 @@ _EMPTY: dict[str, Any] = {}
 
 
 def data_of(message: Mapping[str, Any], *, required: bool = False) -> dict[str, Any]:
-    """The `data` of a message that may have nothing else."""
+    """The `data` of a message, which may have no other field but its type."""
     data = message.get("data", _NO_INPUT)
     if isinstance(data, dict) and len(message) == 2:
         return data
@@ -116,26 +116,26 @@ def data_of(message: Mapping[str, Any], *, required: bool = False) -> dict[str, 
 
 
 def refuse_data(message: Mapping[str, Any]) -> None:
-    """For a message that has only its type."""
+    """Refuses a message that has more than its type."""
     if len(message) != 1:
         refuse([Wrong.extra(value, key) for key, value in message.items() if key != "type"])
 
 
 class Reset(msgspec.Struct):
-    """What a reset asks for. Anything else in it is ignored, as OpenEnv does."""
+    """The fields of a reset. Others are ignored, as OpenEnv does."""
 
     seed: int | None = None
     """The same seed gives the same task."""
     episode_id: str | None = None
-    """How the client calls the episode; `state` tells it."""
+    """The client's name for the episode, which `state` returns."""
     index: int | None = None
-    """The task at this place of the split: what the task routes number."""
+    """The index of the task in the split, as the task routes number it."""
     task_index: int | None = None
     """The same."""
     split: str | None = None
 
     def task(self, count: int | None) -> int | None:
-        """Which task; None: the next."""
+        """The index of the task; None: the next."""
         index = self.index if self.index is not None else self.task_index
         if index is None and self.seed is not None:
             index = self.seed % (count or MOST_INDEX)
@@ -145,7 +145,7 @@ class Reset(msgspec.Struct):
 
 
 def read_reset(data: Mapping[str, Any], *at: str) -> Reset:
-    """`at` is where it stands in what was sent over HTTP."""
+    """`at` is the path to the reset in the body of an HTTP request."""
     wrong = [
         Wrong.kind("int" if kind is int else "string", value, *at, key)
         for key, kind in (("seed", int), ("episode_id", str), ("index", int), ("task_index", int), ("split", str))
@@ -211,7 +211,7 @@ def _check_fields(data: Mapping[str, Any], fields: Mapping[str, str]) -> list[Wr
 
 
 def show(observation: Observation) -> dict[str, Any]:
-    """What a model is shown: as text, and as the messages of a chat."""
+    """What the model sees: as text, and as the messages of a chat."""
     if observation.type == "text":
         text = observation.content
         return {"text": text, "messages": [{"role": "user", "content": text}] if text else []}
@@ -221,7 +221,7 @@ def show(observation: Observation) -> dict[str, Any]:
 
 
 def observed(observation: dict[str, Any], reward: float | None, done: bool, metadata: dict[str, Any]) -> dict[str, Any]:
-    """An observation as OpenEnv lays it out: its metadata is in it, and beside it where there is any."""
+    """An observation in the form of OpenEnv: the metadata is in it, and beside it if there is any."""
     observation["metadata"] = metadata
     found = {"observation": observation, "reward": reward, "done": done}
     if metadata:
@@ -230,7 +230,7 @@ def observed(observation: dict[str, Any], reward: float | None, done: bool, meta
 
 
 def stepped(step: Step, tool: str | None = None) -> dict[str, Any]:
-    """The answer to a step; `tool` is what a `CallToolAction` called."""
+    """The answer to a step; `tool` is the tool of a `CallToolAction`."""
     shown = show(step.observation)
     if tool is not None:
         shown |= {"tool_name": tool, "result": shown["text"], "error": _tool_error(step)}
@@ -243,7 +243,7 @@ def _tool_error(step: Step) -> dict[str, str] | None:
 
 
 def describe_tool(tool: dict[str, Any], schema: str) -> dict[str, Any]:
-    """A tool; `schema` is how the one who asks calls that of its arguments."""
+    """A tool; `schema` is the key for the schema of its arguments."""
     function = tool["function"]
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     return {"name": function["name"], "description": function.get("description", ""), schema: parameters}

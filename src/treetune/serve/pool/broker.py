@@ -1,4 +1,4 @@
-"""EnvServerPool: a server whose rollouts and environments run in many workers; the order and the episodes' book stay.
+"""EnvServerPool: a server whose rollouts and environments run in workers. It keeps the order and the table of episodes.
 
 server = EnvServerPool(taskset, config, models, PoolConfig(workers=4), doors=[ZmqDoor()])
 """
@@ -39,7 +39,7 @@ from treetune.system.threads import call_apart
 
 
 class PoolHost(ServerHost):
-    """The host of a pool: its streams and episodes are kept here, all else is done by the workers."""
+    """The host of a pool: it has the streams and the table of episodes, workers do the rest."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class PoolHost(ServerHost):
         return {**self.workers.stats(), **self.weights.figures()}
 
     async def _make_in_worker(self, position: int) -> Task:
-        if not is_made_alone(self.taskset, position):  # it is in memory here, and no worker needs to load them all
+        if not is_made_alone(self.taskset, position):  # it is in memory here, so workers need not load all tasks
             task: Task = await call_apart(self.taskset.__getitem__, position)
             return task
         _, data = await self.workers.call("make", pack(position), about=lambda: f"task {position}")
@@ -88,7 +88,7 @@ class PoolHost(ServerHost):
         return msgspec.Raw(pack_task(task, self._spec.signer.sign(task)))
 
     async def change_weights(self, method: str, request: messages.WeightsRequest) -> bool:
-        """Here, for the workers to come and the figures, and in every worker."""
+        """Changes the weights here (for new workers and the metrics) and in every worker."""
         await super().change_weights(method, request)
         payload = pack((method, request))
         asked = [member.ask("weights", payload) for member in self.workers.ready]
@@ -96,7 +96,7 @@ class PoolHost(ServerHost):
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answer, bytes):
                 quiet = quiet and unpack(answer, bool)
-            elif not isinstance(answer, WorkerEnded):  # the one in its place is told when it is ready
+            elif not isinstance(answer, WorkerEnded):  # a new worker gets it when it is ready
                 raise answer
         return quiet
 
@@ -108,24 +108,24 @@ class PoolHost(ServerHost):
                 member.messages.put(b"do", b"", b"weights", pack(("set_version", request)))
 
     def _pack_weights(self) -> list[bytes]:
-        """What a new worker must know of the weights."""
-        told: list[bytes] = []
+        """The messages about weights that a new worker gets."""
+        packed: list[bytes] = []
         for model, endpoint, weights in self.weights.known():
             request = messages.WeightsRequest(model=model, endpoint=endpoint, version=weights.version)
             if weights.version is not None:
-                told.append(pack(("set_version", request)))
+                packed.append(pack(("set_version", request)))
             if weights.paused:
                 paused = msgspec.structs.replace(request, calls="leave", seconds=weights.pause_left)
-                told.append(pack(("pause", paused)))
-        return told
+                packed.append(pack(("pause", paused)))
+        return packed
 
     async def _open(self, id: str, task: Task) -> tuple[EpisodeHandle, Observation, list[dict[str, Any]]]:
         member, data = await self.open_in_worker(id, task)
         observation, tools = unpack(data, tuple[Observation, list[dict[str, Any]]])
-        return _HomeInWorker(self, member, id, task, data), observation, tools
+        return _WorkerEpisode(self, member, id, task, data), observation, tools
 
     async def open_in_worker(self, id: str, task: Task) -> tuple[WorkerHandle, bytes]:
-        """Starts an environment in a worker: which one, and what the environment shows first."""
+        """Starts an environment in a worker; returns the worker, and what the environment shows first."""
         about, payload = functools.partial(_name, task), pack((id, task))
         while True:
             member, data = await self.workers.call("open", payload, 1, about=about, opens=id)
@@ -133,11 +133,11 @@ class PoolHost(ServerHost):
                 return member, data
 
     def _lose_episode(self, id: str, how: str) -> None:
-        """Its worker has ended. An episode without a step is restarted in another worker."""
+        """Handles the end of its worker. An episode without a step is restarted in another worker."""
         episode = self.episodes.live.get(id)
         if episode is None:
             return
-        if isinstance(home := episode.home, _HomeInWorker) and home.is_unplayed:
+        if isinstance(home := episode.home, _WorkerEpisode) and home.is_unplayed:
             home.move(how)
         else:
             self.episodes.lose(id, how)
@@ -155,16 +155,16 @@ def _name_request(payload: bytes) -> str:
     return _name(unpack(unpack(payload, messages.RunRequest).task, Task))
 
 
-class _HomeInWorker:
+class _WorkerEpisode:
     """The environment of an episode in a worker."""
 
     __slots__ = ("_first", "_host", "_id", "_member", "_moving", "_name", "_task")
 
     def __init__(self, host: PoolHost, member: WorkerHandle, id: str, task: Task, first: bytes) -> None:
-        """`first` is what it shows first, as the worker sent it."""
+        """`first` is the worker's message with what it shows first."""
         self._host, self._member, self._id, self._name = host, member, id, _name(task)
         self._task: Task | None = task
-        """None once it was stepped: then it cannot be restarted."""
+        """None after the first step: then it cannot be restarted."""
         self._first = blake2b(first, digest_size=16).digest()
         self._moving: asyncio.Task[None] | None = None
 
@@ -199,7 +199,7 @@ class _HomeInWorker:
     async def _close_there(self) -> None:
         workers = self._host.workers
         workers.release(self._member, self._id)
-        with contextlib.suppress(ServeError):  # its worker is gone, and the environment with it
+        with contextlib.suppress(ServeError):  # its worker is gone, with the environment
             await self._member.ask("close", self._id.encode())
 
     def move(self, how: str) -> None:
@@ -214,9 +214,9 @@ class _HomeInWorker:
                 self._moving = None
                 return
             await self._close_there()
-            problem = "started anew, it shows something else"
+            problem = "restarted, it shows something else"
         except Exception as error:
-            problem = f"it could not be started anew ({format_error(error)})"
+            problem = f"it could not be restarted ({format_error(error)})"
         self._host.episodes.lose(self._id, f"{how}; {problem}")
 
 
@@ -242,7 +242,7 @@ class EnvServerPool(EnvServer):
         engine = self._engine or ProcessEngine()
         for part in parts_of(self.taskset):
             if not part.overrides("count"):
-                part.count()  # kept, so that no worker loads the tasks to know it
+                part.count()  # cached, so that no worker loads the tasks to count them
         worker = WorkerSpec(host=spec, parent=None if engine.encrypted else os.getpid())
         counts = self.metrics.counts
         workers = self.WORKERS(worker, self.taskset, self.pool_config, engine, self.take_scored, counts)

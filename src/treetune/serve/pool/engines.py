@@ -5,7 +5,7 @@
     handle = engine.start(spec, on_exit)
     engine.kill(handle)
 
-An engine only starts and kills them: the pool itself notices a worker that is gone or stuck.
+An engine only starts and kills workers. The pool itself notices a dead or stuck worker.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from treetune.system.threads import call_apart
 log = logging.getLogger("treetune.serve")
 
 OnExit = Callable[[str], None]
-"""Called once, on the event loop, with how a worker has ended."""
+"""Called once, on the event loop, with the reason why a worker ended."""
 _REMEMBERED = 1000
 _WHY_SECONDS = 5.0
 _PREFIX = "treetune-pool-"
 
 
 class ProcessEngine:
-    """Workers as processes of this machine. Their end is noticed at once; the long silence is for one that hangs."""
+    """Workers as processes of this machine. Their exit is noticed at once; the heartbeat is for a stuck one."""
 
     encrypted = False
-    """Whether the way to its workers leaves this machine, and so is encrypted."""
+    """Whether connections to workers leave this machine, and so are encrypted."""
     silent_seconds = 60.0
-    """A worker that has not beaten for so long is taken for dead."""
+    """A worker without a heartbeat for so long counts as dead."""
 
     _scratch: ScratchFolder | None = None
 
     def prepare(self, taskset: Taskset[Any, Any]) -> None:
-        """Pickles the taskset for all workers, once. To pickle a large one takes seconds in which nothing else runs, in
-        a thread neither: a worker that is replaced must not cost them again."""
+        """Pickles the taskset for all workers, once. Pickling a large one blocks the process for seconds, also in a
+        thread. A replaced worker must not cost that again."""
         try:
             self._scratch = ScratchFolder()
             self._folder = self._scratch.path
@@ -70,14 +70,14 @@ class ProcessEngine:
             raise _unpicklable(taskset, error) from error
 
     def address(self) -> str:
-        """Where the broker listens for workers."""
+        """The address where the broker listens for workers."""
         return f"ipc://{self._folder}/workers"
 
     def start(self, spec: WorkerSpec, on_exit: OnExit) -> Any:
-        """Gives what `kill` ends at once, whatever it is doing."""
+        """Starts a worker; returns what `kill` takes."""
         folder = self._folder / spec.identity.decode()
         folder.mkdir()
-        # Spawned, not forked: whatever threads and locks user code holds stay behind.
+        # Spawned, not forked: threads and locks of user code are not copied.
         process: Any = spawn_context().Process(
             target=_run_process, args=(spec, self._taskset, folder), name=folder.name
         )
@@ -89,7 +89,7 @@ class ProcessEngine:
             process.join()
             call_apart(shutil.rmtree, folder, True)
             code = process.exitcode or 0
-            process.close()  # its descriptor would stay until the next collection of garbage
+            process.close()  # otherwise its descriptor stays open until garbage collection
             on_exit(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
 
         loop.add_reader(process.sentinel, report)
@@ -99,7 +99,7 @@ class ProcessEngine:
         process.kill()
 
     def why_waiting(self) -> str | None:
-        """Why workers do not start, where that is known."""
+        """Why workers do not start, if that is known."""
         return None
 
     def close(self) -> None:
@@ -110,22 +110,22 @@ class ProcessEngine:
 def _run_process(spec: WorkerSpec, pickled: Path, folder: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they may reach the whole group, and are the broker's to answer
-    # Temporary files of user code go with the worker, however it ends.
+        signal.signal(number, signal.SIG_IGN)  # they may reach the whole process group; the broker handles them
+    # Temporary files of user code are removed with the worker.
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     with contextlib.suppress(OSError):
-        # Where memory runs out, the kernel is to end a worker rather than the broker.
+        # If memory runs out, the kernel should kill a worker rather than the broker.
         Path("/proc/self/oom_score_adj").write_text("500")
     with open(pickled, "rb") as file:
         taskset = pickle.load(file)
     uvloop.run(Worker(spec, taskset).run())
-    # Threads of user code that hang must not keep the process.
+    # Stuck threads of user code must not keep the process alive.
     os._exit(0)
 
 
 class RayEngine:
-    """Workers as actors of a Ray cluster; each takes one CPU of it. The pool's own heartbeat tells that a node is gone,
-    long before Ray lists it as dead."""
+    """Workers as actors of a Ray cluster, one CPU each. The pool's own heartbeat notices a lost node long before Ray
+    lists it as dead."""
 
     encrypted = True
     silent_seconds = 8.0
@@ -134,7 +134,7 @@ class RayEngine:
         self._ray: Any = join_cluster()
         self._actor = self._ray.remote(num_cpus=1, max_restarts=0)(_RayActor)
         self._begun: deque[Any] = deque(maxlen=_REMEMBERED)
-        """For each of the last workers, what comes as soon as it has its place on the cluster."""
+        """For each of the last workers, a reference that is ready once the cluster has placed it."""
 
     def prepare(self, taskset: Taskset[Any, Any]) -> None:
         try:
@@ -163,10 +163,10 @@ class RayEngine:
 
     def kill(self, actor: Any) -> None:
         def kill() -> None:
-            with contextlib.suppress(Exception):  # it is gone already, or its whole cluster is
+            with contextlib.suppress(Exception):  # it or its cluster is already gone
                 self._ray.kill(actor, no_restart=True)
 
-        call_apart(kill)  # which waits where the head of the cluster does not answer
+        call_apart(kill)  # it blocks if the head of the cluster does not answer
 
     def why_waiting(self) -> str | None:
         why = why_waiting(self._ray, self._begun)
@@ -185,12 +185,12 @@ Engine = ProcessEngine | RayEngine
 
 
 async def ask_why(engine: Engine) -> str | None:
-    """Why workers do not start, where the engine knows it in time."""
+    """Why workers do not start, if the engine knows it in time."""
     try:
         async with asyncio.timeout(_WHY_SECONDS):
             why: str | None = await call_apart(engine.why_waiting)
             return why
-    except Exception as error:  # of a cluster that does not answer, for one
+    except Exception as error:  # for example, the cluster does not answer
         log.debug("why workers do not start is not known: %s", format_error(error))
         return None
 
@@ -227,7 +227,7 @@ class ScratchFolder:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
             lock = _lock_folder(self.path)
-            if lock is not None and self.path.exists():  # else another process took it for one left behind
+            if lock is not None and self.path.exists():  # otherwise another process removed it as abandoned
                 self._lock = lock
                 return
 

@@ -1,8 +1,8 @@
 """A worker of a pool, which runs rollouts and environments for a broker, and the handle by which the broker calls it.
 
-It connects to the broker's address, says that it is ready, beats once a second, and ends with its broker. It says
-`ready`, `beat`, `part ID TEXT`, `scored TRACES`, `counted COUNTS`, `done ID DATA` and `failed ID RESPONSE`; the broker
-says `do ID METHOD PAYLOAD`, `stop ID`, `alive` and `end`.
+It connects to the broker's address, reports that it is ready, sends a heartbeat each second, and ends with the broker.
+It sends `ready`, `beat`, `part ID TEXT`, `scored TRACES`, `counted COUNTS`, `done ID DATA` and `failed ID RESPONSE`.
+The broker sends `do ID METHOD PAYLOAD`, `stop ID`, `alive` and `end`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from treetune.system.threads import call_apart
 
 BEAT_SECONDS = 1.0
 ORPHANED_SECONDS = 60.0
-"""A worker that has not heard of its broker for so long ends."""
+"""A worker that receives nothing from its broker for so long ends."""
 
 log = logging.getLogger("treetune.serve")
 
 
 class MessageBatch:
-    """Messages between a broker and a worker: those of one round of the event loop go as one message of ZMQ, which
-    costs more than what is in it."""
+    """Messages between a broker and a worker. Those of one round of the event loop are sent as one ZMQ message, which
+    costs less than one each."""
 
     def __init__(self, socket: LoopSocket, *to: bytes) -> None:
         self._socket, self._to = socket, to
@@ -54,37 +54,36 @@ class MessageBatch:
         self._waiting.append(message)
 
     def send(self) -> None:
-        """Now, where there is anything."""
+        """Sends what waits, now."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._socket.send([*self._to, msgspec.msgpack.encode(waiting)])
 
 
 read_batch = msgspec.msgpack.Decoder(list[Annotated[list[bytes], msgspec.Meta(min_length=1)]]).decode
-"""Raises `msgspec.MsgspecError` where the other side speaks another language, as a Treetune of another version may."""
+"""Raises `msgspec.MsgspecError` if the other side has another protocol, as another version of Treetune may."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker needs to begin, beside the taskset. It is pickled, and only ever passed from a broker to what it
-    starts."""
+    """What a worker needs to start, beside the taskset. It is pickled, and only a broker passes it to its workers."""
 
     identity: bytes = b""
     address: str = ""
     """Of the broker."""
     server_key: bytes | None = None
-    """The broker's public key, where the way to it is encrypted."""
+    """The broker's public key, if the connection is encrypted."""
     host: HostSpec
     parent: int | None = None
-    """The broker's process, where it is on the same machine."""
+    """The broker's process, if it is on the same machine."""
 
 
 class Worker:
     def __init__(self, spec: WorkerSpec, taskset: Taskset[Any, Any]) -> None:
-        """The taskset is one that has been counted: a worker need not load the tasks to know how many there are."""
+        """The tasks of the taskset were counted already, so a worker need not load them for that."""
         self._spec, self._taskset = spec, taskset
         self._host = ServerHost(Streams(taskset), spec.host, self._report)
         self._episodes: dict[str, Episode] = {}
-        """The broker keeps their book."""
+        """The broker has their table."""
         self._ended_since_trim = 0
         self._methods: dict[bytes, Callable[[bytes], Awaitable[bytes]]] = {
             b"run_rollout": functools.partial(self._host.run_request, "run_rollout"),
@@ -132,7 +131,7 @@ class Worker:
             try:
                 messages = read_batch(frames[-1])
             except msgspec.MsgspecError:
-                log.error("what the broker says cannot be read: is it of another version?")
+                log.error("a message of the broker cannot be read: is it of another version?")
                 self._ended.set()
                 return
             for message in messages:
@@ -156,7 +155,7 @@ class Worker:
     def _finish(self, id: bytes, method: bytes, task: asyncio.Task[bytes]) -> None:
         self._tasks.pop(id, None)
         if task.cancelled() and self._ended.is_set():
-            return  # nobody gave it up: the broker gives it to another worker once this one is gone
+            return  # the caller still waits: the broker gives the call to another worker
         error = Cancelled("cancelled") if task.cancelled() else task.exception()
         if error is None:
             self._messages.put(b"done", id, task.result())
@@ -168,7 +167,7 @@ class Worker:
     def _report(self, traces: list[Scored]) -> None:
         self._messages.put(b"scored", msgspec.msgpack.encode(traces))
         if counts := self._host.counts:
-            for name in ("pauses", "expired_pauses"):  # which the broker has counted
+            for name in ("pauses", "expired_pauses"):  # the broker counts these
                 del counts[name]
             self._messages.put(b"counted", msgspec.msgpack.encode(counts))
             counts.clear()
@@ -209,17 +208,17 @@ class Worker:
 
 
 class PendingCall(msgspec.Struct, eq=False):
-    """A call that a worker has."""
+    """A call that a worker runs."""
 
     future: asyncio.Future[bytes]
     show: Sink | None
-    """Is given what the environment shows meanwhile."""
+    """Called with what the environment shows during the call."""
     steps: str = ""
-    """The task whose episode it steps: the step may be what ends the worker."""
+    """The task whose episode it steps: the step may kill the worker."""
 
 
 class WorkerEnded(WorkerLost):
-    """The worker that had the call is gone."""
+    """The worker that ran the call has died."""
 
     def __init__(self, how: str = "", calls: int = 0) -> None:
         super().__init__("the worker of this episode died", remedy="start another")
@@ -227,11 +226,11 @@ class WorkerEnded(WorkerLost):
 
 
 class SuspectEpisode(msgspec.Struct, frozen=True):
-    """A live episode of a task that may have ended a worker."""
+    """A live episode of a task that may have killed a worker."""
 
     task: str
     company: int
-    """With how many such episodes, itself included, it may share its worker."""
+    """How many such episodes, itself included, its worker may have."""
 
 
 class WorkerHandle(msgspec.Struct, eq=False):
@@ -247,21 +246,21 @@ class WorkerHandle(msgspec.Struct, eq=False):
     calls: dict[bytes, PendingCall] = {}
     episodes: set[str] = set()
     suspects: dict[str, SuspectEpisode] = {}
-    """Those among them whose task may have ended a worker. They are guests as long as they live, and where there is
-    one there are no other episodes."""
+    """Those whose task may have killed a worker. They count as guests while they live, and share the worker with no
+    other episodes."""
     gone: bool = False
     """It has ended."""
     load: int = 0
     """Rollouts under way, live episodes included."""
     guests: int = 0
-    """Calls that any worker could have got (all but steps of the episodes here), and suspects that live here."""
+    """Calls that any worker could run (all but steps of the episodes here), and suspects that live here."""
     number: int = 0
     """Of its last call."""
     limits: list[int] = []
-    """How many guests there may be, as each suspect among them has it."""
+    """The most guests, as each suspect among them allows."""
 
     def may_take(self, company: int | None) -> bool:
-        """Suspects are with few others, and other calls are never with suspects."""
+        """Whether it may take a call. Suspects share a worker with few others; other calls never join suspects."""
         return not self.limits if company is None else self.guests < min([company, *self.limits])
 
     async def ask(
@@ -287,7 +286,7 @@ class WorkerHandle(msgspec.Struct, eq=False):
             data = await call.future
         except asyncio.CancelledError:
             self.messages.put(b"stop", id)
-            if opens is not None:  # it may have begun just now
+            if opens is not None:  # it may have just started
                 self.messages.put(b"do", b"", b"close", opens.encode())
             raise
         finally:

@@ -5,7 +5,7 @@
     worker, data = await workers.call("run_rollout", payload, 1, about=name_of_task)      # the least busy worker
     data = await worker.ask("step", payload)                             # this one, where the episode lives
 
-A worker that dies or hangs is replaced, and its calls go to others.
+A worker that dies or hangs is replaced, and others get its calls.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ log = logging.getLogger("treetune.serve")
 START_SECONDS = 120.0
 _TICK = 0.5
 _TRIES = 2
-"""How often a call may kill a worker that had nothing else to do, before it is given up."""
+"""How often a call may kill a worker that runs nothing else, before the call fails."""
 _SPLIT = 8
-"""The calls of a worker that died are made again in groups of an eighth, so that whoever killed it is soon alone."""
+"""The calls of a dead worker are repeated in groups of an eighth, so that the call that killed it is soon alone."""
 _MOST_SUSPECTED = 1000
 _MOST_NAMED = 3
 _RETRY_SECONDS = 0.1
-"""Workers that die together are all noticed before the calls of one are given to another."""
+"""A pause after which all workers that died together are noticed, before another worker gets the calls."""
 _PLACE_SECONDS = 60.0
-"""How long they wait for a worker without episodes: a busy machine needs long for one, a full cluster has none."""
+"""How long a suspect waits for a worker without episodes: a busy machine starts one slowly, a full cluster never."""
 _LONGEST_PAUSE = 30.0
 _MOST_FAILURES = 5
-"""Workers in a row that could not start, before the calls that wait for one fail."""
+"""After so many failed starts in a row, calls that wait for a worker fail."""
 
 
 class WorkerPool:
@@ -61,28 +61,28 @@ class WorkerPool:
         on_scored: Callable[[list[Scored]], None],
         counts: Counter[str],
     ) -> None:
-        """What the workers count is added to `counts`."""
+        """The workers' counts are added to `counts`."""
         self._spec, self._taskset, self._config, self._engine = spec, taskset, config, engine
         self._on_scored, self._counts = on_scored, counts
         self.on_episode_lost: Callable[[str, str], None] = lambda episode, how: None
-        """Called for each episode of a worker that ended, with how it ended."""
+        """Called for each episode of a dead worker, with the reason."""
         self.greetings: Callable[[], list[bytes]] = list
-        """What a worker is told of the weights before its first call."""
+        """The messages about weights that a worker gets before its first call."""
         self._most = config.max_workers or config.workers
         self._silent = config.silent_seconds or engine.silent_seconds
         self._members: dict[bytes, WorkerHandle] = {}
         self._changed = asyncio.Event()
-        """Set for a moment where somebody may have waited for it: a worker is ready, or none will be."""
+        """Set for a moment when a worker becomes ready, or none will."""
         self._waiting = 0
-        """Calls that wait for a worker."""
+        """How many calls wait for a worker."""
         self._suspects = 0
-        """Those among them whose last worker died."""
+        """Those whose last worker died."""
         self._suspected: OrderedDict[str, int] = OrderedDict()
-        """What may have ended its worker, by name, and with how many such it may share another: one that ended it alone
-        has a worker of its own. It is forgotten once it has ended well there."""
+        """Tasks that may have killed a worker, by name, and how many of them may share a worker: one that killed it
+        alone gets its own. A task is removed once it has ended without a crash."""
         self._number = 0
         self._failures = 0
-        """Workers in a row that ended before they were ready."""
+        """Workers in a row that died before they were ready."""
         self._start_at = 0.0
         self._quiet_since: float | None = None
         self._startup_error: str | None = None
@@ -125,7 +125,7 @@ class WorkerPool:
             self._ticker.cancel()
         for member in self._members.values():
             member.messages.put(b"end")
-        for _ in range(40):  # two seconds to end well
+        for _ in range(40):  # two seconds to end by themselves
             if not self._members:
                 break
             await asyncio.sleep(0.05)
@@ -136,7 +136,7 @@ class WorkerPool:
         self._engine.close()
 
     def stats(self) -> dict[str, Any]:
-        members = list(self._members.values())  # at once: figures are also asked for by another thread
+        members = list(self._members.values())  # a copy: another thread may ask for figures, too
         return {
             "workers": sum(member.ready for member in members),
             "replaced_workers": self.replaced,
@@ -149,9 +149,8 @@ class WorkerPool:
     async def call(
         self, method: str, payload: bytes, size: int = 0, *, about: Callable[[], str], opens: str | None = None
     ) -> tuple[WorkerHandle, bytes]:
-        """What the least busy worker answers, and which one that is; where it dies, another one. The call counts as
-        `size` rollouts, is named by `about` in errors, and `opens` is the episode that lives in the worker from then
-        on."""
+        """The least busy worker and its answer; if it dies, another one is asked. The call counts as `size` rollouts,
+        `about` names it in errors, and `opens` is the episode that lives in the worker from then on."""
         known = company = self._suspected.get(about()) if self._suspected else None
         died_alone = 0
         while True:
@@ -196,8 +195,8 @@ class WorkerPool:
         return [member for member in self._members.values() if member.ready]
 
     async def _wait_for_member(self, company: int | None, stays: Callable[[], str] | None = None) -> WorkerHandle:
-        """The least busy worker that may take the call, as soon as there is one. `stays` names what would live there,
-        and may have ended a worker: it is never put beside other episodes."""
+        """The least busy worker that may take the call, as soon as there is one. `stays` names a suspect that would
+        live there: it never shares a worker with other episodes."""
         self._waiting += 1
         self._suspects += company is not None
         began = time.monotonic()
@@ -210,7 +209,7 @@ class WorkerPool:
                 if self._suspects:
                     places = self._places_for_suspects(free)
                     if company is None:
-                        free = [one for one in free if one not in places[:1]]  # kept for those that need room
+                        free = [one for one in free if one not in places[:1]]  # kept for suspects
                     elif time.monotonic() - began < _PLACE_SECONDS:
                         free = places
                     elif stays is not None:
@@ -219,7 +218,7 @@ class WorkerPool:
                             remedy="ask again when other such episodes have ended, or serve with more workers (-w)",
                         )
                     if stays is not None and sum(bool(one.suspects) for one in self._members.values()) >= self._most:
-                        free = [one for one in free if one.suspects]  # the others go on
+                        free = [one for one in free if one.suspects]  # the others stay free for other calls
                 for member in free:
                     if member.may_take(company):
                         return member
@@ -231,7 +230,7 @@ class WorkerPool:
             self._suspects -= company is not None
 
     def _places_for_suspects(self, free: list[WorkerHandle]) -> list[WorkerHandle]:
-        """Those without episodes, which would be lost with a worker. Where all have some, one more is started."""
+        """Workers without episodes, which a crash would lose. If all have some, another worker is started."""
         if not any(not member.episodes and not member.leaving for member in self._members.values()):
             if len(self._members) > self._most or time.monotonic() < self._start_at:
                 return free
@@ -243,14 +242,14 @@ class WorkerPool:
         self._changed.clear()
 
     def release(self, member: WorkerHandle, episode: str) -> None:
-        """An episode that has ended is no longer counted as work."""
+        """Removes an ended episode from the worker's load."""
         if episode in member.episodes:
             member.episodes.discard(episode)
             member.load -= 1
             if (suspicion := member.suspects.pop(episode, None)) is not None:
                 member.guests -= 1
                 member.limits.remove(suspicion.company)
-                if not member.gone:  # it ended well
+                if not member.gone:  # it ended without a crash
                     self._suspected.pop(suspicion.task, None)
                 self._wake_waiting()
 
@@ -264,11 +263,11 @@ class WorkerPool:
         self._members[identity] = member
         try:
             member.handle = self._engine.start(spec, lambda how: self._remove(member, how))
-        except OSError as error:  # no more processes or files, and perhaps some in a while
+        except OSError as error:  # no process or file is left; later there may be
             self._remove(member, str(error))
 
     def _remove(self, member: WorkerHandle, how: str) -> None:
-        """A worker has ended: its calls go to others, and another takes its place."""
+        """A worker has ended: others get its calls, and a new one replaces it."""
         if self._members.pop(member.identity, None) is None:
             return
         member.gone = True
@@ -289,7 +288,7 @@ class WorkerPool:
         self._adjust()
 
     def _name_suspects(self, member: WorkerHandle, how: str) -> str:
-        """How a worker ended, with the tasks that were stepped there: one of them may be why. They are suspected."""
+        """Why a worker ended, with the tasks that were stepped there. Each may be the cause and is suspected."""
         stepped = sorted({call.steps for call in member.calls.values() if call.steps and not call.future.done()})
         if self._closing or not stepped:
             return how
@@ -304,14 +303,13 @@ class WorkerPool:
         self._remove(member, why)
 
     def _adjust(self) -> None:
-        """Starts workers that are missing, and another while all are busy; lets one go where there have been too many
-        for a while."""
+        """Starts missing workers, and another if all are busy. Stops one if there have been too many for a while."""
         config, now = self._config, time.monotonic()
         staying = [member for member in self._members.values() if not member.leaving]
         ready = [member for member in staying if member.ready]
         if self._closing or now < self._start_at:
             return
-        # One that a suspect has for itself is no use to others.
+        # Others cannot use the worker of a suspect.
         missing = config.workers - sum(not member.suspects for member in staying)
         for _ in range(min(missing, max(config.workers, self._most + 1) - len(self._members))):
             self._start_one()
@@ -324,7 +322,7 @@ class WorkerPool:
             self._quiet_since = None
             leaving = min(ready, key=lambda member: member.load)
             leaving.leaving = True
-            log.info("little to do: letting %s go", leaving.identity.decode())
+            log.info("little to do: stopping %s", leaving.identity.decode())
         number = len(self._members) + 1
         all_busy = len(ready) == len(self._members) and all(member.load >= config.busy_load for member in ready)
         if all_busy and number <= self._most:
@@ -361,8 +359,8 @@ class WorkerPool:
             try:
                 messages = read_batch(frames[-1])
             except msgspec.MsgspecError:
-                # Left out, what it has done would be waited for for ever.
-                self._kill(member, "what it says cannot be read: is it of another version?")
+                # Otherwise its calls would wait forever.
+                self._kill(member, "its message cannot be read: is it of another version?")
                 continue
             for message in messages:
                 self._take(member, message)
@@ -383,7 +381,7 @@ class WorkerPool:
             case [kind, id, data]:
                 call = member.calls.get(id)
                 if call is None or call.future.done():
-                    return  # its caller has given it up
+                    return  # its caller has cancelled it
                 if kind == b"done":
                     call.future.set_result(data)
                 elif kind == b"failed":

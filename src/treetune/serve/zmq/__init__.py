@@ -1,1 +1,1 @@
-"""The pull door: tasks and rollouts over ZMQ."""
+"""The ZMQ door (`door.py`), its requests and sockets, and the pull clients (`client.py`, `blocking.py`)."""

@@ -34,7 +34,7 @@ def _wait_for(
 
 
 class BlockingEnvClient:
-    """The client for programs without an event loop; calls may come from any thread."""
+    """An `EnvClient` whose methods wait for their results. Any thread may call them."""
 
     def __init__(self, address: str, **options: Any) -> None:
         """The options are those of `EnvClient`."""

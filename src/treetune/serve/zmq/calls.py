@@ -35,28 +35,28 @@ _MOST_CLIENTS = 4096
 
 
 class Call(NamedTuple):
-    """A request: who asks, under which id, for what."""
+    """A request: its client, id, method and payload."""
 
     identity: bytes
-    """Of the connection."""
+    """The identity of the connection."""
     id: bytes
     method: str
     payload: bytes = b""
     client: bytes = b""
     key: bytes = b""
-    """Client and id: what the request is known by."""
+    """Client and id, which identify the request."""
     digest: bytes = b""
-    """Of method and payload: the same key with another one is another request."""
+    """A digest of method and payload: the same key with another digest is another request."""
 
 
 class Gate:
     def __init__(self, token: str | None) -> None:
         self._token = token.encode() if token is not None else None
         self._clients: dict[bytes, bytes] = {}
-        """By heads that were good: a client sends the same one with every request."""
+        """By accepted heads: a client sends the same head with every request."""
 
     def admits(self, frames: Frames) -> bool:
-        """Whether a large frame after these is taken: the payload of whoever has the token."""
+        """Whether a large frame after these is accepted: only as the payload of a client with the token."""
         return len(frames) == 4 and self._has_token(frames[3][1 + CLIENT_BYTES :])
 
     def identify(self, frames: Frames) -> Call:
@@ -67,7 +67,7 @@ class Gate:
             )
         identity, id, method, head, payload = frames
         client = self._clients.get(head) or self._read(head)
-        # As a rule what is asked is short enough to be its own digest.
+        # Most requests are short enough to be their own digest.
         digest = method + payload
         if len(digest) > _LONGEST_DIGEST:
             digest = blake2b(digest, digest_size=_LONGEST_DIGEST).digest()
@@ -97,7 +97,7 @@ Reply = tuple[bytes, bytes, bytes]
 
 
 class ReplyCache:
-    """They are kept until acknowledged, or for a bounded time and size."""
+    """The replies, kept until acknowledged, or for a bounded time and size."""
 
     def __init__(self, most_bytes: int = 256 << 20, most: int = 100_000, seconds: float = 900.0) -> None:
         self._most_bytes, self._most, self._seconds = most_bytes, most, seconds
@@ -109,7 +109,7 @@ class ReplyCache:
         return len(self._kept)
 
     def find(self, key: bytes, digest: bytes) -> bytes | None:
-        """The reply to this very request. One whose reply was acknowledged is late, or its id was taken twice."""
+        """The reply to this request. Raises Misused if its reply was acknowledged, or its id was used for another."""
         if (found := self._kept.get(key)) is not None:
             check_same(found[1], digest)
             return found[2]
@@ -124,7 +124,7 @@ class ReplyCache:
             self.shrink()
 
     def acknowledge(self, keys: Iterable[bytes]) -> None:
-        """Forgets the replies, but not that they were given: a late repetition must not begin anew."""
+        """Drops the replies but remembers the keys: a late repetition must not run again."""
         for key in keys:
             self.drop(key)
             self._settled[key] = None
@@ -139,7 +139,7 @@ class ReplyCache:
             self._bytes -= len(found[2])
 
     def shrink(self) -> None:
-        """Forgets what is too old, or too much."""
+        """Drops replies that are too old or too many."""
         oldest = time.monotonic() - self._seconds
         while self._kept:
             key, (when, _, _) = next(iter(self._kept.items()))
@@ -149,7 +149,7 @@ class ReplyCache:
 
 
 def check_same(before: bytes, now: bytes) -> None:
-    """Refuses a request under an id that this client used for another one."""
+    """Raises Misused if the client used the id for another request."""
     if before != now:
         raise Misused(
             "this client used the id for another request: another method, or another payload",

@@ -1,12 +1,12 @@
-"""EnvClient: a server's host, as if it were here. Deadlines, reconnection, and retries that never do work twice.
+"""EnvClient: a server's host for a process elsewhere, with deadlines, reconnection, and retries that repeat no work.
 
     async with EnvClient("tcp://127.0.0.1:5555") as client:
         task = await client.sample()
         trace = await client.run_rollout(task)
 
-A request keeps its id when it is sent again, so the server repeats its answer rather than the work. The server knows
-the client by 16 random bytes, whatever becomes of the connection. `BlockingEnvClient` (`blocking.py`) is the same for
-programs without an event loop.
+A request keeps its id when it is sent again, so the server repeats its answer and not the work. The client identifies
+itself by 16 random bytes, also over a new connection. `BlockingEnvClient` (`blocking.py`) is the same for programs
+without an event loop.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _AHEAD = 32
 _ACKS = 64
 _ACK_SECONDS = 0.5
 _SILENT_SECONDS = 3.0
-"""After which a client says that it has heard nothing of its server yet: it waits much longer."""
+"""After so long without an answer the client logs a warning. It waits much longer."""
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
 class _Sampled(NamedTuple):
-    """What came with a task."""
+    """What the server sent with a task."""
 
     seal: bytes = b""
     attempt: int = 0
@@ -75,9 +75,9 @@ class EnvClient:
         deadline: float = 120.0,
         run_deadline: float = 7200.0,
     ) -> None:
-        """`server_key` is the public key of an encrypted server. A `taskset` tells the classes of tasks: those of
-        another class come as `WireTask`. `deadline` has the seconds for what a server answers at once, `run_deadline`
-        those for rollouts, groups and steps."""
+        """`server_key` is the public key of an encrypted server. A `taskset` has the classes of tasks: those
+        of another class come as `WireTask`. `deadline` has the seconds for requests that a server answers at once,
+        `run_deadline` those for rollouts, groups and steps."""
         self.address = address
         self._name = secrets.token_bytes(messages.CLIENT_BYTES)
         self._head = messages.pack_head(self._name, token, PROTOCOL)
@@ -87,17 +87,17 @@ class EnvClient:
         self._deadline, self._run_deadline = deadline, run_deadline
         self._number = 0
         self._waiting: dict[bytes, asyncio.Future[bytes | None]] = {}
-        """By request id: None where it is time to send it again."""
+        """By request id. A result of None means that it is time to send it again."""
         self._received: list[bytes] = []
         self._unclaimed: dict[tuple[str, float | None], list[Frames]] = {}
-        """By stream and lease: requests for a draw whose answer nobody waited for."""
+        """By stream and lease: requests for a draw whose caller left before the answer."""
         self._sampled: OrderedDict[bytes, _Sampled] = OrderedDict()
-        """By the content of a task."""
+        """By the digest of a task."""
         self._acknowledging: asyncio.TimerHandle | None = None
         self._socket: LoopSocket | None = None
         self._closed = False
         self._heard = False
-        """Whether the server has ever answered, or it was said that it has not."""
+        """The server has answered, or the warning was logged."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,7 +111,7 @@ class EnvClient:
         for reply in self._waiting.values():
             if not reply.done():
                 reply.set_exception(Unreachable("the client was closed before the answer came"))
-        await asyncio.sleep(0)  # those who waited tell the server that they do so no longer
+        await asyncio.sleep(0)  # callers cancel their requests on the server
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -159,7 +159,7 @@ class EnvClient:
         return await self._ask_found("give_back", messages.LeaseRequest(idx=task.idx))
 
     def attempt_of(self, task: Task) -> int:
-        """How often a sampled task was given out before, to a client that let its lease run out."""
+        """How often a sampled task was given out before to clients whose lease expired."""
         return self._find(task).attempt
 
     def _find(self, task: Task) -> _Sampled:
@@ -267,7 +267,7 @@ class EnvClient:
         return dict(reply["stats"])
 
     def portable(self, task: Task) -> WireTask:
-        """A sampled task with its seal in it, for another process to run with a client of its own."""
+        """A sampled task with its seal, which another process can run with its own client."""
         found, seal = unpack_task(bytes(self._with_seal(task)), {})
         if isinstance(found, WireTask):
             return found
@@ -295,7 +295,7 @@ class EnvClient:
         try:
             return await self._call(frames, answer, self._run_deadline, lease)
         except (asyncio.CancelledError, Unreachable):
-            # Nobody waits for it any more, so nobody shall work at it.
+            # The caller has left, so the server should stop the work.
             self._send(self._make_frames("cancel", messages.CancelRequest(id=frames[0])))
             raise
 
@@ -324,7 +324,7 @@ class EnvClient:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _exchange(self, frames: Frames, until: float, lease: float | None = None) -> bytes:
-        """The reply to a request, which is sent again while none comes: that renews the lease of its task."""
+        """The reply to a request. It is sent again until a reply comes, which also renews the lease of its task."""
         longest = min(_LAST_RESEND, lease / 3) if lease else _LAST_RESEND
         loop, wait = asyncio.get_running_loop(), min(_FIRST_RESEND, longest)
         silent_from = time.monotonic() + _SILENT_SECONDS
@@ -352,7 +352,7 @@ class EnvClient:
         )
 
     def _acknowledge_soon(self) -> None:
-        """As a rule the next request does; where none comes, the server must still know that a rollout has arrived."""
+        """Usually the next request acknowledges. Without one, the server must still learn that an answer arrived."""
         if self._acknowledging is None:
             self._acknowledging = asyncio.get_running_loop().call_later(_ACK_SECONDS, self._acknowledge)
 

@@ -83,8 +83,9 @@ class ZmqDoor(Door):
             self.address = bind_address(socket, self.address)
             self._socket = LoopSocket(socket, self.take_batch, self._gate.admits)
         else:
-            self._socket = listener = ZmtpListener(self.take_batch, self._gate.admits)
+            listener = ZmtpListener(self.take_batch, self._gate.admits)
             self.address = await listener.start(self.address)
+            self._socket = listener
         self._shrinker = asyncio.create_task(self._shrink())
 
     def under_way(self) -> int:
@@ -179,7 +180,7 @@ class ZmqDoor(Door):
         if request.index is not None:
             draw = server.streams.draw_at(request.index)
         elif order.recovered and (before := order.recall(call.key, call.digest)) is not None:
-            (draw, lease), again = before, True  # it is drawn, and only its reply is missing
+            (draw, lease), again = before, True  # it was drawn; only its reply is missing
         else:
             lease = (server.config.lease or 0.0) if request.lease is None else check_lease(request.lease)
             draw = order.advance(request.stream)
@@ -196,9 +197,9 @@ class ZmqDoor(Door):
             task = server.streams.task(draw)
             data = self._pack_sample(task, draw, lease)
         except Exception as error:
-            told = error if again else order.fail(draw, error, call.key, call.digest)
-            self.calls.replies.keep(call.key, call.digest, pack(failure(told)))
-            raise told from None
+            failed = error if again else order.fail(draw, error, call.key, call.digest)
+            self.calls.replies.keep(call.key, call.digest, pack(failure(failed)))
+            raise failed from None
         if not again:
             order.hand_out(draw, task.idx, call.key, call.digest, lease, call.client)
         self.calls.reply_and_keep(call, data)
@@ -215,9 +216,9 @@ class ZmqDoor(Door):
         return await self.server.make(draw, fetch, **given)
 
     def _pack_sample(self, task: Task, draw: Draw, lease: float = 0.0) -> bytes:
-        """The response with a task, sealed."""
+        """The response with a signed task."""
         if type(task) is not Task:
-            # As it will be once it has travelled: an integer in a field of floats comes out as a float.
+            # As the client will send it back: an integer in a field of floats becomes a float.
             task = unpack(pack(task), type(task))
         sealed = msgspec.Raw(pack_task(task, self.server.signer.sign(task)))
         self.server.metrics.sources[task.data_source] += 1
@@ -306,7 +307,7 @@ class ZmqDoor(Door):
             raise BadRequest("an id is bytes or text")
         target = call.client + target
         book = self.server.host.episodes
-        # A start that was answered before it was cancelled: nobody will step what it began.
+        # The start was answered before it was cancelled: its episode must end.
         episode = (book.live.get(request.id) if isinstance(request.id, str) else None) or book.by_name(target)
         if episode is not None and episode.terms is self.terms:
             if not self.calls.is_known(call):

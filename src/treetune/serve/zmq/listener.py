@@ -29,9 +29,9 @@ from treetune.serve.process_limits import Holding
 from treetune.serve.zmq.sockets import MOST_BYTES, MOST_PARTS, SMALL_BYTES, Frames
 
 HANDSHAKE_SECONDS = 30.0
-"""Within which a connection must complete its handshake."""
+"""The time limit of a handshake."""
 MOST_UNREAD_BYTES = 64 << 20
-"""Replies that wait for a client that does not read; further ones are dropped."""
+"""Bytes that wait for a client that does not read; further replies are dropped."""
 _MOST_COMMAND_BYTES = 4 << 10
 _CLOSE_SECONDS = 1.0
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -66,7 +66,7 @@ class ZmtpListener:
         return address
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Never waits: where the connection is gone, or its client reads nothing, the message is dropped."""
+        """Never waits: if the client is gone or does not read, the message is dropped."""
         peer = self._peers.get(frames[0])
         if peer is None or peer.transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
             log.debug("a message was dropped: its client is gone, or does not read")
@@ -99,7 +99,7 @@ class ZmtpListener:
         self._peers.pop(identity, None)
 
     async def close(self) -> None:
-        """Sends what is still to be sent, for a moment."""
+        """Closes connections; waits a moment for what is being sent."""
         self._closed = True
         self._server.close()
         if self._path and not self._path.startswith("@"):
@@ -147,7 +147,7 @@ class _Peer(asyncio.Protocol):
             self.transport.abort()
             return
         if connection.family != socket.AF_UNIX:
-            # A peer that vanished without a word is noticed.
+            # A lost peer is noticed.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
                 if (option := getattr(socket, name, None)) is not None:

@@ -1,10 +1,10 @@
-"""A ZMQ socket on the event loop: plain, watched by its file descriptor, drained without blocking.
+"""A ZMQ socket on the event loop: the loop watches its file descriptor, and it is drained without blocking.
 
     socket = LoopSocket(zmq_socket, on_batch)
     socket.send([identity, id, data])
 
-Half the cost of `zmq.asyncio`. The descriptor is edge-triggered: it tells only of changes, and a send can swallow one,
-so the socket is drained again after every send.
+Half the cost of `zmq.asyncio`. The descriptor is edge-triggered: it signals only changes, and a send can consume a
+signal, so the socket is drained again after every send.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from treetune.errors import UsageError
 from treetune.serve.access import cannot_listen
 
 MOST_BYTES = 64 << 20
-"""The largest frame that a server takes; a sender of more is cut off."""
+"""The largest frame that a server accepts; it disconnects a client that sends a larger one."""
 SMALL_BYTES = 16 << 10
-"""Larger frames are only taken from those whom a server knows."""
+"""Larger frames are accepted only from clients with the token."""
 _BATCH = 256
 _BATCH_BYTES = 16 << 20
 MOST_PARTS = 8
@@ -39,11 +39,11 @@ class LoopSocket:
         on_batch: Callable[[list[Frames]], None],
         admits: Callable[[Frames], bool] = lambda frames: True,
     ) -> None:
-        """`admits` decides by the frames before it whether a large one is taken; else it is dropped, and empty."""
+        """`admits` decides by the frames before it whether a large frame is accepted; otherwise it is empty."""
         self._socket = socket
         self._on_batch, self._admits = on_batch, admits
         self._bytes = 0
-        """Of the large frames of a batch."""
+        """The size of the large frames of a batch."""
         self._skipping = False
         """In the middle of a message of too many parts."""
         self._loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ class LoopSocket:
         self._drain_soon()
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Never waits: where nobody can take it, a peer that is gone or too slow, the message is dropped."""
+        """Never waits: if the peer is gone or too slow, the message is dropped."""
         try:
             # Part by part: half the cost of `send_multipart`.
             last = len(frames) - 1
@@ -86,7 +86,7 @@ class LoopSocket:
                     self._skip()
                 elif self._bytes < _BATCH_BYTES:
                     batch.append(self._receive())
-        except zmq.ZMQError:  # as a rule `Again`: there is nothing more
+        except zmq.ZMQError:  # usually `Again`: there is no further message
             if self._socket.closed:
                 return
             may_have_more = False
@@ -101,7 +101,7 @@ class LoopSocket:
             log.exception("a batch of messages failed")
         finally:
             self._draining = False
-            # Others on the loop come first; then whatever has arrived meanwhile.
+            # Other callbacks of the loop run first, then what has arrived since.
             self._drain_soon()
 
     def _receive(self) -> Frames:
@@ -123,7 +123,7 @@ class LoopSocket:
         return frames
 
     def _skip(self) -> None:
-        """Drops some of the rest of a message."""
+        """Drops a part of the rest of a message."""
         for _ in range(_SKIPPED_AT_ONCE):
             if not self._socket.recv(zmq.NOBLOCK, copy=False).more:
                 self._skipping = False
@@ -131,13 +131,13 @@ class LoopSocket:
 
 
 def new_socket(kind: int, *, identity: bytes | None = None, most_bytes: int = -1) -> zmq.Socket[bytes]:
-    """A socket with our settings; `most_bytes` bounds what strangers may send."""
+    """A socket with our settings; `most_bytes` bounds a frame."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
     socket.setsockopt(zmq.SNDHWM, 100_000)
     socket.setsockopt(zmq.RCVHWM, 1000)
-    # A peer that vanished without a word is noticed, and a connection made anew.
+    # A lost peer is noticed, and the connection is restored.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
@@ -148,7 +148,7 @@ def new_socket(kind: int, *, identity: bytes | None = None, most_bytes: int = -1
 
 
 def bind_address(socket: zmq.Socket[bytes], address: str) -> str:
-    """Binds, and gives the address with its real port."""
+    """Binds; returns the address with its real port."""
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -158,7 +158,7 @@ def bind_address(socket: zmq.Socket[bytes], address: str) -> str:
 
 
 def encrypt_server(socket: zmq.Socket[bytes], secret: bytes) -> bytes:
-    """Lets only those connect who have the public key, which it gives."""
+    """Allows only clients with the public key, which it returns."""
     socket.curve_server = True
     socket.curve_secretkey = secret
     socket.curve_publickey = zmq.curve_public(secret)
@@ -166,7 +166,7 @@ def encrypt_server(socket: zmq.Socket[bytes], secret: bytes) -> bytes:
 
 
 def connect(socket: zmq.Socket[bytes], address: str, server_key: bytes | None = None) -> None:
-    """Connects, encrypted where the server's key is given; nobody need be there yet."""
+    """Connects, encrypted if the server's key is given. The server need not run yet."""
     try:
         if server_key is not None:
             socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
