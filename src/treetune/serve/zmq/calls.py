@@ -168,6 +168,7 @@ class RunningCall(NamedTuple):
 class CallTable:
     def __init__(self, server: EnvServer, send: Callable[[Reply], None]) -> None:
         self._server, self.send = server, send
+        self._count = server.metrics.count_request
         self.replies = ReplyCache()
         self.running: dict[bytes, RunningCall] = {}
         """By the key of the request."""
@@ -176,9 +177,9 @@ class CallTable:
         self._changing: list[Call] = []
         """The requests of the batch that were done at once."""
 
-    def acknowledge(self, call: Call, ids: list[bytes]) -> None:
+    def acknowledge(self, client: bytes, ids: list[bytes]) -> None:
         """The client has received the replies to its requests with these ids."""
-        keys = [call.client + id for id in ids]
+        keys = [client + id for id in ids if len(id) <= LONGEST_ID]
         self.replies.acknowledge(keys)
         if (pending := self._server.streams.pending).work:
             for key in keys:
@@ -188,7 +189,7 @@ class CallTable:
 
     def reply(self, call: Call, data: bytes, kind: str | None = None) -> None:
         """Replies in this batch; `kind` is that of an error."""
-        self._server.metrics.count_request(call.method, 0.0, kind)
+        self._count(call.method, 0.0, kind)
         self._ready.append((call.identity, call.id, data))
 
     def reply_and_keep(self, call: Call, data: bytes) -> None:
@@ -274,7 +275,7 @@ class CallTable:
         data, kind = (task.result(), None) if error is None else self._pack_failure(call, error)
         if error is not None:
             self._server.streams.pending.end_work(call.key, finish=None)
-        self._server.metrics.count_request(call.method, time.perf_counter() - began, kind)
+        self._count(call.method, time.perf_counter() - began, kind)
         self.replies.keep(call.key, call.digest, data)
         for identity in running.identities:
             self.send((identity, call.id, data))

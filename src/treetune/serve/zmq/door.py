@@ -147,7 +147,7 @@ class ZmqDoor(Door):
         check_values(call.payload)
         request = unpack(call.payload, kind)
         if request.ack:
-            self.calls.acknowledge(call, [id for id in request.ack if len(id) <= LONGEST_ID])
+            self.calls.acknowledge(call.client, request.ack)
         return request
 
     def abandon(self, name: Hashable) -> None:
@@ -170,11 +170,11 @@ class ZmqDoor(Door):
     # The order
 
     def _sample(self, call: Call, request: messages.SampleRequest) -> None:
-        if self.calls.is_known(call):
+        server, calls = self.server, self.calls
+        if calls.is_known(call):
             return
-        server = self.server
         server.refuse_stopping()
-        if request.index is None and self.under_way() > _MOST_WAITING:
+        if request.index is None and len(calls.running) > _MOST_WAITING:
             raise Busy("too many requests are waiting for a task", remedy="ask again soon")
         lease, order, again = 0.0, server.order, request.index is not None
         if request.index is not None:
@@ -186,23 +186,21 @@ class ZmqDoor(Door):
             draw = order.advance(request.stream)
         if not server.streams.cheap or (not again and server.streams.pending.seconds_until(draw) > 0):
             if again:
-                self.calls.spawn(call, self._fetch_sample(draw, lease))
+                calls.spawn(call, self._fetch_sample(draw, lease))
             else:
                 server.streams.pending.hold(draw)
-                self.calls.spawn(
-                    call, self._make_sample(call, draw, lease)
-                )  # which runs after the commit of this batch
+                calls.spawn(call, self._make_sample(call, draw, lease))  # it runs after this batch was stored
             return
         try:
             task = server.streams.task(draw)
             data = self._pack_sample(task, draw, lease)
         except Exception as error:
             failed = error if again else order.fail(draw, error, call.key, call.digest)
-            self.calls.replies.keep(call.key, call.digest, pack(failure(failed)))
+            calls.replies.keep(call.key, call.digest, pack(failure(failed)))
             raise failed from None
         if not again:
             order.hand_out(draw, task.idx, call.key, call.digest, lease, call.client)
-        self.calls.reply_and_keep(call, data)
+        calls.reply_and_keep(call, data)
 
     async def _fetch_sample(self, draw: Draw, lease: float) -> bytes:
         return self._pack_sample(await self.server.host.fetch(draw), draw, lease)

@@ -188,45 +188,42 @@ class _Peer(asyncio.Protocol):
         return _GREETING_BYTES + self._read_frames(data[_GREETING_BYTES:])
 
     def _read_frames(self, data: bytes) -> int:
-        at, end = 0, len(data)
+        at, end, frames, is_ready = 0, len(data), self._frames, self._is_ready
         while end - at >= 2:
             flags, size, begin = data[at], data[at + 1], at + 2
             if flags & _LONG:
                 if end - at < 9:
                     break
                 size, begin = int.from_bytes(data[at + 1 : at + 9], "big"), at + 9
-            is_command = flags & _COMMAND or not self._is_ready
+            is_command = flags & _COMMAND or not is_ready
             if flags > 7 or size > (_MOST_COMMAND_BYTES if is_command else MOST_BYTES):
                 return self._abort(data)
+            arrived = end - begin
             if size > SMALL_BYTES and not self._held.bytes:
-                if len(self._frames) >= MOST_PARTS or not self._listener.admits([self._identity, *self._frames]):
-                    at = min(begin + size, end)
-                    self._to_drop = begin + size - at
-                    self._take(b"", flags)
-                    continue
-                if not self._held.add(size):
+                if len(frames) >= MOST_PARTS or not self._listener.admits([self._identity, *frames]):
+                    # It is empty, and its bytes are dropped.
+                    self._to_drop = max(0, size - arrived)
+                    begin, size = begin + min(size, arrived), 0
+                elif not self._held.add(size):
                     return self._abort(data)
-            if end - begin < size:
+            if arrived < size:
                 self._needed = begin - at + size
                 break
             at = begin + size
             if is_command:
-                if not self._obey(flags, data[begin:at]):
+                is_ready = self._obey(flags, data[begin:at])
+                if not is_ready:
                     return self._abort(data)
-            else:
-                self._take(data[begin:at], flags)
-                if size > SMALL_BYTES:
-                    self._held.release()
+                continue
+            if len(frames) <= MOST_PARTS:
+                frames.append(data[begin:at])
+            if size > SMALL_BYTES:
+                self._held.release()
+            if not flags & _MORE:
+                # A message of too many parts is no request: without its frames it is counted as malformed.
+                self._listener.take([self._identity, *frames] if len(frames) <= MOST_PARTS else [self._identity])
+                frames = self._frames = []
         return at
-
-    def _take(self, frame: bytes, flags: int) -> None:
-        frames = self._frames
-        if len(frames) <= MOST_PARTS:
-            frames.append(frame)
-        if not flags & _MORE:
-            # A message of too many parts is no request: without its frames it is counted as malformed.
-            self._listener.take([self._identity, *frames] if len(frames) <= MOST_PARTS else [self._identity])
-            self._frames = []
 
     def _obey(self, flags: int, command: bytes) -> bool:
         """Does what a command says; False if the first one, which ends the handshake, is not READY."""
