@@ -187,7 +187,7 @@ def _measure(python: Path, place: Path, turns: int, episodes: int) -> dict[str, 
     import venvs
 
     from treetune.data.rows.formats import FORMATS
-    from treetune.data.rows.scorer import scorer_for
+    from treetune.data.rows.scorer import scored_by
     from treetune.tasksets.target import load_taskset
     from treetune.trainers.verl import write_loops
 
@@ -198,7 +198,7 @@ def _measure(python: Path, place: Path, turns: int, episodes: int) -> dict[str, 
     (place / "run.py").write_text(RUN)
     os.environ["TREETUNE_TASK_CACHE_DIR"] = str(place / "cache")
     taskset = load_taskset(f"{place}/shop.py:Shopping")
-    row: dict[str, Any] = FORMATS["verl"].row_of(taskset[0], scorer=scorer_for(taskset, taskset[0]))
+    row: dict[str, Any] = FORMATS["verl"].row_of(taskset[0], scorer=scored_by(taskset, taskset[0]).text)
     (place / "row.json").write_text(json.dumps({**row, "raw_prompt": row["prompt"], "index": 0}))
     arguments = (place / "model", place / "row.json", write_loops(), place / "tools.py", str(turns), str(episodes))
     cache = os.environ["TREETUNE_TASK_CACHE_DIR"]

@@ -29,6 +29,7 @@ from treetune.config.trust import USER, Origin, names_from, remember_module
 from treetune.core.score import judge
 from treetune.core.task import ForeignTask
 from treetune.data.rows.formats import FORMATS
+from treetune.data.rows.scored_by import ScoredBy
 from treetune.data.rows.scorer import taskset_of
 from treetune.errors import TreetuneError
 from treetune.evaluation import EvalConfig, read_config, remember
@@ -83,7 +84,7 @@ def test_no_nested_name_is_loaded(mark, tmp_path, count):
     for number, (place, attribute) in enumerate(chosen):
         scorer = nest(place, attribute, number // 2)
         with suppress(TreetuneError):
-            use(taskset_of(scorer), Task(prompt="x", reward_spec={"ground_truth": "1"}))
+            use(taskset_of(ScoredBy.read(scorer)), Task(prompt="x", reward_spec={"ground_truth": "1"}))
         assert not mark.exists(), scorer
 
 
@@ -100,7 +101,7 @@ def test_the_same_names_run_where_they_are_trusted(mark, tmp_path, monkeypatch):
         monkeypatch.chdir(folder)
         for attribute in ("Evil", "Env", "evil", "answer"):
             with suppress(Exception):
-                use(taskset_of(nest(f"{folder}/evil.py", attribute, number), trust=True), task)
+                use(taskset_of(ScoredBy.read(nest(f"{folder}/evil.py", attribute, number)), trust=True), task)
         assert ran.exists(), nest("evil.py", "Evil", number)
     assert not mark.exists()
 
@@ -157,7 +158,7 @@ def test_no_row_runs_code_from_the_command_line(treetune, mark, tmp_path, rows, 
 
 
 def test_no_row_runs_code_in_trainers(mark, tmp_path, rows):
-    from treetune.core.env_taskset import ByEnvironment
+    from treetune.core.taskset import GivenTasks
     from treetune.data.rows.agent_column import is_silent, row_needs_loop
     from treetune.data.rows.formats import task_to_play
     from treetune.trainers.episodes import RowEpisodes
@@ -172,7 +173,8 @@ def test_no_row_runs_code_in_trainers(mark, tmp_path, rows):
             await episode.close()
 
     for number, row in enumerate(rows):
-        extra, scorer = row["extra_info"], row["extra_info"]["scorer"] or f"env:{row.get('env_class')}"
+        extra = row["extra_info"]
+        scorer = ScoredBy.read(extra["scorer"]) or ScoredBy("environment", str(row.get("env_class")))
         given = {"data_source": "x", "extra_info": extra, "reward_spec": {"ground_truth": "1"}}
         sample = SimpleNamespace(index=0, metadata={SAMPLE: json.dumps({**given, "prompt": row["prompt"]})})
         env_class = row.get("env_class") or "scored"
@@ -184,8 +186,8 @@ def test_no_row_runs_code_in_trainers(mark, tmp_path, rows):
             lambda number=number: most_turns([tmp_path / f"{number}.parquet"]),
             lambda sample=sample: asyncio.run(play(*task_of(sample))),
             lambda scorer=scorer, row=row: asyncio.run(play(scorer, FORMATS["verl"].task_of(row, whole=False))),
-            lambda env=env_class, given=given: use(ByEnvironment(), task_to_play(env, [], given)),
-            lambda env=env_class, given=given: use(ByEnvironment("scored"), task_to_play("scored", [], given)),
+            lambda env=env_class, given=given: use(GivenTasks(), task_to_play(env, [], given)),
+            lambda env=env_class, given=given: use(GivenTasks("scored"), task_to_play("scored", [], given)),
         ):
             with suppress(TreetuneError):
                 work()
@@ -371,7 +373,7 @@ def test_a_relative_pythonpath_installs_nothing(mark, monkeypatch):
 
 def test_a_module_that_a_build_named_is_that_file(mark, tmp_path, monkeypatch):
     """Another folder may have a module of the same name."""
-    scorer = json.dumps({"custom_cls": {"path": "pkg://evilpkg.inner", "name": "Evil"}})
+    scorer = ScoredBy("taskset", json.dumps({"custom_cls": {"path": "pkg://evilpkg.inner", "name": "Evil"}}))
     elsewhere = tmp_path / "elsewhere" / "evilpkg" / "inner.py"
     remember_module("evilpkg.inner", elsewhere)
     with pytest.raises(TreetuneError, match="not installed"):
@@ -503,7 +505,7 @@ def test_no_row_has_a_server_called(mark, tmp_path, monkeypatch):
         for node in nodes:
             for scorer in (node, {"id": "mixture", "sources": [{**node, "weight": 1}]}):
                 with pytest.raises(TreetuneError, match=r"call a server|download"):
-                    taskset_of(json.dumps(scorer))
+                    taskset_of(ScoredBy("taskset", json.dumps(scorer)))
                 with pytest.raises(BlockingIOError):
                     server.accept()
 

@@ -18,8 +18,7 @@ import pytest
 from test_harbor import write_task
 
 from treetune import Completion, Limits, Outcome, Task, build_taskset, run_rollout
-from treetune.core.env_taskset import ByEnvironment
-from treetune.core.taskset import Taskset
+from treetune.core.taskset import GivenTasks, Taskset
 from treetune.errors import MissingExtraError
 from treetune.models.scripted import Replay
 from treetune.sandbox import probe
@@ -83,7 +82,7 @@ Make = Callable[[Path], tuple[Taskset, Task]]
 
 def named(env_class: str, truth: Any, **extra: Any) -> tuple[Taskset, Task]:
     task = Task(prompt="?", env_class=env_class, reward_spec={"ground_truth": truth}, extra_info=extra)
-    return ByEnvironment(), task
+    return GivenTasks(), task
 
 
 def built(node: dict[str, Any]) -> tuple[Taskset, Task]:

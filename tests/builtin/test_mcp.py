@@ -24,6 +24,7 @@ from treetune.core.draws import TasksetConfig
 from treetune.core.policy import Completion, Request
 from treetune.core.tool import message_of_action
 from treetune.core.trace import Trace
+from treetune.data.rows.scored_by import ScoredBy
 from treetune.data.rows.scorer import describe_taskset, taskset_of
 from treetune.errors import ConfigError, UsageError
 from treetune.play.episode import Limits
@@ -296,13 +297,13 @@ def test_a_row_that_names_a_command_is_refused_unless_a_build_of_ones_own_wrote_
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
     evil = {"id": "arithmetic", "tools": [{"mcp": {"command": ["touch", str(tmp_path / "was_run")]}}]}
     with pytest.raises(UsageError, match="--trust"):
-        taskset_of(json.dumps(evil))
+        taskset_of(ScoredBy("taskset", json.dumps(evil)))
     with pytest.raises(UsageError, match="--trust"):
-        taskset_of(json.dumps({**evil, "tools": evil["tools"][0]}))
-    assert taskset_of(json.dumps(evil), trust=True).config.tools == evil["tools"]
+        taskset_of(ScoredBy("taskset", json.dumps({**evil, "tools": evil["tools"][0]})))
+    assert taskset_of(ScoredBy("taskset", json.dumps(evil)), trust=True).config.tools == evil["tools"]
     own = {"id": "arithmetic", "tools": [{"mcp": {"command": ["true"]}}]}
-    describe_taskset(taskset_of(json.dumps(own), trust=True))  # as a build does
-    assert taskset_of(json.dumps(own)).config.tools == own["tools"]
+    describe_taskset(taskset_of(ScoredBy("taskset", json.dumps(own)), trust=True))  # as a build does
+    assert taskset_of(ScoredBy("taskset", json.dumps(own))).config.tools == own["tools"]
 
 
 TASKS = """

@@ -15,6 +15,7 @@ from scripted_judges import named
 from test_runs import RUBRIC, TOWNS, write_tasks
 
 from treetune import Task, Taskset
+from treetune.data.rows.scored_by import ScoredBy
 from treetune.data.rows.scorer import ScoredEnvironment, describe_scorer, taskset_of
 from treetune.errors import TasksetError, UsageError
 from treetune.evaluation import EvalConfig, Evaluation
@@ -122,11 +123,11 @@ def test_rows_of_somebody_else_may_name_no_judge_in_whatever_part():
         }
     )
     with pytest.raises(UsageError, match="none of your builds named"):
-        taskset_of(described)
+        taskset_of(ScoredBy.read(described))
 
 
 def test_what_skyrl_plays_asks_the_judge_too():
-    scorer = describe_scorer(Towns.scorer)
+    scorer = describe_scorer(Towns.scorer).text
     task = Task(prompt="A town?", reward_spec={"ground_truth": "Paris"}, extra_info={"scorer": scorer})
 
     class Rows(Taskset):
@@ -164,7 +165,7 @@ def test_trls_reward_function_has_all_answers_of_a_batch_judged_at_once(tmp_path
         "        code = re.search('VERDICT (\\\\w+)', prompt)[1]\n"
         "        return f\"VERDICT {code}: {'C' if 'It is Paris' in prompt else 'I'}\"\n"
     )
-    scorer = describe_scorer(judge(model=f"scripted:{file}:Together"))
+    scorer = describe_scorer(judge(model=f"scripted:{file}:Together")).text
     answers = ["It is Paris.", "It is Rome.", "It is Bonn.", "It is Paris, perhaps."]
     rewards = score_rows(
         [[{"role": "user", "content": "A town?"}]] * 4,

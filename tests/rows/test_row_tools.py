@@ -14,6 +14,7 @@ from treetune.core.draws import TasksetConfig
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.reading import read_rows
+from treetune.data.rows.scored_by import ScoredBy
 from treetune.data.rows.scorer import describe_taskset, taskset_of
 from treetune.data.rows.taskset import RowsConfig, RowsTaskset
 from treetune.data.validate import write_tasks
@@ -82,11 +83,11 @@ def test_settings_of_tools_run_from_a_row_only_where_a_build_of_the_users_wrote_
     corpus.write_text('{"contents": "a text"}\n')
     own = describe_taskset(Searching(TasksetConfig(tools=[{"search": {"corpus": str(corpus)}}])))
     assert taskset_of(own).config.tools == [{"search": {"corpus": str(corpus)}}]
-    node = json.loads(own)
+    node = json.loads(own.value)
     node["tools"] = [{"search": {"corpus": "/etc/passwd"}}]
     for foreign in (node, {"id": "mixture", "sources": [node]}):
         with pytest.raises(UsageError, match="none of your builds"):
-            taskset_of(json.dumps(foreign))
+            taskset_of(ScoredBy("taskset", json.dumps(foreign)))
 
 
 def declared(tmp_path: Path, **keys: Any) -> dict[str, Any]:

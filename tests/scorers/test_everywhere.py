@@ -16,7 +16,8 @@ from treetune.config.structs import to_plain
 from treetune.core.fingerprint import taskset_fingerprint
 from treetune.core.from_config import build_taskset
 from treetune.core.score import judge
-from treetune.data.rows.scorer import scorer_for, taskset_of
+from treetune.data.rows.scored_by import ScoredBy
+from treetune.data.rows.scorer import scored_by, taskset_of
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.scorers import KINDS, choice, includes, number, pattern, read_scorer, weighted
 from treetune.scorers.combined import Part
@@ -129,8 +130,8 @@ class Capitals(Taskset):
 def test_a_taskset_is_scored_by_its_scorer_and_so_are_its_rows():
     taskset = Capitals()
     task = taskset[0]
-    named = scorer_for(taskset, task)
-    assert named == '{"scorer":{"kind":"includes"}}'
+    named = scored_by(taskset, task)
+    assert named.text == '{"scorer":{"kind":"includes"}}'
     for owner in (taskset, taskset_of(named)):
         assert asyncio.run(judge(owner, task, "It is Paris.")).reward == 1
         assert asyncio.run(judge(owner, task, "Paris or Rome")).reward == 0
@@ -160,7 +161,7 @@ def test_a_scorer_survives_json_as_it_is():
 
 def test_a_row_that_names_no_kind_is_refused():
     with pytest.raises(UsageError, match="is no kind of scorer"):
-        taskset_of('{"scorer": {"kind": "os.system"}}')
+        taskset_of(ScoredBy("scorer", '{"scorer": {"kind": "os.system"}}'))
 
 
 # Patterns

@@ -13,7 +13,8 @@ from agentrl.worker.task import Session, Task
 from agentrl.worker.typings import RewardHistoryItem, SampleStatus, TaskSampleExecutionResult
 
 from treetune import Action, load_taskset
-from treetune.data.rows.scorer import scorer_for, taskset_of
+from treetune.data.rows.scored_by import ScoredBy
+from treetune.data.rows.scorer import scored_by, taskset_of
 from treetune.errors import TreetuneError
 from treetune.play.host import LocalHost
 from treetune.play.streams import Streams
@@ -190,14 +191,16 @@ async def host() -> dict[str, Any]:
     }
 
 
-async def describe() -> str | None:
+async def describe() -> str:
     """What a row of Doubling says of its taskset."""
     taskset = load_taskset(f"agentbench:{__file__}:Doubling", {"taskset.parameters.concurrency": "4"})
-    return scorer_for(taskset, taskset[1])
+    scored = scored_by(taskset, taskset[1])
+    assert scored is not None
+    return scored.text
 
 
 async def play_described(scorer: str) -> dict[str, Any]:
-    taskset = taskset_of(scorer)
+    taskset = taskset_of(ScoredBy("taskset", scorer))
     environment = taskset.environment(taskset[1])
     shown = await environment.start()
     step = await environment.step(Action.of("4"))

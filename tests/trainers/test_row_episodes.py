@@ -13,6 +13,7 @@ from task_servers import scripted
 from treetune.core.tool import message_of_action
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.reading import read_rows
+from treetune.data.rows.scored_by import ScoredBy
 from treetune.data.rows.writing import write_file
 from treetune.errors import UsageError
 from treetune.serve import Misused, ServeError
@@ -68,7 +69,9 @@ def rows_of(taskset):
     """The scorer and the task of each row of a taskset, as a trainer reads them."""
     write_file(taskset.draw(None), "rows.parquet", "verl", scorer=taskset)
     rows = read_rows("rows.parquet")
-    return [(row["extra_info"]["scorer"], FORMATS["verl"].task_of_pruned(row, whole=False)) for row in rows]
+    return [
+        (ScoredBy.read(row["extra_info"]["scorer"]), FORMATS["verl"].task_of_pruned(row, whole=False)) for row in rows
+    ]
 
 
 async def play(episode, *actions):

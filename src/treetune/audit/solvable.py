@@ -134,7 +134,7 @@ def _judge_golds(sample: Sample, report: AuditReport, unknown: list[int], failed
 
 async def check_validity(sample: Sample, player: Player, report: AuditReport) -> None:
     """What the taskset's own `validate` says."""
-    if not player.taskset.overrides("validate"):
+    if not (player.taskset.overrides("validate") or player.taskset.default_scorer is not None):
         return report.leave_out("the taskset has no validate()", "invalid-task")
     if not report.wants("invalid-task"):
         return None

@@ -21,7 +21,7 @@ from treetune.config.plugins import absolute_spec, folders_of
 from treetune.config.trust import USER, Origin, current_origin, names_from
 from treetune.core.draws import ConfigT, Draws, TasksetConfig, TaskT
 from treetune.core.finding import Flaw
-from treetune.core.score import UNCHECKED, Score, Verdict
+from treetune.core.score import UNCHECKED, VALID, Score, Verdict, invalid
 from treetune.core.task import Task
 from treetune.core.taskset_contract import check_methods, may_read_seed
 from treetune.core.tool import (
@@ -58,7 +58,10 @@ class Taskset(Draws[TaskT, ConfigT]):
     wrote them."""
 
     scorer: Any = None
-    """What scores its answers, where it has no `reward` of its own: `scorer = includes()`, from `treetune.scorers`."""
+    """Scores its answers, where it has no `reward` of its own: `scorer = includes()`, from `treetune.scorers`."""
+
+    default_scorer: Any = None
+    """Scores answers to tasks with a ground truth where `scorer` is None: the rule, in tasksets of rows."""
 
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` may give it any key: so where it has no config type of its own."""
@@ -137,14 +140,28 @@ class Taskset(Draws[TaskT, ConfigT]):
 
     def validate(self, task: TaskT) -> Any:
         """Is the task well-formed and solvable? `VALID`, `invalid("why")`, or `UNCHECKED`. May be async."""
-        return UNCHECKED
+        if self.default_scorer is None:
+            return UNCHECKED
+        if self.scorer is not None and task.env_class is None:
+            problem = self.scorer.problem(task.ground_truth, task)
+            return VALID if problem is None else invalid(f"the ground truth {problem}")
+        return VALID if task.ground_truth is not None and task.messages else UNCHECKED
+
+    def scorer_for(self, task: TaskT) -> Any:
+        """The scorer of a task that names no environment; None where there is none, or `reward` is written."""
+        if self.scorer is not None or task.ground_truth is None:
+            return self.scorer
+        return self.default_scorer
 
     def reward(self, task: TaskT, answer: str) -> Any:
         """The reward of a single answer, a number or a `Score`: what `scorer` says, where it has one. May be async."""
-        if self.scorer is not None:
-            return self.scorer.score(answer, task.ground_truth, task)
+        if (scorer := self.scorer_for(task)) is not None:
+            return scorer.score(answer, task.ground_truth, task)
         if self.overrides("score_group"):
             return Score(0.0, answer=answer, explanation="scored together with the other rollouts of its task")
+        if self.default_scorer is not None:
+            problem = f"a row of data_source {task.data_source!r} has no ground truth to compare with"
+            raise TasksetError(problem, remedy="set ground_truth, scorer or env_class")
         remedy = "write reward(task, answer), set scorer, or give the task an env_class"
         raise TasksetError(f"{self.name} cannot score its task {task.idx}", remedy=remedy)
 
@@ -152,7 +169,8 @@ class Taskset(Draws[TaskT, ConfigT]):
         """The right answer, a list of actions, or None where it is not known: what the environment says. May be
         async."""
         if task.env_class is None:
-            return None if self.scorer is None else self.scorer.gold(task.ground_truth, task)
+            scorer = self.scorer_for(task)
+            return None if scorer is None else scorer.gold(task.ground_truth, task)
         cls: Any = self.environment_class(task.env_class)
         return cls.gold(task)
 
@@ -229,18 +247,13 @@ class Taskset(Draws[TaskT, ConfigT]):
         """Whether the rollouts of this task are scored together."""
         return self.scores_groups
 
-    @property
-    def asks_scorer(self) -> bool:
-        """Whether its `reward` is what its scorer says."""
-        return type(self).reward is Taskset.reward
-
     def scores_alone(self, task: TaskT) -> bool:
         """Whether one answer to the task has a reward; where not, only `score_group` gives rewards."""
         if not self.scores_group_of(task) or task.env_class is not None or self.overrides("environment"):
             return True
-        if self.scorer is not None and self.asks_scorer:
+        if self.scorer is not None and not self.overrides("reward"):
             return not self.scorer.scores_groups
-        return self.overrides("reward")
+        return self.overrides("reward") or self.default_scorer is not None
 
     def type_of(self, task: Task) -> type[Task]:
         """The concrete type of a task that came back over a wire or from a file."""
@@ -274,3 +287,55 @@ class Taskset(Draws[TaskT, ConfigT]):
         again = {key for key in self.__dict__ if isinstance(getattr(type(self), key, None), cached_property)}
         kept = {key: value for key, value in self.__dict__.items() if key not in again}
         return {**kept, "_reader": None, "_read": 0}
+
+
+class GivenTasks(Taskset[Task, TasksetConfig]):
+    """Plays and scores tasks that come from elsewhere, such as rows: by a scorer, by one environment, or each by the
+    environment that it names."""
+
+    def __init__(
+        self,
+        environment: str | type[Environment] | None = None,
+        *,
+        scorer: Any = None,
+        default_scorer: Any = None,
+        name: str = "rows",
+    ) -> None:
+        super().__init__()
+        self.name, self.scorer, self.default_scorer = name, scorer, default_scorer
+        self._environment = environment
+        self._one_answer = scorer is not None or default_scorer is not None
+
+    def load_tasks(self) -> Iterable[Task]:
+        return ()
+
+    @property
+    def tasks_origin(self) -> Origin:
+        return self._origin if self._one_answer or self._origin != USER else Origin.of_data("a row")
+
+    def offers_tools(self, task: Task) -> bool:
+        return bool(task.tools) or self._finds_tools is not None
+
+    def tools_for(self, task: Task) -> list[Tool | ToolSource]:
+        if self._finds_tools is not None:
+            return self._finds_tools(task)  # type: ignore[no-any-return]
+        return super().tools_for(task)
+
+    @cached_property
+    def _finds_tools(self) -> Any:
+        """Of an environment that stands for others, such as `scored`: finds the tools of a task."""
+        from treetune.config.plugins import environments
+
+        named = self._environment
+        cls = environments.resolve(named, self._origin) if isinstance(named, str) else named
+        return getattr(cls, "tools_for", None)
+
+    def environment(self, task: Task) -> Environment:
+        from treetune.core.environment import SingleTurn, make
+
+        if self._one_answer:
+            return SingleTurn(task, self)
+        if isinstance(self._environment, type):
+            return self._environment(task)
+        with names_from(self.tasks_origin if self._environment is None else self._origin):
+            return make(self._environment or task.env_class or "", task)

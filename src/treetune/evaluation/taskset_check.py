@@ -66,9 +66,10 @@ class CheckSummary(msgspec.Struct):
 
 
 def _scores_itself(taskset: Taskset[Any, Any], task: Task) -> bool:
-    """Whether a task takes one answer, which the taskset's own `reward` scores."""
+    """Whether a task takes one answer, which the taskset's own `reward` or the rule scores."""
     taskset, task = owner_of(taskset, task)
-    return task.env_class is None and taskset.overrides("reward") and not taskset.overrides("environment")
+    scores = taskset.overrides("reward") or taskset.default_scorer is not None
+    return task.env_class is None and scores and not taskset.overrides("environment")
 
 
 CHECKS: Records[TaskCheck] = Records(

@@ -63,7 +63,7 @@ def refuse_without_gold(model: str, taskset: Taskset[Any, Any]) -> None:
 
 def _knows_gold(taskset: Taskset[Any, Any]) -> bool:
     """Whether the taskset, its scorer or the environment of one of its first tasks can give a gold answer."""
-    if taskset.overrides("gold") or taskset.scorer is not None:
+    if taskset.overrides("gold") or (taskset.scorer or taskset.default_scorer) is not None:
         return True
     named = {task.env_class for task in taskset.draw(_LOOKED_AT)} - {None}
     classes = [taskset.environment_class(str(env_class)) for env_class in named]

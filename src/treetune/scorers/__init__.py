@@ -14,11 +14,8 @@ from functools import partial
 from typing import Any
 
 from treetune.scorers.scorer import KINDS, make_scorer
-from treetune.scorers.scorer import SCORER as SCORER
 from treetune.scorers.scorer import Scorer as Scorer
-from treetune.scorers.scorer import encode_scorer as encode_scorer
 from treetune.scorers.scorer import read_scorer as read_scorer
-from treetune.scorers.scorer import scorer_of_method as scorer_of_method
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,6 @@ import msgspec
 
 from treetune.config.builtin import tables
 from treetune.config.structs import convert
-from treetune.config.variables import mark_variables
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError, TasksetError, did_you_mean
@@ -35,14 +34,6 @@ from treetune.scorers.reading.answers import (
 
 KINDS: dict[str, str] = tables["SCORERS"]
 """Where each kind is defined."""
-
-METHODS = {kind: kind for kind in ("choice", "code", "exact", "f1", "includes", "json", "math", "number")}
-METHODS |= {"math_verify": "math", "math-verify": "math"}
-"""The kind that a method says: every one that needs no keys. Any other method, such as `rule`, is the rule."""
-
-
-SCORER = '{"scorer":'
-"""How the scorer of a row begins that is one of these kinds, as JSON."""
 
 
 class Scorer(
@@ -150,22 +141,6 @@ def make_scorer(kind: str, /, *values: Any, **keys: Any) -> Scorer:
 def kind_named(name: str) -> type[Scorer]:
     module, _, cls = KINDS[name].partition(":")
     return cast(type[Scorer], getattr(importlib.import_module(module), cls))
-
-
-def encode_scorer(scorer: Scorer) -> str:
-    """A scorer as a row names it: as JSON, or the rule, which needs nothing more, by its name."""
-    plain = mark_variables(msgspec.to_builtins(scorer.without_files()))
-    return "rule" if plain == {"kind": "rule"} else msgspec.json.encode({"scorer": plain}).decode()
-
-
-def scorer_of_method(method: Any) -> Scorer | None:
-    """The scorer that the method of a row (`reward_spec.method`) or a config (`reward_method`) says; None: the rule."""
-    return _scorer_of_method(method) if isinstance(method, str) else None
-
-
-@lru_cache(maxsize=256)
-def _scorer_of_method(method: str) -> Scorer | None:
-    return kind_named(METHODS[method])() if method in METHODS else None
 
 
 def truths_of(truth: Any) -> list[Any]:

@@ -27,6 +27,7 @@ from treetune.core.mixture import ask_owner
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import Tool, ToolSource
+from treetune.data.rows.scored_by import ScoredBy
 from treetune.data.rows.scorer import row_tools, taskset_of, with_type
 from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.play.episode import DeadlinePassed, Episode, Limits
@@ -141,22 +142,22 @@ class RowEpisodes:
         self._client = connect(*access) if settings.urls else None
         self.attempts = attempts
 
-    async def start(self, scorer: str, task: Task) -> LocalEpisode | RemoteEpisode:
+    async def start(self, scored: ScoredBy, task: Task) -> LocalEpisode | RemoteEpisode:
         """An episode of a row's task; raises a `ServeError` where it cannot be started."""
         left = self.attempts
         while True:
             left -= 1
-            begun = await or_error(self._begin(scorer, task))
+            begun = await or_error(self._begin(scored, task))
             if not isinstance(begun, ServeError):
                 return begun
             if not left or is_misuse(begun):
                 raise begun
 
-    async def _begin(self, scorer: str, task: Task) -> LocalEpisode | RemoteEpisode:
+    async def _begin(self, scored: ScoredBy, task: Task) -> LocalEpisode | RemoteEpisode:
         if self._client is not None:
             index = task.extra_info.get("index")
             return await self._client.start(index if isinstance(index, int) else None, uid=task.uid)
-        taskset = taskset_of(scorer)
+        taskset = taskset_of(scored)
         typed = with_type(task, taskset)
         episode = await LocalEpisode.start(_WithRowTools(taskset) if task.tools else taskset, typed, self._limits)
         episode.info = {"data_source": task.data_source}

@@ -1,6 +1,6 @@
 """What one answer to a row's task earns: for trainers that sample an answer and ask a function for its reward.
 
-    play_row(scorer, task, "42").reward
+    play_row(scored, task, "42").reward
 
 A row that cannot be scored is an error, never a zero.
 """
@@ -13,22 +13,22 @@ from typing import Any
 
 from treetune.chat.message import Message, begins_answer
 from treetune.core.task import Task
-from treetune.data.rows.row_codec import read_row_scorer
+from treetune.data.rows.scored_by import ScoredBy
 from treetune.data.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
 from treetune.errors import TasksetError, UsageError, reason_of
 from treetune.play.episode import Episode, Result, play_answer
 from treetune.system.threads import run_in_background
 
 
-def scorer_in(extra_info: Any, data_source: Any) -> str:
-    """What a row says of its scorer."""
-    scorer = read_row_scorer((extra_info or {}).get("scorer"))
-    if scorer is None:
+def read_scored_by(extra_info: Any, data_source: Any) -> ScoredBy:
+    """Who scores a row's task, as the row says."""
+    scored = ScoredBy.read((extra_info or {}).get("scorer"))
+    if scored is None:
         raise TasksetError(
             f"a row of data_source {str(data_source)!r} does not say how it is scored",
             remedy="build it with Treetune, with ground_truth, env_class or a custom_cls that has reward()",
         )
-    return scorer
+    return scored
 
 
 def refuse_begun_answer(messages: list[Message], where: str) -> None:
@@ -39,11 +39,11 @@ def refuse_begun_answer(messages: list[Message], where: str) -> None:
         )
 
 
-def play_row(scorer: str, task: Task, answer: str) -> Result:
-    return play_rows([(scorer, task, answer)])[0]
+def play_row(scored: ScoredBy, task: Task, answer: str) -> Result:
+    return play_rows([(scored, task, answer)])[0]
 
 
-def play_rows(rows: Sequence[tuple[str, Task, str]]) -> list[Result]:
+def play_rows(rows: Sequence[tuple[ScoredBy, Task, str]]) -> list[Result]:
     """What the answers to several rows earn; all are played at once, for a judge or a test may take its time."""
     names = [f"row {task.extra_info.get('index', '?')} of {task.data_source}" for _, task, _ in rows]
     for name, (_, task, _) in zip(names, rows, strict=True):
@@ -67,10 +67,10 @@ def _result_of(episode: Episode | BaseException, row: str) -> Result:
     return episode.result
 
 
-async def _play_all(rows: Sequence[tuple[str, Task, str]]) -> list[Episode | BaseException]:
+async def _play_all(rows: Sequence[tuple[ScoredBy, Task, str]]) -> list[Episode | BaseException]:
     return await asyncio.gather(*(_play(*row) for row in rows), return_exceptions=True)
 
 
-async def _play(scorer: str, task: Task, answer: str) -> Episode:
-    taskset = taskset_of(scorer)
+async def _play(scored: ScoredBy, task: Task, answer: str) -> Episode:
+    taskset = taskset_of(scored)
     return await play_answer(taskset, with_type(task, taskset), answer)

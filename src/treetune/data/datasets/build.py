@@ -35,7 +35,6 @@ from treetune.data.datasets.selection import INVALID, Notes, length_filter, look
 from treetune.data.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.data.rows.formats import FORMATS, Format, format_named
 from treetune.data.rows.growing_parquet import GrowingParquet, write_taken
-from treetune.data.rows.rule import RuleTaskset
 from treetune.data.rows.writing import write_parquet, write_scored
 from treetune.data.sources.library_changes import describe_change
 from treetune.data.sources.loading import LibraryDataset
@@ -202,7 +201,7 @@ def write_rows(
 def _find_invalid(taskset: DatasetRows, table: pa.Table, most: int, notes: Notes) -> None:
     """Reports rows, among the first of a table, that no answer solves, as the scorer finds them. A `validate` of the
     user may be slow: `treetune validate` runs it."""
-    if type(taskset).validate is not RuleTaskset.validate or taskset.scorer is None:
+    if taskset.overrides("validate") or taskset.scorer is None:
         return
     invalid: list[int] = []
     first = ""

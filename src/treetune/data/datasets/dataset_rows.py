@@ -16,18 +16,21 @@ import msgspec
 
 from treetune.config.structs import convert_node
 from treetune.core.task import UID_VERSION, Task
+from treetune.core.taskset import Taskset
 from treetune.data.datasets.choices import TEXTS
 from treetune.data.datasets.config import DatasetConfig, plain_values
 from treetune.data.rows.cache import default_cache_dir
-from treetune.data.rows.rule import RULE, RuleTaskset
+from treetune.data.rows.scored_by import BY_RULE, ScoredBy, scorer_of_method
 from treetune.errors import TreetuneError
-from treetune.scorers import Scorer, scorer_of_method
+from treetune.scorers import Scorer
+from treetune.scorers.scorer import Rule
 
 BUILDER_VERSION = f"7.{UID_VERSION}"
 """Part of every cache key: raise it when the same config gives other rows, or other notes of them."""
 
 
-class DatasetRows(RuleTaskset[Task, DatasetConfig]):
+class DatasetRows(Taskset[Task, DatasetConfig]):
+    default_scorer = Rule()
     overrides_rows: ClassVar[bool] = False
     """Whether a subclass has a map function of its own."""
     overrides_build: ClassVar[bool] = False
@@ -44,7 +47,7 @@ class DatasetRows(RuleTaskset[Task, DatasetConfig]):
         if self.config.data_source != "unknown":
             self.name = self.config.data_source
         self.cache_dir = default_cache_dir(cache_dir)
-        self._env_scorers: dict[str, str] = {}
+        self._env_scorers: dict[str, ScoredBy] = {}
 
     def _make_map_fn(self) -> Callable[..., Any]:
         """The function that makes a trainer's row of a source row and its index."""
@@ -56,16 +59,12 @@ class DatasetRows(RuleTaskset[Task, DatasetConfig]):
         return self.config.scorer or scorer_of_method(self.config.reward_method)
 
     @cached_property
-    def row_scorer(self) -> str | None:
+    def row_scorer(self) -> ScoredBy | None:
         """How a row can be scored from itself alone, in any process: by the rule, by its environment, by a scorer
         or by this taskset, described as JSON. None where nothing here can."""
         if self.config.env_class is not None:
-            return self.scorer_of_environment(self.config.env_class)
-        if (
-            type(self).reward is not RuleTaskset.reward
-            or self.tool_methods
-            or len(self.tool_names) < len(self.config.tools)
-        ):
+            return self.describe_environment(self.config.env_class)
+        if self.overrides("reward") or self.tool_methods or len(self.tool_names) < len(self.config.tools):
             from treetune.data.rows.scorer import describe_taskset
 
             return describe_taskset(self, self.cache_dir)
@@ -74,16 +73,15 @@ class DatasetRows(RuleTaskset[Task, DatasetConfig]):
 
             return describe_scorer(self.scorer)
         if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
-            return RULE
+            return BY_RULE
         return None
 
-    def scorer_of_environment(self, env_class: str) -> str:
-        """The scorer of rows that name an environment."""
+    def describe_environment(self, env_class: str) -> ScoredBy:
+        """Who scores rows that name an environment."""
         if env_class not in self._env_scorers:
-            from treetune.data.rows.code_store import keep_files
+            from treetune.data.rows.scorer import describe_environment
 
-            spec = keep_files(self.environment_spec(env_class), self.cache_dir)
-            self._env_scorers[env_class] = f"env:{spec}"
+            self._env_scorers[env_class] = describe_environment(self.environment_spec(env_class), self.cache_dir)
         return self._env_scorers[env_class]
 
     @property

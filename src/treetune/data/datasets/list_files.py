@@ -35,9 +35,8 @@ from treetune.data.datasets.dataset_rows import BUILDER_VERSION
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.agent_column import AGENT, with_agent
 from treetune.data.rows.cache import Cache, Sidecar, config_hash
-from treetune.data.rows.rule import RULE
+from treetune.data.rows.scored_by import BY_RULE
 from treetune.errors import TasksetError
-from treetune.scorers import SCORER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -212,8 +211,7 @@ def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[Built
     with_parts = any(isinstance(_type_at(tree, CONTENT), list) for tree in trees)
     converters: list[Converter] = []
     for taskset, tree in zip(tasksets, trees, strict=True):
-        scorer = taskset.row_scorer or RULE
-        ruled = with_lists and (scorer == RULE or scorer.startswith(SCORER))
+        ruled = with_lists and (taskset.row_scorer or BY_RULE).by_scorer
         texts = [path for path in truths if ruled and _type_at(tree, path) == "string"]
         parts = with_parts and _type_at(tree, CONTENT) == "string"
         converters.append(partial(_convert_values, truths=texts, parts=parts))

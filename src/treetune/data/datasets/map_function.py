@@ -33,7 +33,7 @@ from treetune.data.datasets.template import LEAVE_OUT, ColumnPath, Misfit, Templ
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.image_columns import IMAGES, PLACE, fill_parts, join_images, note_images, to_marks
 from treetune.data.rows.row_codec import KEY, ROW, encode_unseen
-from treetune.data.rows.rule import RULE
+from treetune.data.rows.scored_by import BY_RULE
 from treetune.data.sources.names import Row
 from treetune.errors import ConfigError, TasksetError, user_code
 
@@ -310,15 +310,19 @@ def complete_row(taskset: DatasetRows, made: Row, messages: list[Message], index
     spec = _reward_spec(reward)
     scorer = taskset.row_scorer
     if env_class is not None:
-        scorer = taskset.scorer_of_environment(env_class)
-    elif scorer == RULE and "ground_truth" not in spec:
+        scorer = taskset.describe_environment(env_class)
+    elif scorer == BY_RULE and "ground_truth" not in spec:
         scorer = None
     tools = taskset.tool_names
     uid = uid_of(messages, spec, env_class, {"tools": tools} if tools else {})
-    extra = {"index": _index(given.get("index", index), index), "uid": uid, "scorer": scorer}
+    extra = {
+        "index": _index(given.get("index", index), index),
+        "uid": uid,
+        "scorer": None if scorer is None else scorer.text,
+    }
     if env_class is not None:
         extra["env_class"] = env_class
-    if scorer not in (None, RULE):
+    if scorer not in (None, BY_RULE):
         unseen = {key: plain(value) for key, value in made.items() if key not in _SEEN}
         extra[ROW] = encode_unseen({**unseen, "reward_model": reward, "extra_info": given})
     for key, value in given.items():

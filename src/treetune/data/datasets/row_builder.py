@@ -50,7 +50,7 @@ from treetune.data.datasets.template import Template
 from treetune.data.rows import parquet
 from treetune.data.rows.image_columns import PLACE
 from treetune.data.rows.row_codec import ADDED, KEY, ROW, encode_unseen_prompts
-from treetune.data.rows.rule import RULE
+from treetune.data.rows.scored_by import BY_RULE
 from treetune.data.sources.local_files import SourceBatch
 from treetune.data.sources.names import Row
 from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, format_error, gather_faults
@@ -224,13 +224,13 @@ class RowBuilder:
         extra = {
             "index": pa.array(indices, pa.int64()),
             "uid": pa.array(uids, pa.string()),
-            "scorer": parquet.constant_column(scorer, len(kept)),
+            "scorer": parquet.constant_column(None if scorer is None else scorer.text, len(kept)),
         }
         if config.env_class is not None:
             extra["env_class"] = parquet.constant_column(config.env_class, len(kept))
         if tools:
             extra[KEY] = parquet.constant_column(to_json_text({"tools": tools}), len(kept))
-        if scorer not in (None, RULE):
+        if scorer not in (None, BY_RULE):
             reward = {"style": config.reward_method, "ground_truth": ""} if truths is not None else None
             around = {"ability": config.ability, "reward_model": reward}
             extra[ROW] = pa.array(encode_unseen_prompts(columns["prompt"].to_pylist(), around), pa.string())

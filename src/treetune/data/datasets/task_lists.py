@@ -33,7 +33,8 @@ from treetune.data.datasets.list_files import draws_by_weight
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.agent_column import has_several_turns, needs_loop
 from treetune.data.rows.cache import Sidecar, default_cache_dir
-from treetune.data.rows.scorer import only_groups, scorer_for
+from treetune.data.rows.scored_by import ScoredBy
+from treetune.data.rows.scorer import only_groups, scored_by
 from treetune.data.sources.loading_params import LoadingParams, check_loading
 from treetune.errors import (
     UNKNOWN_KEY,
@@ -210,7 +211,7 @@ def check_environments(lists: Lists, *, known: bool = True, source: str = "confi
     for place, taskset in _places(lists):
         config, key = taskset.config, f"{place}.env_class"
         if config.env_class is None:
-            if config.scorer is not None and config.scorer.scores_groups and taskset.asks_scorer:
+            if config.scorer is not None and config.scorer.scores_groups and not taskset.overrides("reward"):
                 faults.append((f"{place}.scorer", str(only_groups("it"))))
             continue
         if (problem := unknown_environment(taskset, config.env_class)) is not None:
@@ -374,8 +375,8 @@ class TaskRows:
         return DatasetConfig(loading_params=params, data_source=source, images=images, weight=self._weight)
 
     @cached_property
-    def row_scorer(self) -> str | None:
-        return scorer_for(self.taskset, self._first[0])
+    def row_scorer(self) -> ScoredBy | None:
+        return scored_by(self.taskset, self._first[0])
 
     def has_turns(self) -> bool | None:
         if any(needs_loop(self.taskset, task) for task in self._first):

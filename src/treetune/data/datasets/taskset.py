@@ -155,7 +155,8 @@ class DatasetTaskset(DatasetRows):
         except OSError as error:
             raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
-        asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.row_scorer}
+        scorer = None if self.row_scorer is None else self.row_scorer.text
+        asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": scorer}
         if config.images:
             asked["image_files"] = describe_files(config)
         code = impl_hash(type(self), DatasetTaskset, self._named_code(), BUILDER_VERSION)

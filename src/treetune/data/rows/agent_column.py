@@ -15,10 +15,9 @@ from treetune.core.mixture import owner_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.data.arrow_values import read_extra
-from treetune.data.rows.rule import RULE
-from treetune.data.rows.scorer import ENVIRONMENT, environment_of, taskset_of, with_type
+from treetune.data.rows.scored_by import BY_RULE, ScoredBy
+from treetune.data.rows.scorer import environment_of, taskset_of, with_type
 from treetune.errors import TreetuneError
-from treetune.scorers import SCORER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,8 +38,8 @@ def has_several_turns(environment: Any) -> bool:
 def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
     """Whether a task says that one answer is not all: its environment has several turns, or tools may be called."""
     taskset, task = owner_of(taskset, task)
-    if (said := getattr(taskset, "scorer_of", None)) is not None:  # a row's
-        return row_needs_loop(task, said(task))
+    if (of_row := getattr(taskset, "scored_by", None)) is not None:
+        return row_needs_loop(task, of_row(task))
     if taskset.MULTI_TURN or taskset.offers_tools(task):
         return True
     if task.env_class is None or taskset.overrides("environment") or task.extra_info.get("max_turns") == 1:
@@ -51,17 +50,17 @@ def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
         return False  # reported when the task is played
 
 
-def row_needs_loop(task: Task, scorer: str | None) -> bool:
+def row_needs_loop(task: Task, scored: ScoredBy | None) -> bool:
     """The same of a row, by what scores it; code that may not run is not run to find out."""
     if task.tools:
         return True
-    scorer = scorer or (f"{ENVIRONMENT}{task.env_class}" if task.env_class is not None else RULE)
-    if scorer == RULE or scorer.startswith(SCORER) or task.extra_info.get("max_turns") == 1:
+    scored = scored or (ScoredBy("environment", task.env_class) if task.env_class is not None else BY_RULE)
+    if scored.by_scorer or task.extra_info.get("max_turns") == 1:
         return False
     try:
-        owner = taskset_of(scorer)
-        if scorer.startswith(ENVIRONMENT):
-            return has_several_turns(environment_of(scorer))
+        owner = taskset_of(scored)
+        if scored.kind == "environment":
+            return has_several_turns(environment_of(scored))
         return needs_loop(owner, with_type(task, owner))
     except TreetuneError:
         return False
@@ -78,17 +77,19 @@ def says_nothing(path: Path | str) -> bool:
     if not {AGENT, IMAGES}.isdisjoint(pq.read_schema(path).names):
         return False
     scorers = read_extra(path, "scorer")
-    return scorers is not None and any(is_silent(scorer) for scorer in pc.unique(scorers).to_pylist() if scorer)
+    return scorers is not None and any(
+        is_silent(scored) for text in pc.unique(scorers).to_pylist() if (scored := ScoredBy.read(text)) is not None
+    )
 
 
-def is_silent(scorer: str) -> bool:
+def is_silent(scored: ScoredBy) -> bool:
     """Whether what scores a row is an environment that does not say how long its episodes are."""
-    if scorer == RULE or scorer.startswith(SCORER):
+    if scored.by_scorer:
         return False
     try:
-        if scorer.startswith(ENVIRONMENT):
-            return getattr(environment_of(scorer), "CONTRACT", None) is None
-        return taskset_of(scorer).overrides("environment")
+        if scored.kind == "environment":
+            return getattr(environment_of(scored), "CONTRACT", None) is None
+        return taskset_of(scored).overrides("environment")
     except TreetuneError:
         return False
 

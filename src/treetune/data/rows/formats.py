@@ -32,7 +32,7 @@ from treetune.data.arrow_values import (
     with_json_fields,
 )
 from treetune.data.rows import agent_column, image_columns, nemo_gym, row_codec
-from treetune.data.rows.rule import RULE
+from treetune.data.rows.scored_by import BY_RULE, ScoredBy
 from treetune.data.rows.scorer import taskset_of, with_type
 from treetune.data.sources.names import Row
 from treetune.errors import UnknownNameError, UsageError
@@ -194,7 +194,7 @@ class VerlFormat(Format):
 
     def _complete_row(self, task: Task, parts: row_codec.RowParts, columns: Row) -> Row:
         row = super()._complete_row(task, parts, columns)
-        if parts.scorer not in (None, RULE):
+        if parts.scorer not in (None, BY_RULE.text):
             row["extra_info"][row_codec.ROW] = row_codec.encode_unseen(row)
         return row
 
@@ -230,7 +230,7 @@ class SkyRLFormat(Format):
         return truth if contract is None else contract.encode(truth, task)
 
     def _complete_row(self, task: Task, parts: row_codec.RowParts, columns: Row) -> Row:
-        if parts.scorer == row_codec.scorer_of(task) and task.env_class is not None:
+        if task.env_class is not None and parts.scorer == ScoredBy("environment", task.env_class).text:
             parts.scorer = None  # the column says it
         contract, spec = _contract(task.env_class), columns["reward_spec"]
         # SkyRL plays every row in an environment: one that only asks for an answer, where the task has none.
@@ -374,10 +374,12 @@ def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any
     """
     row = {key: value for key, value in extras.items() if key != "max_turns"}
     task = FORMATS["skyrl"].task_of({**row, "prompt": prompt, "env_class": env_class}, whole=False)
-    scorer = (extras.get("extra_info") or {}).get("scorer") or RULE
+    scorer = (extras.get("extra_info") or {}).get("scorer") or BY_RULE.text
     if env_class == row_codec.SCORED:
         return msgspec.structs.replace(task, extra_info={**task.extra_info, "scorer": scorer})
-    return with_type(task, taskset_of(scorer)) if isinstance(task, ForeignTask) and scorer[:1] == "{" else task
+    scored = ScoredBy.read(scorer)
+    typed = isinstance(task, ForeignTask) and scored is not None and scored.kind in ("scorer", "taskset")
+    return with_type(task, taskset_of(scored)) if typed and scored is not None else task
 
 
 def _further_columns(task: Task, contract: TaskRequirements | None) -> dict[str, Any]:

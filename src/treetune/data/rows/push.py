@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from treetune.data.arrow_values import find_clashes, read_extra, schema_tree
-from treetune.data.rows.rule import RULE
+from treetune.data.rows.scored_by import ScoredBy
 from treetune.errors import UsageError, plural
 from treetune.system.hub import Card, check_repo, upload
 
@@ -100,10 +100,10 @@ def _scorers(paths: Sequence[Path]) -> list[str]:
 def _describe(scorer: str | None) -> str:
     if scorer is None:
         return "the trainer, by its own rule for `data_source`, where a row names no scorer"
-    if scorer == RULE:
+    if (scored := ScoredBy.read(scorer)) is None or scored.kind == "rule":
         return "`rule`: the answer is compared with the ground truth, as numbers where both are"
-    if not scorer.startswith("{"):
-        return f"the environment `{scorer.removeprefix('env:')}`"
+    if scored.kind == "environment":
+        return f"the environment `{scored.value}`"
     node: dict[str, Any] = msgspec.json.decode(scorer)
     if node.keys() == {"scorer"}:
         return f"the scorer `{node['scorer'].get('kind', '')}` of Treetune"

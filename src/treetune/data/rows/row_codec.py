@@ -24,9 +24,8 @@ from treetune.data.arrow_values import (
     to_json_text,
 )
 from treetune.data.rows.image_columns import IMAGES, restore_prompt, to_parts
-from treetune.data.rows.rule import RULE
+from treetune.data.rows.scored_by import ScoredBy, scored_by_row
 from treetune.errors import TasksetError
-from treetune.scorers import encode_scorer, scorer_of_method
 
 KEY = "treetune"
 
@@ -87,7 +86,7 @@ class RowParts(msgspec.Struct):
 def parts_of(task: Task, scorer: str | None = None) -> RowParts:
     """`scorer` says how the row is scored, unless the task says so itself; "" that nothing does. Without it, what
     follows from the task."""
-    parts = RowParts(dict(task.extra_info), {}, {}, (scorer if scorer is not None else scorer_of(task)) or None)
+    parts = RowParts(dict(task.extra_info), {}, {}, _text_of(task) if scorer is None else scorer or None)
     if own := own_values(task):
         # As text in the note's text, so that a field that is None stays one.
         parts.note["fields"] = msgspec.json.encode(own).decode()
@@ -156,20 +155,10 @@ def build_task(
     # A uid that the user gave is a key like any other.
     if looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
         del extra["uid"]
-    if not (whole and _is_special(task, read_row_scorer(extra.get("scorer")))):
+    if not (whole and _is_special(task, ScoredBy.read(extra.get("scorer")))):
         extra.pop("scorer", None)
     extra.update(note.get("extra_info", {}))
     return task
-
-
-SCORER_FORMS = 'write text: rule, env:NAME, a scorer as {"scorer": {"kind": ...}}, or a taskset as JSON'
-
-
-def read_row_scorer(named: Any) -> str | None:
-    """What a row says under `extra_info.scorer`: text, or nothing."""
-    if named is not None and not isinstance(named, str):
-        raise TasksetError(f"a row has a scorer that is no text: {named!r:.80}", remedy=SCORER_FORMS)
-    return named
 
 
 def _read_tools(note: Mapping[str, Any]) -> list[str]:
@@ -177,16 +166,6 @@ def _read_tools(note: Mapping[str, Any]) -> list[str]:
     if not isinstance(tools, list) or not all(isinstance(name, str) for name in tools):
         raise TasksetError(f"a row names tools that are no names: {tools!r:.80}")
     return tools
-
-
-def scorer_of(task: Task) -> str | None:
-    """How a row is scored from itself alone, where that follows from the row."""
-    if task.env_class is not None:
-        return f"env:{task.env_class}"
-    if task.ground_truth is None:
-        return None
-    named = scorer_of_method(task.reward_spec.get("method"))
-    return RULE if named is None else encode_scorer(named)
 
 
 def encode_unseen(row: Mapping[str, Any]) -> str:
@@ -226,8 +205,13 @@ def truth_text(truth: Any) -> Any:
     return str(truth) if isinstance(truth, bool | int | float) else to_json_text(truth)
 
 
-def _is_special(task: Task, scorer: Any) -> bool:
-    return isinstance(scorer, str) and scorer != scorer_of(task)
+def _is_special(task: Task, scored: ScoredBy | None) -> bool:
+    return scored is not None and scored != scored_by_row(task)
+
+
+def _text_of(task: Task) -> str | None:
+    scored = scored_by_row(task)
+    return None if scored is None else scored.text
 
 
 def _pop_note(extra: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """How a row is scored from itself alone, in any process: by its `scorer`.
 
-    scorer_for(taskset, task)       # "rule", "env:gsm8k", a scorer as JSON: {"scorer":{"kind":"includes"}}, or the
-                                    # taskset: {"id":"my_tasks:Colours","level":2}
-    taskset_of(scorer)              # what scores the row's task, made once per process
+    scored_by(taskset, task)        # the rule, a scorer, an environment or the taskset: a `ScoredBy`
+    taskset_of(scored_by)           # what scores the row's task, made once per process
     with_type(task, taskset)        # the row's task as the taskset knows it
 
 Python files that a scorer names are kept in the cache (`code_store.py`), and are run only as that allows.
@@ -22,22 +21,18 @@ from treetune.config.plugins import absolute_spec, environments, folders_of
 from treetune.config.structs import to_plain
 from treetune.config.trust import LOOK, Origin, code_folders, is_own_scorer, names_from, remember_scorer, trusts
 from treetune.config.variables import fill_variables, mark_variables
-from treetune.core.env_taskset import ByEnvironment
-from treetune.core.environment import Environment, SingleTurn
+from treetune.core.environment import Environment
 from treetune.core.from_config import build_taskset
 from treetune.core.mixture import owner_of, parts_of
 from treetune.core.task import Task, own_fields, own_values
-from treetune.core.taskset import Taskset
+from treetune.core.taskset import GivenTasks, Taskset
 from treetune.core.tool import NamedTool, Tool, ToolSource, find_tool
 from treetune.data.rows.code_store import SCHEME, keep_class, keep_files, locate_files
-from treetune.data.rows.row_codec import SCORER_FORMS, read_row_scorer
-from treetune.data.rows.rule import RULE, RuleTaskset
+from treetune.data.rows.scored_by import BY_RULE, FORMS, ScoredBy
 from treetune.errors import TasksetError, UntrustedCode, UsageError
-from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer
+from treetune.scorers import Scorer, read_scorer
 from treetune.scorers.scorer import Rule
 from treetune.system.digest import digest
-
-ENVIRONMENT = "env:"
 
 _ONLY_BUILD = ("filter", "profile", "tokenizer", "shuffle")
 """Keys of a taskset that decide which tasks there are, not what they earn."""
@@ -48,38 +43,40 @@ SEVERAL_TURNS = (
 )
 
 
-def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
-    """The scorer of a task of this taskset; None where nothing can score it from its row."""
+def scored_by(taskset: Taskset[Any, Any], task: Task) -> ScoredBy | None:
+    """Who scores a task of this taskset; None where nothing can score it from its row."""
     taskset, task = owner_of(taskset, task)
-    if (said := getattr(taskset, "scorer_of", None)) is not None:  # rows say it themselves
-        scorer: str | None = said(task)
-        return scorer
-    plain = type(taskset).reward is RuleTaskset.reward
-    alone = task.env_class is None and taskset.overrides("reward") and not plain
-    if alone or taskset.overrides("environment") or own_fields(type(task)) or taskset.tool_methods:
+    if (of_row := getattr(taskset, "scored_by", None)) is not None:  # rows say it themselves
+        return of_row(task)  # type: ignore[no-any-return]
+    if (
+        (task.env_class is None and taskset.overrides("reward"))
+        or taskset.overrides("environment")
+        or own_fields(type(task))
+        or taskset.tool_methods
+    ):
         return describe_taskset(taskset)
     if taskset.config.tools and task.env_class is None:
         return describe_taskset(taskset)
     if task.env_class is not None:
-        return scorer_of_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
-    if taskset.scorer is not None:
-        return describe_scorer(taskset.scorer)
-    return RULE if plain and task.ground_truth is not None else None
+        return describe_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
+    scorer = taskset.scorer_for(task)
+    return None if scorer is None else describe_scorer(scorer)
 
 
-def describe_scorer(scorer: Scorer) -> str:
+def describe_scorer(scorer: Scorer) -> ScoredBy:
     """A scorer of this user's as a row names it: one that calls a model is known by that from now on."""
-    described = encode_scorer(scorer)
+    described = ScoredBy.of_scorer(scorer)
     if scorer.calls_models:
-        remember_scorer(described)
+        remember_scorer(described.text)
     return described
 
 
-def scorer_of_environment(env_class: str) -> str:
-    return ENVIRONMENT + str(keep_files(env_class))
+def describe_environment(env_class: str, cache_dir: Any = None) -> ScoredBy:
+    """An environment as a row names it; a file that it stands in is kept."""
+    return ScoredBy("environment", str(keep_files(env_class, cache_dir)))
 
 
-def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
+def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> ScoredBy:
     """A taskset as JSON, from which any process that has its class makes it again."""
     config = to_plain(taskset.config)
     further = config.pop("extra", {})
@@ -94,7 +91,7 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
     described = msgspec.json.encode(node).decode()
     if cls.RUNS_CODE:
         remember_scorer(described)
-    return described
+    return ScoredBy("taskset", described)
 
 
 def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
@@ -115,33 +112,32 @@ def only_groups(name: str, before: str = "") -> UsageError:
 
 
 @lru_cache(maxsize=256)
-def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
+def taskset_of(scored: ScoredBy, *, trust: bool = False) -> Taskset[Any, Any]:
     """The taskset that scores a row's task. All names in it are the row's."""
-    if scorer == RULE:
-        return ByScorer()
-    origin = Origin.of_data("a row", trust or is_own_scorer(scorer))
+    if scored.kind == "rule":
+        return GivenTasks(default_scorer=Rule())
+    origin = Origin.of_data("a row", trust or is_own_scorer(scored.text))
     with names_from(origin):
-        if scorer.startswith(ENVIRONMENT):
-            spec = locate_files(scorer.removeprefix(ENVIRONMENT))
+        if scored.kind == "environment":
+            spec = locate_files(scored.value)
             environments.resolve(spec, origin)  # its file runs now, before many threads ask for it at once
-            return ByEnvironment(spec, name="environment")
+            return GivenTasks(spec, name="environment")
         try:
-            node = msgspec.json.decode(scorer, type=dict[str, Any])
+            node = msgspec.json.decode(scored.value, type=dict[str, Any])
         except msgspec.DecodeError:
-            raise UsageError(f"a row names a scorer that is none: {scorer!r:.80}", remedy=SCORER_FORMS) from None
+            raise UsageError(f"a row names a scorer that is none: {scored.value!r:.80}", remedy=FORMS) from None
         taskset = _make_of_node(node, origin)
     for part in parts_of(taskset):
         if part.scorer is not None and part.scorer.calls_models:
-            origin.refuse(f"calls a model that none of your builds named: {scorer:.200}")
+            origin.refuse(f"calls a model that none of your builds named: {scored.value:.200}")
         if part.RUNS_CODE:
-            origin.refuse(f"runs code or calls a server that none of your builds named: {scorer:.200}")
+            origin.refuse(f"runs code or calls a server that none of your builds named: {scored.value:.200}")
     return taskset
 
 
-def environment_of(scorer: str) -> type:
-    """The class that `env:NAME` of a row stands for."""
-    spec = locate_files(scorer.removeprefix(ENVIRONMENT))
-    return environments.resolve(spec, Origin.of_data("a row"))
+def environment_of(scored: ScoredBy) -> type:
+    """The class of the environment that scores a row's task."""
+    return environments.resolve(locate_files(scored.value), Origin.of_data("a row"))
 
 
 def _make_of_node(node: dict[str, Any], origin: Origin) -> Taskset[Any, Any]:
@@ -149,7 +145,7 @@ def _make_of_node(node: dict[str, Any], origin: Origin) -> Taskset[Any, Any]:
         read = read_scorer(fill_variables(node["scorer"], trust=origin.trusted), "the scorer of a row")
         if read.scores_groups:
             raise only_groups("its judge")
-        return ByScorer(read)
+        return GivenTasks(scorer=read, default_scorer=Rule())
     check_tools(node, origin.trusted)
     custom = node.get("custom_cls")
     kept = isinstance(custom, Mapping) and str(custom.get("path", "")).startswith(SCHEME)
@@ -201,16 +197,13 @@ def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
 def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | None:
     """The kind of scorer that scores a task, and the task as that knows it; None where code or an environment does."""
     taskset, task = owner_of(taskset, task)
-    if (own := getattr(taskset, "scorer_of", None)) is not None:
-        named = own(task)
-        if named is None or (named != RULE and not named.startswith(SCORER)):
-            return None
-        return taskset_of(named).scorer or Rule(), task
-    if task.env_class is not None or type(taskset).reward not in (Taskset.reward, RuleTaskset.reward, ByScorer.reward):
+    if (of_row := getattr(taskset, "scored_by", None)) is not None:
+        scored: ScoredBy | None = of_row(task)
+        return (taskset_of(scored).scorer or Rule(), task) if scored is not None and scored.by_scorer else None
+    if task.env_class is not None or taskset.overrides("reward"):
         return None
-    if taskset.scorer is not None:
-        return taskset.scorer, task
-    return (Rule(), task) if isinstance(taskset, RuleTaskset) and task.ground_truth is not None else None
+    scorer = taskset.scorer_for(task)
+    return None if scorer is None else (scorer, task)
 
 
 class ScoredEnvironment(Environment):
@@ -219,14 +212,14 @@ class ScoredEnvironment(Environment):
     def __new__(cls, task: Task, **settings: Any) -> Any:
         # Not an environment around another: what is played is the one that eval plays.
         extra = dict(task.extra_info)
-        taskset = taskset_of(read_row_scorer(extra.pop("scorer", None)) or RULE)
+        taskset = taskset_of(ScoredBy.read(extra.pop("scorer", None)) or BY_RULE)
         plain = msgspec.structs.replace(task, extra_info=extra)
         return taskset.environment(with_type(plain, taskset))
 
     @staticmethod
     def tools_for(task: Task) -> list[Tool | ToolSource]:
         """Those of the taskset that scores it, and of the row."""
-        taskset = taskset_of(read_row_scorer(task.extra_info.get("scorer")) or RULE)
+        taskset = taskset_of(ScoredBy.read(task.extra_info.get("scorer")) or BY_RULE)
         return row_tools(with_type(task, taskset), taskset)
 
 
@@ -237,22 +230,3 @@ def row_tools(task: Task, scorer: Taskset[Any, Any], *, trust: bool = False) -> 
     origin = Origin.of_data("a row", trust)
     found += [find_tool(NamedTool(locate_files(name)), task, origin) for name in task.tools]
     return found
-
-
-class ByScorer(RuleTaskset):
-    """Scores rows that have no taskset of their own: by a scorer, or by the rule."""
-
-    def __init__(self, scorer: Scorer | None = None) -> None:
-        super().__init__()
-        self.scorer = scorer
-
-    def load_tasks(self) -> list[Task]:
-        return []
-
-    def environment(self, task: Task) -> Environment:
-        return SingleTurn(task, self)
-
-    def reward(self, task: Task, answer: str) -> Any:
-        if task.ground_truth is None and self.scorer is None:
-            raise TasksetError(f"a row of data_source {task.data_source!r} has no ground truth to compare with")
-        return super().reward(task, answer)

@@ -22,19 +22,19 @@ from treetune.config.trust import Origin
 from treetune.core.draws import TasksetConfig
 from treetune.core.mixture import ask_owner
 from treetune.core.task import ForeignTask, Task
-from treetune.core.taskset import Taskset
+from treetune.core.taskset import GivenTasks, Taskset
 from treetune.core.tool import Tool, ToolSource
 from treetune.data.rows.cache import Cache, default_cache_dir
 from treetune.data.rows.code_store import locate_files
 from treetune.data.rows.formats import detect, format_named
 from treetune.data.rows.reading import read_tasks
-from treetune.data.rows.row_codec import read_row_scorer, scorer_of
 from treetune.data.rows.row_store import ParquetRows, RowStore
-from treetune.data.rows.rule import RULE
-from treetune.data.rows.scorer import ENVIRONMENT, ByScorer, describe_scorer, row_tools, taskset_of, with_type
+from treetune.data.rows.scored_by import ScoredBy, scored_by_row
+from treetune.data.rows.scorer import describe_scorer, row_tools, taskset_of, with_type
 from treetune.data.sources.names import File, FileKind, HubName, find
 from treetune.errors import TasksetError, TreetuneError
-from treetune.scorers import SCORER, Scorer
+from treetune.scorers import Scorer
+from treetune.scorers.scorer import Rule
 from treetune.system.digest import digest
 
 
@@ -115,11 +115,11 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
             return None  # what cannot be scored here, or may not be, can still be looked at
         return scorer.gold(inner)
 
-    def scorer_of(self, task: Task) -> str | None:
-        """How its row says that it is scored, or the config; None where neither does."""
+    def scored_by(self, task: Task) -> ScoredBy | None:
+        """Who scores a row's task, as the config or the row says; None where neither does."""
         if self.config.scorer is not None and task.env_class is None:
             return describe_scorer(self.config.scorer)
-        return read_row_scorer(task.extra_info.get("scorer")) or scorer_of(task)
+        return ScoredBy.read(task.extra_info.get("scorer")) or scored_by_row(task)
 
     def refuse_untrusted(self) -> None:
         """Raises where the first row names code that may not run, before anything is played."""
@@ -128,13 +128,17 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
 
     def _owner(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
         """What scores a task, and the task as that knows it."""
-        if (name := self.scorer_of(task)) is None:
+        if (scored := self.scored_by(task)) is None:
             raise TasksetError(
                 f"row {task.idx} of {self.name} does not say how it is scored",
                 remedy="give it a ground truth or an env_class, or build the rows with `treetune build`",
             )
         own = self.config.scorer if task.env_class is None else None
-        scorer = taskset_of(name, trust=self._trusts_rows) if own is None else ByScorer(own)
+        scorer = (
+            taskset_of(scored, trust=self._trusts_rows)
+            if own is None
+            else GivenTasks(scorer=own, default_scorer=Rule())
+        )
         extra = {key: value for key, value in task.extra_info.items() if key != "scorer"}
         return scorer, with_type(msgspec.structs.replace(task, extra_info=extra), scorer)
 
@@ -161,10 +165,9 @@ def _open_rows(source: File | HubName, cache: Cache) -> tuple[str, ParquetRows |
 
 def _is_scored_by_taskset(task: Task) -> bool:
     """Whether a taskset scores it, which may declare a class of tasks with fields of its own."""
-    scorer = task.extra_info.get("scorer")
-    if not isinstance(scorer, str) or scorer == RULE or scorer.startswith(ENVIRONMENT):
-        return False
-    return not scorer.startswith(SCORER)
+    text = task.extra_info.get("scorer")
+    scored = ScoredBy.read(text) if isinstance(text, str) else None
+    return scored is not None and scored.kind == "taskset"
 
 
 def _as_foreign(task: Task) -> Task:

@@ -26,8 +26,8 @@ from treetune.data.rows.agent_column import AGENT, LOOP, needs_loop, row_needs_l
 from treetune.data.rows.formats import Format, format_named
 from treetune.data.rows.reading import RowTasks, read_rows
 from treetune.data.rows.row_codec import with_opening
-from treetune.data.rows.rule import RULE
-from treetune.data.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
+from treetune.data.rows.scored_by import BY_RULE, ScoredBy
+from treetune.data.rows.scorer import describe_environment, refuse_groups, scored_by
 from treetune.data.sources.files import take_within
 from treetune.data.sources.names import FileKind, kind_of, refuse_unwritable
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError, UsageError
@@ -88,13 +88,13 @@ def write_scored(
 
     def notice_loop() -> Iterator[Scored]:
         nonlocal loop
-        for task, scored_by in _attach_scorers(tasks, scorer):
+        for task, scored in _attach_scorers(tasks, scorer):
             if taskset is not None:
                 loop = loop or needs_loop(taskset, task)
             else:
                 named = task.extra_info.get("scorer")
-                loop = loop or row_needs_loop(task, named if isinstance(named, str) else scored_by)
-            yield task, scored_by
+                loop = loop or row_needs_loop(task, ScoredBy.read(named if isinstance(named, str) else scored))
+            yield task, scored
 
     count = write(notice_loop(), path, format)
     if loop and format.one_answer:
@@ -114,12 +114,12 @@ def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | Non
             if (lost := refuse_groups(scorer, task)) is not None and lost not in warned:
                 warned.add(lost)
                 warnings.warn(lost, stacklevel=6)
-            yield task, scorer_for(scorer, task) or ""
+            yield task, own.text if (own := scored_by(scorer, task)) is not None else ""
         elif task.env_class is not None and scorer is None and not of_rows:
             # Not for rows: a file that untrusted rows name must not be kept as this user's.
-            yield task, scorer_of_environment(task.env_class)
+            yield task, describe_environment(task.env_class).text
         elif scorer is not None or named or task.ground_truth is None:
-            yield task, None if scorer == RULE else scorer  # which needs a ground truth
+            yield task, None if scorer == BY_RULE.text else scorer  # which needs a ground truth
         else:
             raise TasksetError(
                 f"task {number} has a ground truth, and nothing says what scores it",

@@ -17,15 +17,14 @@ import msgspec
 
 from treetune.config.plugins import environments
 from treetune.config.trust import Origin
-from treetune.core.env_taskset import ByEnvironment
 from treetune.core.environment import Environment
 from treetune.core.finding import WARNING
 from treetune.core.score import judge, total
 from treetune.core.task import Task
+from treetune.core.taskset import GivenTasks
 from treetune.core.trace import Outcome
 from treetune.data.rows.formats import detect, format_named
-from treetune.data.rows.row_codec import scorer_of
-from treetune.data.rows.rule import RULE
+from treetune.data.rows.scored_by import BY_RULE, ScoredBy, scored_by_row
 from treetune.data.rows.scorer import taskset_of
 from treetune.data.sources.names import Batch
 from treetune.data.validate.rules import FilesReport, add_rule
@@ -33,7 +32,7 @@ from treetune.errors import TreetuneError, reason_of
 from treetune.models.scripted import WRONG, Replay, completion_of
 from treetune.play.episode import Limits
 from treetune.play.rollout import run_rollout
-from treetune.scorers import SCORER, rule
+from treetune.scorers import rule
 from treetune.scorers.said import find_unpaid
 from treetune.system.threads import call
 
@@ -89,14 +88,15 @@ async def check_gold(
 
 def _has_scorer(task: Task) -> bool:
     """Whether a kind of scorer, or the rule, scores a row."""
-    scorer = task.extra_info.get("scorer") or scorer_of(task)
-    return task.env_class is None and isinstance(scorer, str) and (scorer == RULE or scorer.startswith(SCORER))
+    text = task.extra_info.get("scorer")
+    scored = (ScoredBy.read(text) if isinstance(text, str) else None) if text else scored_by_row(task)
+    return task.env_class is None and scored is not None and scored.by_scorer
 
 
 async def _try_scorer(task: Task) -> tuple[str | None, str]:
     """The rule that a row breaks that a kind of scorer scores, if any, and what was found."""
     try:
-        taskset = taskset_of(task.extra_info.get("scorer") or str(scorer_of(task)))
+        taskset = taskset_of(ScoredBy.read(task.extra_info.get("scorer")) or scored_by_row(task) or BY_RULE)
         problem = None if taskset.scorer is None else taskset.scorer.problem(task.ground_truth, task)
         if problem is not None:
             return "gold-not-rewarded", f"no answer is right: the ground truth {problem}"
@@ -142,7 +142,7 @@ async def _try_answers(task: Task) -> tuple[str | None, str]:
 async def _score(task: Task, answer: Answer) -> float:
     texts = [answer] * 100 if isinstance(answer, str) else answer
     policy = Replay([completion_of(text) for text in texts])
-    trace = await run_rollout(ByEnvironment(), task, policy, limits=LIMITS)
+    trace = await run_rollout(GivenTasks(), task, policy, limits=LIMITS)
     if trace.reward is not None:
         return trace.reward
     if isinstance(answer, list) and trace.outcome is Outcome.POLICY_ERROR:  # it has no more actions

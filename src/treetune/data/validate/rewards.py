@@ -13,7 +13,7 @@ import msgspec
 
 from treetune.core.environment import Kind, Stored, TaskRequirements, kind_of
 from treetune.core.finding import WARNING
-from treetune.data.rows.rule import RULE
+from treetune.data.rows.scored_by import BY_RULE
 from treetune.data.validate.column_types import Places
 from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show
 from treetune.errors import did_you_mean
@@ -81,7 +81,7 @@ def _check_truth(
             column = contract.column
     else:
         # A row may name something else that scores it than a comparison with its ground truth.
-        free = column is None or (contract is None and isinstance(scorer, str) and scorer != RULE)
+        free = column is None or (contract is None and isinstance(scorer, str) and scorer != BY_RULE.text)
     spec = row.get(column) if column is not None else row
     if spec is None:
         if not free or not check.format.has_environments:

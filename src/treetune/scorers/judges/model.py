@@ -30,9 +30,9 @@ from treetune.chat.message import Message, without_surrogates
 from treetune.config.code_files import hash_files
 from treetune.config.structs import ModelName, convert
 from treetune.config.trust import current_origin
-from treetune.core.env_taskset import ByEnvironment
 from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampling, Usage
 from treetune.core.task import Task
+from treetune.core.taskset import GivenTasks
 from treetune.core.trace import Judgement
 from treetune.errors import ContextFullError, EndpointRefusal, reason_of
 from treetune.models import (
@@ -229,7 +229,7 @@ def _shared(asked: Asked, name: str) -> Asked:
     return Asked([last], asked.too_long, asked.unsettled)
 
 
-_NO_TASKS = ByEnvironment()
+_NO_TASKS = GivenTasks()
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bytes, Client]] = WeakKeyDictionary()
 """Of the background loop."""
 os.register_at_fork(after_in_child=_clients.clear)

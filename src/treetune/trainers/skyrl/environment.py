@@ -26,9 +26,9 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv
 from treetune.chat.call_formats import check_name, parse
 from treetune.chat.message import Message
 from treetune.chat.tool_template import with_tools, write_as_text
-from treetune.core.env_taskset import ByEnvironment
 from treetune.core.environment import Environment
 from treetune.core.task import Task
+from treetune.core.taskset import GivenTasks
 from treetune.data.rows.formats import task_to_play
 from treetune.data.rows.row_codec import looks_like_uid
 from treetune.errors import EnvironmentFault, format_error
@@ -50,7 +50,7 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._id = id
-        self._taskset = ByEnvironment(environment, name=id)
+        self._taskset = GivenTasks(environment, name=id)
         self._config = env_config
         self._extras = dict(extras or {})
         self._episode: Episode | None = None

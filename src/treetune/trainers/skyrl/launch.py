@@ -9,7 +9,8 @@ from typing import Any
 
 from treetune.data.rows.agent_column import is_silent, row_needs_loop
 from treetune.data.rows.formats import FORMATS
-from treetune.data.rows.scorer import ENVIRONMENT, environment_of
+from treetune.data.rows.scored_by import ScoredBy
+from treetune.data.rows.scorer import environment_of
 from treetune.data.sources.names import File, FileKind
 from treetune.errors import TreetuneError
 from treetune.trainers import launch
@@ -90,17 +91,17 @@ def _turns_of(row: dict[str, Any]) -> int:
     task = FORMATS["skyrl"].task_of(row, whole=False)
     if (own := task.extra_info.get("max_turns")) is not None:
         return int(own)
-    environment = f"{ENVIRONMENT}{task.env_class}"
-    scorer = (row.get("extra_info") or {}).get("scorer") or environment
-    if not row_needs_loop(task, scorer) and not is_silent(scorer):
+    environment = ScoredBy("environment", str(task.env_class))
+    scored = ScoredBy.read((row.get("extra_info") or {}).get("scorer")) or environment
+    if not row_needs_loop(task, scored) and not is_silent(scored):
         return 1
-    return _turns_said_by(scorer if scorer.startswith(ENVIRONMENT) else environment) or USUAL_TURNS
+    return _turns_said_by(scored if scored.kind == "environment" else environment) or USUAL_TURNS
 
 
-def _turns_said_by(scorer: str) -> int | None:
+def _turns_said_by(scored: ScoredBy) -> int | None:
     """What an environment says of its turns: by its contract, or by `MAX_TURNS`."""
     try:
-        cls = environment_of(scorer)
+        cls = environment_of(scored)
     except TreetuneError:
         return None
     contract = getattr(cls, "CONTRACT", None)

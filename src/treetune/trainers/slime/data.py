@@ -19,7 +19,7 @@ import msgspec
 
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.data.rows.scorer import refuse_groups, scorer_for
+from treetune.data.rows.scorer import refuse_groups, scored_by
 from treetune.errors import DrawFailed, ResumeError, UsageError
 from treetune.play import streams
 from treetune.play.leases import DRAW_TRIES, Draw, Pending
@@ -192,7 +192,7 @@ def _state_path(folder: str, rollout_id: int | None) -> Path:
 
 
 def _fields_of(taskset: Taskset[Any, Any], task: Task) -> dict[str, Any]:
-    scorer = scorer_for(taskset, task)
+    scorer = scored_by(taskset, task)
     if scorer is None:
         raise UsageError(
             f"nothing can score task {task.idx} of {taskset.name}",

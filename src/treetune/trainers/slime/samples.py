@@ -23,7 +23,7 @@ import msgspec
 from treetune.core.task import Task
 from treetune.data.rows import row_codec
 from treetune.data.rows.formats import FORMATS
-from treetune.data.rows.rule import RULE
+from treetune.data.rows.scored_by import BY_RULE, ScoredBy
 from treetune.errors import UsageError
 
 HERE = "treetune.trainers.slime"
@@ -42,15 +42,15 @@ DRAW = "treetune_draw"
 """The key of the metadata with the draw that a group is of."""
 
 
-def fields_of(task: Task, scorer: str | None) -> dict[str, Any]:
+def fields_of(task: Task, scored: ScoredBy | None) -> dict[str, Any]:
     """What a `Sample` of a task is made with; also a line of a file that slime reads."""
-    row = FORMATS["trl"].row_of(task, scorer=scorer or "")
+    row = FORMATS["trl"].row_of(task, scorer="" if scored is None else scored.text)
     metadata = {"source_name": task.data_source, ROW: msgspec.json.encode(row).decode()}
     return {"prompt": task.messages, "label": row_codec.truth_text(task.ground_truth), "metadata": metadata}
 
 
-def task_of(sample: Any) -> tuple[str, Task]:
-    """What scores a sample's task, and the task."""
+def task_of(sample: Any) -> tuple[ScoredBy, Task]:
+    """Who scores a sample's task, and the task."""
     metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
     if not isinstance(metadata.get(ROW), str):
         raise UsageError(
@@ -58,7 +58,8 @@ def task_of(sample: Any) -> tuple[str, Task]:
             remedy="pass --prompt-data TARGET --data-source-path treetune.trainers.slime.TreetuneData",
         )
     row = msgspec.json.decode(metadata[ROW])
-    return row["extra_info"].get("scorer", RULE), FORMATS["trl"].task_of(row, whole=False)
+    scored = ScoredBy.read(row["extra_info"].get("scorer")) or BY_RULE
+    return scored, FORMATS["trl"].task_of(row, whole=False)
 
 
 def begin_anew(sample: Any) -> None:

@@ -20,7 +20,7 @@ from treetune.chat.message import Message, begins_answer, text_of
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.image_columns import IMAGES, to_parts
 from treetune.errors import UsageError
-from treetune.trainers.single_turn import play_rows, scorer_in
+from treetune.trainers.single_turn import play_rows, read_scored_by
 
 
 class TaskOpening(NamedTuple):
@@ -127,6 +127,6 @@ def score_rows(prompts: list[Any], completions: list[Any], **columns: Any) -> li
     for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         row = {name: values[number] for name, values in named.items()}
         row["prompt"] = [dict(message) for message in prompt] if isinstance(prompt, list) else prompt
-        scorer = scorer_in(row.get("extra_info"), row.get("data_source"))
-        rows.append((scorer, FORMATS["trl"].task_of(row, whole=False), text_of_completion(completion)))
+        scored = read_scored_by(row.get("extra_info"), row.get("data_source"))
+        rows.append((scored, FORMATS["trl"].task_of(row, whole=False), text_of_completion(completion)))
     return [result.reward for result in play_rows(rows)]

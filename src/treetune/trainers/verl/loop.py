@@ -30,7 +30,7 @@ from treetune.data.rows.formats import task_to_score
 from treetune.errors import MissingExtraError, UsageError
 from treetune.serve import ServeError
 from treetune.trainers.episodes import is_misuse, share_episodes
-from treetune.trainers.single_turn import scorer_in
+from treetune.trainers.single_turn import read_scored_by
 from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode, play_episode
 from treetune.trainers.verl.rollouts import EpisodeScore, LoopConfig, ModelCalls, PromptGroups
 
@@ -103,14 +103,14 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
 
     async def _play(self, calls: ModelCalls, row: Mapping[str, Any], v1: bool) -> TokenEpisode:
         settings, extra, source = self.settings, row.get("extra_info") or {}, row.get("data_source")
-        scorer = scorer_in(extra, source)
+        scored = read_scored_by(extra, source)
         truth = (row.get("reward_model") or {}).get("ground_truth")
         task = task_to_score(str(source), truth, extra, prompt=row.get("prompt"))
         episodes = share_episodes(asyncio.get_running_loop(), settings, settings.attempts)
 
         async def start() -> Any:
             calls.begin()
-            return await episodes.start(scorer, task)
+            return await episodes.start(scored, task)
 
         return await play_episode(
             start,

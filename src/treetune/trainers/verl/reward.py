@@ -18,13 +18,11 @@ from treetune.chat.message import without_surrogates
 from treetune.core.score import Score
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.formats import task_to_score
-from treetune.data.rows.rule import RULE
 from treetune.data.rows.scorer import taskset_of
 from treetune.errors import TasksetError
-from treetune.scorers import SCORER
 from treetune.system.threads import run_in_background
 from treetune.trainers.config import get_value, set_value
-from treetune.trainers.single_turn import play_row, scorer_in
+from treetune.trainers.single_turn import play_row, read_scored_by
 
 OURS = "pkg://treetune.trainers.verl"
 """How a verl config names our reward function."""
@@ -105,14 +103,15 @@ def compute_score(
     **rest: Any,
 ) -> dict[str, Any]:
     """The reward of one row. The same keys for every row: verl takes those of the first for all."""
-    scorer = scorer_in(extra_info, data_source)
+    scored = read_scored_by(extra_info, data_source)
     task = task_to_score(str(data_source), ground_truth, extra_info or {})
-    if scorer == RULE or (scorer.startswith(SCORER) and not taskset_of(scorer).scorer.calls_models):  # the quickest
-        result = taskset_of(scorer).reward(task, without_surrogates(solution_str))
+    # What asks no model needs no episode, which is quicker.
+    if scored.kind == "rule" or (scored.kind == "scorer" and not taskset_of(scored).scorer.calls_models):
+        result = taskset_of(scored).reward(task, without_surrogates(solution_str))
         if inspect.isawaitable(result):
             result = run_in_background(_wait(result))
         return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
-    played = play_row(scorer, task, solution_str)
+    played = play_row(scored, task, solution_str)
     return {"score": played.reward, "acc": float(played.passed()), "answer": played.answer or ""}
 
 
