@@ -12,6 +12,7 @@ import importlib
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from treetune.config.variables import escape_text
-from treetune.errors import UnknownNameError, UsageError
+from treetune.errors import TreetuneError, UnknownNameError, UsageError
 
 TRAINERS = {
     "areal": "treetune.trainers.areal.launch:plan",
@@ -103,6 +104,14 @@ def plan(trainer: str, request: TrainRequest) -> Launch:
     module, _, function = TRAINERS[trainer].partition(":")
     launch: Launch = getattr(importlib.import_module(module), function)(request)
     return launch
+
+
+def run_command(run: Callable[[Sequence[str]], Any], arguments: Sequence[str] | None) -> None:
+    """Runs what `python -m treetune.trainers.NAME` does; a `TreetuneError` ends the process with its message."""
+    try:
+        run(sys.argv[1:] if arguments is None else arguments)
+    except TreetuneError as error:
+        sys.exit(f"error: {error}")
 
 
 def merge(planned: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:

@@ -14,19 +14,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from treetune.errors import MissingExtraError, TreetuneError, UsageError
+from treetune.errors import MissingExtraError, UsageError
 from treetune.serve import TaskServerClient
 from treetune.system.threads import run_in_background
 from treetune.tasksets.target import is_server
+from treetune.trainers.launch import run_command
 
 WORKFLOW = "treetune.trainers.areal.TaskServerWorkflow"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    try:
-        run(sys.argv[1:] if arguments is None else arguments)
-    except TreetuneError as error:
-        sys.exit(f"error: {error}")
+    run_command(run, arguments)
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -33,8 +33,9 @@ from treetune.data.sources.names import (
     Row,
     find,
 )
-from treetune.errors import ConfigError, Faults, MissingExtraError, TreetuneError, UnknownNameError, UsageError
+from treetune.errors import ConfigError, Faults, MissingExtraError, UnknownNameError, UsageError
 from treetune.trainers.config import get_value, load_lists, set_value
+from treetune.trainers.launch import run_command
 from treetune.trainers.skyrl.gym import register, registry
 
 Names = str | Path | Sequence[str | Path]
@@ -218,33 +219,32 @@ def _resolve(
 def main(arguments: Sequence[str] | None = None) -> None:
     """`tasks=FILE.yaml`, or `tasks=` and `val_tasks=` with files of rows (repeatable), `--env [ID=]file.py:Class`, and
     SkyRL's own overrides. SkyRL's `trainer.override_entrypoint` may name `treetune.trainers.skyrl`."""
-    try:
-        parser = ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--env", action="append", default=[], metavar="[ID=]file.py:Class")
-        options, given = parser.parse_known_args(arguments)
-        environments = {(id or spec): spec for id, _, spec in (value.rpartition("=") for value in options.env)}
-        pairs = [(part, *part.partition("=")[::2]) for part in given]
-        tasks, val_tasks = (
-            [value for _, name, value in pairs if name == key and value] for key in ("tasks", "val_tasks")
+    run_command(_run, arguments)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--env", action="append", default=[], metavar="[ID=]file.py:Class")
+    options, given = parser.parse_known_args(arguments)
+    environments = {(id or spec): spec for id, _, spec in (value.rpartition("=") for value in options.env)}
+    pairs = [(part, *part.partition("=")[::2]) for part in given]
+    tasks, val_tasks = ([value for _, name, value in pairs if name == key and value] for key in ("tasks", "val_tasks"))
+    own = ("tasks", "val_tasks", "trainer.override_entrypoint")
+    rest = [part for part, name, _ in pairs if name not in own]
+    if not tasks:
+        raise UsageError(
+            "tasks=FILE is missing", remedy="a YAML file with train_tasks and val_tasks, or files of SkyRL's rows"
         )
-        own = ("tasks", "val_tasks", "trainer.override_entrypoint")
-        rest = [part for part, name, _ in pairs if name not in own]
-        if not tasks:
-            raise UsageError(
-                "tasks=FILE is missing", remedy="a YAML file with train_tasks and val_tasks, or files of SkyRL's rows"
-            )
-        refuse_old_python()
-        try:
-            from skyrl.train.config import SkyRLTrainConfig
-        except ImportError as error:
-            raise missing_skyrl(error) from error
-        config = SkyRLTrainConfig.from_cli_overrides(rest)
-        if not any(part.startswith("data.val_data=") for part in rest):
-            config.data.val_data = []  # unless there are val_tasks; SkyRL's default is a file of its own
-        named = tasks[0] if len(tasks) == 1 else tasks
-        run_with_tasks(config, named, val_tasks=val_tasks, environments=environments)
-    except TreetuneError as error:
-        sys.exit(f"error: {error}")
+    refuse_old_python()
+    try:
+        from skyrl.train.config import SkyRLTrainConfig
+    except ImportError as error:
+        raise missing_skyrl(error) from error
+    config = SkyRLTrainConfig.from_cli_overrides(rest)
+    if not any(part.startswith("data.val_data=") for part in rest):
+        config.data.val_data = []  # unless there are val_tasks; SkyRL's default is a file of its own
+    named = tasks[0] if len(tasks) == 1 else tasks
+    run_with_tasks(config, named, val_tasks=val_tasks, environments=environments)
 
 
 # Files of rows that SkyRL reads itself, and the environments that their rows name

@@ -8,24 +8,20 @@ the vLLM server that its `vllm_server_base_url` names.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from treetune.core.from_config import build_taskset
-from treetune.errors import MissingExtraError, TreetuneError, UsageError, did_you_mean
+from treetune.errors import MissingExtraError, UsageError, did_you_mean
 from treetune.tasksets.target import is_server, read_target
-from treetune.trainers.launch import split_override
+from treetune.trainers.launch import run_command, split_override
 from treetune.trainers.trl.launch import OURS
 from treetune.trainers.trl.tasks import TrlTasks
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    try:
-        run(sys.argv[1:] if arguments is None else arguments)
-    except TreetuneError as error:
-        sys.exit(f"error: {error}")
+    run_command(run, arguments)
 
 
 def run(arguments: Sequence[str]) -> Any:
