@@ -15,6 +15,7 @@ import xxhash
 from treetune.audit.floors import Paid
 from treetune.audit.rules import RULES, AuditReport, Family, clip
 from treetune.audit.sample import AnswerFormat, Sample, Subject, as_text, is_number, numbers_in, options_in, texts_of
+from treetune.config.variables import texts_of as leaves_of
 from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.core.task import Task, own_values
 from treetune.core.taskset import Taskset
@@ -71,11 +72,11 @@ def scan(taskset: Taskset[Any, Any], most: int = SCANNED, seconds: float = SCAN_
     for task in taskset.draw(most + 1 if not taskset.INFINITE else min(most, 1000)):
         if len(known) == most or time.monotonic() > until:
             return known, False
-        known.append(know(task))
+        known.append(read_task(task))
     return known, not taskset.INFINITE
 
 
-def know(task: Task) -> ReadTask:
+def read_task(task: Task) -> ReadTask:
     users = [message for message in task.messages if message.get("role") != "system"]
     text = as_text(users)
     own = own_values(task)
@@ -177,7 +178,7 @@ def _find_in_tools(sample: Sample, subject: Subject) -> str | None:
     tools: list[Any] = [subject.task.extra_info.get(key) for key in ("tools", "tools_kwargs", "functions")]
     if subject.first is not None:
         tools.append(subject.first.tools)
-    for text in _texts(tools):
+    for text in leaves_of(tools):
         if content and _stands(content, text) and (len(content) >= LONG or says_in_words(text, content)):
             return f"a tool's description holds {clip(content, 60)!r}: {clip(text, 120)!r}"
     return None
@@ -185,14 +186,6 @@ def _find_in_tools(sample: Sample, subject: Subject) -> str | None:
 
 def says_in_words(text: str, content: str) -> bool:
     return re.search(rf"(?i)\b(?:answer|returns?|result|value)\b[^.]{{0,20}}\b{re.escape(content)}\b", text) is not None
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
 
 
 def check_observations(sample: Sample, results: Iterable[Paid], report: AuditReport) -> None:

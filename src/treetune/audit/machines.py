@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 from treetune.audit.floor_answers import FloorPolicy
 from treetune.audit.floors import starts
@@ -149,14 +150,16 @@ _PROGRAMS = (
 """Name, rule, what it is; as a shell script, and in Python."""
 
 
-class ProgramFormat:
+class ProgramFormat(NamedTuple):
     """How a program is handed in to one task."""
 
-    def __init__(self, language: str, before: str, fence: str, after: str) -> None:
-        self.language, self._before, self._fence, self._after = language, before, fence, after
+    language: str
+    before: str
+    fence: str
+    after: str
 
     def write(self, program: str) -> str:
-        return f"{self._before}{self._fence}{self.language}\n{program.strip()}\n{self._fence}{self._after}"
+        return f"{self.before}{self.fence}{self.language}\n{program.strip()}\n{self.fence}{self.after}"
 
     @classmethod
     def of(cls, subject: Subject) -> ProgramFormat | None:

@@ -13,9 +13,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from treetune.cli import options
-from treetune.cli.options import Json, option, read_overrides, without_none
+from treetune.cli.options import Json, option, read_overrides
 from treetune.cli.output import print_json
-from treetune.config.structs import load_yaml
+from treetune.config.structs import load_yaml, without_none
 from treetune.data.datasets.selection import dropped_for
 from treetune.data.rows.agent_column import AGENT, LOOP, says_nothing
 from treetune.data.rows.code_store import pop_kept_files

@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 
 from treetune.cli.options import CacheDir, Json, option
-from treetune.cli.output import make_table, print_json
+from treetune.cli.output import figure, make_table, print_json
 from treetune.config.structs import dump_yaml, to_plain
 from treetune.data.rows.cache import Cache, CacheEntry, default_cache_dir
 from treetune.errors import UnknownNameError, UsageError
@@ -120,8 +120,7 @@ def _report(
     screen = Screen()
     rows = []
     for entry in entries:
-        count = "-" if entry.rows is None else f"{entry.rows:,}"
-        used = _ago(time.time() - entry.last_used)
+        count, used = figure(entry.rows, ","), _ago(time.time() - entry.last_used)
         rows.append((_short(entry.key), count, decimal(entry.size), entry.source, used, _state(entry)))
     if entries:
         screen.print(make_table(rows, ("key", "rows", "size", "source", "used", "state"), right=("rows", "size")))

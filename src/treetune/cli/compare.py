@@ -15,7 +15,7 @@ from rich.text import Text
 
 from treetune import evaluation as evaluating
 from treetune.cli.options import Json, option
-from treetune.cli.output import make_table, print_json
+from treetune.cli.output import figure, make_table, print_json
 from treetune.config.structs import to_plain
 from treetune.errors import UsageError, plural
 from treetune.evaluation import Comparison, Difference, TaskChange
@@ -105,8 +105,8 @@ def summary_table(summary: Summary) -> RenderableType:
     """A run's figures; below them, where there are several sources, a table with a line for each."""
     error = "" if summary.stderr is None else f" ± {summary.stderr:.4f} (standard error)"
     rows = {
-        "mean reward": f"{_figure(summary.mean_reward)}{error} over {summary.scored} scored",
-        "over all": f"{_figure(summary.mean_reward_all)}, where a failed rollout counts as 0",
+        "mean reward": f"{figure(summary.mean_reward)}{error} over {summary.scored} scored",
+        "over all": f"{figure(summary.mean_reward_all)}, where a failed rollout counts as 0",
     }
     if summary.pass_at_k:
         rows["pass@k"] = _figures(summary.pass_at_k)
@@ -131,7 +131,7 @@ def summary_table(summary: Summary) -> RenderableType:
         (
             name,
             *(f"{count:,}" for count in (source.tasks, source.rollouts, source.scored)),
-            *(_figure(source.mean_reward), _figure(source.mean_reward_all)),
+            *(figure(source.mean_reward), figure(source.mean_reward_all)),
         )
         for name, source in summary.data_sources.items()
     ]
@@ -144,12 +144,8 @@ def runs_table(runs: Sequence[tuple[str, str, Summary]]) -> RenderableType:
     rows = []
     for taskset, model, summary in runs:
         means = summary.mean_reward, summary.stderr, summary.mean_reward_all, summary.pass_at_k.get("1")
-        rows.append((taskset, model, *map(_figure, means), f"{summary.scored:,}", f"{summary.errors:,}"))
+        rows.append((taskset, model, *map(figure, means), f"{summary.scored:,}", f"{summary.errors:,}"))
     return make_table(rows, ("taskset", "model", *numbers), right=numbers)
-
-
-def _figure(reward: float | None) -> str:
-    return "-" if reward is None else f"{reward:.4f}"
 
 
 def _figures(chances: dict[str, float]) -> str:

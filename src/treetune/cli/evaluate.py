@@ -20,9 +20,9 @@ from treetune.cli.compare import (
     show_warnings,
     summary_table,
 )
-from treetune.cli.options import TARGET, Json, complete_model, complete_target, option, read_overrides, without_none
-from treetune.cli.output import make_table, print_json
-from treetune.config.structs import dump_yaml, to_plain
+from treetune.cli.options import TARGET, Json, complete_model, complete_target, option, read_overrides
+from treetune.cli.output import figure, make_table, print_json
+from treetune.config.structs import dump_yaml, to_plain, without_none
 from treetune.errors import UsageError, plural
 from treetune.evaluation.live import Display
 from treetune.loggers import open_loggers
@@ -138,23 +138,18 @@ def eval_command(
     summary = plan.tally.summary()
     figures = {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
     faults = bool(summary.errors) or summary.stopped is not None
-    _tell_few(plan, screen)
-    show_warnings(summary, screen)
-    stopped = _tell_stop(summary, path, interrupted, screen)
+    stopped = _show_end(plan, summary, path, interrupted, screen)
     return finish(lambda: screen.print(summary_table(summary)), figures, faults, stopped, screen, json)
 
 
-def _tell_few(plan: evaluating.EvalPlan, screen: Screen) -> None:
-    """Says that there are fewer tasks than were asked for."""
+def _show_end(plan: evaluating.EvalPlan, summary: Summary, path: Path, interrupted: bool, screen: Screen) -> str | None:
+    """Shows whether there were fewer tasks than `-n`, the warnings, and whether a ceiling was reached; gives the hint
+    that follows an interruption."""
     config, expected = plan.evaluation.config, plan.tally.expected
-    if config.num_tasks is None or config.tasks or expected is None:
-        return
-    if (tasks := expected // config.num_rollouts) < config.num_tasks:
-        screen.say(f"there are only {tasks:,} tasks, and -n asks for {config.num_tasks:,}")
-
-
-def _tell_stop(summary: Summary, path: Path, interrupted: bool, screen: Screen) -> str | None:
-    """Says that a ceiling was reached; gives what to say of an interruption."""
+    asked = None if config.tasks else config.num_tasks
+    if asked is not None and expected is not None and (tasks := expected // config.num_rollouts) < asked:
+        screen.say(f"there are only {tasks:,} tasks, and -n asks for {asked:,}")
+    show_warnings(summary, screen)
     go_on = f"go on with: treetune eval --resume -o {shlex.quote(str(path))}"
     if summary.stopped is not None:
         screen.say(f"stopped: {summary.stopped}; {go_on} and a higher ceiling", style="yellow")
@@ -183,11 +178,9 @@ def _evaluate_set(
             played.append((taskset, plan.model, summary))
             about = {"taskset": taskset, "model": plan.model, "run_dir": str(path)}
             figures.append({**about, **to_plain(summary), "errors": summary.errors})
-            mean = "-" if summary.mean_reward is None else f"{summary.mean_reward:.4f}"
+            mean = figure(summary.mean_reward)
             screen.say(f"{number} of {len(plans)}: {taskset} by {plan.model}: mean reward {mean}", style="bold")
-            _tell_few(plan, screen)
-            show_warnings(summary, screen)
-            stopped = _tell_stop(summary, group.path, interrupted, screen)
+            stopped = _show_end(plan, summary, group.path, interrupted, screen)
             if interrupted:
                 break
     found = [] if interrupted else group.compare()
@@ -281,7 +274,7 @@ def rescore_command(
     screen = Screen(json)
     if not json:
         means = (summary.before.mean_reward, summary.before.mean_reward_all)
-        mean = " and over all: ".join("-" if mean is None else f"{mean:.4f}" for mean in means)
+        mean = " and over all: ".join(map(figure, means))
         skipped = f"; {summary.skipped} failed rollouts have nothing to score" if summary.skipped else ""
         screen.say(f"scored by {config} and the files that it names")
         screen.say(f"{summary.changed} of {summary.after.rollouts} rewards changed; mean before: {mean}{skipped}")
@@ -306,7 +299,7 @@ def _show_preview(preview: evaluating.RescorePreview, ended: bool, json: bool) -
         return code
     screen, changed = Screen(), [row for row in rows if row.before != row.after]
     lines = [
-        (f"{row.task}/{row.rollout}", _figure(row.before), _figure(row.after), " ".join(row.why.split())[:60])
+        (f"{row.task}/{row.rollout}", figure(row.before, "g"), figure(row.after, "g"), " ".join(row.why.split())[:60])
         for row in changed[:_MOST_SHOWN]
     ]
     if lines:
@@ -316,7 +309,3 @@ def _show_preview(preview: evaluating.RescorePreview, ended: bool, json: bool) -
     stop = "interrupted: " if not ended else ""
     screen.say(f"{stop}{len(changed)} of {len(rows)} rewards would change{more}{left}; nothing was written")
     return code
-
-
-def _figure(reward: float | None) -> str:
-    return "-" if reward is None else f"{reward:g}"

@@ -184,8 +184,3 @@ def read_overrides(
             beginnings = ", ".join(f"--{group}." for group in groups)
             raise UsageError(f"unknown argument --{key}{hint}", remedy=f"dotted overrides begin with {beginnings}")
     return overrides | ({"taskset.trust": "true"} if trust else {})
-
-
-def without_none(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given."""
-    return {name: value for name, value in options.items() if value is not None}

@@ -96,6 +96,11 @@ _LONG = 32
 """A longer word, such as a path, may be broken."""
 
 
+def figure(value: float | None, spec: str = ".4f") -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else format(value, spec)
+
+
 def make_table(
     rows: Iterable[Sequence[str | Text]],
     headings: Sequence[str] = (),

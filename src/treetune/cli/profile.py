@@ -14,9 +14,10 @@ from rich.text import Text
 from treetune import evaluation as evaluating
 from treetune.cli import options
 from treetune.cli.evaluate import play
-from treetune.cli.options import Json, option, read_overrides, without_none
+from treetune.cli.options import Json, option, read_overrides
 from treetune.cli.output import make_table, print_json
 from treetune.config.run_config import FINGERPRINT
+from treetune.config.structs import without_none
 from treetune.errors import UsageError
 from treetune.system.digest import digest
 from treetune.system.screen import Screen

@@ -19,12 +19,12 @@ import uvloop
 
 from treetune import evaluation, serve
 from treetune.cli import options
-from treetune.cli.options import option, read_overrides, without_none
+from treetune.cli.options import option, read_overrides
 from treetune.cli.output import print_json
 from treetune.cli.register import open_registration
 from treetune.cli.supervise import Heartbeat
 from treetune.cli.supervise import supervise as run_supervised
-from treetune.config.structs import convert
+from treetune.config.structs import convert, without_none
 from treetune.core.from_config import build_taskset
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset

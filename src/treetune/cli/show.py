@@ -17,7 +17,7 @@ from treetune.chat.images import has_images, name_all, name_images
 from treetune.chat.message import Message
 from treetune.cli import options
 from treetune.cli.options import TARGET, Json, Split, Tokenizer, Trust, option, read_overrides
-from treetune.cli.output import make_table, print_json
+from treetune.cli.output import figure, make_table, print_json
 from treetune.config.structs import to_plain
 from treetune.core.environment import Rendered
 from treetune.core.mixture import owner_of
@@ -164,7 +164,7 @@ def show_rollouts(run: Run, query: str, most: int, as_json: bool) -> None:
     rows = [
         (
             f"{entry.idx}/{entry.rollout}",
-            "-" if entry.reward is None else f"{entry.reward:g}",
+            figure(entry.reward, "g"),
             Text(entry.outcome, style=_COLOURS.get(entry.outcome, "red")),
             f"{entry.turns}",
             entry.source,

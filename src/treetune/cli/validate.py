@@ -14,9 +14,9 @@ from rich.progress import TextColumn, TimeElapsedColumn
 from treetune import evaluation
 from treetune.cli import options
 from treetune.cli.compare import finish, run_to_end
-from treetune.cli.options import Json, complete_target, option, read_overrides, without_none
+from treetune.cli.options import Json, complete_target, option, read_overrides
 from treetune.cli.output import print_json
-from treetune.config.structs import to_plain
+from treetune.config.structs import to_plain, without_none
 from treetune.core.finding import ERROR, name_rows, print_findings
 from treetune.data.sources.names import find, kind_of, names_rows, refuse_unwritable
 from treetune.data.validate.files import read_batches, validate

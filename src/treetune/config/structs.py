@@ -335,3 +335,8 @@ def _choices(hint: Any) -> list[Any]:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return [member.value for member in hint]
     return [choice for part in get_args(hint) for choice in _choices(part)]
+
+
+def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have a value; the fields of the others keep their defaults."""
+    return {name: value for name, value in options.items() if value is not None}

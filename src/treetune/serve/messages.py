@@ -8,7 +8,6 @@ as their `repr`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar, cast
 
@@ -90,11 +89,6 @@ _NO_OPTIONS = {"ack", "task", "rollout", "rollouts", "n", "finish"}
 def options_of(request: RunRequest) -> dict[str, Any]:
     """The options of a request that are for the host that plays it; the lease is the door's to finish."""
     return {name: getattr(request, name) for name in request.__struct_fields__ if name not in _NO_OPTIONS}
-
-
-def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that have a value; the fields of the others keep their defaults."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 class WeightsRequest(Request, kw_only=True):

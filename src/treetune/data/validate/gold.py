@@ -64,7 +64,7 @@ async def check_gold(
 
     async def check_one(batch: Batch, number: int, task: Task) -> None:
         try:
-            rule, found = await (_try_answers(task) if task.env_class is not None else _try_scorer(task))
+            rule, found = await _try_row(task)
             if rule is not None:
                 report.add(rule, batch.source, found, [number], batch.unit)
             report.gold_checked += rule in (None, "gold-not-rewarded", "gold-said-otherwise")
@@ -93,50 +93,57 @@ def _has_scorer(task: Task) -> bool:
     return task.env_class is None and scored is not None and scored.by_scorer
 
 
-async def _try_scorer(task: Task) -> tuple[str | None, str]:
-    """The rule that a row breaks that a kind of scorer scores, if any, and what was found."""
-    try:
-        taskset = taskset_of(ScoredBy.read(task.extra_info.get("scorer")) or scored_by_row(task) or BY_RULE)
-        problem = None if taskset.scorer is None else taskset.scorer.problem(task.ground_truth, task)
-        if problem is not None:
-            return "gold-not-rewarded", f"no answer is right: the ground truth {problem}"
-        gold = await taskset.gold_of(task)
-        if gold is None:
-            return "gold-unknown", "its scorer knows no gold answer"
-        earned = (await judge(taskset, task, str(gold))).reward
-        for what, answer in (("an empty answer", ""), (f"{WRONG!r}", WRONG)):
-            if answer != gold and (wrong := (await judge(taskset, task, answer)).reward) >= earned:
-                return "gold-not-rewarded", f"the gold answer earns {earned:g}, {what} {wrong:g}"
-        unpaid = await call(find_unpaid, taskset.scorer or rule(), task)
-    except Exception as error:
-        return "environment-fails", reason_of(error)
-    return (None, "") if unpaid is None else ("gold-said-otherwise", f"{unpaid[0]!r} earns nothing: {unpaid[1]}")
+class _RuleBroken(Exception):
+    def __init__(self, rule: str, found: str) -> None:
+        super().__init__(rule, found)
+        self.rule, self.found = rule, found
 
 
-async def _try_answers(task: Task) -> tuple[str | None, str]:
+async def _try_row(task: Task) -> tuple[str | None, str]:
     """The rule that is broken, if any, and what was found."""
     try:
-        cls: type[Environment] = environments.resolve(task.env_class or "", Origin.of_data("a row"))
-        gold = await call(cls.gold, task)
-        if gold is None:
-            return "gold-unknown", f"{task.env_class} knows no gold answer"
-        earned = await _score(task, gold)
-        for what, answer in _wrong_answers(cls, task, gold):
-            wrong = await _score(task, answer)
-            if wrong >= earned:
-                return "gold-not-rewarded", f"the gold answer earns {earned:g}, {what} {wrong:g}"
-        if (both := _both_answers(cls, task, gold)) is not None:
-            # Only in either order: the first or the last of two is a choice, not a hedge.
-            wrong = min([await _score(task, answer) for answer in both])
-            if wrong >= earned:
-                return (
-                    "gold-not-rewarded",
-                    f"the gold answer earns {earned:g}, beside a wrong one, in either order, {wrong:g}",
-                )
+        await (_try_scorer(task) if task.env_class is None else _try_environment(task))
+    except _RuleBroken as broken:
+        return broken.rule, broken.found
     except Exception as error:
-        message = reason_of(error)
-        return "environment-fails", f"{task.env_class}: {message}"
+        why = reason_of(error)
+        return "environment-fails", why if task.env_class is None else f"{task.env_class}: {why}"
     return None, ""
+
+
+async def _try_scorer(task: Task) -> None:
+    taskset = taskset_of(ScoredBy.read(task.extra_info.get("scorer")) or scored_by_row(task) or BY_RULE)
+    problem = None if taskset.scorer is None else taskset.scorer.problem(task.ground_truth, task)
+    if problem is not None:
+        raise _RuleBroken("gold-not-rewarded", f"no answer is right: the ground truth {problem}")
+    gold = await taskset.gold_of(task)
+    if gold is None:
+        raise _RuleBroken("gold-unknown", "its scorer knows no gold answer")
+    earned = (await judge(taskset, task, str(gold))).reward
+    for what, answer in (("an empty answer", ""), (f"{WRONG!r}", WRONG)):
+        if answer != gold:
+            _require_less((await judge(taskset, task, answer)).reward, earned, what)
+    if (unpaid := await call(find_unpaid, taskset.scorer or rule(), task)) is not None:
+        raise _RuleBroken("gold-said-otherwise", f"{unpaid[0]!r} earns nothing: {unpaid[1]}")
+
+
+async def _try_environment(task: Task) -> None:
+    cls: type[Environment] = environments.resolve(task.env_class or "", Origin.of_data("a row"))
+    gold = await call(cls.gold, task)
+    if gold is None:
+        raise _RuleBroken("gold-unknown", f"{task.env_class} knows no gold answer")
+    earned = await _score(task, gold)
+    for what, answer in _wrong_answers(cls, task, gold):
+        _require_less(await _score(task, answer), earned, what)
+    if (both := _both_answers(cls, task, gold)) is not None:
+        # Only in either order: the first or the last of two is a choice, not a hedge.
+        wrong = min([await _score(task, answer) for answer in both])
+        _require_less(wrong, earned, "beside a wrong one, in either order,")
+
+
+def _require_less(wrong: float, earned: float, what: str) -> None:
+    if wrong >= earned:
+        raise _RuleBroken("gold-not-rewarded", f"the gold answer earns {earned:g}, {what} {wrong:g}")
 
 
 async def _score(task: Task, answer: Answer) -> float:

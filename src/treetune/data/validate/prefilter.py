@@ -22,7 +22,7 @@ from treetune.data.validate.rules import SPECIAL, RowContext
 Numbers = np.ndarray[Any, Any]
 
 
-class Columns(NamedTuple):
+class PromptColumns(NamedTuple):
     """A batch of rows whose prompts are messages with text; the messages of all of them are one array."""
 
     rows: pa.StructArray
@@ -38,7 +38,7 @@ class Columns(NamedTuple):
         return np.asarray(total[self.starts[1:]] > total[self.starts[:-1]])
 
 
-def columns_of(batch: pa.RecordBatch) -> Columns | None:
+def columns_of(batch: pa.RecordBatch) -> PromptColumns | None:
     """None where columns are of other types than those of sound rows usually: then every row needs a look."""
     rows = batch.to_struct_array()
     prompts = _values_at(rows, "prompt")
@@ -47,10 +47,10 @@ def columns_of(batch: pa.RecordBatch) -> Columns | None:
     roles, contents = _values_at(prompts.values, "role"), _values_at(prompts.values, "content")
     if not _is_text(roles) or (contents is not None and (not _is_text(contents) or contents.null_count)):
         return None
-    return Columns(rows, offsets_of(prompts).astype(np.int64), roles.dictionary_encode(), contents)
+    return PromptColumns(rows, offsets_of(prompts).astype(np.int64), roles.dictionary_encode(), contents)
 
 
-def prefilter(columns: Columns, check: RowContext) -> Mask:
+def prefilter(columns: PromptColumns, check: RowContext) -> Mask:
     """Which rows need a look: all of a format other than SkyRL's, or where a column is not as usual."""
     environments, extra = _values_at(columns.rows, "env_class"), _values_at(columns.rows, "extra_info")
     truths = _values_at(columns.rows, "reward_spec", "ground_truth")
@@ -62,7 +62,7 @@ def prefilter(columns: Columns, check: RowContext) -> Mask:
     return _may_have_odd_prompts(columns, check) | _may_break_contracts(environments.dictionary_encode(), truths, check)
 
 
-def _may_have_odd_prompts(columns: Columns, check: RowContext) -> Mask:
+def _may_have_odd_prompts(columns: PromptColumns, check: RowContext) -> Mask:
     roles = columns.roles
     odd = ~_where(roles, ROLES.__contains__)
     if check.contents:
@@ -106,7 +106,7 @@ def _reads_one_text(contract: TaskRequirements) -> bool:
     return plain or contract.stored is Stored.TEXT
 
 
-def keys_of(columns: Columns) -> Keys | None:
+def keys_of(columns: PromptColumns) -> Keys | None:
     """The keys of all prompts of a batch; None where contents are not there."""
     from xxhash import xxh3_64_intdigest
 

@@ -24,7 +24,7 @@ from treetune.data.arrow_values import encode_json
 from treetune.data.rows.image_columns import IMAGES, count_marks, data_in, name_in
 from treetune.data.rows.prompt_lengths import TEMPLATE_FAILS, PromptTokens, load_tokenizer
 from treetune.data.sources.names import Row
-from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show
+from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show_value
 from treetune.errors import UsageError
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -66,7 +66,7 @@ def check_prompt(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
     if prompt is None:
         yield "missing-prompt", "none"
     elif not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
-        yield "prompt-not-messages", show(prompt)
+        yield "prompt-not-messages", show_value(prompt)
     elif not prompt:
         yield "empty-prompt", "an empty list"
     else:
@@ -87,7 +87,7 @@ def _check_message(message: Mapping[str, Any], check: RowContext) -> Iterator[Fa
     if role is None:
         yield "missing-role", f"a message with only {', '.join(message) or 'nothing'}"
     elif role not in ROLES:
-        yield ("rare-role" if role in RARE_ROLES else "unknown-role"), show(role)
+        yield ("rare-role" if role in RARE_ROLES else "unknown-role"), show_value(role)
     if not check.contents:
         return
     if content is None:
@@ -95,11 +95,11 @@ def _check_message(message: Mapping[str, Any], check: RowContext) -> Iterator[Fa
             yield "missing-content", f"none in a message of the {message.get('role', '?')}"
         return
     if isinstance(content, str):
-        text, blank = content, "" if content.strip() else show(content)
+        text, blank = content, "" if content.strip() else show_value(content)
     elif isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content):
         text, blank = "\n".join(str(part.get("text", "")) for part in content), "" if content else "an empty list"
     else:
-        yield "content-not-text", show(content)
+        yield "content-not-text", show_value(content)
         return
     if blank:
         yield "empty-content", blank
@@ -145,7 +145,7 @@ def check_images(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
         if (found := _miscount(messages, images, check)) is not None:
             faults["image-count"] = found
     elif images is not None:
-        faults["image-unreadable"] = f"no list of images, {show(images)}"
+        faults["image-unreadable"] = f"no list of images, {show_value(images)}"
     yield from faults.items()
 
 

@@ -15,7 +15,7 @@ from treetune.core.environment import Kind, Stored, TaskRequirements, kind_of
 from treetune.core.finding import WARNING
 from treetune.data.rows.scored_by import BY_RULE
 from treetune.data.validate.column_types import Places
-from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show
+from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show_value
 from treetune.errors import did_you_mean
 
 MAKE_NUMBERS = ("gsm8k_multi_turn",)
@@ -47,21 +47,21 @@ add_rule("ground-truth-free", "a ground truth that an empty answer does not matc
 def check_reward(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
     extra = row.get("extra_info", {})
     if not isinstance(extra, dict):
-        yield "extra-info-not-a-mapping", show(extra)
+        yield "extra-info-not-a-mapping", show_value(extra)
         extra = {}
     if not isinstance(scorer := extra.get("scorer"), str | None):
-        yield "scorer-not-text", show(scorer)
+        yield "scorer-not-text", show_value(scorer)
     env_class = (row if check.format.has_environments else extra).get("env_class")
     contract = None
     if env_class is None:
         if check.format.has_environments:
             yield "missing-env-class", "none" + did_you_mean("env_class", row)
     elif not isinstance(env_class, str):
-        yield "env-class-not-text", show(env_class)
+        yield "env-class-not-text", show_value(env_class)
     elif ":" in env_class:
         pass  # it names its own code, which is not run here
     elif env_class not in check.known:
-        yield "unknown-env-class", show(env_class) + did_you_mean(env_class, check.known)
+        yield "unknown-env-class", show_value(env_class) + did_you_mean(env_class, check.known)
     else:
         contract = check.contract(env_class)
     yield from _check_truth(row, check, env_class, contract, scorer)
@@ -88,14 +88,14 @@ def _check_truth(
             yield "missing-reward-spec", f"no {column}{did_you_mean(str(column), row)}"
         return
     if not isinstance(spec, dict):
-        yield "reward-spec-not-a-mapping", show(spec)
+        yield "reward-spec-not-a-mapping", show_value(spec)
         return
     truth = spec.get("ground_truth")
     if truth is None and not free:
         yield "missing-ground-truth", f"only {', '.join(spec)}" if spec else "none"
     if contract is None:
         if truth is not None and not free and not _says_something(truth):
-            yield "ground-truth-value", f"no answer says {show(truth)}"
+            yield "ground-truth-value", f"no answer says {show_value(truth)}"
         return
     if not check.format.has_environments:
         if truth is not None and (problem := contract.problem(truth)) is not None:
@@ -108,9 +108,9 @@ def _check_truth(
     read = truth if read is None else read
     if read is not None and (fault := find_fault(contract, read)) is not None:
         rule, expected = fault
-        yield rule, f"{env_class} reads {expected}, this is {show(read)}"
+        yield rule, f"{env_class} reads {expected}, this is {show_value(read)}"
     elif truth is not None and read != truth and read != contract.encode(truth):
-        yield "ground-truth-value", f"{contract.column} says {show(read)}, reward_spec {show(truth)}"
+        yield "ground-truth-value", f"{contract.column} says {show_value(read)}, reward_spec {show_value(truth)}"
 
 
 def find_fault(contract: TaskRequirements, truth: Any) -> Fault | None:
@@ -186,7 +186,7 @@ def _check_needs(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator
             # SkyRL looks for `max_turns` in it, which text and lists stand.
             expected = None if isinstance(value, str | list) and "max_turns" not in value else "a mapping"
         if expected is not None:
-            yield "wrong-value", f"{key} is {show(value)}, expected {expected}"
+            yield "wrong-value", f"{key} is {show_value(value)}, expected {expected}"
             return
 
 
@@ -194,7 +194,7 @@ def _check_turns(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator
     for place, holder in (("max_turns", row), ("extra_info.max_turns", row.get("extra_info"))):
         turns = holder.get("max_turns") if isinstance(holder, dict) else None
         if contract.max_turns > 1 and turns is not None and not _is_turns(turns, row["env_class"]):
-            yield "bad-max-turns", f"{place} is {show(turns)}"
+            yield "bad-max-turns", f"{place} is {show_value(turns)}"
             return
 
 

@@ -31,7 +31,7 @@ Fault = tuple[str, str]
 """A rule, and what was found."""
 
 
-def show(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value as a finding shows it: its type where that is not plain to see, and its beginning."""
     names: dict[type, str] = {bool: "boolean", int: "number", float: "number", dict: "mapping"}
     text = repr(value)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from treetune.config.structs import without_none
 from treetune.core.environment import Action, Observation, Sink, Step
 from treetune.core.mixture import is_made_alone, parts_of
 from treetune.core.task import Task
@@ -28,7 +29,7 @@ from treetune.runs.rolling import RollingRun
 from treetune.serve import messages
 from treetune.serve.errors import BadRequest, ServeError
 from treetune.serve.host import HostSpec, ModelsConfig, Scored, ServerHost
-from treetune.serve.messages import pack, unpack, without_none
+from treetune.serve.messages import pack, unpack
 from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.engines import Engine, ProcessEngine
 from treetune.serve.pool.worker import WorkerEnded, WorkerHandle, WorkerSpec

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Self, TypeVar, Unpack
 import msgspec
 import zmq
 
+from treetune.config.structs import without_none
 from treetune.core.environment import Step
 from treetune.core.mixture import parts_of
 from treetune.core.task import Task
@@ -39,7 +40,7 @@ from treetune.play.streams import State, StreamState
 from treetune.play.weights import PAUSE_SECONDS, Calls, check_pause, check_version
 from treetune.serve import messages
 from treetune.serve.errors import Busy, Misused, Stopping, TaskRefused, Unreachable
-from treetune.serve.messages import pack, unpack, without_none
+from treetune.serve.messages import pack, unpack
 from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_trace
 from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 
