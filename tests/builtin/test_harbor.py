@@ -540,7 +540,7 @@ def test_a_dataset_that_cannot_be_had_says_what_to_do(published, tmp_path):
         dataset_names(dataset=f"file://{tmp_path}/none")
     with pytest.raises(TasksetError, match=r"(?s)registry .* cannot be read.*--taskset\.folder"):
         dataset_names(dataset="greet", registry=str(tmp_path / "none.json"))
-    with pytest.raises(ConfigError, match="one of the two"):
+    with pytest.raises(ConfigError, match="either a folder"):
         dataset_names()
     assert list((tmp_path / "cache" / "treetune" / "harbor").iterdir()) == []
 

@@ -95,7 +95,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The header of a reply that has the version of the weights, a number. Without it `weight_version` is read, where
     SGLang puts it: in `metadata` or `meta_info` of the reply."""
     preflight: bool = True
-    """Whether an evaluation first asks the server if it is there, takes the key and has the model."""
+    """Whether an evaluation first checks that the server answers, accepts the key and has the model."""
     vllm_args: str = ""
     """Further arguments of `vllm serve`, where `vllm:MODEL` starts one: `--max-model-len 4096`."""
 
@@ -127,7 +127,7 @@ SPELLINGS = {
     "scripted:p=P": "right with probability P",
     "scripted:FILE.py:NAME": "a policy of your own: a class with `async complete(request)`, or a function",
     "local:PATH": "a transformers folder or .gguf file on this machine, or a model of the hub (extra `local`)",
-    "vllm:MODEL": "a model behind vLLM on this machine: found where it runs, else started",
+    "vllm:MODEL": "a model behind vLLM on this machine: a running server is used, else one is started",
     "PROVIDER/NAME": f"a model of a vendor's, by its key in your environment: {', '.join(PROVIDERS)}",
     "NAME": "a model behind an OpenAI-compatible endpoint (`--endpoint.base_url`)",
 }

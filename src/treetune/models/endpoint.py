@@ -133,7 +133,7 @@ class _Answer(NamedTuple):
 
     @property
     def models(self) -> list[str] | None:
-        """The names in a list of models; None where it is none."""
+        """The names in a list of models; None if the body is no such list."""
         data = self.body.get("data") if isinstance(self.body, dict) else None
         if self.status != 200 or not isinstance(data, list):
             return None

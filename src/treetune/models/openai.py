@@ -115,7 +115,7 @@ class OpenAIPolicy:
         return {**body, **sampling.extra}
 
     def _call_headers(self, request: Request) -> dict[str, str]:
-        """Further headers of one call, the same however often it is tried."""
+        """Further headers of one call, the same in each attempt."""
         return {}
 
 
@@ -159,7 +159,7 @@ def _version(answer: Any) -> int | None:
 def _read_calls(message: Message, turn: int) -> list[Message]:
     """Takes the calls out of a message, in any shape of a server, and gives them in one shape."""
     calls = message.pop("tool_calls", None) or []
-    old = message.pop("function_call", None)  # before there were several
+    old = message.pop("function_call", None)  # the older form of one call
     return [_normalize(call, turn, number) for number, call in enumerate(calls or ([old] if old else []))]
 
 

@@ -153,7 +153,7 @@ def completion_of(action: Any) -> Completion:
 
 
 def _answer(request: Request, text: str) -> Completion:
-    """The whole message: a text without the task's beginning of the answer is put after it."""
+    """The whole message: a text that does not begin with the task's prefix gets it."""
     return Completion(text=text if text.startswith(request.prefix) else request.prefix + text)
 
 

@@ -48,7 +48,7 @@ class Bubblewrap:
             stop = os.eventfd(0)
         try:
             run = partial(self.run_blocking, command, stdin=stdin, files=files, limits=limits, stop=stop)
-            outcome = call_apart(run)  # in a thread that lives on: for `--die-with-parent` it is the parent
+            outcome = call_apart(run)  # in a thread that stays: for `--die-with-parent` it is the parent
             try:
                 return await asyncio.shield(outcome)
             except asyncio.CancelledError:

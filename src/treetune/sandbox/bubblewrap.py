@@ -129,7 +129,7 @@ def isolate(capabilities: Sequence[str], environment: Mapping[str, str]) -> list
 
 def mount_devices(limits: SandboxLimits) -> list[str]:
     given = ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.disk_mb << 20), "--tmpfs", "/dev/shm"]
-    # A tmpfs without a size that the sandbox's user owns: room for files beyond the limit.
+    # Else the sandbox's user could write there beyond its limit: that tmpfs has no size.
     return [*given, "--remount-ro", "/dev"]
 
 
@@ -167,7 +167,7 @@ class Process:
         self.processes = ""
         """The sandbox's own /proc, as this process sees it."""
         self._reports = b""
-        """What the monitor reported: JSON, a line each."""
+        """The monitor's reports: a line of JSON each."""
         try:
             self.status, writing = self.make_pipe()
             # Opened for reading too, so that a monitor whose owner has died can still write, and finishes its start.
@@ -348,7 +348,7 @@ FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
 FIRST_PROCESS = 1
 """The process whose limits no process inside may set."""
 X32_CALLS = 0x40000000
-"""From here on a second set of numbers for the same calls, on x86_64."""
+"""On x86_64 the same calls have a second set of numbers, from here on."""
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENT_AT = 0, 4, 16
 ALLOW, ERROR = 0x7FFF0000, 0x00050000

@@ -116,7 +116,7 @@ class DockerRuntime:
             await container.start()
         try:
             async with asyncio.timeout(START_SECONDS):
-                with contextlib.suppress(ConnectionError):  # without python3 it has ended; what it says comes next
+                with contextlib.suppress(ConnectionError):  # without python3 it has ended; its error is read next
                     await self.write(compile_script(RUNNER, None))
                 await receive(self.reader)
         except (OSError, EOFError, ValueError, TimeoutError) as error:
@@ -141,7 +141,7 @@ class DockerRuntime:
             raise ConnectionResetError("the container has ended") from error
 
     def exceeds_memory(self) -> bool:
-        return False  # the kernel kills the process that takes most, and the runner goes on
+        return False  # the kernel kills the largest process, and the runner continues
 
     async def close(self) -> None:
         await self._held.aclose()

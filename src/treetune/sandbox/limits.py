@@ -13,7 +13,7 @@ import msgspec
 from treetune.errors import TreetuneError
 
 KILLED = 128 + 9
-"""The exit code of what was killed, as in a shell."""
+"""The exit code of a killed command, as in a shell."""
 
 
 class SandboxUnavailable(TreetuneError):

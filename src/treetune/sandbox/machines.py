@@ -72,7 +72,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     sandbox: KindName = "bubblewrap"
     rootfs: str | None = None
-    """A folder with a system of its own, in the place of the host's."""
+    """A folder with a system to use instead of the host's."""
     image: str | None = None
     """For kinds that have images."""
 

@@ -43,7 +43,7 @@ class Memory:
 
 
 class WatchedMemory(Memory):
-    """Counted by looking at the sandbox's processes and at the files of its mounts."""
+    """Counts the sandbox's processes and the files of its mounts."""
 
     def __init__(self, limit: int, mounts: Sequence[str]) -> None:
         self._limit, self._mounts = limit, mounts
@@ -102,7 +102,7 @@ class CgroupParent(msgspec.Struct, frozen=True):
 
 class Cgroup(Memory):
     def __init__(self, parent: CgroupParent, limit: int, *, all_at_once: bool) -> None:
-        """`all_at_once`: with one process that takes too much all are killed, where the kernel can do so."""
+        """`all_at_once`: one process that takes too much ends all, if the kernel supports it."""
         path = self._path = Path(parent.path) / f"treetune-{os.getpid()}-{secrets.token_hex(6)}"
         # Moving oneself as a single thread is at once; any other way waits for all processors, 10 ms and more.
         self.entrance = str(path / ("cgroup.procs" if parent.version == 2 else "tasks"))

@@ -165,7 +165,7 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
 
 
 def mount_overlay(number: int, stage: str) -> None:
-    """Over one folder of the host, with the changes in a stage."""
+    """Mount an overlay on one folder of the host, with the changes in a stage."""
     upper, work, merged = (f"{stage}/{name}{number}" for name in ("upper", "work", "merged"))
     os.mkdir(work)
     os.mkdir(merged)
@@ -200,7 +200,7 @@ def copy(plan: dict[str, Any]) -> None:
 
 
 def copy_folder(source: str, target: str, links: dict[tuple[int, int], str]) -> None:
-    """With all that is in it. What its processes remove meanwhile is not in the copy."""
+    """Copy a folder with its content. Files that processes remove meanwhile are not in the copy."""
     os.mkdir(target)
     with os.scandir(source) as entries:
         # A tmpfs lists what came last first, and both should list alike: some answers go by that order.

@@ -110,7 +110,7 @@ class _Run(bubblewrap.Process):
         self.spawn(whole, stdin, stdout, stderr)
 
     def is_ready(self) -> bool:
-        """Wait for the first process, which waits for us; False where it did not start."""
+        """Wait for the first process, which then waits for our line; False if it did not start."""
         out = self._outputs[0].pipe
         if not bubblewrap.wait_readable(out, bubblewrap.START_SECONDS) or os.read(out.fileno(), 1) != READY:
             return False

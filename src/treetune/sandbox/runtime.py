@@ -69,13 +69,13 @@ class Runtime(Protocol):
     """What the runner of a shell runs in, and the stream between both."""
 
     reader: asyncio.StreamReader
-    """What the runner inside answers."""
+    """The answers of the runner inside."""
 
     async def write(self, content: bytes) -> None:
-        """To the runner inside."""
+        """Send to the runner inside."""
 
     def exceeds_memory(self) -> bool:
-        """Whether it ended because its processes used more memory than they may."""
+        """Whether it ended because its processes used too much memory."""
 
     async def copy(self, limits: SandboxLimits) -> Runtime:
         """Another one with the files that are in it now."""
@@ -86,6 +86,7 @@ class Runtime(Protocol):
 
 @contextlib.asynccontextmanager
 async def close_on_failure(runtime: Runtime) -> AsyncIterator[None]:
+    """Close a runtime whose start fails or is cancelled."""
     try:
         yield
     except BaseException:
@@ -94,6 +95,7 @@ async def close_on_failure(runtime: Runtime) -> AsyncIterator[None]:
 
 
 def join_scripts(*files: Path) -> bytes:
+    """Several files as one script, for a place without a package to import from."""
     return (FUTURE + "\n".join(file.read_text().replace(FUTURE, "") for file in files)).encode()
 
 

@@ -260,7 +260,7 @@ class Terminal:
         output = Output(most, request["watched"])
         self.busy = True
         if self.has_ended():
-            self.restart()  # something in the background ended it
+            self.restart()  # a background process ended it
         limit = TimeLimit(request["seconds"])
         exit_code = self.take(command, output, limit)
         restarted = self.ignored
@@ -316,7 +316,7 @@ class Terminal:
 
 
 def find_mark() -> str:
-    """What the terminal that wrote the start-up files prints before each prompt."""
+    """The mark in the start-up files, which another terminal wrote."""
     for path in START_UP_FILES:
         try:
             with open(path, errors="replace") as file:

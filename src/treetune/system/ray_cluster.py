@@ -1,4 +1,4 @@
-"""The Ray cluster that `--engine ray` works on: one that runs already, joined with its token where it has one.
+"""Joins the running Ray cluster that `--engine ray` works on, with its token if it has one.
 
 ray = join_cluster()
 ray.remote(work).remote()
@@ -80,7 +80,7 @@ def _find_and_unlock(address: str) -> str:
         from ray._private.services import canonicalize_bootstrap_address
         from ray._raylet import Config, GcsClient
         from ray.exceptions import AuthenticationError
-    except ImportError:  # a Ray that has no tokens
+    except ImportError:  # a Ray without tokens
         return address
     found: str | None = canonicalize_bootstrap_address(address)
     if found is None:

@@ -32,7 +32,7 @@ from treetune.tasksets.math_verifier import compare, is_single, require_math_ver
 from treetune.tasksets.turns import TurnEnvironment, list_answers
 
 TAIL = 300
-"""How many characters at the end are searched for the answer."""
+"""How many characters at the end of a reply are searched for the answer."""
 
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
 _MARK = re.compile(r"(?i)\banswer[*_\s]*:[*_\s]*")

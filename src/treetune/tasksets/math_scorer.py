@@ -26,7 +26,7 @@ from treetune.scorers.scorer import expected, require_truths
 from treetune.tasksets.math_verifier import compare, is_single, require_math_verify
 
 LONGEST = 300
-"""The most characters of an answer: of a longer reply without `####`, a box or `answer is` its last line counts."""
+"""The most characters of an answer. Of a longer reply without `####`, a box or `answer is`, the last line counts."""
 _FORMULA = re.compile(r"(?<!\\)\$+([^$]+?)(?<!\\)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 

@@ -29,7 +29,7 @@ from treetune.tasksets.turns import hash_number
 _STRETCH = 1024
 """Tasks of one reasoning-gym dataset: some of its generators allocate their whole size at once."""
 _STRETCHES = (1 << 32) // _STRETCH
-"""Some of its generators take seeds of 32 bits only."""
+"""Some generators only take seeds of 32 bits."""
 
 
 class ReasoningGymConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class ReasoningGymConfig(TasksetConfig, frozen=True, kw_only=True):
     """One `<answer>`, and no reward for one that contains the right answer among others, which many generators pay in
     part; false: as reasoning-gym itself scores."""
     seed: int = 0
-    """Another seed gives other tasks; `shuffle.seed` takes its place where it is set."""
+    """Another seed gives other tasks; `shuffle.seed` replaces it if it is set."""
 
 
 class ReasoningGym(Taskset[Task, ReasoningGymConfig]):

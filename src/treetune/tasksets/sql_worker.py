@@ -119,7 +119,7 @@ def explain_difference(rows: sqlite3.Cursor, expected: set[Row], strict: bool) -
 
 
 def format_table(rows: sqlite3.Cursor) -> str:
-    """Rows as the policy is shown them."""
+    """Rows as the policy sees them."""
     lines = [" | ".join(str(column[0])[:SHOWN_VALUE] for column in rows.description or ())]
     length = 0
     for row in rows:

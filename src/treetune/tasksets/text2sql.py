@@ -146,7 +146,7 @@ def find_database(task: Task) -> Path:
 
 
 def read_solution(transcript: str) -> str | None:
-    """The SQL that was handed in; None if the transcript is not in the format."""
+    """The SQL in `<solution>`; None if the transcript is not in the format."""
     before, _, rest = transcript.partition("<solution>")
     solution, closed, after = rest.partition("</solution>")
     if not closed or "<solution>" in rest or "</solution>" in after:

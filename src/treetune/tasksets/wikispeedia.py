@@ -127,7 +127,7 @@ class WikispeediaConfig(TasksetConfig, frozen=True, kw_only=True):
     max_turns: Positive = WikispeediaEnvironment.MAX_TURNS
     """Turns of an episode, wrong ones included."""
     seed: int = 0
-    """Another seed gives other tasks; `shuffle.seed` takes its place where it is set."""
+    """Another seed gives other tasks; `shuffle.seed` replaces it if it is set."""
 
     def __post_init__(self) -> None:
         if self.min_distance > self.max_distance:

@@ -32,7 +32,7 @@ from treetune.tasksets.turns import TurnEnvironment
 
 CASE_RUNNER = join_scripts(Path(time_limit.__file__), Path(__file__).with_name("case_runner.py"))
 CPU_SECONDS, CLOCK_SECONDS = 6, 12.0
-"""Of one case: processor time of a process, and the seconds that sandboxes count, in which it may also wait."""
+"""Of one case: a process's processor time, and the seconds as sandboxes count them, waiting included."""
 START_SECONDS, MOST_SECONDS = 10.0, 300.0
 """The most seconds before the first case, and of all cases together, as sandboxes count."""
 MEMORY_MB, DISK_MB = 1024, 64
@@ -153,7 +153,7 @@ class LcbEnvironment(TurnEnvironment):
 
 
 def make_request(problem: CodingProblem, code: str, function: str | None) -> bytes:
-    """What the case runner reads, an answer and its cases: never an expected output."""
+    """The input of the case runner, an answer and its cases: never an expected output."""
     answer = {"code": code, "function": function, "cpu_seconds": CPU_SECONDS, "seconds": CLOCK_SECONDS}
     cases = [{"stdin": case.stdin, "arguments": case.arguments} for case in problem.cases]
     return "".join(json.dumps(line) + "\n" for line in [answer, *cases]).encode()
@@ -325,7 +325,7 @@ def _decode_cases(truth: Any) -> list[dict[str, Any]]:
 
 
 def _write_text(value: Any) -> str:
-    """As a program reads or prints it: a list is lines, what has no text is JSON."""
+    """A value as a program reads or prints it: a list is lines, other values without text are JSON."""
     lines = value if isinstance(value, list) else [value]
     return "\n".join(str(line) if isinstance(line, str | int | float) else json.dumps(line) for line in lines)
 
@@ -353,7 +353,7 @@ def _read_value(text: str) -> Any:
 
 
 def _store_case(problem: CodingProblem, case: Case, raw: dict[str, Any]) -> dict[str, Any]:
-    """The case as skyrl-gym reads it."""
+    """A case as skyrl-gym reads it."""
     if problem.function is None:
         return {**raw, "input": case.stdin, "output": case.stdout}
     given, expected = raw["input"], raw["output"]

@@ -138,7 +138,7 @@ class RemoteObject(RemoteFunction):
 
 
 def encode(value: Any, keep: Any = None) -> Any:
-    """A value as JSON, with its type; `keep` gives the number of an object that has none."""
+    """A value as JSON, with its type; `keep` stores an object that JSON cannot hold, and gives its number."""
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return str(value) if isinstance(value, str) else value
     if isinstance(value, RemoteFunction):

@@ -75,7 +75,7 @@ class TaskToml(msgspec.Struct, frozen=True):
 
 class HarborFolder:
     def __init__(self, path: str | Path, *, engine: bool = False) -> None:
-        """`engine`: its machine is a container of its image."""
+        """`engine`: whether its machine is a container of its image."""
         self.path, self.engine = Path(path), engine
 
     @cached_property

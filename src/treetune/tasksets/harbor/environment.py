@@ -52,7 +52,7 @@ TEST_ENV = {"PYTHONNOUSERSITE": "1", "PYTHONPYCACHEPREFIX": "/dev/null"}
 
 
 class VerifierFault(EnvironmentFault):
-    """Tests that gave no reward: the task or the policy is at fault."""
+    """The tests gave no reward: the task or the policy is at fault."""
 
     timed_out = False
 

@@ -41,7 +41,7 @@ GIT_ADDRESS = re.compile(
 )
 """An address, optionally a branch or commit, and optionally the folder of the repository with the tasks."""
 REGISTRY_SECONDS = 60
-NO_NETWORK = "is there a network? a folder of tasks can always be named with --taskset.folder"
+NO_NETWORK = "is there a network? without one, name a folder of tasks with --taskset.folder"
 
 
 class HarborConfig(MachineConfig, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
         super().__init__(config)
         self.config = self.config.resolve()
         if bool(self.config.folder) == bool(self.config.dataset):
-            raise ConfigError([("taskset.folder", "name a folder of tasks, or a dataset: one of the two")])
+            raise ConfigError([("taskset.folder", "name either a folder of tasks or a dataset")])
         if self.config.dataset:
             self._origin.refuse(f"would download a dataset: {self.config.dataset}")
             root = download(self.config.dataset, self.config.registry)

@@ -40,7 +40,7 @@ LINES_KEPT = 12
 _CHUNK = 1 << 16
 _MOST_LINE = 400
 _POLITE_SECONDS, _TERM_SECONDS, _KILL_SECONDS = 2.0, 2.0, 2.0
-"""How long it may take to end by itself once its input is closed, after SIGTERM, and after SIGKILL."""
+"""The most seconds until it ends after its input is closed, after SIGTERM, and after SIGKILL."""
 _KNOWN_SECONDS = 1.0
 _POLL = 0.01
 _WATCH_SECONDS = 0.5
@@ -56,7 +56,7 @@ class ServerProcess:
         self._received, self.incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         self.outgoing, self._to_send = anyio.create_memory_object_stream[SessionMessage](0)
         self.last_lines: deque[str] = deque(maxlen=LINES_KEPT)
-        """Of its standard error, and what it wrote to standard output that is no message."""
+        """The last lines of its standard error, and of its standard output those that are no messages."""
         pumps = (self._read_messages(), self._write_messages(), self._read_errors(), self._watch())
         self._pumps = [asyncio.create_task(pump) for pump in pumps]
 
@@ -112,7 +112,7 @@ class ServerProcess:
         if not await self._ends_within(_POLITE_SECONDS):
             self._signal(signal.SIGTERM)
             await self._ends_within(_TERM_SECONDS)
-        self._signal(signal.SIGKILL)  # what it started may live on
+        self._signal(signal.SIGKILL)  # its children may still run
         await self._ends_within(_KILL_SECONDS)
         for pump in self._pumps:
             pump.cancel()

@@ -231,7 +231,7 @@ class EpisodeState(Environment):
         self._metrics: dict[str, float] = {}
 
     async def start(self) -> list[Message]:
-        """Waits where as many episodes run as the task allows."""
+        """Waits while as many episodes run as the task allows."""
         await self._places.acquire()
         self._running = asyncio.create_task(self._run())
         # Code that ignores its cancellation counts until it ends.

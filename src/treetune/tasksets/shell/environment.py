@@ -225,7 +225,7 @@ def _require_success(name: str, result: Result) -> None:
 
 
 def _quote(result: Result) -> str:
-    """The last that it wrote."""
+    """The end of its output."""
     said = [text.strip()[-QUOTED_CHARS:] for text in (result.text, result.error_text)]
     return "\n".join(filter(None, said)) or "it printed nothing"
 

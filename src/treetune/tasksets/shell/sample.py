@@ -85,7 +85,7 @@ class OSSample(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_sample(raw: dict[str, Any], scripts: Sequence[Path] = (), *, containers: bool = False) -> OSSample:
     """`scripts`: the folders of scripts that it may name. `containers`: each sample gets the image that it names;
-    without, one that needs another than ours is `Unservable`."""
+    without it a sample that needs another image than ours is `Unservable`."""
     evaluation, create = raw.get("evaluation") or {}, raw.get("create")
     create = create if isinstance(create, dict) else {}  # one sample has its check here a second time
     local, image = create.get("local"), create.get("image")

@@ -112,7 +112,7 @@ class TextArenaConfig(TasksetConfig, frozen=True, kw_only=True):
     game: str = "GuessTheNumber-v0"
     """The game's name in textarena."""
     num_tasks: Positive = 1000
-    """How many episodes there are; a large number costs nothing, only those that are drawn are built."""
+    """How many episodes there are. A large number costs nothing: an episode is built when it is drawn."""
     seed: int = 0
     """Another seed gives other episodes."""
     opponent: CodeName | list[str] = ""
@@ -252,7 +252,7 @@ class Opponent:
 
 
 def load_opponent(spec: str, origin: Origin) -> Callable[[str, random.Random], Any]:
-    """A function of what the player has seen so far and a random.Random that gives its move."""
+    """A function that gives a move, from what the player has seen so far and a random.Random."""
     function = load_object(parse_reference(spec), origin)
     if not callable(function):
         raise EnvironmentFault(f"{spec} is no function", remedy="write def opponent(observation, rng): return '[4]'")

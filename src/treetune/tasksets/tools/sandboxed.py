@@ -1,8 +1,8 @@
-"""The tools `python` and `shell`: what a model writes runs in a sandbox, or not at all.
+"""The tools `python` and `shell`: code of a model runs in a sandbox, or not at all.
 
     tools: [python, {shell: {seconds: 30, memory_mb: 1024}}]        # settings are those of SandboxLimits
 
-Where no sandbox can start, the episode fails before it begins, and says why.
+If no sandbox can start, the episode fails before it begins, and the error says why.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Sandboxed(ToolSource):
         return tools
 
     def describe(self, result: Result) -> str:
-        """What the model may read of a run."""
+        """The model's view of a run."""
         parts = [result.text, result.error_text]
         if result.ended is not Ended.COMPLETED:
             parts.append(f"[{_STOPPED[result.ended].format(limits=self.limits)}]")
