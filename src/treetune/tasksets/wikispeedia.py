@@ -8,7 +8,6 @@ such graphs, come as often as short ones. docs/tasksets.md shows the formats of 
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator
 from functools import lru_cache
@@ -28,6 +27,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError
+from treetune.system.digest import digest
 from treetune.tasksets.turns import Positive, TurnEnvironment, hash_number
 
 TRIES = 100
@@ -227,7 +227,7 @@ class LinkGraph:
         self._links = {title: links.get(title, set()) - {title} for title in self.titles}
         number = {title: number for number, title in enumerate(self.titles)}
         numbers = [sorted(number[target] for target in self._links[title]) for title in self.titles]
-        self.digest = hashlib.blake2b(msgspec.json.encode([self.titles, numbers]), digest_size=16).hexdigest()
+        self.digest = digest([self.titles, numbers])
         """Of articles and links, whichever way they were written down."""
 
     @classmethod
