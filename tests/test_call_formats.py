@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.chat.call_formats import FORMATS, detect, parse
+from treetune.chat.call_formats import FORMATS, detect_format, parse_calls
 from treetune.chat.calls import call_id
 from treetune.chat.tool_template import with_tools, write_as_text, write_instructions
 
@@ -62,7 +62,7 @@ READ = [
 
 @pytest.mark.parametrize(("format", "text", "beside", "calls"), READ)
 def test_a_call_is_read_as_its_family_writes_it(format, text, beside, calls):
-    content, found = parse(text, format, SCHEMAS)
+    content, found = parse_calls(text, format, SCHEMAS)
     assert content == beside
     assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in found] == calls
     assert all(call["type"] == "function" and isinstance(call["function"]["arguments"], str) for call in found)
@@ -102,7 +102,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("format", "text"), TEXTS, ids=[f"{format} {text[:60]}" for format, text in TEXTS])
 def test_what_cannot_be_read_is_text(format, text):
-    assert parse(text, format, SCHEMAS) == (text, [])
+    assert parse_calls(text, format, SCHEMAS) == (text, [])
 
 
 values = st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.lists(st.text(max_size=3), max_size=2)
@@ -120,19 +120,21 @@ def test_what_is_written_is_read(format, calls):
     if any("<｜tool" in str(call) or "[TOOL_CALLS]" in str(call) for call in calls):
         return
     text = FORMATS[format].write([(name, json.dumps(arguments)) for name, arguments in calls])
-    found = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in parse(text, format)[1]]
+    found = [
+        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in parse_calls(text, format)[1]
+    ]
     assert found == calls
 
 
 @given(st.text(alphabet='<>{}[]"/:;,tool_callARGSfunction=pm1 \n', max_size=60), st.sampled_from(sorted(FORMATS)))
 def test_no_text_breaks_a_reader(text, format):
-    content, calls = parse(text, format)
+    content, calls = parse_calls(text, format)
     assert calls or content == text
 
 
 def test_ids_are_unlike_within_an_episode_and_as_mistral_wants_them():
     text = '<tool_call>{"name": "buy", "arguments": {}}</tool_call>' * 3
-    ids = [call["id"] for turn in range(4) for call in parse(text, "hermes", turn=turn)[1]]
+    ids = [call["id"] for turn in range(4) for call in parse_calls(text, "hermes", turn=turn)[1]]
     assert len(set(ids)) == len(ids) == 12
     assert all(len(id) == 9 and id.isalnum() for id in ids)
     assert call_id(1, 2) == ids[5]
@@ -152,11 +154,11 @@ def test_ids_are_unlike_within_an_episode_and_as_mistral_wants_them():
     ],
 )
 def test_a_chat_template_shows_its_convention(template, format):
-    assert detect(template) == format
+    assert detect_format(template) == format
 
 
 def test_special_tokens_show_it_where_there_is_no_template():
-    assert detect("", ["<s>", "[TOOL_CALLS]"]) == "mistral"
+    assert detect_format("", ["<s>", "[TOOL_CALLS]"]) == "mistral"
 
 
 # Tools in plain text
@@ -180,7 +182,7 @@ def test_the_system_tells_of_tools_or_the_user_where_there_is_none():
 def test_what_a_model_is_told_names_its_tools_and_how_they_are_called(format):
     told = write_instructions(SCHEMAS, format)
     assert json.dumps(SCHEMAS[0]) in told
-    assert parse(told, format)[1] == []  # it is no call itself
+    assert parse_calls(told, format)[1] == []  # it is no call itself
 
 
 def test_results_that_stand_together_are_one_message_with_what_the_user_says_then():
@@ -202,5 +204,5 @@ def test_images_of_results_stay_what_they_are():
 def test_calls_with_arguments_that_are_no_object_can_be_shown_all_the_same(arguments):
     said = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
     (shown,) = write_as_text([said])
-    (call,) = parse(shown["content"], "hermes")[1]
+    (call,) = parse_calls(shown["content"], "hermes")[1]
     assert call["function"]["name"] == "f"

@@ -18,7 +18,7 @@ from treetune.core.trace import decode_trace, encode_trace
 from treetune.errors import EnvironmentFault, TasksetError, UsageError
 from treetune.models.scripted import Replay
 from treetune.play import streams
-from treetune.play.episode import DeadlinePassed, Episode, Result, play_answer
+from treetune.play.episode import DeadlinePassed, Episode, EpisodeResult, play_answer
 from treetune.play.host import LocalHost, always
 from treetune.serve.errors import Misused, ServeError
 from treetune.serve.http import HttpConfig
@@ -456,7 +456,7 @@ def test_a_client_of_another_protocol_is_told_so(monkeypatch):
 
 def test_rewards_of_steps_are_summed_exactly():
     """Ten times 0.1 is 0.9999999999999999 where each sum is rounded."""
-    result = Result()
+    result = EpisodeResult()
     for _ in range(10):
         result.add(Step(reward=0.1))
     assert (result.reward, result.passed()) == (1.0, True)

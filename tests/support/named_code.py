@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config import plugins
-from treetune.config.code_reference import CodeReference, Kind, parse_reference
+from treetune.config.code_reference import CodeKind, CodeReference, parse_reference
 from treetune.config.trust import USER
 
 
@@ -15,4 +15,4 @@ def load_object(spec: str) -> Any:
 
 
 def load_file(path: str | Path) -> Any:
-    return plugins.load_module(CodeReference(Kind.FILE, str(path)), USER)
+    return plugins.load_module(CodeReference(CodeKind.FILE, str(path)), USER)

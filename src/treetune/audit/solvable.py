@@ -22,7 +22,7 @@ from treetune.data.rows.scorer import kind_of
 from treetune.data.validate.gold import Answer
 from treetune.errors import format_error
 from treetune.play.episode import Limits
-from treetune.play.toolbox import find_fault
+from treetune.play.toolbox import find_call_fault
 from treetune.scorers.said import find_unpaid
 from treetune.system.digest import digest
 from treetune.system.processes import spawn_context
@@ -88,7 +88,7 @@ async def find_golds(sample: Sample, player: Player, report: AuditReport) -> Non
 def _judge_calls(sample: Sample, report: AuditReport) -> None:
     faults: dict[int, str] = {}
     for subject in sample.subjects:
-        if subject.trace is not None and (fault := find_fault(subject.gold, subject.trace)) is not None:
+        if subject.trace is not None and (fault := find_call_fault(subject.gold, subject.trace)) is not None:
             faults[subject.idx] = fault
     of = f"{len(faults)} of {len(sample)} gold answers call a tool without success"
     report.add("gold-tool-error", WARNING, of, faults)

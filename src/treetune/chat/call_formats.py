@@ -1,7 +1,7 @@
 """How models write tool calls into their text: one convention for each family, known by the marks in its chat template.
 
-    detect(template)                                      # "hermes", "mistral", ...: a name in FORMATS, or None
-    parse("<tool_call>{...}</tool_call>", "hermes")      # -> (the text beside them, the calls in the form of OpenAI)
+    detect_format(template)                             # "hermes", "mistral", ...: a name in FORMATS, or None
+    parse_calls("<tool_call>{...}</tool_call>", "hermes")    # the text beside them, and the calls in OpenAI's form
 
 A text whose calls cannot be read has no calls. `chat/tool_template.py` writes them.
 """
@@ -18,23 +18,23 @@ from treetune.chat.message import Message
 from treetune.errors import UnknownNameError
 
 Schema = dict[str, Any]
-Found = tuple[str, str]
+NamedCall = tuple[str, str]
 """The name of a called tool, and its arguments as JSON text."""
 
 
-class Unreadable(ValueError):
+class UnreadableCall(ValueError):
     """Text that begins a call and cannot be read as one."""
 
 
 class CallFormat(NamedTuple):
     marks: tuple[str, ...]
     """What a chat template of this convention has in it, all of them."""
-    read: Callable[[str, Mapping[str, Schema]], tuple[str, list[Found]]]
+    read: Callable[[str, Mapping[str, Schema]], tuple[str, list[NamedCall]]]
     """The text beside the calls, and the calls; the schemas of the parameters are given by the names of the tools."""
-    write: Callable[[Sequence[Found]], str]
+    write: Callable[[Sequence[NamedCall]], str]
 
 
-def detect(template: str, special_tokens: Collection[str] = ()) -> str | None:
+def detect_format(template: str, special_tokens: Collection[str] = ()) -> str | None:
     """The convention of a chat template; of the special tokens where there is no template (mistral-common)."""
     for name, format in FORMATS.items():
         if all(mark in template for mark in format.marks):
@@ -48,7 +48,7 @@ def check_name(format: str | None) -> str | None:
     return format
 
 
-def parse(text: str, format: str, tools: Sequence[Schema] = (), turn: int = 0) -> tuple[str, list[Message]]:
+def parse_calls(text: str, format: str, tools: Sequence[Schema] = (), turn: int = 0) -> tuple[str, list[Message]]:
     """The text beside the calls, and the calls; the whole text and no calls where they cannot be read."""
     schemas = {str(function.get("name")): function.get("parameters") or {} for function in map(function_of, tools)}
     thought = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
@@ -69,7 +69,7 @@ def parse(text: str, format: str, tools: Sequence[Schema] = (), turn: int = 0) -
 
 
 def _refuse(constant: str) -> Any:
-    raise Unreadable(constant)
+    raise UnreadableCall(constant)
 
 
 _JSON = json.JSONDecoder(parse_constant=_refuse)
@@ -87,26 +87,26 @@ def _value(text: str, at: int) -> tuple[Any, int]:
 
 def _arguments(value: Any) -> str:
     if not isinstance(value, dict):
-        raise Unreadable("arguments are no object")
+        raise UnreadableCall("arguments are no object")
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _named(value: Any, *keys: str) -> Found:
+def _named(value: Any, *keys: str) -> NamedCall:
     """A call written as one JSON object."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
-        raise Unreadable("no name")
+        raise UnreadableCall("no name")
     return name, _arguments(next((value[key] for key in keys if key in value), None))
 
 
-def _as_json(call: Found, key: str = "arguments") -> str:
+def _as_json(call: NamedCall, key: str = "arguments") -> str:
     return f'{{"name": {json.dumps(call[0], ensure_ascii=False)}, "{key}": {call[1]}}}'
 
 
 # Hermes, Qwen 2.5 and 3: JSON in tags
 
 
-def _tagged(text: str, inside: Callable[[str, int], tuple[Found, int]]) -> tuple[str, list[Found]]:
+def _tagged(text: str, inside: Callable[[str, int], tuple[NamedCall, int]]) -> tuple[str, list[NamedCall]]:
     """Calls between <tool_call> and </tool_call>; the last may be left open, where a stop string ended it."""
     beside, found, at = "", [], 0
     while (begin := text.find("<tool_call>", at)) >= 0:
@@ -117,19 +117,19 @@ def _tagged(text: str, inside: Callable[[str, int], tuple[Found, int]]) -> tuple
         if text.startswith("</tool_call>", at):
             at += len("</tool_call>")
         elif at < len(text):
-            raise Unreadable("no closing tag")
+            raise UnreadableCall("no closing tag")
     return beside + text[at:], found
 
 
-def _hermes(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
-    def inside(text: str, at: int) -> tuple[Found, int]:
+def _hermes(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[NamedCall]]:
+    def inside(text: str, at: int) -> tuple[NamedCall, int]:
         value, at = _value(text, at)
         return _named(value, "arguments", "parameters"), at
 
     return _tagged(text, inside)
 
 
-def _write_hermes(calls: Sequence[Found]) -> str:
+def _write_hermes(calls: Sequence[NamedCall]) -> str:
     return "\n".join(f"<tool_call>\n{_as_json(call)}\n</tool_call>" for call in calls)
 
 
@@ -140,10 +140,10 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.S
 _FUNCTION_END = re.compile(r"\s*</function>")
 
 
-def _qwen_xml(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
-    def inside(text: str, at: int) -> tuple[Found, int]:
+def _qwen_xml(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[NamedCall]]:
+    def inside(text: str, at: int) -> tuple[NamedCall, int]:
         if (function := _FUNCTION.match(text, at)) is None:
-            raise Unreadable("no function")
+            raise UnreadableCall("no function")
         name, at = function[1], function.end()
         properties = schemas.get(name, {}).get("properties") or {}
         values: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def _qwen_xml(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found
             values[parameter[1]] = _typed(parameter[2], properties.get(parameter[1]))
             at = parameter.end()
         if (end := _FUNCTION_END.match(text, at)) is None:
-            raise Unreadable("no end of the function")
+            raise UnreadableCall("no end of the function")
         return (name, _arguments(values)), end.end()
 
     return _tagged(text, inside)
@@ -168,7 +168,7 @@ def _typed(text: str, schema: Any) -> Any:
     return value if _skip(text, end) == len(text) else text
 
 
-def _write_qwen_xml(calls: Sequence[Found]) -> str:
+def _write_qwen_xml(calls: Sequence[NamedCall]) -> str:
     def parameter(name: str, value: Any) -> str:
         written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         return f"<parameter={name}>\n{written}\n</parameter>\n"
@@ -184,9 +184,9 @@ def _write_qwen_xml(calls: Sequence[Found]) -> str:
 # Mistral: a list of JSON objects after a mark; newer ones have a mark for each call, its name, and its arguments
 
 
-def _mistral(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
+def _mistral(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[NamedCall]]:
     beside, *parts = text.split("[TOOL_CALLS]")
-    found: list[Found] = []
+    found: list[NamedCall] = []
     for part in parts:
         name, marked, arguments = part.partition("[ARGS]")
         value, end = _value(arguments if marked else part, 0)
@@ -196,28 +196,28 @@ def _mistral(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]
         else:
             found += [_named(each, "arguments") for each in (value if isinstance(value, list) else [value])]
         if rest.strip() or not all(name for name, _ in found):
-            raise Unreadable("text after the calls")
+            raise UnreadableCall("text after the calls")
     return beside, found
 
 
-def _write_mistral(calls: Sequence[Found]) -> str:
+def _write_mistral(calls: Sequence[NamedCall]) -> str:
     return f"[TOOL_CALLS] [{', '.join(map(_as_json, calls))}]"
 
 
 # Llama 3: the whole answer is JSON, or what follows its mark
 
 
-def _llama(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
+def _llama(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[NamedCall]]:
     beside, marked, calls = text.partition("<|python_tag|>")
     if not marked:
         beside, calls = "", text
     found, at = [], _skip(calls, 0)
     if not calls.startswith("{", at):
-        raise Unreadable("no JSON")
+        raise UnreadableCall("no JSON")
     while at < len(calls):
         value, at = _value(calls, at)
         if not isinstance(value, dict) or not {"parameters", "arguments"} & value.keys():
-            raise Unreadable("no call")
+            raise UnreadableCall("no call")
         found.append(_named(value, "parameters", "arguments"))
         at = _skip(calls, at)
         if at < len(calls) and calls[at] == ";":
@@ -225,7 +225,7 @@ def _llama(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
     return beside, found
 
 
-def _write_llama(calls: Sequence[Found]) -> str:
+def _write_llama(calls: Sequence[NamedCall]) -> str:
     return "; ".join(_as_json(call, "parameters") for call in calls)
 
 
@@ -237,7 +237,7 @@ _FENCED = re.compile(r"function" + _SEPARATOR + r"([^\n]+)\n```json\n(.*)\n```\s
 _BARE = re.compile(r"(.+?)" + _SEPARATOR + r"(.*)", re.S)
 
 
-def _deepseek(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found]]:
+def _deepseek(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[NamedCall]]:
     # The prompt may already hold the first mark, where the template wrote it.
     beside, *parts = text.split(_CALL_BEGIN)
     found = []
@@ -245,16 +245,16 @@ def _deepseek(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Found
         call, _, rest = part.partition(_CALL_END)
         read = _FENCED.fullmatch(call) or _BARE.fullmatch(call)
         if read is None or rest.replace(_CALLS_END, "").strip():
-            raise Unreadable("no call")
+            raise UnreadableCall("no call")
         value, end = _value(read[2], 0)
         if _skip(read[2], end) != len(read[2]):
-            raise Unreadable("text after the arguments")
+            raise UnreadableCall("text after the arguments")
         _arguments(value)
         found.append((read[1].strip(), read[2]))  # as it was written: templates write it so
     return beside.rstrip().removesuffix(_CALLS_BEGIN), found
 
 
-def _write_deepseek(calls: Sequence[Found]) -> str:
+def _write_deepseek(calls: Sequence[NamedCall]) -> str:
     written = "\n".join(
         f"{_CALL_BEGIN}function{_SEPARATOR}{name}\n```json\n{arguments}\n```{_CALL_END}" for name, arguments in calls
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.chat.message import Message, flatten, reasoning_of, text_of
+from treetune.chat.message import Message, flatten_content, reasoning_of, text_of
 from treetune.system.digest import canonical
 
 
@@ -159,7 +159,7 @@ def _call_with_arguments(call: Any, kind: type) -> Any:
 
 def is_same(one: Message, other: Message) -> bool:
     """Whether two messages are the same, in whatever form."""
-    forms = [with_arguments(flatten(message), dict) for message in (one, other)]
+    forms = [with_arguments(flatten_content(message), dict) for message in (one, other)]
     try:
         return canonical(forms[0]) == canonical(forms[1])
     except (TypeError, ValueError, msgspec.MsgspecError):

@@ -22,7 +22,7 @@ def text_of(content: Any) -> str | None:
     return None
 
 
-def flatten(message: Message) -> Message:
+def flatten_content(message: Message) -> Message:
     """The message with its parts as one text, where they are all text."""
     content = message.get("content")
     if isinstance(content, str) or (content is None and message.get("tool_calls")):

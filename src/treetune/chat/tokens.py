@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from treetune.chat.call_formats import Schema, check_name, parse
+from treetune.chat.call_formats import Schema, check_name, parse_calls
 from treetune.chat.calls import is_same, is_shown_by, with_arguments
 from treetune.chat.images import has_images
-from treetune.chat.message import Message, flatten, text_of
+from treetune.chat.message import Message, flatten_content, text_of
 from treetune.chat.sampled_tokens import check_ids, check_logprobs
 from treetune.chat.tool_template import ToolTemplate
 from treetune.errors import PolicyError, UsageError, format_error
@@ -187,7 +187,7 @@ class ChatTokens:
         text = prompt.prefix + _cut(self._decode(ids), stop)
         # Where the prompt has begun a thought, calls come after the end of it.
         thought = "<think>" if (prompt.text or "").rstrip().endswith("<think>") else ""
-        content, calls = parse(thought + text, self._tools.format, self._tools.tools, turn)
+        content, calls = parse_calls(thought + text, self._tools.format, self._tools.tools, turn)
         if not calls:
             return said
         for token in self._special_tokens:
@@ -294,7 +294,7 @@ class ChatTokens:
         if any(isinstance(message.get("content"), list) for message in messages) and self._takes_parts is None:
             self._takes_parts = self._shows_parts()
         if not self._takes_parts:
-            messages = [flatten(message) for message in messages]
+            messages = [flatten_content(message) for message in messages]
         if any(message.get("tool_calls") for message in messages):
             if self._arguments_as is None:
                 # Most templates write the arguments of a call as JSON, some only know text.

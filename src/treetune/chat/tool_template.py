@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-from treetune.chat.call_formats import FORMATS, Schema, check_name, detect
+from treetune.chat.call_formats import FORMATS, Schema, check_name, detect_format
 from treetune.chat.calls import call_id, function_of, read_arguments, with_arguments, write_call
 from treetune.chat.message import Message, text_of
 from treetune.errors import UsageError
@@ -49,7 +49,7 @@ class ToolTemplate(NamedTuple):
         role = "user" if render([{"role": "system", "content": mark}, *asked]) is None else "system"
         kind, most_calls, empty = _find_calls(render, asked, mark)
         beside = kind is not None and _writes(render, asked, mark, 1, "And:", kind)
-        found = check_name(format) or detect(template_of(tokenizer, tools), tokenizer.all_special_tokens)
+        found = check_name(format) or detect_format(template_of(tokenizer, tools), tokenizer.all_special_tokens)
         if found is None and (shows_tools or most_calls):
             raise UsageError(
                 "the chat template has words of its own for tools, and Treetune does not know how to read its calls",

@@ -1,6 +1,6 @@
 """The name of code as a value, parsed in one place: `file.py:Name` or `module:Name`.
 
-    parse_reference("tasks/colours.py:Colours")     # CodeReference(Kind.FILE, "tasks/colours.py", "Colours")
+    parse_reference("tasks/colours.py:Colours")     # CodeReference(CodeKind.FILE, "tasks/colours.py", "Colours")
     find_reference("gsm8k")                         # None: an id, not the name of code
 
 Text that does not parse names no code. `config/plugins.py` loads only these values.
@@ -19,13 +19,13 @@ FILE_SCHEME, MODULE_SCHEME = "file://", "pkg://"
 WRITE = "write file.py:Name or module:Name"
 
 
-class Kind(Enum):
+class CodeKind(Enum):
     FILE = "file"
     MODULE = "module"
 
 
 class CodeReference(msgspec.Struct, frozen=True):
-    kind: Kind
+    kind: CodeKind
     place: str
     """The path of the file, or the dotted name of the module."""
     attribute: str | None = None
@@ -53,10 +53,10 @@ def parse_place(place: str, attribute: str) -> CodeReference:
     """A file, which may be written `file://…`, or a module, `pkg://module`, with a class in it."""
     if place.startswith(MODULE_SCHEME):
         module = place.removeprefix(MODULE_SCHEME).removesuffix(".py").replace("/", ".")
-        kind, place = (Kind.MODULE if _kind_of(module) is Kind.MODULE else None), module
+        kind, place = (CodeKind.MODULE if _kind_of(module) is CodeKind.MODULE else None), module
     else:
         place = place.removeprefix(FILE_SCHEME)
-        kind = Kind.FILE if _kind_of(place) is Kind.FILE else None
+        kind = CodeKind.FILE if _kind_of(place) is CodeKind.FILE else None
     if kind is None:
         raise PluginError(f"{place!r:.200} is no Python file", remedy="write folder/file.py, or pkg://module")
     if not _is_identifier(attribute):
@@ -66,15 +66,15 @@ def parse_place(place: str, attribute: str) -> CodeReference:
 
 def find_file(text: str) -> CodeReference | None:
     """The file that `file.py` or `file.py:Name` names; None for any other text."""
-    found = CodeReference(Kind.FILE, text) if _kind_of(text) is Kind.FILE else find_reference(text)
-    return found if found is not None and found.kind is Kind.FILE else None
+    found = CodeReference(CodeKind.FILE, text) if _kind_of(text) is CodeKind.FILE else find_reference(text)
+    return found if found is not None and found.kind is CodeKind.FILE else None
 
 
-def _kind_of(place: str) -> Kind | None:
+def _kind_of(place: str) -> CodeKind | None:
     if place.endswith(".py"):
         plain = place.strip() == place and place.rpartition("/")[2] != ".py"
-        return Kind.FILE if plain and not any(sign in ":\\\x7f" or sign < " " for sign in place) else None
-    return Kind.MODULE if all(map(_is_identifier, place.split("."))) else None
+        return CodeKind.FILE if plain and not any(sign in ":\\\x7f" or sign < " " for sign in place) else None
+    return CodeKind.MODULE if all(map(_is_identifier, place.split("."))) else None
 
 
 def _is_identifier(name: str) -> bool:

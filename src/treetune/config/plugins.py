@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.config.builtin import find_ready_file, ready_names, tables
 from treetune.config.code_files import module_name, source_of
-from treetune.config.code_reference import CodeReference, Kind, find_reference, parse_reference
+from treetune.config.code_reference import CodeKind, CodeReference, find_reference, parse_reference
 from treetune.config.trust import USER, Origin, is_installed, is_installed_folder, running_code
 from treetune.errors import PluginError, UnknownNameError, did_you_mean, format_error, suggest_file
 from treetune.system.folders import FOLDER
@@ -43,7 +43,7 @@ def load_module(reference: CodeReference, origin: Origin) -> Any:
     """The module of a name, imported once. This is the only place that runs a user's code by its name; what data names
     is checked here, before anything of it runs."""
     origin.check(reference)
-    if reference.kind is Kind.FILE:
+    if reference.kind is CodeKind.FILE:
         return _import_file(reference.place)
     if not is_installed(reference.place):
         see_current_folder()
@@ -90,7 +90,7 @@ def absolute_path(path: str, folders: Iterable[Path]) -> str:
 def absolute_spec(spec: str, folders: Iterable[Path]) -> str:
     """`file.py:Name` with its path made absolute; any other name as it is."""
     named = find_reference(spec)
-    if named is None or named.kind is not Kind.FILE:
+    if named is None or named.kind is not CodeKind.FILE:
         return spec
     return f"{absolute_path(named.place, folders)}:{named.attribute}"
 
@@ -98,7 +98,7 @@ def absolute_spec(spec: str, folders: Iterable[Path]) -> str:
 def file_of(spec: str) -> Path | None:
     """The file of `file.py:Name`; None for any other name."""
     named = find_reference(spec)
-    return Path(named.place).expanduser() if named is not None and named.kind is Kind.FILE else None
+    return Path(named.place).expanduser() if named is not None and named.kind is CodeKind.FILE else None
 
 
 def folders_of(cls: type) -> Iterator[Path]:
@@ -208,7 +208,9 @@ class Registry:
         package = entry.dist.name if entry.dist else entry.value
         if entry.dist is None or not is_installed_folder(Path(str(entry.dist.locate_file("")))):
             origin.refuse(f"names code that is not installed: {name}, of {package}")
-        remedy = f"the fault is in that package, not in Treetune: tell its author, or `pip uninstall {package}`"
+        remedy = (
+            f"the fault is not in Treetune: please report it to the author of {package}, or `pip uninstall {package}`"
+        )
         return _load(entry.load, f"the {self.kind} {name!r} of the package {package}", remedy)
 
     def has(self, name: str) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from treetune.config.code_files import is_of_file
-from treetune.config.code_reference import CodeReference, Kind
+from treetune.config.code_reference import CodeKind, CodeReference
 from treetune.errors import UntrustedCode
 from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir
@@ -53,7 +53,7 @@ class Origin(msgspec.Struct, frozen=True):
         """Refuses code that this origin may not run."""
         if self.trusted:
             return
-        if reference.kind is Kind.FILE:
+        if reference.kind is CodeKind.FILE:
             if Path(reference.place).expanduser().resolve() not in _kept_files:
                 raise self.refusal(f"names code that none of your builds kept: {reference}")
         elif not (is_installed(reference.place) or _is_own_module(reference.place)):

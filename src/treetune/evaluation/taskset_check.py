@@ -28,7 +28,7 @@ from treetune.models.scripted import WRONG, Gold
 from treetune.play.episode import DeadlinePassed, with_deadline
 from treetune.play.rollout import run_rollout
 from treetune.play.streams import draw_tasks
-from treetune.play.toolbox import find_fault
+from treetune.play.toolbox import find_call_fault
 from treetune.runs.folder import Records, RunFolder
 from treetune.scorers.said import find_unpaid
 from treetune.system.threads import call
@@ -149,7 +149,7 @@ class TasksetChecker:
         if lost := lost_for_verl(trace.tools):
             kept = "verl's own tools keep of a property only type, description and enum"
             check.warnings["verl-tool-schema"] = f"{kept}: {lost[0]}"
-        if (fault := find_fault(answer, trace, threshold)) is not None:
+        if (fault := find_call_fault(answer, trace, threshold)) is not None:
             check.warnings["gold-tool-error"] = fault
         if trace.reward is None:
             check.fail("gold-failed", trace.failure.told if trace.failure else trace.outcome.value)

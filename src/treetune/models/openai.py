@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from treetune.chat.call_formats import check_name, parse
+from treetune.chat.call_formats import check_name, parse_calls
 from treetune.chat.calls import call_id, function_of, write_call
 from treetune.chat.message import Message, text_of
 from treetune.chat.tool_template import with_tools, write_as_text
@@ -20,7 +20,7 @@ from treetune.core.policy import Completion, Request, Sampling, Usage, cannot_co
 from treetune.errors import PolicyError
 from treetune.models import EndpointConfig
 from treetune.models.endpoint import Endpoint
-from treetune.play.weights import read_version
+from treetune.play.weights import parse_version
 
 _EXTRA_TOKENS = 16
 """Some servers count the end token separately, or overshoot by a speculative step."""
@@ -126,7 +126,7 @@ def _completion(answer: Any, request: Request, call_format: str | None = None) -
         message["content"] = request.prefix + (text_of(message.get("content")) or "")
     calls = _read_calls(message, request.turn)
     if not calls and request.tools and call_format is not None:
-        text, calls = parse(text_of(message.get("content")) or "", call_format, request.tools, request.turn)
+        text, calls = parse_calls(text_of(message.get("content")) or "", call_format, request.tools, request.turn)
         if calls:
             message["content"] = text or None
     message = {"role": "assistant", **{key: value for key, value in message.items() if value is not None}}
@@ -153,7 +153,7 @@ def _version(answer: Any) -> int | None:
     for place in ("metadata", "meta_info"):
         if version is None and isinstance(found := answer.get(place), dict):
             version = found.get("weight_version")
-    return None if version is None else read_version(version)
+    return None if version is None else parse_version(version)
 
 
 def _read_calls(message: Message, turn: int) -> list[Message]:

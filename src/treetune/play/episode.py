@@ -87,7 +87,7 @@ class Started(msgspec.Struct, frozen=True):
     """What may be called, in OpenAI's form."""
 
 
-class Result(msgspec.Struct):
+class EpisodeResult(msgspec.Struct):
     """The result of an episode so far, from the steps of its environment."""
 
     reward: float = 0.0
@@ -164,7 +164,7 @@ class Episode:
         """What a model may call, in OpenAI's form; known once it has begun."""
         self.observation = Observation()
         """What the environment showed first."""
-        self.result = Result()
+        self.result = EpisodeResult()
         self.finished = False
         """A step said that it is done."""
         self.cut_short = False

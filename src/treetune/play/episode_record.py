@@ -24,7 +24,7 @@ from treetune.core.environment import Action, Observation, Step
 from treetune.core.task import Task
 from treetune.core.tool_messages import message_of
 from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn, encode_trace
-from treetune.play.episode import DeadlinePassed, Result
+from treetune.play.episode import DeadlinePassed, EpisodeResult
 
 log = logging.getLogger(__name__)
 MOST_BYTES = 16 << 20
@@ -58,7 +58,7 @@ class EpisodeRecord:
         """`step` is the training step, where the trainer sends it."""
         self._source, self._on_end, self._step = task.data_source, on_end, step
         self._task = task if keeps_trace else None
-        self._result = Result()
+        self._result = EpisodeResult()
         self._truncated = False
         self._failure: tuple[Outcome, Failure] | None = None
         self._turns: list[bytes] = []

@@ -196,7 +196,7 @@ class Toolbox:
         return step
 
 
-def find_fault(gold: Gold, trace: Trace, threshold: float = 1.0) -> str | None:
+def find_call_fault(gold: Gold, trace: Trace, threshold: float = 1.0) -> str | None:
     """What is wrong with the calls of a gold answer, by its trace: the error of the first call that failed, or that the
     task offers no tools. An environment without tools may still reward calls."""
     for call in (call for turn in trace.turns for call in turn.calls):

@@ -223,7 +223,7 @@ def check_version(version: int) -> int:
     return version
 
 
-def read_version(value: object) -> int | None:
+def parse_version(value: object) -> int | None:
     """The version that a server of models sends, as a number or digits; None for anything else, such as `default`."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)

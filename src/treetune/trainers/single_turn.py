@@ -16,7 +16,7 @@ from treetune.core.task import Task
 from treetune.data.rows.scored_by import ScoredBy
 from treetune.data.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
 from treetune.errors import TasksetError, UsageError, reason_of
-from treetune.play.episode import Episode, Result, play_answer
+from treetune.play.episode import Episode, EpisodeResult, play_answer
 from treetune.system.threads import run_in_background
 
 
@@ -39,11 +39,11 @@ def refuse_begun_answer(messages: list[Message], where: str) -> None:
         )
 
 
-def play_row(scored: ScoredBy, task: Task, answer: str) -> Result:
+def play_row(scored: ScoredBy, task: Task, answer: str) -> EpisodeResult:
     return play_rows([(scored, task, answer)])[0]
 
 
-def play_rows(rows: Sequence[tuple[ScoredBy, Task, str]]) -> list[Result]:
+def play_rows(rows: Sequence[tuple[ScoredBy, Task, str]]) -> list[EpisodeResult]:
     """What the answers to several rows earn; all are played at once, for a judge or a test may take its time."""
     names = [f"row {task.extra_info.get('index', '?')} of {task.data_source}" for _, task, _ in rows]
     for name, (_, task, _) in zip(names, rows, strict=True):
@@ -52,7 +52,7 @@ def play_rows(rows: Sequence[tuple[ScoredBy, Task, str]]) -> list[Result]:
     return [_result_of(one, name) for one, name in zip(played, names, strict=True)]
 
 
-def _result_of(episode: Episode | BaseException, row: str) -> Result:
+def _result_of(episode: Episode | BaseException, row: str) -> EpisodeResult:
     if isinstance(episode, UsageError) or not isinstance(episode, Episode | Exception):
         raise episode
     if isinstance(episode, Exception):

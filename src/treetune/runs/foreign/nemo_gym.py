@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treetune.chat.message import Message, flatten
+from treetune.chat.message import Message, flatten_content
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Trace
@@ -158,7 +158,7 @@ def _messages(items: Any) -> list[Message]:
             plain["reasoning_content"] = "\n".join(thoughts)
         kept.append(plain)
         thoughts = []
-    return [flatten(message) for message in from_items(kept)]
+    return [flatten_content(message) for message in from_items(kept)]
 
 
 _PLAIN = ("type", "role", "content", "name", "arguments", "call_id", "output")

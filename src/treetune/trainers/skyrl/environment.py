@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
-from treetune.chat.call_formats import check_name, parse
+from treetune.chat.call_formats import check_name, parse_calls
 from treetune.chat.message import Message
 from treetune.chat.tool_template import with_tools, write_as_text
 from treetune.core.environment import Environment
@@ -111,7 +111,7 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
         """The calls of tools that a text makes, as a message; else the text."""
         if not episode.tools:
             return text
-        content, calls = parse(text, self._call_format, episode.tools, self.turns - 1)
+        content, calls = parse_calls(text, self._call_format, episode.tools, self.turns - 1)
         return {"role": "assistant", "content": content or None, "tool_calls": calls} if calls else text
 
     def get_metrics(self) -> dict[str, Any]:

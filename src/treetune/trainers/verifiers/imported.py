@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from treetune.config.code_reference import CodeReference, Kind
+from treetune.config.code_reference import CodeKind, CodeReference
 from treetune.config.plugins import load_module, see_current_folder
 from treetune.config.structs import convert
 from treetune.config.trust import USER, Origin
@@ -140,7 +140,7 @@ def _import(env: str, origin: Origin) -> Any:
     try:
         for place in (f"verifiers.v1.tasksets.{name}", name):
             if importlib.util.find_spec(place.rpartition(".")[0] or place) and importlib.util.find_spec(place):
-                return load_module(CodeReference(Kind.MODULE, place), origin)
+                return load_module(CodeReference(CodeKind.MODULE, place), origin)
     except (ImportError, ValueError) as error:
         raise PluginError(f"verifiers:{env} could not be imported: {format_error(error)}") from error
     raise PluginError(
