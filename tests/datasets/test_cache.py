@@ -16,9 +16,10 @@ import pytest
 from named_code import load_object
 
 from treetune.data.rows import cache as cache_module
-from treetune.data.rows.cache import Cache, EntryState, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
+from treetune.data.rows.cache import Cache, EntryState, Sidecar, config_hash, content_hash, impl_hash
 from treetune.data.sources.loading_params import LoadingParams
 from treetune.errors import TreetuneError
+from treetune.system.folders import default_cache_dir
 
 KEY = "0123456789abcdef0123_" + "a" * 20
 OTHER = "0123456789abcdef0123_" + "b" * 20

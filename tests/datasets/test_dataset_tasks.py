@@ -22,6 +22,7 @@ from pass_rates import write_rates
 from treetune import Task, load_taskset
 from treetune.data.datasets.build import build
 from treetune.data.datasets.task_lists import load_task
+from treetune.data.rows import read_rows
 from treetune.data.rows.formats import FORMATS
 from treetune.errors import ConfigError, EmptyTasksetError, TasksetError, TreetuneError, UsageError
 from treetune_verl.tasks import Task as DatasetTask
@@ -317,6 +318,15 @@ def test_a_built_file_has_the_draws_of_a_schedule_and_others_draw_by_the_same(so
     assert means == sorted(means, reverse=True), "what comes first is easy"
     skyrl = pq.read_table(taskset.get_parquet_path("skyrl")).to_pylist()
     assert [row["extra_info"]["uid"] for row in skyrl] == drawn
+
+
+def test_a_file_of_a_schedule_gives_mixed_values_as_they_are(source, tmp_path):
+    rows = [{"q": f"{n} + 1?", "a": str(n + 1), "mixed": n if n % 2 else f"{n}"} for n in range(20)]
+    node = source(rows, prompt_template="{q}", ground_truth="a", extra_fields=["mixed"])
+    write_rates(tmp_path / "rates.jsonl", {row["extra_info"]["uid"]: 0.5 for row in rows_of(node)})
+    profile = {"path": str(tmp_path / "rates.jsonl"), "schedule": {"kind": "pools"}, "rows": 20}
+    drawn = [row["extra_info"] for row in read_rows(DatasetTask({**node, "profile": profile}).get_parquet_path())]
+    assert [extra["mixed"] for extra in drawn] == [rows[extra["index"]]["mixed"] for extra in drawn]
 
 
 def test_extra_fields_are_carried_and_reserved_names_refused(source):

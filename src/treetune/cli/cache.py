@@ -13,10 +13,11 @@ from rich.filesize import decimal
 from treetune.cli.options import CacheDir, Json, option
 from treetune.cli.output import figure, make_table, print_json
 from treetune.config.structs import dump_yaml, to_plain
-from treetune.data.rows.cache import Cache, CacheEntry, default_cache_dir
+from treetune.data.rows.cache import Cache, CacheEntry
 from treetune.errors import UnknownNameError, UsageError
 from treetune.runs.foreign.kept import measure_kept, prune_kept
 from treetune.scorers.judges.model import KeptVerdicts
+from treetune.system.folders import default_cache_dir
 from treetune.system.screen import Screen
 
 cache_app = typer.Typer()

@@ -32,7 +32,7 @@ from treetune.data.arrow_values import arrow_rows, schema_tree
 from treetune.data.datasets.dataset_rows import BUILDER_VERSION, DatasetRows, unknown_environment
 from treetune.data.datasets.row_builder import RowBuilder
 from treetune.data.datasets.selection import INVALID, Notes, length_filter, look_at_prompts
-from treetune.data.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
+from treetune.data.rows.cache import Cache, Sidecar, config_hash, impl_hash
 from treetune.data.rows.formats import FORMATS, Format, format_named
 from treetune.data.rows.growing_parquet import GrowingParquet, write_taken
 from treetune.data.rows.writing import write_parquet, write_scored
@@ -41,6 +41,7 @@ from treetune.data.sources.loading import LibraryDataset
 from treetune.data.sources.local_files import ROWS, LocalFiles, SourceBatch
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, format_error
 from treetune.play.episode import Episode
+from treetune.system.folders import default_cache_dir
 from treetune.system.ray_cluster import SILENT_SECONDS, join_cluster, why_waiting
 from treetune.system.threads import run_in_background
 
@@ -55,7 +56,7 @@ LOOKED_AT = 100
 """Rows that are checked for whether an answer can solve them. This many show a column that is wrong throughout, and
 cost little in a large build. `treetune validate` checks all."""
 
-Built = tuple[pa.Table | None, Notes]
+BuiltTable = tuple[pa.Table | None, Notes]
 Work = tuple[SourceBatch, int]
 
 
@@ -232,7 +233,7 @@ def _check_environments(taskset: DatasetRows, table: pa.Table, checked: set[Any]
 
 def _build_tables(
     taskset: DatasetRows, opened: LibraryDataset | LocalFiles, made: bool, engine: Engine, on_rows: Progress | None
-) -> Iterator[Built]:
+) -> Iterator[BuiltTable]:
     """Canonical rows, batch by batch, in order."""
     builder = RowBuilder(taskset, opened.columns, made=made)
 
@@ -251,7 +252,7 @@ def _build_tables(
     return (builder.build(batch, first) for batch, first in read_batches())
 
 
-def _build_in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -> Iterator[Built]:
+def _build_in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -> Iterator[BuiltTable]:
     from concurrent.futures import Future, ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
@@ -279,12 +280,12 @@ def _set_builder(builder: RowBuilder) -> None:
     _builder = builder
 
 
-def _build_here(work: Work) -> Built:
+def _build_here(work: Work) -> BuiltTable:
     assert _builder is not None
     return _builder.build(*work)
 
 
-def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
+def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[BuiltTable]:
     ray = join_cluster()
     shared = ray.put(builder)  # once per node, not once per table
     begun = ray.remote(num_cpus=1)(lambda: None).remote()  # before any of the work
@@ -292,20 +293,20 @@ def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
     ahead = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
     waited = False
 
-    def get(built: Any) -> Built:
+    def get(built: Any) -> BuiltTable:
         nonlocal waited
         if not waited and not ray.wait([built], timeout=SILENT_SECONDS)[0] and (why := why_waiting(ray, [begun])):
             waited = True
             warnings.warn(f"{why}. The build waits; without --engine ray it runs here.", stacklevel=2)
-        result: Built = ray.get(built)
+        result: BuiltTable = ray.get(built)
         return result
 
     return _keep_ahead(work, lambda item: remote.remote(shared, *item), get, ahead)
 
 
 def _keep_ahead(
-    work: Iterator[Work], submit: Callable[[Work], Any], get: Callable[[Any], Built], ahead: int
-) -> Iterator[Built]:
+    work: Iterator[Work], submit: Callable[[Work], Any], get: Callable[[Any], BuiltTable], ahead: int
+) -> Iterator[BuiltTable]:
     """The results in order, with at most `ahead` further ones under way."""
     waiting: deque[Any] = deque()
     for item in work:

@@ -19,11 +19,11 @@ from treetune.core.task import UID_VERSION, Task
 from treetune.core.taskset import Taskset
 from treetune.data.datasets.choices import TEXTS
 from treetune.data.datasets.config import DatasetConfig, plain_values
-from treetune.data.rows.cache import default_cache_dir
 from treetune.data.rows.scored_by import BY_RULE, ScoredBy, scorer_of_method
 from treetune.errors import TreetuneError
 from treetune.scorers import Scorer
 from treetune.scorers.scorer import Rule
+from treetune.system.folders import default_cache_dir
 
 BUILDER_VERSION = f"7.{UID_VERSION}"
 """Part of every cache key: raise it when the same config gives other rows, or other notes of them."""

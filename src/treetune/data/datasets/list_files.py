@@ -41,10 +41,10 @@ from treetune.errors import TasksetError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BuiltFile = tuple[Sidecar, Path, bool]
+CachedFile = tuple[Sidecar, Path, bool]
 """What a build gives: the sidecar, the path, whether it was a hit."""
 
-Build = Callable[[DatasetTaskset], BuiltFile]
+Build = Callable[[DatasetTaskset], CachedFile]
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ def build_files(
 
 
 def _draw_file(
-    tasksets: Sequence[DatasetTaskset], files: Sequence[BuiltFile], format: str, count: int | None
+    tasksets: Sequence[DatasetTaskset], files: Sequence[CachedFile], format: str, count: int | None
 ) -> ListFile:
     """The file that the mixture of the tasksets draws of their files, from the cache."""
     sidecars = [sidecar for sidecar, _, _ in files]
@@ -141,8 +141,8 @@ CONTENT = ("prompt", "content")
 
 
 def join_files(
-    tasksets: Sequence[DatasetTaskset], built: Sequence[BuiltFile], agents: Sequence[str] | None = None
-) -> list[BuiltFile]:
+    tasksets: Sequence[DatasetTaskset], built: Sequence[CachedFile], agents: Sequence[str] | None = None
+) -> list[CachedFile]:
     """The files that a trainer can join: those that were built, or converted copies. What cannot be joined is refused
     now, not when the model is loaded. `agents`: the agent loop of each taskset, which its rows then name."""
     if agents is not None:
@@ -159,7 +159,7 @@ def join_files(
     converters = _choose_converters(tasksets, built)
     schema, json_fields = _widen_schemas(names, built, converters)
     asked = {"schema": str(schema), "json": sorted(json_fields)}
-    files: list[BuiltFile] = []
+    files: list[CachedFile] = []
     for name, taskset, file, convert in zip(names, tasksets, built, converters, strict=True):
         changed = find_clashes(file[0].schema, schema_tree(schema))
         if changed and not taskset.config.join:
@@ -169,7 +169,7 @@ def join_files(
     return files
 
 
-def _name_agent(taskset: DatasetTaskset, file: BuiltFile, agent: str) -> BuiltFile:
+def _name_agent(taskset: DatasetTaskset, file: CachedFile, agent: str) -> CachedFile:
     """The file with the column that names an agent loop; one that has it stays."""
     if AGENT in file[0].schema:
         return file
@@ -177,8 +177,8 @@ def _name_agent(taskset: DatasetTaskset, file: BuiltFile, agent: str) -> BuiltFi
 
 
 def _change_file(
-    taskset: DatasetTaskset, file: BuiltFile, asked: Mapping[str, Any], change: Converter, *wider: Any
-) -> BuiltFile:
+    taskset: DatasetTaskset, file: CachedFile, asked: Mapping[str, Any], change: Converter, *wider: Any
+) -> CachedFile:
     """The file with changed tables, from the cache. `asked` identifies the change; `wider` are the schema that the rows
     get, and which of its fields are JSON text."""
     sidecar, path, hit = file
@@ -194,13 +194,13 @@ def _change_file(
     return changed, cache.path(key), hit and changed_hit
 
 
-def _find_clashes(names: Sequence[str], built: Sequence[BuiltFile]) -> Iterator[str]:
+def _find_clashes(names: Sequence[str], built: Sequence[CachedFile]) -> Iterator[str]:
     for (one, first), (other, second) in combinations(zip(names, built, strict=True), 2):
         if found := find_clashes(first[0].schema, second[0].schema):
             yield f"tasks {one} and {other} cannot be used in one list: {'; '.join(found)}"
 
 
-def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[BuiltFile]) -> list[Converter]:
+def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[CachedFile]) -> list[Converter]:
     """What makes the texts of each file lists and parts, where another file has those."""
     from treetune.data.rows.formats import FORMATS
 
@@ -248,7 +248,7 @@ def _convert_values(table: pa.Table, truths: Sequence[tuple[str, ...]], parts: b
 
 
 def _widen_schemas(
-    names: Sequence[str], built: Sequence[BuiltFile], converters: Sequence[Converter]
+    names: Sequence[str], built: Sequence[CachedFile], converters: Sequence[Converter]
 ) -> tuple[pa.Schema, set[str]]:
     """The schema that holds all files once they are converted, and which of its fields are JSON text."""
     import pyarrow.parquet as pq

@@ -32,7 +32,7 @@ from treetune.data.datasets.dataset_rows import unknown_environment
 from treetune.data.datasets.list_files import draws_by_weight
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.agent_column import has_several_turns, needs_loop
-from treetune.data.rows.cache import Sidecar, default_cache_dir
+from treetune.data.rows.cache import Sidecar
 from treetune.data.rows.scored_by import ScoredBy
 from treetune.data.rows.scorer import only_groups, scored_by
 from treetune.data.sources.loading_params import LoadingParams, check_loading
@@ -48,6 +48,7 @@ from treetune.errors import (
     gather_faults,
     suggest_file,
 )
+from treetune.system.folders import default_cache_dir
 
 LISTS = ("train_tasks", "val_tasks")
 

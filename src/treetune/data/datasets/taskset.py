@@ -26,7 +26,6 @@ from treetune.config.plugins import file_of
 from treetune.config.structs import CodeName, FileName, declared_values, to_plain
 from treetune.core.finding import Flaw
 from treetune.core.task import Task
-from treetune.data.arrow_values import read_extra
 from treetune.data.datasets.config import DatasetConfig
 from treetune.data.datasets.dataset_rows import BUILDER_VERSION, DatasetRows
 from treetune.data.datasets.images import describe_files
@@ -224,6 +223,8 @@ class DatasetTaskset(DatasetRows):
     def list_uids(self) -> Iterable[tuple[str, str]]:
         if self.overrides_rows or self.overrides_build or "uid" in self.config.extra_fields:
             return super().list_uids()  # such rows may have a uid of their own
+        from treetune.data.arrow_values import read_extra
+
         uids = read_extra(self._built[1], "uid")
         return ((uid, self.config.data_source) for uid in ([] if uids is None else uids.to_pylist()))
 

@@ -27,9 +27,7 @@ import msgspec
 from treetune.core.finding import Flaw
 from treetune.errors import StorageError, TreetuneError
 from treetune.system.digest import canonical
-from treetune.system.folders import aside
-from treetune.system.folders import default_cache_dir as default_cache_dir
-from treetune.system.folders import write_atomically as write_atomically
+from treetune.system.folders import aside, write_atomically
 
 if TYPE_CHECKING:
     from io import BufferedReader

@@ -19,8 +19,8 @@ from typing import Any
 from treetune.config.code_files import is_of_file, source_of, with_imports
 from treetune.config.code_reference import find_file
 from treetune.config.trust import code_folders, is_installed, remember_module, trust_file
-from treetune.data.rows.cache import write_atomically
 from treetune.errors import PluginError, UsageError
+from treetune.system.folders import write_atomically
 
 SCHEME = "cache://"
 

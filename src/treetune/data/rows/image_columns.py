@@ -84,11 +84,6 @@ def with_part(message: Any) -> Any:
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
-def without_urls(messages: Sequence[Message]) -> list[Message]:
-    """Messages with an empty address for each image, for a note beside the column that has them."""
-    return fill_parts(messages, [""] * len(urls_in(messages)))
-
-
 def fill_parts(messages: Sequence[Message], urls: Sequence[str]) -> list[Message]:
     """The same with these addresses."""
     left = iter(urls)
@@ -114,7 +109,7 @@ def note_images(note: dict[str, Any], messages: Sequence[Message], written: Sequ
     if odd := {str(at): url.partition(",")[0] for at, url in enumerate(urls) if url != plain[at]}:
         note["urls"] = odd
     if join_images(written, urls) != list(messages):
-        note["parts"] = without_urls(messages)
+        note["parts"] = fill_parts(messages, [""] * len(urls))  # which the column has
 
 
 # Out of rows

@@ -24,7 +24,7 @@ from treetune.core.mixture import ask_owner
 from treetune.core.task import ForeignTask, Task
 from treetune.core.taskset import GivenTasks, Taskset
 from treetune.core.tool import Tool, ToolSource
-from treetune.data.rows.cache import Cache, default_cache_dir
+from treetune.data.rows.cache import Cache
 from treetune.data.rows.code_store import locate_files
 from treetune.data.rows.formats import detect, format_named
 from treetune.data.rows.reading import read_tasks
@@ -36,6 +36,7 @@ from treetune.errors import TasksetError, TreetuneError
 from treetune.scorers import Scorer
 from treetune.scorers.scorer import Rule
 from treetune.system.digest import digest
+from treetune.system.folders import default_cache_dir
 
 
 class RowsConfig(TasksetConfig, frozen=True, kw_only=True):

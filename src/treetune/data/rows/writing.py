@@ -36,7 +36,7 @@ BATCH = 10_000
 """Tasks of one batch."""
 
 
-Scored = tuple[Task, str | None]
+ScoredTask = tuple[Task, str | None]
 """A task, and what scores it: see `Format.row_of`."""
 
 
@@ -80,13 +80,13 @@ def write_scored(
     scorer: str | Taskset[Any, Any] | None,
     path: Path,
     format: Format,
-    write: Callable[[Iterator[Scored], Path, Format], int],
+    write: Callable[[Iterator[ScoredTask], Path, Format], int],
 ) -> int:
     """Write tasks and what scores them; gives their number. The rows name our agent loop where a task needs it."""
     taskset = scorer if isinstance(scorer, Taskset) else tasks if isinstance(tasks, Taskset) else None
     loop = False
 
-    def notice_loop() -> Iterator[Scored]:
+    def notice_loop() -> Iterator[ScoredTask]:
         nonlocal loop
         for task, scored in _attach_scorers(tasks, scorer):
             if taskset is not None:
@@ -102,7 +102,7 @@ def write_scored(
     return count
 
 
-def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[Scored]:
+def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[ScoredTask]:
     """Each task with what scores it; refused where that is not known."""
     if scorer is None and isinstance(tasks, Taskset):
         scorer = tasks
@@ -127,7 +127,7 @@ def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | Non
             )
 
 
-def _write_json(tasks: Iterator[Scored], path: Path, format: Format) -> int:
+def _write_json(tasks: Iterator[ScoredTask], path: Path, format: Format) -> int:
     """An array of rows, or a row on each line, by the name of the file."""
     lines = kind_of(path) is FileKind.LINES
     before, between, after = (b"", b"\n", b"\n") if lines else (b"[\n", b",\n", b"\n]\n")
@@ -164,7 +164,7 @@ def _name_task(error: TasksetError, number: int) -> TasksetError:
     return TasksetError(f"task {number}: {error.message}", remedy=error.remedy)
 
 
-def _size_of(scored: Scored) -> int:
+def _size_of(scored: ScoredTask) -> int:
     """Bytes of a task's images, which are nearly all of its bytes where it has any."""
     return sum(map(len, urls_in(scored[0].messages)))
 
@@ -174,7 +174,7 @@ Opening = Callable[[Task], list[Message]]
 
 
 def write_parquet(
-    tasks: Iterator[Scored], path: Path, format: Format, opening: Opening | None = None, *, mixed: bool = False
+    tasks: Iterator[ScoredTask], path: Path, format: Format, opening: Opening | None = None, *, mixed: bool = False
 ) -> int:
     """Rows of any values as parquet; gives their number. `mixed`: their ground truths are of several types.
 
@@ -214,7 +214,7 @@ def write_parquet(
             stacklevel=5,
         )
     earlier = path.with_name(f"{path.name}.earlier.parquet")
-    done: Iterable[Scored] = ()
+    done: Iterable[ScoredTask] = ()
     if writer.rows:
         path.rename(earlier)
         done = ((format.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in read_rows(earlier))

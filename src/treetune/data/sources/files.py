@@ -51,7 +51,7 @@ TOGETHER_BYTES = 64 << 20
 
 T = TypeVar("T")
 
-Records = Iterator[tuple[int, Any]]
+TextRecords = Iterator[tuple[int, Any]]
 """Rows that are not decoded, each with the number of its line or row: JSON, or the names of columns and the cells."""
 
 
@@ -88,7 +88,7 @@ def take_within(items: Iterator[T], most: int, size_of: Callable[[T], int]) -> l
     return taken
 
 
-def iter_records(file: File, layout: Layout | None = None) -> tuple[str, Records]:
+def iter_records(file: File, layout: Layout | None = None) -> tuple[str, TextRecords]:
     """The rows of a file of JSON or CSV, and what their numbers count."""
     path, layout = file.path, layout or Layout()
     if file.kind is FileKind.CSV:
@@ -259,14 +259,14 @@ def refuse_several(names: list[str], path: str | Path) -> None:
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
-Reader = Callable[[str], Any]
+CellReader = Callable[[str], Any]
 
 
 def _read_boolean(cell: str) -> bool:
     return cell == "True"
 
 
-def _reader_of(cell: str) -> Reader:
+def _reader_of(cell: str) -> CellReader:
     """What reads a cell so that it prints back identically."""
     if cell in ("True", "False"):
         return _read_boolean
@@ -283,7 +283,7 @@ class CsvTypes:
     """The types of columns, by name, over all rows that were looked at."""
 
     def __init__(self) -> None:
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, CellReader] = {}
         self._names: list[str] | None = None
         self._open: list[tuple[int, str]] = []
         """The columns of these names that may still turn out to be text."""
@@ -303,5 +303,5 @@ class CsvTypes:
         if closed:
             self._open = [(place, name) for place, name in self._open if self._readers.get(name) is not str]
 
-    def readers_of(self, names: Sequence[str]) -> list[Reader]:
+    def readers_of(self, names: Sequence[str]) -> list[CellReader]:
         return [self._readers.get(name, str) for name in names]

@@ -15,14 +15,11 @@ import glob
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from treetune.data.sources.files import open_parquet
-from treetune.data.sources.local_files import KINDS, LocalFiles
 from treetune.data.sources.names import (
     FILE_FORMATS,
     Layout,
@@ -33,6 +30,9 @@ from treetune.data.sources.names import (
 )
 from treetune.data.sources.splits import NO_ROWS, iter_patterns, patterns_by_split
 from treetune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from treetune.data.sources.local_files import LocalFiles
 
 _CARDS = (".huggingface.yaml", "README.md", "dataset_infos.json")
 """What `load_dataset` reads of a local folder besides the data: names of splits, types of columns."""
@@ -180,8 +180,8 @@ def find_local_files(params: LoadingParams) -> LocalFiles | None:
     kind, split = str(params.argument("path") or ""), params.kwargs.get("split")
     if len(params.args) > 4 or not isinstance(split, str | None):
         return None
-    if kind not in KINDS or params.argument("data_files") is None:
-        of_other_kind = kind in FILE_FORMATS and kind not in KINDS
+    if kind not in _OF_KIND or params.argument("data_files") is None:
+        of_other_kind = kind in FILE_FORMATS and kind not in _OF_KIND
         return None if of_other_kind or params.is_of_hub or not params.local_sources() else _ask_library(params, split)
     if find_foreign(params, kind):
         return None
@@ -196,6 +196,8 @@ def find_local_files(params: LoadingParams) -> LocalFiles | None:
 
 def _ask_library(params: LoadingParams, split: str | None) -> LocalFiles | None:
     """The files of a folder, and what its card says of them."""
+    from dataclasses import fields
+
     import datasets
 
     try:
@@ -203,7 +205,7 @@ def _ask_library(params: LoadingParams, split: str | None) -> LocalFiles | None:
     except Exception:
         return None  # reported when the library loads it
     kind = type(builder).__module__.rpartition(".")[2]
-    if kind not in KINDS or builder.info.features is not None or not builder.config.data_files:
+    if kind not in _OF_KIND or builder.info.features is not None or not builder.config.data_files:
         return None
     usual = type(builder.config)()
     config = {field.name: getattr(builder.config, field.name) for field in fields(builder.config)}
@@ -216,6 +218,8 @@ def _ask_library(params: LoadingParams, split: str | None) -> LocalFiles | None:
 
 
 def _open(kind: str, files: dict[str, list[Path]], split: str | None, options: Mapping[str, Any]) -> LocalFiles | None:
+    from treetune.data.sources.local_files import LocalFiles
+
     if not all(_is_read_here(file, kind) for some in files.values() for file in some):
         return None
     if kind == "parquet":
@@ -256,6 +260,8 @@ def _is_read_here(file: Path, kind: str) -> bool:
 
 def _has_plain_values(file: Path) -> bool:
     """Whether the values of a parquet file are used as they are stored, by the types that `datasets` noted."""
+    from treetune.data.sources.files import open_parquet
+
     try:
         with open_parquet(file) as opened:
             schema = opened.schema_arrow

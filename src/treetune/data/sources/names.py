@@ -37,7 +37,7 @@ class FileKind(StrEnum):
     CSV = "csv"
 
 
-KINDS = {
+_ENDINGS = {
     ".parquet": FileKind.PARQUET,
     ".json": FileKind.JSON,
     ".jsonl": FileKind.LINES,
@@ -142,14 +142,14 @@ def names_taskset(target: str) -> bool:
 
 def kind_of(path: Path) -> FileKind:
     if (kind := known_kind(path)) is None:
-        raise UsageError(f"{path} is of no known kind", remedy=f"name it {', '.join(f'*{end}' for end in KINDS)}")
+        raise UsageError(f"{path} is of no known kind", remedy=f"name it {', '.join(f'*{end}' for end in _ENDINGS)}")
     return kind
 
 
 def known_kind(path: Path) -> FileKind | None:
     """The kind that a file's name says; None where it says none."""
     plain = without_compression(path)
-    kind = KINDS.get(plain.suffix.lower())
+    kind = _ENDINGS.get(plain.suffix.lower())
     return None if kind is FileKind.PARQUET and plain != path else kind
 
 
@@ -205,7 +205,7 @@ def _split_folder(folder: Path, named: str | None) -> FolderSplits:
 
 
 def _no_files(source: str) -> UsageError:
-    return UsageError(f"{source} holds no {', '.join(KINDS)} files")
+    return UsageError(f"{source} holds no {', '.join(_ENDINGS)} files")
 
 
 def _holds_rows(path: Path) -> bool:

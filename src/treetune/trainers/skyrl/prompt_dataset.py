@@ -24,11 +24,12 @@ from typing import Any
 
 import msgspec
 
-from treetune.data.rows.cache import Cache, Sidecar, config_hash, default_cache_dir
+from treetune.data.rows.cache import Cache, Sidecar, config_hash
 from treetune.data.rows.prompt_lengths import PromptTokens, load_tokenizer, messages_of
 from treetune.data.rows.row_store import CHUNK, TOGETHER, RowStore
 from treetune.data.sources.names import Sources, find
 from treetune.errors import EmptyTasksetError, TasksetError, UsageError, did_you_mean
+from treetune.system.folders import default_cache_dir
 
 VERSION = 5
 """Of what is found and how it is written."""
