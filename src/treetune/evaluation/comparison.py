@@ -145,21 +145,19 @@ class _TaskRollouts(msgspec.Struct):
 
 def _tasks(run: Run) -> dict[Key, _TaskRollouts]:
     columns, groups = run.columns, run.columns.groups()
-    rewards, solved = columns.reward[groups.order].tolist(), run.solved()[groups.order].tolist()
-    sources = columns.texts("source")
+    uids, sources = columns.texts("uid"), columns.texts("source")
     known = zip(
         *(columns.codes("uid")[groups.first].tolist(), columns.places("occurrence")[groups.first].tolist()),
         *(columns.numbers("task")[groups.first].tolist(), columns.codes("source")[groups.first].tolist()),
-        *(groups.starts.tolist(), groups.rollouts.tolist()),
+        *(groups.split(columns.reward, ~np.isnan(columns.reward)), groups.split(run.solved())),
         strict=True,
     )
-    found = {}
-    for uid, occurrence, idx, source, start, number in known:
-        scored = [reward for reward in rewards[start : start + number] if reward == reward]  # NaN is a failure
-        share = sum(solved[start : start + number]) / number
-        task = _TaskRollouts(int(idx), sources[source], number, scored, share)
-        found[columns.texts("uid")[uid], occurrence] = task
-    return found
+    return {
+        (uids[uid], occurrence): _TaskRollouts(
+            int(idx), sources[source], len(solved), scored, sum(solved) / len(solved)
+        )
+        for uid, occurrence, idx, source, scored, solved in known
+    }
 
 
 def compare(before: Run, after: Run, only: Container[Key] | None = None) -> Comparison:

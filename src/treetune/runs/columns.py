@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, overload
 
@@ -124,6 +125,13 @@ class Groups(msgspec.Struct):
         """The rollouts of one task, in their order."""
         start = self.starts[task]
         return self.order[start : start + self.rollouts[task]]
+
+    def split(self, values: Any, among: Mask | None = None) -> list[list[Any]]:
+        """The values of the rollouts of each task, or of those `among` them."""
+        order = self.order if among is None else self.order[among[self.order]]
+        ends = np.cumsum(np.bincount(self.task[order], minlength=len(self))).tolist()
+        together = values[order].tolist()
+        return [together[start:end] for start, end in pairwise([0, *ends])]
 
     @property
     def failed(self) -> Mask:

@@ -163,7 +163,7 @@ class Calls:
                     with shown.open() as run:
                         is_new = len(run) != known
                 else:
-                    is_new = not self._overviews.is_current(shown) or (self._overviews.rollouts(shown) != known)
+                    is_new = self._overviews.has_changed(shown, known)
             except (OSError, TreetuneError):
                 is_new = known >= 0  # it is gone
             if is_new:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -62,8 +61,8 @@ def _overview(columns: Columns, solved: Mask) -> dict[str, Any]:
     began = first_of(columns.numbers("began"))
     return {
         "mean": mean_of(reward),
-        "stderr": standard_error(_split(groups.task[scored], reward[scored], len(groups))),
-        "pass_at": pass_at_k(_split(groups.task[scored], solved[scored], len(groups))),
+        "stderr": standard_error(list(filter(None, groups.split(reward, scored)))),
+        "pass_at": pass_at_k(list(filter(None, groups.split(solved, scored)))),
         "tasks": len(groups),
         "rollouts": len(columns),
         "scored": int(scored.sum()),
@@ -87,13 +86,6 @@ def _fingerprint(run: Run) -> str | None:
         return digest(msgspec.json.decode(read_regular(run.folder / FINGERPRINT))["taskset"], 4)
     except (OSError, KeyError, TypeError, *UNREADABLE):
         return None
-
-
-def _split(codes: Codes, values: Any, number: int) -> list[list[Any]]:
-    """The values grouped by their codes; codes without a value are left out."""
-    together = values[np.argsort(codes, kind="stable")].tolist()
-    ends = np.cumsum(np.bincount(codes, minlength=number)).tolist()
-    return [together[start:end] for start, end in pairwise([0, *ends]) if end > start]
 
 
 def _count(columns: Columns, name: str) -> dict[str, int]:
@@ -147,7 +139,7 @@ def _sources(columns: Columns) -> list[dict[str, Any]]:
         own = codes == code
         scored = own & ~np.isnan(reward)
         tasks = np.unique(groups.task[own])
-        clusters = _split(groups.task[scored], reward[scored], len(groups))
+        clusters = list(filter(None, groups.split(reward, scored)))
         found.append(
             {
                 "name": name,

@@ -21,7 +21,7 @@ from treetune.data.rows.prompt_lengths import load_tokenizer
 from treetune.errors import MissingExtraError, UsageError
 from treetune.runs.annotations import key_of
 from treetune.runs.run import Run
-from treetune.view.tables import describe, group_of
+from treetune.view.tables import cells_of, describe
 
 _parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -37,7 +37,7 @@ def show_rollout(run: Run, at: int) -> dict[str, Any]:
         "entry": describe(run, at),
         "trace": parts,
         "has_tokens": entry.tokens,
-        "group": group_of(run.columns, at),
+        "group": cells_of(run.columns, int(run.groups().task[at])),
         "truth": trace.task.ground_truth,
         "suspicions": [{"rule": one.rule, "why": one.found} for one in suspicions(trace, run.pass_threshold)],
         "again": command_again(run, trace),

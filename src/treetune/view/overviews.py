@@ -74,15 +74,10 @@ class Overviews:
             found = known[1] if known is not None else _row_of_summary(shown)
         return {**about, **found, "live": live, "tags": read_tags(shown.path)}
 
-    def is_current(self, shown: ShownRun) -> bool:
-        """Whether its line is up to date."""
+    def has_changed(self, shown: ShownRun, rollouts: int) -> bool:
+        """Whether its line is out of date, or has another number of rollouts."""
         known = self._known.get(shown.id)
-        return known is not None and known[0] == shown.stamp()
-
-    def rollouts(self, shown: ShownRun) -> int:
-        """The number of rollouts in its line; 0 where that is unknown."""
-        known = self._known.get(shown.id)
-        return 0 if known is None else int(known[1]["rollouts"])
+        return known is None or known[0] != shown.stamp() or known[1]["rollouts"] != rollouts
 
     # How they are made
 
@@ -99,7 +94,7 @@ class Overviews:
         row: dict[str, Any]
         try:
             if shown.rollouts is None and len(self._runs) > _FEW:
-                row = {**_line_of(shown.read()), "read": 1.0}  # read for this, and not kept
+                row = {**_line_of(shown.place.open()), "read": 1.0}  # read for this, and not kept
             else:
                 with shown.open() as run:
                     row = {**_line_of(run), "read": shown.share_read}

@@ -66,7 +66,7 @@ class ShownRun:
             try:
                 self.stamp()  # raises where it is gone
                 if self._run is None:
-                    self._run = self.read(_READ_SECONDS)
+                    self._run = self.place.open(_READ_SECONDS)
                     self._read_on(self._run, len(self._run))
                 elif follow and self._reader is not None:
                     self._run.follow(0.0)  # a little; the thread reads on
@@ -112,10 +112,6 @@ class ShownRun:
         """How many rollouts were read; None where the run is not open."""
         run = self._run
         return None if run is None else len(run)
-
-    def read(self, seconds: float | None = None) -> Run:
-        """Opens the run anew."""
-        return self.place.open(seconds)
 
     @property
     def is_own(self) -> bool:

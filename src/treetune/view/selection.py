@@ -29,14 +29,11 @@ _PART = 1 << 20
 class Selection:
     def __init__(self, run: Run, query: str, format: str) -> None:
         self._run = run
-        self._rows = np.flatnonzero(run.fits(query))
+        rows = np.flatnonzero(run.fits(query))
         self._folder, self._format = run.folder, format
-        self._places = [run.columns.places(name)[self._rows].tolist() for name in ("offset", "length")]
+        self._places = [run.columns.places(name)[rows].tolist() for name in ("offset", "length")]
         self._metrics = run.columns.metrics
         self._file = os.open(run.folder / TRACES.file, os.O_RDONLY)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def close(self) -> None:
         os.close(self._file)

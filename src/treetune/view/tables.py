@@ -113,12 +113,8 @@ def _group_column(columns: Columns, name: str) -> Numbers:
     raise UsageError(f"groups are not sorted by {name!r:.80}{did_you_mean(name, SORTS)}", remedy=", ".join(SORTS))
 
 
-def group_of(columns: Columns, at: int) -> list[dict[str, Any]]:
-    """The rollouts of the task of one of them."""
-    return _cells(columns, int(columns.groups().task[at]))
-
-
-def _cells(columns: Columns, group: int) -> list[dict[str, Any]]:
+def cells_of(columns: Columns, group: int) -> list[dict[str, Any]]:
+    """The rollouts of a group, in short."""
     places = columns.groups().members(group)
     rollout = columns.numbers("rollout")
     places = places[np.argsort(rollout[places], kind="stable")]
@@ -134,7 +130,7 @@ def _describe_group(run: Run, group: int, flag: str, fits: Mask) -> dict[str, An
     columns = run.columns
     groups = columns.groups()
     first = columns.entries[int(groups.first[group])]
-    mean, cells = groups.mean[group], _cells(columns, group)
+    mean, cells = groups.mean[group], cells_of(columns, group)
     for cell in cells:
         cell["advantage"] = None if cell["reward"] is None else plain(cell["reward"] - mean)
         cell["fits"] = bool(fits[cell["at"]])
