@@ -86,7 +86,7 @@ def test_a_port_that_is_taken_is_said(tmp_path):
 def test_what_cannot_be_shown_is_said(treetune, tmp_path):
     (tmp_path / "notes.txt").write_text("no run")
     for arguments, says in (
-        ((), "there is no folder runs here"),
+        ((), "no folder `runs` here"),
         (("nowhere",), "there is no nowhere"),
         (("notes.txt",), "notes.txt is no run"),
         ((".", "--where", "failed"), "--where goes with --export"),
