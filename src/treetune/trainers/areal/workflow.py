@@ -147,8 +147,8 @@ def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torc
 def open_servers(
     loop: asyncio.AbstractEventLoop, urls: tuple[str, ...], token_env: str, timeout: float, patience: float
 ) -> tuple[TaskServerClient, FailureLog]:
-    """The task servers of a run, and what went wrong with them. AReaL makes a workflow for every episode, so these are
-    kept here, for each event loop."""
+    """The client of a run's task servers, and the log of their failures. AReaL makes a workflow for every episode, so
+    both are kept here, for each event loop."""
     from areal.infra.utils.concurrent import register_loop_cleanup
 
     client = connect(urls, token_env, timeout, patience)

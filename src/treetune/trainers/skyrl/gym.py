@@ -197,10 +197,10 @@ def _annotated_types(gym_class: Any) -> tuple[Any, ...]:
 def register(
     environment: str | type[Environment] | None = None, *, id: str | None = None, replace: bool = False
 ) -> list[str]:
-    """Make Treetune's environments known to skyrl-gym in this process; gives their ids.
+    """Register Treetune's environments with skyrl-gym in this process; gives their ids.
 
-    All that have an id, or the one that is named: `file.py:Class`, `module:Class`, `skyrl:NAME` or a class. Where
-    skyrl-gym has an environment of that id already, its own is kept, unless `replace`.
+    Without a name, all that have an id; else the named one: `file.py:Class`, `module:Class`, `skyrl:NAME` or a class.
+    An environment that skyrl-gym has under the same id is kept, unless `replace`.
     """
     known = registry()
     if environment is None:
@@ -208,7 +208,7 @@ def register(
             raise UsageError(f"{id!r} is the id of nothing", remedy="register('my_env.py:MyEnv', id='my_env')")
         for name, origin in environments.names().items():
             if replace or name not in known or is_ours(known[name]):
-                # An id that only this process knows would mean nothing in a worker that the entry is sent to.
+                # The entry may be sent to a worker, which does not know an id of this process.
                 put_entry(_make_entry(name, environments.resolve(name, USER) if origin == "registered" else name))
         return [name for name in environments.names() if is_ours(known[name])]
     if isinstance(environment, str):

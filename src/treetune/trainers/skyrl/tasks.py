@@ -62,7 +62,7 @@ def run_with_tasks(
 
     `environments`: by the id that rows have, `file.py:Class`, `module:Class` or `skyrl:NAME`; rows of files cannot name
     code that is not among these. Of ids that skyrl-gym has too, its own are used, but for those that run a model's code
-    unsandboxed (`UNSANDBOXED`); `replace`: ours in all cases, or in none.
+    unsandboxed (`UNSANDBOXED`); `replace`: Treetune's in all cases, or in none.
     """
     refuse_old_python()
     given = {id: absolute_spec(spec, [Path.cwd()]) for id, spec in (environments or {}).items()}
@@ -125,8 +125,8 @@ def missing_skyrl(error: ImportError) -> MissingExtraError:
 
 
 def refuse_old_python() -> None:
-    """Before anything is built. SkyRL's package says less than its trainer needs: pydantic refuses its types before
-    3.12, and that only in its Ray task."""
+    """Refuses before anything is built. SkyRL installs on older Pythons, but pydantic refuses its types there, and
+    only in its Ray task."""
     if sys.version_info >= (3, 12) or find_spec("skyrl") is None:
         return
     try:
@@ -180,8 +180,8 @@ def _resolve(
     val_tasks: Names = (),
     given: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Sets the paths; gives the environments that the rows name, with files where they are found (of files of rows only
-    where something was `given`)."""
+    """Sets the paths; gives the environments that the rows name, as absolute names of code. For files of rows, it looks
+    only where environments are `given`."""
     if tasks is not None and not isinstance(tasks, Mapping) and not _names_yaml(tasks):
         files = {"train": _find_rows(tasks), "val": _find_rows(val_tasks)}
         for name, found in files.items():
@@ -272,8 +272,8 @@ def _find_rows(sources: Names) -> list[File]:
 
 
 def _environments_of(files: Iterable[File], given: Mapping[str, str], default: str) -> dict[str, str]:
-    """The environments that rows name, or SkyRL takes by `default` where they name none. Rows may come from anywhere:
-    they choose no code that was not `given`."""
+    """The environments that rows name, or SkyRL's `default` where they name none. Rows are untrusted: they cannot name
+    code that was not `given`."""
     ids = dict.fromkeys(default if id is None else id for file in files for id in list_environments(file))
     for id in ids:
         if ":" in id.removeprefix("skyrl:") and id not in given:

@@ -1,4 +1,4 @@
-"""A taskset as slime's data source: tasks in the order of all other places, without end, from where a run stopped.
+"""A taskset as slime's data source: tasks in the same order as everywhere, without end; a resumed run continues it.
 
 --data-source-path treetune.trainers.slime.TreetuneData --prompt-data TARGET --num-rollout 500
 

@@ -1,4 +1,4 @@
-"""One episode for each sample of slime's: the tokens that SGLang sampled, masks, and the reward.
+"""One episode for each of slime's samples: the tokens that SGLang sampled, masks, and the reward.
 
 --custom-generate-function-path treetune.trainers.slime.generate
 --custom-rm-path treetune.trainers.slime.reward
@@ -115,7 +115,7 @@ def _answer_in(sample: Any, tokenizer: Any) -> str:
 
 
 def _as_lost(args: Any, sample: Any, evaluation: bool) -> Any:
-    # An evaluation looks into the reward before it is asked whether there is one.
+    # An evaluation reads the reward before it checks whether there is one.
     sample.reward = _as_asked(args, None, evaluation) if evaluation else None
     return sample
 

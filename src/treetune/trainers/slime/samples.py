@@ -99,7 +99,7 @@ def set_up(args: Any) -> None:
 
 
 def keep_played(args: Any, group: list[Any], **kwargs: Any) -> Any:
-    """A filter for dynamic sampling: a group is left out, and counted, where an episode of it was lost."""
+    """A filter for dynamic sampling: drops a group, and counts it, where one of its episodes was lost."""
     from slime.rollout.filter_hub.base_types import DynamicFilterOutput, call_dynamic_filter
 
     for sample in _flat(group):
@@ -110,8 +110,8 @@ def keep_played(args: Any, group: list[Any], **kwargs: Any) -> Any:
 
 
 def group_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
-    """The rewards, and what they are beside those of their group: slime's own rule, but each episode counts once,
-    however many samples it gave."""
+    """The rewards, raw and normalized within their group, by slime's own rule; but each episode counts once, however
+    many samples it gave."""
     raw = [sample.get_reward_value(args) for sample in samples]
     estimator = getattr(args, "advantage_estimator", "grpo")
     centred = estimator in ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")

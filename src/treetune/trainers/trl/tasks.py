@@ -121,9 +121,9 @@ class TrlTasks(Hooks):
     def trainer_arguments(
         self, num_tasks: int | None = None, first: int = 0, *, using: Way | None = None
     ) -> dict[str, Any]:
-        """What a `GRPOTrainer` is to be given of the tasks `first` to `first + num_tasks`: the dataset, the reward
-        function, and what plays them. `using` says by which argument of the trainer's they are played; else it is the
-        one that fits the tasks, and the log says which and why."""
+        """The arguments of a `GRPOTrainer` for the tasks `first` to `first + num_tasks`: the dataset, the reward
+        function, and what plays them. `using` chooses the trainer's argument that plays them; else it is the one that
+        fits the tasks, and the log says which and why."""
         openings = self._look_at(self._range(num_tasks, first))
         way, why = (using, "as asked") if using is not None else choose(openings)
         if way not in WAYS:
@@ -140,8 +140,8 @@ class TrlTasks(Hooks):
     def async_trainer_arguments(
         self, model: str, args: Any, num_tasks: int | None = None, first: int = 0, *, processing_class: Any = None
     ) -> dict[str, Any]:
-        """What an `AsyncGRPOTrainer` is to be given beside `model` and `args`, its AsyncGRPOConfig: a worker that plays
-        the tasks against the vLLM server of `args`."""
+        """The arguments of an `AsyncGRPOTrainer` beside `model` and `args`, its AsyncGRPOConfig: the dataset, and
+        a worker that plays the tasks against the vLLM server of `args`."""
         from treetune.trainers.trl.worker import RolloutWorker  # here, for HTTP takes a while to import
 
         if processing_class is None:
@@ -175,7 +175,7 @@ class TrlTasks(Hooks):
 
     @property
     def environment_factory(self) -> Any:
-        """What makes the environments that TRL plays itself; where tasks of the dataset have different tools, one
+        """The class of the environments that TRL plays itself; where tasks of the dataset have different tools, a class
         for each value of its column `environment`."""
         if not self._toolsets:
             self._name_environments(self._look_at([0]))
@@ -188,8 +188,8 @@ class TrlTasks(Hooks):
         return made if len(made) > 1 else next(iter(made.values()))
 
     def reward(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
-        """The rewards of the episodes that `rollout` or TRL's environments played; without them, of each completion as
-        the answer to its task."""
+        """The rewards of the episodes that `rollout` or TRL's environments played; without them, each completion is
+        scored as the answer to its task."""
         if "task_reward" in columns:
             rewards: list[float | None] = columns["task_reward"]
         elif columns.get("environments"):

@@ -244,7 +244,7 @@ class RolloutWorker:
                 except EndpointRefusal:
                     if version == self._version:
                         raise
-                    # The weights are newer by now, and those that were asked for are gone.
+                    # The server has newer weights by now, and no longer those of `version`.
 
         try:
             played = await play_episode(lambda: self._start(index), chat, self._hooks, sample, longest_prompt=longest)

@@ -212,7 +212,7 @@ class TreetuneHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         try:
             await Rollout(served.taskset, policy, ours, None, served.limits).run()
         except asyncio.CancelledError:
-            # verifiers' own deadline: what then counts is what ours would give.
+            # verifiers' own deadline counts like that of the limits.
             ours.reward = served.limits.timeout_reward
             _note(trace, ours)
             raise

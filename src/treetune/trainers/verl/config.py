@@ -109,10 +109,10 @@ TARGET = "treetune.trainers.verl.loop.TreetuneLoop"
 def run_with_tasks(config: Any) -> Any:
     """Resolve the tasks of a verl config, have their rows played and scored, and start verl's own training with it.
 
-    Where a task has several turns or tools, or an environment that does not say, verl plays the rows by our agent loop,
-    set up as `treetune_loop` in the config says. Else, where the config names no way of scoring and verl knows none for
-    a data source, each row is scored by its own task. Rows that nothing can score are refused; `leave_scoring: true` in
-    the config leaves all this alone.
+    Where a task has several turns or tools, or an environment that declares neither, verl plays the rows by Treetune's
+    agent loop, with the settings in `treetune_loop` of the config. Else, where neither the config nor verl knows how to
+    score a data source, each row is scored by its own task. Rows that nothing can score are refused. `leave_scoring:
+    true` in the config turns all of this off.
     """
     lists = load_tasksets(config)
     tasksets = [taskset for entries in lists.values() for taskset in entries]

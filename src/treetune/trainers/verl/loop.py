@@ -179,8 +179,8 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         calls: ModelCalls,
         fields: Mapping[str, Any],
     ) -> Any:
-        """A sequence whose first `given` tokens are the prompt. Where there is no response, which verl wants, it is an
-        end that nothing sampled. The v1 trainer knows only fields that are set."""
+        """A sequence whose first `given` tokens are the prompt. verl needs a response: an empty one becomes an end
+        token that is masked out. The v1 trainer knows only fields that are set."""
         end = given + self.rollout_config.response_length
         response = sequence.ids[given:end] or [self.tokenizer.eos_token_id]
         timing = {"generate_sequences": calls.seconds}
