@@ -84,10 +84,8 @@ class McpDoor(Door):
         self.address = "/mcp" if streams is None else "standard input and output"
         self._streams, self._max_sessions = streams, max_sessions
         self.terms = SessionLimits(idle_seconds, render=lambda step: step)
-        self._episodes: dict[str, str] = {}
+        self._episodes: dict[str, Started] = {}
         """The episode of each session."""
-        self._tools: dict[str, list[dict[str, Any]]] = {}
-        """The tools of each live episode."""
         self._offered: list[dict[str, Any]] | None = None
         """The tools of the last episode, listed for sessions without an episode; None: not known yet."""
         self._looking = asyncio.Lock()
@@ -161,9 +159,8 @@ class McpDoor(Door):
 
     def under_way(self) -> int:
         # A client need not return to its episode, so only steps under way are waited for.
-        live = self.server.host.episodes.live
-        playing = (live[id].playing for id in self._tools if id in live)
-        return self.terms.starting + sum(step is not None for step in playing)
+        live = self.server.host.episodes.live.values()
+        return self.terms.starting + sum(one.playing is not None for one in live if one.terms is self.terms)
 
     async def close(self) -> None:
         await self.server.host.episodes.close(self.terms)
@@ -181,7 +178,7 @@ class McpDoor(Door):
     async def _list_tools(self, context: Any, params: Any) -> ListToolsResult:
         session = self._session_of(context)
         episode = self._episodes.get(session) if session is not None else None
-        offered = self._tools.get(episode) if episode is not None else None
+        offered = episode.tools if episode is not None else None
         if offered is None:
             async with self._looking:
                 offered = self._offered = await self._look() if self._offered is None else self._offered
@@ -222,15 +219,14 @@ class McpDoor(Door):
         except msgspec.ValidationError as error:
             raise MCPError(code=INVALID_PARAMS, message=f"start: {error}") from None
         self.server.refuse_beyond_end(asked.task_index)
-        if session is not None and (before := self._episodes.get(session)) is not None:
-            await self.server.host.episodes.cancel(before, self.terms)
-            self._forget(before)
+        if session is not None:
+            await self._end_session(session)
         started, task, index = await self.server.start_episode(asked.task_index, self.terms)
         self._forget_ended()
         listed = self._offered
-        self._tools[started.episode], self._offered = started.tools, started.tools
+        self._offered = started.tools
         if session is not None:
-            self._episodes[session] = started.episode
+            self._episodes[session] = started
         if listed != started.tools:
             with contextlib.suppress(Exception):  # the client may not support it
                 await context.session.send_tool_list_changed()
@@ -244,7 +240,7 @@ class McpDoor(Door):
             return named
         if mine is None:
             raise _NoEpisode(needs_name=session is None)
-        return mine
+        return mine.episode
 
     def _session_of(self, context: Any) -> str | None:
         """Standard input is one session; over HTTP the header names it, None if it is missing."""
@@ -255,21 +251,17 @@ class McpDoor(Door):
         return found
 
     async def _end_session(self, session: str) -> None:
-        if (episode := self._episodes.get(session)) is not None:
-            await self.server.host.episodes.cancel(episode, self.terms)
-            self._forget(episode)
+        if (started := self._episodes.pop(session, None)) is not None:
+            await self.server.host.episodes.cancel(started.episode, self.terms)
 
     def _forget_ended(self) -> None:
         """Forgets episodes that have ended, once there are many."""
         live = self.server.host.episodes.live
-        if len(self._tools) > 2 * self.terms.live + _MANY_ENDED:
-            self._tools = {id: tools for id, tools in self._tools.items() if id in live}
-            self._episodes = {session: id for session, id in self._episodes.items() if id in live}
+        if len(self._episodes) > 2 * self.terms.live + _MANY_ENDED:
+            self._episodes = {session: one for session, one in self._episodes.items() if one.episode in live}
 
     def _forget(self, episode: str) -> None:
-        self._tools.pop(episode, None)
-        for session in [key for key, value in self._episodes.items() if value == episode]:
-            del self._episodes[session]
+        self._episodes = {session: one for session, one in self._episodes.items() if one.episode != episode}
 
 
 class _Lines:

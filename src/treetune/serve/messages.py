@@ -28,14 +28,14 @@ T = TypeVar("T")
 Version = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_VERSION)]
 
 
-class Request(msgspec.Struct, kw_only=True):
+class ServerRequest(msgspec.Struct, kw_only=True):
     """What every request may carry."""
 
     ack: list[bytes] = []
     """Ids of this client's requests whose answers have arrived: the server need not keep those answers."""
 
 
-class SampleRequest(Request, kw_only=True):
+class SampleRequest(ServerRequest, kw_only=True):
     index: int | None = None
     """Absent: the next task of the stream. Given: the task at that index, and no cursor moves."""
     stream: str = ""
@@ -43,7 +43,7 @@ class SampleRequest(Request, kw_only=True):
     """For how many seconds; 0: no lease; absent: the server's own. Ignored if an index is given."""
 
 
-class LeaseRequest(Request, kw_only=True):
+class LeaseRequest(ServerRequest, kw_only=True):
     """Renews or finishes the lease that this client has on a task."""
 
     idx: int
@@ -52,7 +52,7 @@ class LeaseRequest(Request, kw_only=True):
     """The new number of seconds."""
 
 
-class RunRequest(Request, kw_only=True):
+class RunRequest(ServerRequest, kw_only=True):
     """A task, and the options of `play/protocol.py`, which say what each means. A server offers models and endpoints of
     its choice."""
 
@@ -91,7 +91,7 @@ def options_of(request: RunRequest) -> dict[str, Any]:
     return {name: getattr(request, name) for name in request.__struct_fields__ if name not in _NO_OPTIONS}
 
 
-class WeightsRequest(Request, kw_only=True):
+class WeightsRequest(ServerRequest, kw_only=True):
     """Announces the version of a model's weights, a pause, or the end of a pause."""
 
     model: str | None = None
@@ -103,33 +103,33 @@ class WeightsRequest(Request, kw_only=True):
     """The longest that a pause may last."""
 
 
-class StartRequest(Request, kw_only=True):
+class StartRequest(ServerRequest, kw_only=True):
     task: msgspec.Raw
     step: int | None = None
 
 
-class StepRequest(Request, kw_only=True):
+class StepRequest(ServerRequest, kw_only=True):
     episode: str
     action: Any = ""
     turn: int | None = None
 
 
-class CancelRequest(Request, kw_only=True):
+class CancelRequest(ServerRequest, kw_only=True):
     id: Any
     """Of a request that is under way (bytes, or text in UTF-8), or of an episode (text)."""
 
 
-class ObserveRequest(Request, kw_only=True):
+class ObserveRequest(ServerRequest, kw_only=True):
     task: msgspec.Raw
     reward: float
     stream: str = ""
 
 
-class StateRequest(Request, kw_only=True):
+class StateRequest(ServerRequest, kw_only=True):
     stream: str | None = None
 
 
-class RestoreRequest(Request, kw_only=True):
+class RestoreRequest(ServerRequest, kw_only=True):
     state: State
 
 
@@ -137,16 +137,12 @@ class _Numbered(msgspec.Struct, frozen=True):
     idx: int = -1
 
 
-class _OfTask(msgspec.Struct):
-    task: _Numbered = _Numbered()
+def read_idx(task: msgspec.Raw) -> int:
+    """The `idx` of a task. Nothing else of it is decoded."""
+    return unpack(task, _Numbered).idx
 
 
-def read_idx(payload: bytes) -> int:
-    """The `idx` of the task in a request. Nothing else of it is decoded."""
-    return unpack(payload, _OfTask).task.idx
-
-
-class Response(msgspec.Struct, kw_only=True):
+class ServerResponse(msgspec.Struct, kw_only=True):
     success: bool = True
     error: str | None = None
     kind: str | None = None
@@ -154,7 +150,7 @@ class Response(msgspec.Struct, kw_only=True):
     remedy: str | None = None
 
 
-class SampleResponse(Response, kw_only=True):
+class SampleResponse(ServerResponse, kw_only=True):
     task: msgspec.Raw = msgspec.Raw()
     index: int = 0
     """Which draw of the stream it is."""
@@ -164,7 +160,7 @@ class SampleResponse(Response, kw_only=True):
     """The seconds of its lease."""
 
 
-class RunResponse(Response, kw_only=True):
+class RunResponse(ServerResponse, kw_only=True):
     cut_off: bool = False
     """It has no reward because of staleness. A leased task is given out again."""
 
@@ -178,12 +174,12 @@ class RunGroupResponse(RunResponse, kw_only=True):
     warnings: list[str] = []
 
 
-class PauseResponse(Response, kw_only=True):
+class PauseResponse(ServerResponse, kw_only=True):
     quiet: bool = True
     """No call of the model is under way."""
 
 
-class StepResponse(Response, kw_only=True):
+class StepResponse(ServerResponse, kw_only=True):
     observation: Observation = Observation()
     reward: float = 0.0
     done: bool = False
@@ -193,7 +189,7 @@ class StepResponse(Response, kw_only=True):
     """The calls of tools that the action made, with their results; absent if it made none."""
 
 
-class StateResponse(Response, kw_only=True):
+class StateResponse(ServerResponse, kw_only=True):
     state: State
 
 
@@ -220,19 +216,19 @@ def to_step(response: StepResponse) -> Step:
     return Step(response.observation, response.reward, response.done, response.info, response.truncated, calls)
 
 
-def failure(error: BaseException) -> Response:
+def failure(error: BaseException) -> ServerResponse:
     """An error as a response."""
     kind = "usage" if isinstance(error, UsageError) else "failed"
     if isinstance(error, ServeError):
         kind = error.kind
     if isinstance(error, DeadlinePassed):
-        return Response(success=False, error=str(error), kind="timeout")
+        return ServerResponse(success=False, error=str(error), kind="timeout")
     if isinstance(error, TreetuneError):
-        return Response(success=False, error=error.message, kind=kind, remedy=error.remedy)
-    return Response(success=False, error=f"{type(error).__name__}: {error}", kind=kind)
+        return ServerResponse(success=False, error=error.message, kind=kind, remedy=error.remedy)
+    return ServerResponse(success=False, error=f"{type(error).__name__}: {error}", kind=kind)
 
 
-def error_of(response: Response) -> ServeError:
+def error_of(response: ServerResponse) -> ServeError:
     """A response without success as an error."""
     return KINDS.get(response.kind or "", ServeError)(response.error or "failed", remedy=response.remedy)
 

@@ -24,7 +24,7 @@ from treetune.core.taskset import Taskset
 from treetune.play.episode import DeadlinePassed
 from treetune.serve.errors import Busy, ServeError, Stopping, WorkerLost
 from treetune.serve.host import Scored
-from treetune.serve.messages import Response, error_of, unpack
+from treetune.serve.messages import ServerResponse, error_of, unpack
 from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.engines import Engine, ask_why
 from treetune.serve.pool.worker import MessageBatch, SuspectEpisode, WorkerEnded, WorkerHandle, WorkerSpec, read_batch
@@ -385,7 +385,7 @@ class WorkerPool:
                 if kind == b"done":
                     call.future.set_result(data)
                 elif kind == b"failed":
-                    response = unpack(data, Response)
+                    response = unpack(data, ServerResponse)
                     timed_out = response.kind == "timeout"
                     call.future.set_exception(DeadlinePassed(response.error) if timed_out else error_of(response))
                 elif call.show is not None:

@@ -120,7 +120,7 @@ class EnvClient:
     # What a host does
 
     async def info(self) -> Info:
-        info = await self._ask("info", messages.Request(), Info)
+        info = await self._ask("info", messages.ServerRequest(), Info)
         if info.protocol != PROTOCOL:
             raise Misused(
                 f"the server at {self.address} speaks protocol {info.protocol}, this client protocol {PROTOCOL}",
@@ -129,7 +129,7 @@ class EnvClient:
         return info
 
     async def health(self) -> Health:
-        return await self._ask("health", messages.Request(), Health)
+        return await self._ask("health", messages.ServerRequest(), Health)
 
     async def sample(self, index: int | None = None, *, stream: str = "", lease: float | None = None) -> Task:
         """As every host's; a draw that was cancelled, or not answered in time, is the next that this client gets.
@@ -219,7 +219,7 @@ class EnvClient:
 
     async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
         request = messages.WeightsRequest(model=model, endpoint=endpoint, version=check_version(version))
-        await self._ask("set_version", request, messages.Response)
+        await self._ask("set_version", request, messages.ServerResponse)
 
     async def pause(
         self,
@@ -238,7 +238,7 @@ class EnvClient:
         self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
     ) -> None:
         request = messages.WeightsRequest(model=model, endpoint=endpoint, version=version)
-        await self._ask("resume", request, messages.Response)
+        await self._ask("resume", request, messages.ServerResponse)
 
     async def start(self, task: Task, *, step: int | None = None) -> Started:
         return await self._run("start", messages.StartRequest(task=self._with_seal(task), step=step), Started)
@@ -252,19 +252,19 @@ class EnvClient:
 
     async def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
         request = messages.ObserveRequest(task=self._with_seal(task), reward=reward, stream=stream)
-        await self._ask("observe", request, messages.Response)
+        await self._ask("observe", request, messages.ServerResponse)
 
     async def state(self, stream: str | None = None) -> State:
         return (await self._ask("state", messages.StateRequest(stream=stream), messages.StateResponse)).state
 
     async def restore(self, state: State) -> None:
-        await self._ask("restore", messages.RestoreRequest(state=state), messages.Response)
+        await self._ask("restore", messages.RestoreRequest(state=state), messages.ServerResponse)
         for stream, lease in list(self._unclaimed):
             if stream in state.streams:
                 del self._unclaimed[stream, lease]  # what was drawn before is not what comes next
 
     async def stats(self) -> dict[str, Any]:
-        reply = await self._ask("stats", messages.Request(), dict[str, Any])
+        reply = await self._ask("stats", messages.ServerRequest(), dict[str, Any])
         return dict(reply["stats"])
 
     def portable(self, task: Task) -> WireTask:
@@ -276,10 +276,10 @@ class EnvClient:
 
     # Requests
 
-    async def _ask(self, method: str, request: messages.Request, answer: type[R]) -> R:
+    async def _ask(self, method: str, request: messages.ServerRequest, answer: type[R]) -> R:
         return await self._call(self._make_frames(method, request), answer, self._deadline)
 
-    async def _ask_found(self, method: str, request: messages.Request) -> bool:
+    async def _ask_found(self, method: str, request: messages.ServerRequest) -> bool:
         """Whether the server found what the request names."""
         reply = await self._ask(method, request, dict[str, Any])
         return bool(reply["found"])
@@ -287,7 +287,7 @@ class EnvClient:
     async def _run(
         self,
         method: str,
-        request: messages.Request,
+        request: messages.ServerRequest,
         answer: type[R],
         name: str | None = None,
         lease: float | None = None,
@@ -300,7 +300,7 @@ class EnvClient:
             self._send(self._make_frames("cancel", messages.CancelRequest(id=frames[0])))
             raise
 
-    def _make_frames(self, method: str, request: messages.Request, name: str | None = None) -> Frames:
+    def _make_frames(self, method: str, request: messages.ServerRequest, name: str | None = None) -> Frames:
         """A request with its id, the same whenever it is sent again."""
         self._number += 1
         id = name.encode() if name is not None else self._number.to_bytes(8, "big")
@@ -313,7 +313,7 @@ class EnvClient:
         until, pause = time.monotonic() + seconds, 0.05
         while True:
             data = await self._exchange(frames, until, lease)
-            response = unpack(data, messages.Response)
+            response = unpack(data, messages.ServerResponse)
             if response.success:
                 self._received.append(frames[0])
                 self._acknowledge_soon()
@@ -360,7 +360,7 @@ class EnvClient:
     def _acknowledge(self) -> None:
         self._acknowledging = None
         while self._received and not self._closed:
-            self._send(self._make_frames("ack", messages.Request()))
+            self._send(self._make_frames("ack", messages.ServerRequest()))
 
     def _send(self, frames: Frames) -> None:
         if self._socket is None:

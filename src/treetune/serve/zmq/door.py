@@ -24,7 +24,7 @@ from treetune.play.leases import Draw, check_lease
 from treetune.serve import messages
 from treetune.serve.access import check_address, load_curve_key
 from treetune.serve.errors import BadRequest, Busy
-from treetune.serve.messages import Request, check_values, failure, pack, unpack
+from treetune.serve.messages import ServerRequest, check_values, failure, pack, unpack
 from treetune.serve.server import Door, EnvServer, Given
 from treetune.serve.task_signer import pack_task
 from treetune.serve.zmq.calls import LONGEST_ID, Call, CallTable, Gate, Reply
@@ -46,9 +46,9 @@ class ZmqDoor(Door):
         self.address = f"tcp://127.0.0.1{address}" if address.startswith(":") else address
         self.terms = SessionLimits(render=messages.pack_step)
         self._socket: LoopSocket | ZmtpListener | None = None
-        self.methods: dict[bytes, tuple[type[Request] | None, Handler]] = {
+        self.methods: dict[bytes, tuple[type[ServerRequest] | None, Handler]] = {
             b"health": (None, self._health),  # answered without a token
-            b"info": (Request, self._info),
+            b"info": (ServerRequest, self._info),
             b"sample": (messages.SampleRequest, self._sample),
             b"run_rollout": (messages.RunRolloutRequest, self._run),
             b"run_group": (messages.RunGroupRequest, self._run),
@@ -61,11 +61,11 @@ class ZmqDoor(Door):
             b"observe": (messages.ObserveRequest, self._observe),
             b"state": (messages.StateRequest, self._state),
             b"restore": (messages.RestoreRequest, self._restore),
-            b"stats": (Request, self._stats),
+            b"stats": (ServerRequest, self._stats),
             b"renew": (messages.LeaseRequest, self._renew),
             b"finish": (messages.LeaseRequest, self._finish_lease),
             b"give_back": (messages.LeaseRequest, self._finish_lease),
-            b"ack": (Request, lambda call, request: None),
+            b"ack": (ServerRequest, lambda call, request: None),
         }
 
     # Its life
@@ -143,7 +143,7 @@ class ZmqDoor(Door):
         if self._socket is not None:
             self._socket.send(reply)
 
-    def _read(self, call: Call, kind: type[Request]) -> Request:
+    def _read(self, call: Call, kind: type[ServerRequest]) -> ServerRequest:
         check_values(call.payload)
         request = unpack(call.payload, kind)
         if request.ack:
@@ -159,10 +159,10 @@ class ZmqDoor(Door):
     def _health(self, call: Call, request: None) -> bytes:
         return messages.pack_reply(ready=not self.server.stopping, in_flight=self.server.in_flight)
 
-    def _info(self, call: Call, request: Request) -> bytes:
+    def _info(self, call: Call, request: ServerRequest) -> bytes:
         return messages.pack_reply(**msgspec.structs.asdict(self.server.info()))
 
-    def _stats(self, call: Call, request: Request) -> bytes:
+    def _stats(self, call: Call, request: ServerRequest) -> bytes:
         server = self.server
         stats = {"name": server.taskset.name, **server.metrics.stats(), **server.host.stats()}
         return messages.pack_reply(stats=stats)
@@ -263,7 +263,7 @@ class ZmqDoor(Door):
         host, pending = self.server.host, self.server.streams.pending
         if request.version is not None:
             host.reach_version(request.model, request.endpoint, request.version)
-        lease = pending.find(messages.read_idx(call.payload), call.client) if pending.leased else None
+        lease = pending.find(messages.read_idx(request.task), call.client) if pending.leased else None
         if lease is None:
             self.calls.begin(call, lambda: host.run_request(call.method, call.payload, size), size)
         elif self.calls.begin(call, lambda: self._run_leased(call, size, request.finish), size):
