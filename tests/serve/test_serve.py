@@ -546,7 +546,7 @@ def test_an_open_address_needs_a_token():
         run(start())
     assert run(start(token="x"))
     assert run(start(open=True))
-    with pytest.raises(UsageError, match="is no address"):
+    with pytest.raises(UsageError, match="is not an address"):
         run(_start_at("127.0.0.1:5555"))
 
 

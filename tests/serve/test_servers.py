@@ -159,16 +159,16 @@ def test_servers_at_a_url_are_listed(tmp_path, treetune):
     [
         (["list", "--servers"], "which register"),
         (["list", "--register", "no/such/folder"], "no folder"),
-        (["list", "--register", "ftp://example.org"], "no register"),
-        (["list", "--register", "file:///etc"], "no register"),
-        (["list", "--register", f"http://{'a' * 80}.example"], "no address"),
+        (["list", "--register", "ftp://example.org"], "not a register"),
+        (["list", "--register", "file:///etc"], "not a register"),
+        (["list", "--register", f"http://{'a' * 80}.example"], "not an address"),
         (["list", "--register", "http://user:password@127.0.0.1:1"], "no password"),
         (["list", "--register", "http://127.0.0.1:1/?token=secret"], "no password"),
-        (["serve", "arithmetic", "--port", "0", "--register", "gopher://x"], "no register"),
+        (["serve", "arithmetic", "--port", "0", "--register", "gopher://x"], "not a register"),
         (["serve", "arithmetic", "--port", "0", "--register", "x", "--advertise", "http://me:pw@x"], "no address"),
         (["serve", "arithmetic", "--port", "0", "--advertise", "http://x:1"], "--register"),
         (["register", "--http", "0.0.0.0:0"], "no token"),
-        (["register", "--http", "nonsense"], "no address"),
+        (["register", "--http", "nonsense"], "not an address"),
     ],
 )
 def test_wrong_usage_is_told(arguments, told, tmp_path, monkeypatch, capsys):

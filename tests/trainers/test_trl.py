@@ -120,7 +120,7 @@ def test_wrong_settings_are_refused():
         TrlTasks("arithmetics")
     with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:5000"):
         TrlTasks("127.0.0.1:5000")
-    with pytest.raises(UsageError, match="is the address of no server"):  # as any target
+    with pytest.raises(UsageError, match="is not the address of a server"):  # as any target
         TrlTasks("opanenv:http://127.0.0.1:5000")
     for prompt in ("Double 3.", [{"role": "user", "content": "Double 3."}]):
         with pytest.raises(UsageError, match="of which task"):

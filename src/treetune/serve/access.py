@@ -40,7 +40,7 @@ def check_address(address: str, access: Access) -> None:
         bad = True
     if bad:
         raise UsageError(
-            f"{address!r} is no address",
+            f"{address!r} is not an address",
             remedy="write tcp://HOST:PORT, or :PORT for this machine only (port 0: any free one)",
         )
     if parts.scheme == "tcp":
@@ -55,7 +55,7 @@ def parse_http_address(address: str, access: Access) -> tuple[str, int]:
     except ValueError:
         host, port = "", None
     if port is None or parts.scheme != "http" or parts.path.strip("/"):
-        raise UsageError(f"{address!r} is no address", remedy="write HOST:PORT, or :PORT for this machine only")
+        raise UsageError(f"{address!r} is not an address", remedy="write HOST:PORT, or :PORT for this machine only")
     _refuse_exposed(address, host, access)
     return host, port
 
@@ -100,7 +100,7 @@ def load_curve_key(path: Path) -> bytes:
         zmq.curve_public(key)
         return key
     except (zmq.ZMQError, ValueError):
-        raise UsageError(f"{path} holds no CURVE key", remedy="remove it, and one is made") from None
+        raise UsageError(f"{path} has no CURVE key", remedy="remove it, and a new one is created") from None
 
 
 def load_signing_key(path: Path) -> bytes:
@@ -110,7 +110,7 @@ def load_signing_key(path: Path) -> bytes:
         key = bytes.fromhex(_load_key(path, lambda: secrets.token_hex(32).encode()).decode())
     except ValueError:
         raise UsageError(
-            f"{path} holds no key", remedy="remove it, and one is made; or write 64 hexadecimal digits"
+            f"{path} has no key", remedy="remove it, and a new one is created; or write 64 hexadecimal digits"
         ) from None
     check_key_length(key, str(path))
     return key

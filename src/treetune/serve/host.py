@@ -105,7 +105,7 @@ class Models:
     def _load(self, name: str, address: str | None) -> Policy:
         if address is not None:
             if not is_behind_endpoint(name):
-                raise Denied(f"{name} is no model behind an endpoint")
+                raise Denied(f"{name} is not a model behind an endpoint")
             from treetune.models.openai import OpenAIPolicy  # a fifth of a second that scripted models do without
 
             return OpenAIPolicy(name, self._allowed[address])

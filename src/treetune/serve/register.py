@@ -91,11 +91,11 @@ def open_register(place: str, token: str | None = None, *, make: bool = True) ->
     if scheme in ("http", "https"):
         return RemoteRegister(place, token)
     if scheme:
-        raise UsageError(f"{place!r} is no register", remedy="give a folder, or the http address of a register")
+        raise UsageError(f"{place!r} is not a register", remedy="give a folder, or the http address of a register")
     folder = Path(place).expanduser()
     if not make and not folder.is_dir():
         raise UsageError(
-            f"there is no folder {folder}", remedy=f"a server makes it: treetune serve ... --register {place}"
+            f"there is no folder {folder}", remedy=f"a server creates it: treetune serve ... --register {place}"
         )
     return FolderRegister(folder)
 
@@ -275,7 +275,7 @@ class RegisterServer:
         entry = read_body(ServerEntry, request.body)
         self._forget_old()
         if entry.id not in self._known and len(self._known) >= MOST_ENTRIES:
-            raise HttpError(429, "busy", f"{MOST_ENTRIES} servers are registered, as many as may be")
+            raise HttpError(429, "busy", f"{MOST_ENTRIES} servers are registered, the most that are allowed")
         self._known[entry.id] = (entry, time.monotonic())
         return b"{}"
 

@@ -226,5 +226,5 @@ def read_server_node(address: str) -> dict[str, Any]:
     cls = SERVERS.get(address.partition("://")[0])
     if cls is None:
         known = ", ".join(f"{scheme}://" for scheme in SERVERS)
-        raise UsageError(f"{address!r} is the address of no server", remedy=f"it begins with {known}")
+        raise UsageError(f"{address!r} is not the address of a server", remedy=f"it begins with {known}")
     return {"id": f"{__name__}:{cls.__name__}", "address": address}

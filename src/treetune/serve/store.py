@@ -239,7 +239,7 @@ class Store:
             if changes := began.differences(identity):
                 raise ResumeError(
                     f"the taskset is not the one that the state in {self._folder} belongs to: " + "; ".join(changes),
-                    remedy="serve it as it was, pass another --state, or go on all the same with --accept-changes",
+                    remedy="serve it as it was, pass another --state, or continue with --accept-changes",
                 )
         with self._readable():
             self._set("identity", msgspec.msgpack.encode(identity))

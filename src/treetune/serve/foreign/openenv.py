@@ -120,7 +120,7 @@ class OpenEnvSession:
         """The data of the answer. After one that did not come the session is of no use, and is closed."""
         message = {"type": kind} if data is None else {"type": kind, "data": data}
         try:
-            with contextlib.suppress(ConnectionError):  # it may have been told why already
+            with contextlib.suppress(ConnectionError):  # the server may have closed it with a reason
                 await self._socket.send_str(json.dumps(message))
             answer = await self._hear()
         except (TimeoutError, ConnectionError, aiohttp.ClientError, RuntimeError) as error:
@@ -131,8 +131,8 @@ class OpenEnvSession:
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
             raise ServeError(f"{self._url} sent something else than its answer: {answer!r:.200}")
         if answer.get("type") == "error":
-            told = answer["data"]
-            raise OpenEnvError(str(told.get("code", "ERROR")), str(told.get("message", "")))
+            fault = answer["data"]
+            raise OpenEnvError(str(fault.get("code", "ERROR")), str(fault.get("message", "")))
         return answer["data"]
 
     async def call(self, method: str, params: dict[str, Any]) -> Any:
@@ -201,7 +201,7 @@ class OpenEnvTasks(ForeignTasks):
         self.name = str(found.get("name") or "") if isinstance(found, dict) else ""
         schemas = await client.get("/schema")
         if not isinstance(schemas, dict) or not isinstance(schemas.get("action"), dict):
-            raise UsageError(f"{self.config.address} is no OpenEnv server: it has no /schema")
+            raise UsageError(f"{self.config.address} is not an OpenEnv server: it has no /schema")
         self.actions = _read_actions(schemas["action"], self.config.action_field)
         names = await client.get("/list_environments")
         if isinstance(names, list) and names:

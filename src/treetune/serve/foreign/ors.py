@@ -114,7 +114,7 @@ class OrsClientSession:
     async def _ping(self) -> None:
         while True:
             await asyncio.sleep(_PING_SECONDS)
-            with contextlib.suppress(ServeError):  # the next call tells
+            with contextlib.suppress(ServeError):  # the next call reports it
                 await self._client.get("POST", "/ping", {}, self.id)
 
     async def prompt(self) -> list[Any]:
@@ -178,7 +178,7 @@ class OrsTasks(ForeignTasks):
     async def _ask(self, client: OrsClient) -> None:
         names = await client.get("GET", "/list_environments")
         if not isinstance(names, list) or not names:
-            raise UsageError(f"{self.config.address} is no ORS server: it lists no environments")
+            raise UsageError(f"{self.config.address} is not an ORS server: it lists no environments")
         self.environment_name = self._choose_environment([str(name) for name in names])
         self.name = self.environment_name
         splits = await client.get("GET", f"/{self.environment_name}/splits")
@@ -256,7 +256,7 @@ def _find_answer(tools: list[Any], named: str | None) -> tuple[str, str] | None:
     if named is not None:
         found = [one for one in found if one[0] == named]
         if not found:
-            raise UsageError(f"answer_tool: {named!r} is no tool that takes one text")
+            raise UsageError(f"answer_tool: {named!r} is not a tool that takes one text")
     if _OWN_ANSWER in found:
         return _OWN_ANSWER
     return found[0] if len(found) == 1 else None

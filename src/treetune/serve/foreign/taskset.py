@@ -49,7 +49,9 @@ class ForeignTasks(Served):
     def __init__(self, config: ForeignConfig | None = None) -> None:
         super().__init__(config)
         if not self.config.address.startswith(("http://", "https://")):
-            raise UsageError(f"{self.config.address!r} is no address", remedy="write http://HOST:PORT after the colon")
+            raise UsageError(
+                f"{self.config.address!r} is not an address", remedy="write http://HOST:PORT after the colon"
+            )
         self.split = self.config.split or ""
         self.num_tasks: int | None = None
         run_in_background(self._learn_apart())

@@ -68,7 +68,7 @@ class HttpEpisodes:
         most = self.config.max_episodes
         if self.terms.live + self.terms.starting >= most:
             remedy = "ask again when some have ended, or serve with a larger --max-episodes"
-            raise Busy(f"{most} episodes are live, as many as may be", remedy=remedy)
+            raise Busy(f"{most} episodes are live, the most that are allowed", remedy=remedy)
         try:
             index = body.task_index if body.uid is None else await self._find(body.uid, body.task_index)
             started, task, index = await self._server.start_episode(

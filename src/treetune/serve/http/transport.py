@@ -87,7 +87,7 @@ class HttpTransport:
         """`remedy` is for the error if no server answers."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url!r} is no address of a task server", remedy="write http://127.0.0.1:5000")
+            raise UsageError(f"{url!r} is not the address of a task server", remedy="write http://127.0.0.1:5000")
         self.url, self.remedy = url.rstrip("/"), remedy
         json = "application/json"
         self.headers = {"Accept": json, "Content-Type": json, "Accept-Encoding": "identity"}
@@ -140,7 +140,7 @@ class HttpTransport:
                 f"{url} did not answer within {timeout:g} seconds", remedy="allow more, or see what it does"
             ) from None
         except (aiohttp.InvalidURL, UnicodeError):  # UnicodeError: a host name that breaks the rules of names
-            raise UsageError(f"{self.url!r} is no address", remedy="write http://127.0.0.1:5000") from None
+            raise UsageError(f"{self.url!r} is not an address", remedy="write http://127.0.0.1:5000") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{url}: {format_error(error)}", remedy=self.remedy) from error
 

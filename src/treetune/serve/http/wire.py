@@ -311,7 +311,7 @@ def read_body(kind: type[B], data: bytes) -> B:
         problem, _, path = str(error).partition(" - at `")
         raise HttpError(422, "bad_request", problem, path=path.rstrip("`") or "$") from None
     except (ValueError, RecursionError) as error:
-        raise HttpError(422, "bad_request", f"the body is no JSON: {error}", path="$") from None
+        raise HttpError(422, "bad_request", f"the body is not JSON: {error}", path="$") from None
 
 
 def read_part(kind: type[B], part: Any) -> B:
@@ -360,7 +360,7 @@ def decode(kind: type[B], data: bytes) -> B:
 def _parse_number(digits: str) -> float | int:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits:.20} is no number of JSON")
+        raise ValueError(f"{digits:.20} is not a number in JSON")
     return int(number) if number.is_integer() else number
 
 
