@@ -32,10 +32,10 @@ COUNTS = {
     "stragglers": "Rollouts cancelled because their group had enough",
     "groups_without_variance": "Groups asked to differ whose rewards were all the same",
     "dropped_groups": "Those among them that were dropped",
-    "refilled_groups": "Those among them that were played anew",
+    "refilled_groups": "Those among them that were repeated",
     "marked_stale": "Rollouts that ended with weights too far ahead, and were marked",
     "pauses": "Pauses of a model",
-    "expired_pauses": "Pauses that nobody ended in their time",
+    "expired_pauses": "Pauses that expired",
     "aborted_calls": "Calls of a model that a pause or the model's server aborted",
 }
 """What is counted of the options of asynchronous trainers. Rollouts that were cut off are an outcome, `stale`."""

@@ -188,7 +188,7 @@ class Store:
         new.replace(self._marker_path)
 
     def _damaged(self, problem: str, way_on: str = "") -> ResumeError:
-        remedy = "put back a copy of that folder, or begin anew with another --state"
+        remedy = "put back a copy of that folder, or start with another --state"
         return ResumeError(
             f"the state in {self._folder} is damaged: {problem}", remedy=f"{remedy}; or {way_on}" if way_on else remedy
         )

@@ -255,8 +255,8 @@ class OpenEnvEnvironment(ForeignEnvironment):
         opening = self._read_observation(data.get("observation"))
         if self._actions.field is None and not self.raw_tools:
             schema = json.dumps(self._actions.schema)
-            told = {"role": "user", "content": f"Answer with one JSON object of this schema: {schema}"}
-            return Observation("messages", [*opening.messages(), told])
+            request = {"role": "user", "content": f"Answer with one JSON object of this schema: {schema}"}
+            return Observation("messages", [*opening.messages(), request])
         return opening
 
     async def say(self, text: str, calls: list[Any]) -> Step:

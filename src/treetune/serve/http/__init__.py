@@ -11,7 +11,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     address: str = "127.0.0.1:5000"
     """Where to listen: HOST:PORT. No host: this machine only; port 0 takes a free one."""
     idle_seconds: Annotated[float, msgspec.Meta(gt=0, le=900)] = 300.0
-    """An episode that nobody steps for so long is closed."""
+    """An episode without a step for so long is closed."""
     deadline_seconds: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     """An episode ends so long after its start, whatever it does then."""
     max_episodes: Annotated[int, msgspec.Meta(ge=1)] = 1024

@@ -167,7 +167,7 @@ class EpisodeSocket:
                 if not begun:
                     return 1008, f"no episode was started in {START_SECONDS:g} seconds"
                 if not self._is_live():
-                    return 1008, "the episode has ended: nobody stepped it, or it reached its deadline"
+                    return 1008, "the episode has ended: it was idle too long, or reached its deadline"
                 continue
             if message is None:
                 return 1008, "more messages than may wait"
