@@ -14,12 +14,12 @@ from treetune.core.finding import NOTE, WARNING
 from treetune.core.trace import Trace
 
 ALONE = 3
-"""Tasks that are played alone, one after the other, to see what one needs."""
+"""How many tasks are played alone, one after the other, to measure what one needs."""
 LOOK_SECONDS = 0.01
 SLOW_SECONDS = 10.0
 MEGABYTE = 1 << 20
 GONE_SECONDS, GONE_LOOKS = 1.0, 20
-"""How long processes of an episode may take to be gone, and how often they are looked for."""
+"""How long processes of an episode may take to end, and how often this is checked."""
 
 RULES.add_family(
     Family.COSTS,
@@ -66,12 +66,12 @@ class Watch:
             self.memory = max(self.memory, own + sum(map(_memory_of, new)))
 
     def left(self) -> set[int]:
-        """What was started since and is still there."""
+        """The processes that were started since and still run."""
         return _children_of(os.getpid()) - self._known
 
 
 async def measure_alone(sample: Sample, player: Player, report: AuditReport) -> None:
-    """Plays a few tasks one at a time, and sees what each needs of this machine."""
+    """Plays a few tasks one at a time, and measures the memory, processes and sandboxes of each."""
     if not Path("/proc/self/statm").exists():
         return report.leave_out("this system has no /proc to read memory and processes from", "processes-left")
     subjects = [one for one in sample.subjects if one.trace is not None and one.trace.outcome.scored][:ALONE]
@@ -137,7 +137,7 @@ def judge_costs(traces: Iterable[Trace], report: AuditReport) -> None:
 
 
 def _children_of(pid: int) -> set[int]:
-    """All processes below one."""
+    """All descendants of a process."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:
@@ -161,7 +161,7 @@ def _list(path: str) -> list[str]:
 
 
 def _memory_of(pid: int) -> int:
-    """Bytes in memory; 0 of one that is gone."""
+    """Bytes in memory; 0 for a process that has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -176,13 +176,13 @@ def _name_of(pid: int) -> str:
 
 
 def _is_sandbox(pid: int) -> bool:
-    """Whether it is the outer process of a sandbox: its parent is none."""
+    """Whether it is the outer process of a sandbox, one whose parent belongs to none."""
     parent = _parent_of(pid)
     return parent is not None and _name_of(pid) == "bwrap" and _name_of(parent) != "bwrap"
 
 
 def _is_pooled(pid: int) -> bool:
-    """Machines that are kept warm for the next episode are no leftovers."""
+    """Whether it belongs to a machine that is kept warm for the next episode, which is no leftover."""
     return _name_of(pid) in ("bwrap", "") or any(_name_of(parent) == "bwrap" for parent in _parents(pid))
 
 

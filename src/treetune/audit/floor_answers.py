@@ -47,11 +47,11 @@ class FloorPolicy(msgspec.Struct, frozen=True):
     expected: float = 0.0
     """The share of tasks that chance pays."""
     strict: bool = False
-    """Chance pays none: one task that does is at fault."""
+    """Chance pays none: one paid task is a fault."""
 
 
 def text_policies(sample: Sample, seed: int) -> Iterator[FloorPolicy]:
-    """Those that only say something."""
+    """The policies that answer with text only."""
     knows, scanned = bool(sample.contents), sample.truths or sample.contents
     chance = 1 / len(sample.choices) if sample.choices else 0.0
 
@@ -122,7 +122,7 @@ def text_policies(sample: Sample, seed: int) -> Iterator[FloorPolicy]:
 
 
 def _hedges(sample: Sample, pool: list[str]) -> Iterator[FloorPolicy]:
-    """The right answer among others. Its place goes round, so a scorer that reads one of them pays one in so many."""
+    """The right answer among others. Its place rotates, so a scorer that reads one candidate pays one task in N."""
 
     def candidates(subject: Subject) -> list[str] | None:
         own = sample.content_of(subject)
@@ -157,7 +157,7 @@ def _hedges(sample: Sample, pool: list[str]) -> Iterator[FloorPolicy]:
 
 
 def _formats(sample: Sample) -> Iterator[FloorPolicy]:
-    """What a gold answer looks like, without what it says."""
+    """The format of a gold answer without its content."""
 
     def written(subject: Subject, make: Callable[[str], str]) -> str | None:
         format, own = sample.format_of(subject), sample.content_of(subject)
@@ -184,7 +184,7 @@ def _formats(sample: Sample) -> Iterator[FloorPolicy]:
 
 
 def _parts(sample: Sample) -> Iterator[FloorPolicy]:
-    """A piece of the right answer, which says something else, or nothing."""
+    """A piece of the right answer that means something else, or nothing."""
 
     def written(subject: Subject, cut: Callable[[str], str]) -> str | None:
         own = sample.content_of(subject)

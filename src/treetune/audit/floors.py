@@ -76,7 +76,7 @@ RULES_HERE = RULES.add_family(
     },
 )
 SERVES = {"pays-format": ("format-paid",), "pays-empty": ("format-paid", "truth-in-observations")}
-"""Rules that are judged by the rollouts of another."""
+"""Rules that are judged by the rollouts of another rule."""
 
 
 class Paid(msgspec.Struct):
@@ -140,13 +140,13 @@ async def try_floors(
 
 
 def starts(subject: Subject) -> bool:
-    """Whether its environment did when the gold answer was tried."""
+    """Whether its environment started when the gold answer was tried."""
     return subject.first is None or subject.first.failure is None or subject.first.failure.phase != "start"
 
 
 def _say(policy: FloorPolicy, subject: Subject) -> Answer | None:
     answer = policy.answer(subject)
-    # What is meant to be wrong may be right by chance.
+    # An answer that should be wrong may be right by chance.
     right = answer is not None and answer in (subject.gold, subject.last_gold)
     return None if right and policy.rule in ("pays-format", "pays-hedged", "pays-odd", "pays-part") else answer
 
@@ -206,7 +206,7 @@ def _judge_failures(results: Sequence[Paid], report: AuditReport) -> None:
 
 
 def compare_with_gold(results: Sequence[Paid], report: AuditReport) -> None:
-    """What earns more than gold, and what the format alone is paid."""
+    """Reports what earns more than gold, and what the format alone earns."""
     if not report.wants("gold-beaten", "format-paid"):
         return
     beaten: dict[int, str] = {}
@@ -238,11 +238,11 @@ def compare_with_gold(results: Sequence[Paid], report: AuditReport) -> None:
 
 
 Z = 2.576
-"""99 of 100 bounds hold."""
+"""Bounds hold in 99 of 100 cases."""
 
 
 def least_share(hits: int, tries: int, z: float = Z) -> float:
-    """The lower end of Wilson's interval: the share is hardly below it."""
+    """The lower end of Wilson's interval of a share."""
     if not tries or not hits:
         return 0.0
     share = hits / tries
@@ -252,5 +252,5 @@ def least_share(hits: int, tries: int, z: float = Z) -> float:
 
 
 def excess_of(share: float, expected: float) -> float:
-    """How much of what chance does not pay was paid: 0 where it is as expected, 1 where everything was."""
+    """The paid part of what chance does not pay: 0 where the share is as expected, 1 where every task was paid."""
     return 0.0 if expected >= 1 else max(0.0, (share - expected) / (1 - expected))

@@ -22,9 +22,9 @@ from treetune.core.taskset import Taskset
 from treetune.system.digest import digest
 
 LONG = 12
-"""From so many characters on, an answer that stands in a prompt word for word is hardly there by chance."""
+"""An answer of this many characters that stands word for word in a prompt is rarely there by chance."""
 SCANNED, SCAN_SECONDS = 20_000, 30.0
-"""How many tasks are read for what is only read, and for how long."""
+"""How many tasks are read without playing them, and for how long at most."""
 
 RULES.add_family(
     Family.LEAK,
@@ -55,20 +55,20 @@ RULES.add_family(
 
 
 class ReadTask(msgspec.Struct):
-    """What is kept of a task that is only read."""
+    """The facts about a task that is read but not played."""
 
     idx: int
     prompt: str
     truth: str
     key: str
-    """The same for tasks that ask the same: what they say, and the fields of their own."""
+    """Equal for tasks that ask the same: their text and their own fields."""
 
 
 def scan(taskset: Taskset[Any, Any], most: int = SCANNED, seconds: float = SCAN_SECONDS) -> tuple[list[ReadTask], bool]:
-    """The first tasks, without playing any; and whether they are all there are."""
+    """Reads the first tasks; the flag says whether these are all tasks."""
     until = time.monotonic() + seconds
     known: list[ReadTask] = []
-    # One more than there is room for tells whether there are more.
+    # Drawing one more than the limit shows whether there are more.
     for task in taskset.draw(most + 1 if not taskset.INFINITE else min(most, 1000)):
         if len(known) == most or time.monotonic() > until:
             return known, False
@@ -141,7 +141,7 @@ def _is_template(sample: Sample, subject: Subject, said: str) -> bool:
 
 
 def says_answer(prompt: str, content: str, format: AnswerFormat, choices: list[str]) -> str | None:
-    """Where a prompt says an answer as the answer: in the format of answers, or after "the answer is"."""
+    """The words with which a prompt gives an answer away: in the format of answers, or after "the answer is"."""
     written = format.write(content)
     if format != AnswerFormat() and _stands(written, prompt) and not _is_example(prompt, written, choices):
         return written
@@ -167,7 +167,7 @@ def _is_example(prompt: str, found: str, choices: list[str]) -> bool:
 
 
 def holds_answer(prompt: str, content: str, choices: list[str]) -> bool:
-    """Whether a long answer stands in the prompt; one of a few choices does by nature."""
+    """Whether a long answer stands in the prompt. One of a few choices may."""
     if len(content) < LONG or content in choices or options_in(prompt):
         return False
     return normalise(content) in normalise(prompt)
@@ -273,7 +273,7 @@ def check_overlap(known: list[ReadTask], others: list[ReadTask], name: str, repo
 
 
 def _same_problem(one: ReadTask, other: ReadTask) -> bool:
-    """Tasks of one template are alike by nature; with the same numbers and answer they are the same."""
+    """Tasks of one template are alike; with the same numbers and answer they are the same problem."""
     return one.truth == other.truth and sorted(numbers_in(one.prompt)) == sorted(numbers_in(other.prompt))
 
 

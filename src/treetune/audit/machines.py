@@ -178,7 +178,7 @@ class ProgramFormat(NamedTuple):
 
 
 def program_policies(sample: Sample) -> Iterator[FloorPolicy]:
-    """What programs try, on tasks that take programs."""
+    """The programs that solve nothing, for tasks that take programs."""
 
     def hand_in(subject: Subject, shell: str | None, python: str | None) -> list[str] | None:
         format = ProgramFormat.of(subject)
@@ -195,7 +195,7 @@ def program_policies(sample: Sample) -> Iterator[FloorPolicy]:
 
 
 def endings(sample: Sample, subject: Subject) -> list[str]:
-    """What ends an episode after a script, where the script's own action does not."""
+    """The actions that end an episode after a script, if the script's own action does not."""
     last = subject.last_gold
     if last is None or _BLOCK.search(last):
         return []
@@ -254,7 +254,7 @@ async def _marks(player: Player, subject: Subject, action: str) -> dict[str, lis
 
 
 def _needle(sample: Sample, subject: Subject) -> str:
-    """What only who knows the answer could write: a long line of the gold script, or the answer where it is long."""
+    """A text that only the solution has: a long line of the gold script, or the answer if it is long."""
     format = ProgramFormat.of(subject)
     actions = subject.gold_texts
     for action in actions if format is not None else ():

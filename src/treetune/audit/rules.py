@@ -24,7 +24,7 @@ EVIDENCE_CHARS = 400
 
 
 class Family(StrEnum):
-    """What a rule asks of a task."""
+    """What a group of rules requires of a task."""
 
     SOLVABLE = "solvable"
     FREE = "not-free"
@@ -53,7 +53,7 @@ class Floor(msgspec.Struct):
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """What the middle and the ends of some figures are."""
+    """The median, the 95th percentile and the maximum of some figures."""
 
     median: float
     p95: float
@@ -74,7 +74,7 @@ class AuditReport(Report):
     target: str
     name: str = ""
     num_tasks: int | None = None
-    """How many tasks there are; None where there is no end."""
+    """How many tasks there are; None if the taskset is infinite."""
     tasks: list[int] = []
     """Those that were tried, by idx."""
     seed: int = 0
@@ -91,14 +91,14 @@ class AuditReport(Report):
     costs: dict[str, Quantiles] = {}
     """Seconds, turns, bytes."""
     facts: dict[str, Any] = {}
-    """What else is worth knowing, such as how many gold answers there are."""
+    """Further facts, such as how many gold answers there are."""
     chosen: set[str] | None = None
 
     def is_chosen(self, rule: str) -> bool:
         return self.chosen is None or rule in self.chosen
 
     def wants(self, *rules: str) -> bool:
-        """Whether any of these rules is to be tried. The chosen ones are from then on."""
+        """Whether any of these rules is to be tried; those count as tried from then on."""
         wanted = [rule for rule in rules if self.is_chosen(rule)]
         self.tried += [rule for rule in wanted if rule not in self.tried]
         return bool(wanted)

@@ -49,7 +49,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
         return f"{self.before}{content}{self.after}"
 
     def read(self, answer: str) -> str | None:
-        """What stands in the format; None where the answer is not written in it."""
+        """The content of an answer; None where the answer does not have the format."""
         if len(answer) < len(self.before) + len(self.after):
             return None
         if not (answer.startswith(self.before) and answer.endswith(self.after)):
@@ -68,7 +68,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 
     @classmethod
     def shared(cls, golds: Sequence[str]) -> AnswerFormat:
-        """What all gold answers begin and end with, but for words that are cut in two."""
+        """What all gold answers begin and end with, without words that are cut in two."""
         if len(set(golds)) < 2:
             return cls()
         before = _common_beginning(golds)
@@ -119,7 +119,7 @@ class Subject(msgspec.Struct, eq=False):
     occurrence: int
     gold: Answer | None = None
     trace: Trace | None = None
-    """What the gold answer came to."""
+    """The rollout of the gold answer."""
     first: Trace | None = None
     """Of the first episode: with the gold answer, or where there is none an empty one."""
 
@@ -153,7 +153,7 @@ class Subject(msgspec.Struct, eq=False):
 
     @property
     def has_several_actions(self) -> bool:
-        """Whether the last of the gold actions is only the end of what is to be done."""
+        """Whether the gold answer has several actions, so that the last one alone solves nothing."""
         return isinstance(self.gold, list) and len(self.gold) > 1
 
     @property
@@ -189,7 +189,7 @@ class Sample:
         return AnswerFormat.shared([gold for gold in golds if gold is not None and "```" not in gold])
 
     def format_of(self, subject: Subject) -> AnswerFormat:
-        """How its answer is written. Asked for once the gold answers are known."""
+        """How its answer is written. It needs the gold answers."""
         if subject.last_gold is None or "```" in subject.last_gold:
             return AnswerFormat()
         return AnswerFormat.of(subject.last_gold, subject.task.ground_truth) or self._shared
@@ -248,7 +248,7 @@ T = TypeVar("T")
 
 
 class RepeatLast(Policy):
-    """Says one action a turn, and the last of them from then on."""
+    """Takes one action a turn, and repeats the last one."""
 
     name = "audit"
 
@@ -298,7 +298,7 @@ class Player:
         return list(await asyncio.gather(*(self.play(subject, answer) for subject, answer in answers)))
 
     async def bounded(self, work: Awaitable[T]) -> T:
-        """Other work than a rollout, within the same number."""
+        """Runs other work than a rollout, within the same limit of concurrency."""
         async with self._free:
             return await with_deadline(work, self.limits)
 

@@ -59,7 +59,7 @@ GOLD = ("start-fails", "gold-failed", "gold-not-rewarded", "gold-unknown")
 
 
 async def find_golds(sample: Sample, player: Player, report: AuditReport) -> None:
-    """Asks for the gold answers, plays them once, and keeps both: other rules measure by them."""
+    """Makes the gold answers, plays them once, and keeps both: other rules compare with them."""
     unknown: list[int] = []
     failed: dict[int, str] = {}
 
@@ -181,7 +181,7 @@ AGAIN_RULES = RULES.add_family(
 
 
 async def check_again(sample: Sample, player: Player, report: AuditReport, *, elsewhere: bool) -> None:
-    """Makes and plays everything again: here, and unless the tasks are on a server (`elsewhere`) in a new process."""
+    """Makes and plays all tasks again: in this process and, unless they are on a server (`elsewhere`), in a new one."""
     if not report.wants(*AGAIN_RULES):
         return
     tasks: dict[int, str] = {}
@@ -198,7 +198,7 @@ async def check_again(sample: Sample, player: Player, report: AuditReport, *, el
         report.facts["played_again_in"] = "this process, on the server's environments"
     else:
         _make_again(sample, player.taskset, tasks)
-        if not tasks and not rewards and not shown:  # what differs here needs no other process to show it
+        if not tasks and not rewards and not shown:  # a difference here needs no proof by another process
             await _in_another_process(sample, player, report, tasks, rewards, shown)
     for rule, severity, found, what in (
         ("tasks-differ", ERROR, tasks, "tasks are not the same when they are made again"),
@@ -307,7 +307,7 @@ async def _ask_process(work: bytes) -> tuple[list[str], list[tuple[float | None,
 
 
 def _play_there(work: bytes) -> tuple[list[str], list[tuple[float | None, list[str]] | None]]:
-    """In the other process: what the tasks are, and what the gold answers come to."""
+    """Runs in the other process: gives the fingerprints of the tasks and the results of the gold answers."""
     taskset, idxs, played, golds, limits = pickle.loads(work)
     prints = [fingerprint(taskset[idx]) for idx in idxs]
     return prints, asyncio.run(_play_all(taskset, played, golds, limits))

@@ -22,12 +22,12 @@ from treetune.models.scripted import WRONG
 
 MOSTLY = 0.9
 CORRELATED, SURE = 0.4, 3.0
-"""How strong a rank correlation is worth a word, and how many standard deviations from none."""
+"""From which rank correlation, and how many standard deviations from 0, it is reported."""
 FEWEST = 30
 SAME_TASKS = 3
 """A text that solves so many tasks with different truths is suspicious."""
 HEDGED = 3
-"""How many different answers in one are a hedge."""
+"""From how many different answers in one reply it is a hedge."""
 _GIVEN = [re.compile(text) for text in (r"\\boxed\{([^{}]+)\}", r"<answer>(.*?)</answer>", r"(?m)^#### *(.+)$")]
 """The formats in which an answer is given as the final one."""
 

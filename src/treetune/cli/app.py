@@ -1,4 +1,4 @@
-"""All verbs together, and what becomes of every error: a line for people, an object with `--json`, an exit code."""
+"""All verbs, and how every error is reported: as a line for people, an object with `--json`, and an exit code."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _explain(error: Any, arguments: list[str]) -> str:
-    """What typer found wrong; an option or verb that there is not, with what is meant by it."""
+    """What typer found wrong; for an unknown option or verb, what the user may mean."""
     from treetune.cli.flags import explain_flags, suggest_verb  # only where something is wrong already
 
     verb = arguments[0] if arguments else ""
@@ -140,12 +140,12 @@ def _explain(error: Any, arguments: list[str]) -> str:
 
 
 def _names_option(error: Any) -> bool:
-    """Whether it is about an option that there is not."""
+    """Whether it is about an unknown option."""
     return type(error).__name__ == "NoSuchOption"
 
 
 def _end_silently() -> int:
-    """The reader went away (`| head`): no fault of ours, and nothing more to say to it."""
+    """Ends quietly: the reader of standard output has closed it (`| head`)."""
     sys.stderr.close()
     return 0
 

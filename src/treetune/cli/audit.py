@@ -118,7 +118,7 @@ def audit_command(
 
 
 def _splits(target: str, split: str | None) -> tuple[str | None, str | None]:
-    """Of a config with two lists, which is audited, and which one it is compared with."""
+    """For a config with two lists: the one that is audited, and the one that it is compared with."""
     if is_server(target) or Path(target).suffix not in (".yaml", ".yml"):
         return split, None
     lists = [name for name in ("train", "val") if load_yaml(target).get(f"{name}_tasks")]
@@ -175,7 +175,7 @@ async def _audit(
 async def _open_host(
     taskset: Taskset[Any, Any], config: audit.AuditConfig, endpoint: EndpointConfig
 ) -> AsyncIterator[Host]:
-    """What gives the tasks, and plays the model: here, or a pull server, which has models of its own."""
+    """The host that gives the tasks and plays the model: this process, or a pull server that has models."""
     async with AsyncExitStack() as opened:
         if (served := evaluation.find_served(taskset)) is not None:
             await opened.enter_async_context(aclosing(served))

@@ -1,4 +1,4 @@
-"""`treetune cache`: what was built, what it was built from, and room again."""
+"""`treetune cache`: list what was built, show what it was built from, remove it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BESIDE = {"verdicts": "verdicts of judges", "runs": "traces of other programs' 
 
 @cache_app.command("list")
 def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
-    """Everything that was built, last used first, and how much room it takes; the verdicts of judges, and the traces of
+    """Everything that was built, last used first, and its size; the verdicts of judges, and the traces of
     other programs' runs."""
     cache = Cache(default_cache_dir(cache_dir))
     entries = cache.entries()

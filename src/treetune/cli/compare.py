@@ -32,7 +32,7 @@ def compare_command(
         list[Path], typer.Argument(help="Runs, of any program; each is compared with the first.", metavar="A B …")
     ],
     fail_on_regression: Annotated[
-        bool, option("Exit with 1 where a run is worse than the first, and more so than chance explains.")
+        bool, option("Exit with 1 if a run is worse than the first by more than chance explains.")
     ] = False,
     json: Json = False,
 ) -> int:
@@ -158,7 +158,7 @@ def show_warnings(summary: Summary, screen: Screen) -> None:
 
 
 def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
-    """Runs it; gives False where Ctrl-C ended it, and what was done until then is to be shown."""
+    """Runs it; gives False if Ctrl-C ended it: then the part that was done is shown."""
     try:
         asyncio.run(work)
     except KeyboardInterrupt:

@@ -37,7 +37,7 @@ MODELS = {
 def demo_command(
     output: Annotated[Path, option("Where its files go.", "-o", "--output")] = Path("treetune-demo"),
     num_tasks: Annotated[
-        int | None, option("How many tasks to evaluate (40; 500 where chance plays).", "-n", "--num-tasks", min=1)
+        int | None, option("How many tasks to evaluate (40; 500 for the random script).", "-n", "--num-tasks", min=1)
     ] = None,
     train: Annotated[bool, option("Train a tiny model too: a minute more (extra `trl`)", "--train")] = False,
     json: Json = False,
@@ -98,7 +98,7 @@ def _run(screen: Screen, *arguments: str) -> None:
     if code == 130:
         raise KeyboardInterrupt
     if code > 1:
-        raise TreetuneError(f"`treetune {arguments[0]}` ended with {code}", remedy="what it said stands above")
+        raise TreetuneError(f"`treetune {arguments[0]}` ended with {code}", remedy="its message is above")
 
 
 def _write_dataset() -> None:

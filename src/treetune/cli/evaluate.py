@@ -66,14 +66,14 @@ def eval_command(
     pass_threshold: options.PassThreshold = None,
     max_judge_tokens: options.MaxJudgeTokens = None,
     max_tokens_total: Annotated[
-        int | None, option("The same for the tokens of the model and of judges together.", min=1)
+        int | None, option("The same ceiling for the tokens of the model and judges together.", min=1)
     ] = None,
     split: options.Split = None,
     output: options.Output = None,
     resume: options.Resume = False,
     rescore: Annotated[bool, option("With --resume, after a scorer changed: score again.", "--rescore")] = False,
-    server: Annotated[str | None, option("The same as the address as TARGET: evaluate on the server there.")] = None,
-    serve: Annotated[int | None, option("Start a server with so many workers, and evaluate on it.", min=1)] = None,
+    server: Annotated[str | None, option("Evaluate on the server at this address, as if it were the TARGET.")] = None,
+    serve: Annotated[int | None, option("Start a server with this many workers, and evaluate on it.", min=1)] = None,
     log: options.Log = None,
     dry_run: Annotated[bool, option("Show the resolved config and the first task.", "--dry-run")] = False,
     trust: options.Trust = False,
@@ -215,7 +215,7 @@ def _show_plans(plans: list[evaluating.EvalPlan], json: bool) -> int:
 
 
 def play(plan: evaluating.EvalPlan, path: Path, screen: Screen, **how: bool) -> bool:
-    """Plays what the run in `path` lacks; says whether it came to its end. `how` is for `EvalPlan.begin`."""
+    """Plays the rollouts that the run in `path` lacks; gives whether it finished. `how` is for `EvalPlan.begin`."""
     plan.check()
     plan.load()
     with plan.begin(path, **how):
@@ -247,7 +247,7 @@ def rescore_command(
     ] = False,
     where: Annotated[str | None, option("With --dry-run: only rollouts that a query fits, as 'source=gsm8k'.")] = None,
     num_rollouts: Annotated[
-        int | None, option("With --dry-run: at most so many rollouts.", "-n", "--num-rollouts", min=1)
+        int | None, option("With --dry-run: at most this many rollouts.", "-n", "--num-rollouts", min=1)
     ] = None,
     max_judge_tokens: options.MaxJudgeTokens = None,
     trust: options.Trust = False,

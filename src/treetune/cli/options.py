@@ -82,7 +82,7 @@ def complete_model(incomplete: str) -> Iterator[str]:
 
 
 def option(help: str, *names: str, **settings: Any) -> Any:
-    """An option of a verb: what it means, and where the name of its parameter will not do, its names."""
+    """An option of a verb: what it means, and its names if they are not that of its parameter."""
     return typer.Option(*names, help=help, **settings)
 
 
@@ -129,21 +129,23 @@ Tokenizer = Annotated[
 ]
 MaxPromptLength = Annotated[int | None, option("The most tokens of a prompt; needs --tokenizer.", min=1)]
 PassThreshold = Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")]
-CacheDir = Annotated[Path | None, option("Else TREETUNE_TASK_CACHE_DIR, else ~/.cache/treetune/tasks.")]
+CacheDir = Annotated[
+    Path | None, option("The cache folder. Default: TREETUNE_TASK_CACHE_DIR, or ~/.cache/treetune/tasks.")
+]
 Token = Annotated[str | None, option("The server's token.", envvar="TREETUNE_TOKEN")]
 OpenAccess = Annotated[bool, option("Allow an address that other machines can reach without a token.", "--open")]
 Json = Annotated[bool, option("One JSON object on standard output.", "--json")]
 JsonWhenReady = Annotated[bool, option("One JSON object on standard output when it is ready.", "--json")]
 
 TASKS = ("taskset", "train_tasks", "val_tasks")
-"""The groups in which a TARGET's own keys lie: `--taskset.level 3`, `--val_tasks[0].max_rows 10`."""
+"""The groups of a TARGET's own keys: `--taskset.level 3`, `--val_tasks[0].max_rows 10`."""
 _PLAYED = (*TASKS, "sampling", "limits", "endpoint")
 OVERRIDABLE = {
     **dict.fromkeys(("build", "export", "push", "show", "train"), TASKS),
     **dict.fromkeys(("audit", "eval", "profile", "serve"), _PLAYED),
     "validate": (*TASKS, "limits"),
 }
-"""The verbs that take dotted overrides, and the groups in which the keys of each lie."""
+"""The verbs that take dotted overrides, each with the groups of its keys."""
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:

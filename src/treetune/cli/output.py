@@ -36,7 +36,7 @@ def keep_standard_output(as_json: bool) -> None:
     global _kept
     if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout is not sys.__stdout__:
         return  # called from Python, with an output of the caller's own
-    # A terminal or pipe that cannot show a letter is no reason to fail. First of all: it looks where in a file it is.
+    # A terminal or pipe that cannot show a letter is no reason to fail. This comes first.
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=as_json or sys.stdout.line_buffering)
     if as_json:
         sys.stdout.flush()
@@ -62,7 +62,7 @@ def print_json(value: Any) -> None:
 
 
 def was_printed() -> bool:
-    """Whether the one object is out already."""
+    """Whether the one object was printed."""
     return _printed
 
 
@@ -86,7 +86,7 @@ def error_text(error: Any, better: str | None = None) -> str:
 
 
 def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-    # Ours are UserWarnings and speak to the user; a library's deprecations do not.
+    # Warnings of Treetune are UserWarnings, for the user; deprecations of libraries are not.
     if issubclass(category, UserWarning):
         sys.stderr.write(f"warning: {str(message).translate(PICTURES)}\n")
 
@@ -135,7 +135,7 @@ class WordTable(Table):
         yield from super().__rich_console__(console, options)
 
     def _measure(self) -> tuple[list[int], list[int]]:
-        """Of each column the width that it would like, and the least that breaks no word."""
+        """The width that each column wants, and the least that breaks no word."""
         wanted, least = [], []
         for number in range(len(self.columns)):
             heading = self._headings[number] if self._headings else ""

@@ -37,7 +37,7 @@ def profile_command(
     num_tasks: options.NumTasks = None,
     num_rollouts: Annotated[int, option("Tries per task.", "-r", "--num-rollouts", min=1)] = 8,
     by: Annotated[
-        str | None, option("Of an endless taskset: the key that has a pass rate for each value.", metavar="KEY=V,V,...")
+        str | None, option("For an infinite taskset: the key whose values get a pass rate each.", metavar="KEY=V,V,...")
     ] = None,
     max_concurrent: options.MaxConcurrent = None,
     pass_threshold: options.PassThreshold = None,

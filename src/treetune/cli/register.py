@@ -27,7 +27,7 @@ _COLOURS = {"ok": "green", "stopping": "yellow", "elsewhere": "yellow", "no answ
 
 def register_command(
     http: Annotated[str, option("Where it listens: HOST:PORT, or :PORT.")] = ":5050",
-    token: Annotated[str | None, option("Who asks must give it.", envvar="TREETUNE_REGISTER_TOKEN")] = None,
+    token: Annotated[str | None, option("The token that clients must send.", envvar="TREETUNE_REGISTER_TOKEN")] = None,
     open_access: OpenAccess = False,
     json: JsonWhenReady = False,
 ) -> int:
@@ -83,11 +83,11 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
         detail = ", ".join(filter(None, ["needs a token" if entry.needs_token else "", health.detail]))
         rows.append((_clean(entry.name), _clean(addresses), tasks, episodes, state, _clean(detail)))
     headings = ("name", "address", "tasks", "episodes", "health", "")
-    return screen.print(make_table(rows, headings, whole=("address",)))  # an address that is cut is none
+    return screen.print(make_table(rows, headings, whole=("address",)))  # an address must stay whole
 
 
 def _clean(text: str) -> str:
-    """What others wrote into the register may not steer the terminal."""
+    """Replaces control characters: entries of the register are untrusted input."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -98,7 +98,7 @@ def _open_register(place: str, *, make: bool = True) -> serve.Register:
 def open_registration(
     place: str | None, advertise: str | None
 ) -> Callable[[serve.EnvServer, Info], AbstractAsyncContextManager[None]]:
-    """What keeps a server in a register while it runs, as `serve --register` and `--advertise` ask for."""
+    """Gives what keeps a server in a register while it runs, for `serve --register` and `--advertise`."""
     if not place:
         if advertise is not None:
             raise UsageError("--advertise is for a register", remedy="pass --register too, or set TREETUNE_SERVERS")

@@ -46,7 +46,7 @@ def serve_command(
     target: options.TasksTarget,
     zmq: Annotated[str | None, option("The pull server's address (tcp://127.0.0.1:5555, unless --http).")] = None,
     http: Annotated[str | None, option("Where the HTTP episode server listens: HOST:PORT, or :PORT.")] = None,
-    port: Annotated[int | None, option("Short for --http :PORT.", min=0, max=65535)] = None,
+    port: Annotated[int | None, option("Short for --http 127.0.0.1:PORT.", min=0, max=65535)] = None,
     mcp: Annotated[
         bool, option("As an MCP server: over standard input and output, or with --http at its address, /mcp.")
     ] = False,
@@ -55,13 +55,15 @@ def serve_command(
     ] = None,
     max_episodes: Annotated[int | None, option("HTTP episodes that live at once (1024); beyond it: 429.")] = None,
     episode_idle: Annotated[float | None, option("Seconds until an idle HTTP episode is closed (300).")] = None,
-    episode_deadline: Annotated[float | None, option("The most seconds of an HTTP episode (3600).")] = None,
+    episode_deadline: Annotated[
+        float | None, option("The longest that an HTTP episode may take, in seconds (3600).")
+    ] = None,
     model: Annotated[
         list[str] | None, option("The model that answers. Repeatable; the first is the default.", "-m", "--model")
     ] = None,
     allow_endpoint: Annotated[list[str] | None, option("A model server that requests may name. Repeatable.")] = None,
     workers: Annotated[int, option("Worker processes; 0: all in one process.", "-w", "--workers", min=0)] = 0,
-    max_workers: Annotated[int | None, option("Up to how many when there is much to do.")] = None,
+    max_workers: Annotated[int | None, option("The most workers under load.")] = None,
     engine: Annotated[str, option("Where workers run: processes, or ray.")] = "processes",
     capacity: Annotated[int | None, option("Rollouts and episodes at once (512, or --max-episodes).")] = None,
     state: Annotated[Path | None, option("A folder for cursors and the key: the server resumes from it.")] = None,
@@ -73,16 +75,20 @@ def serve_command(
         float | None, option("Seconds after which a task that was neither finished nor renewed is handed out again.")
     ] = None,
     key_file: Annotated[Path | None, option("The key that signs tasks; made if absent.")] = None,
-    token: Annotated[str | None, option("Without it only `health` is answered.", envvar="TREETUNE_TOKEN")] = None,
+    token: Annotated[
+        str | None, option("The token that clients must send, for all but `health`.", envvar="TREETUNE_TOKEN")
+    ] = None,
     curve_key: Annotated[Path | None, option("Encrypt connections by the key in this file, made if absent.")] = None,
     open_access: options.OpenAccess = False,
     metrics: Annotated[str | None, option("Show figures to Prometheus at HOST:PORT.")] = None,
     traces: Annotated[Path | None, option("Keep every rollout and episode in this run folder.")] = None,
-    traces_size: Annotated[int, option("Megabytes that --traces may take; the oldest go first.", min=1)] = 4096,
+    traces_size: Annotated[int, option("The most megabytes of --traces; the oldest are removed.", min=1)] = 4096,
     log_to: options.Log = None,
     drain: Annotated[float | None, option("Seconds that running work may take to end on SIGTERM (30).")] = None,
     register: Annotated[str | None, option("A register: a folder or a URL.", envvar="TREETUNE_SERVERS")] = None,
-    advertise: Annotated[str | None, option("Its http address for others.", envvar="TREETUNE_ADVERTISE")] = None,
+    advertise: Annotated[
+        str | None, option("The http address that other machines use.", envvar="TREETUNE_ADVERTISE")
+    ] = None,
     split: options.Split = None,
     trust: options.Trust = False,
     json: options.JsonWhenReady = False,
@@ -120,7 +126,7 @@ def serve_command(
         raise UsageError("--http and --port are the same", remedy="pass one of them")
     http = f"127.0.0.1:{port}" if port is not None else http
     streams = _take_standard_streams(zmq, json) if mcp and http is None else None
-    doors: list[serve.Door] = [serve.MetricsDoor(metrics)] if metrics is not None else []  # to the very end
+    doors: list[serve.Door] = [serve.MetricsDoor(metrics)] if metrics is not None else []  # it runs until the end
     if zmq is not None or (http is None and openenv is None and not mcp):
         doors.append(serve.ZmqDoor() if zmq is None else serve.ZmqDoor(zmq))
     times = {"idle_seconds": episode_idle, "deadline_seconds": episode_deadline}

@@ -1,5 +1,13 @@
-"""Checks of files of rows: `validate` gives a report, `validate_dataset` prints it as well. `write_tasks` writes
-no file that is not valid."""
+"""Checks of files of rows.
+
+    report = validate_dataset("train.parquet")       # prints what was found
+    write_tasks(tasks, "train.parquet", "skyrl")     # writes no file that is not valid
+
+`validate` gives the report alone. `rules` has the table of rules and the report; the rules themselves stand in
+`prompts`, `rewards`, `column_types` and `gold`. `row` checks and fixes one row, `files` reads files and checks them
+together, and `prefilter` proves most rows of parquet sound without looking at each. `write` writes tasks, and rows
+that were fixed.
+"""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def merge(before: Mapping[str, Feature], feature: Mapping[str, Feature]) -> dict
 
 
 class Places(msgspec.Struct):
-    """Rows, counted; the first ten by number. A row counts once, however many of its values are meant."""
+    """Counts rows, and keeps the numbers of the first ten. A row with several faults counts once."""
 
     count: int = 0
     first: list[int] = []
@@ -262,7 +262,7 @@ def _is_date(text: str) -> bool:
 
 
 def _is_parsable(text: str) -> bool:
-    """Whether `datasets`, which parses text in a mixed column again, would make something else of it."""
+    """Whether `datasets`, which parses text in a mixed column again, would change it."""
     return text[:1] in _BEGIN and _LITERAL.fullmatch(text.strip(" \t\r\n")) is not None
 
 

@@ -55,7 +55,7 @@ Source = File | HubName
 STRICTEST = "skyrl"
 """The format with the most rules, for rows whose columns do not show their format."""
 SIZE = 16_384
-"""Rows of a chunk of parquet: what is fastest and small."""
+"""Rows of a chunk of parquet: the fastest size that is small."""
 
 
 def validate(
@@ -110,7 +110,7 @@ def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], lis
 
 
 class FilesCheck(msgspec.Struct):
-    """One call of `validate`: what is known of the files so far."""
+    """The state of one call of `validate`."""
 
     report: FilesReport
     format: str | None
@@ -230,7 +230,7 @@ class Chunk(NamedTuple):
     rows: list[Row] | None
     """Without nulls."""
     written: Sequence[Row] = ()
-    """The same with the nulls that were written: `datasets` makes something of them."""
+    """The same with the nulls that were written: `datasets` infers types from them."""
     table: pa.RecordBatch | None = None
 
     def rows_at(self, positions: np.ndarray[Any, Any]) -> list[Row]:
@@ -300,7 +300,7 @@ def _parquet_chunks(path: str, report: FilesReport, quick: bool) -> Iterator[Chu
 
 
 _QUICK = ("prompt.role", "extra_info.max_turns", *(".".join(format.truth) for format in FORMATS.values()))
-"""What the rules read that need no contents."""
+"""The columns that `--quick` reads."""
 
 
 def _quick_leaves(leaves: list[str]) -> list[str]:
@@ -318,7 +318,7 @@ def _quick_leaves(leaves: list[str]) -> list[str]:
 def _drop_unreadable(
     batch: pa.RecordBatch, numbers: Sequence[int], file: str, report: FilesReport
 ) -> tuple[pa.RecordBatch, Sequence[int]]:
-    """A batch without the rows whose text is no UTF-8: parquet does not look, and readers of values fail there."""
+    """A batch without the rows whose text is not UTF-8: parquet does not check it, and readers of values fail on it."""
     import pyarrow as pa
 
     try:
