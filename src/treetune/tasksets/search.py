@@ -90,16 +90,12 @@ class SearchEnvironment(TurnEnvironment):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._accepted = list_answers(task.ground_truth)
-        self._said: list[str] = []
         self._search = _Search(task)
 
     async def step(self, action: Action) -> Step:
-        last = self.next_turn()
-        text = action.text
-        self._said.append(text)
-        answered = "<answer>" in text and "</answer>" in text
-        if not answered and not last:
-            query = next(tagged(text, "search"), None)
+        answered, over = self.take_turn(action.text, "answer")
+        if not over:
+            query = next(tagged(action.text, "search"), None)
             return Step(_INFORMATION.format("" if query is None else await self._search.use(query)))
         found = self._find_answer()
         answer = found.text
@@ -116,9 +112,9 @@ class SearchEnvironment(TurnEnvironment):
 
     def _find_answer(self) -> Found:
         if not self.strict:
-            last = deque(tagged(_INFORMATION.format("").join(self._said), "answer"), maxlen=1)
+            last = deque(tagged(_INFORMATION.format("").join(self.said), "answer"), maxlen=1)
             return Found(last[0].strip()) if last else Found(None, "no <answer>")
-        given = [answer.strip() for answer in tagged(strip_thinking(self._said[-1]), "answer")]
+        given = [answer.strip() for answer in tagged(strip_thinking(self.said[-1]), "answer")]
         # Of several that are accepted any will do.
         right = given and all(any(says_same(answer, accepted) for accepted in self._accepted) for answer in given)
         return one_of(given, lambda answer: right or answer, "no <answer>")
@@ -136,17 +132,13 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._said: list[str] = []
         self._search = _Search(task)
         self._programs = self._failures = 0
 
     async def step(self, action: Action) -> Step:
-        last = self.next_turn()
-        text = action.text
-        self._said.append(text)
-        solved = "<solution>" in text and "</solution>" in text
-        if not solved and not last:
-            return Step(await self._use_tool(text))
+        solved, over = self.take_turn(action.text, "solution")
+        if not over:
+            return Step(await self._use_tool(action.text))
         answer, right, explanation = self._judge_all()
         programs = {"programs": self._programs, "program_failures": self._failures}
         metrics = {"turns": self.turns, **self._search.metrics, **programs}
@@ -154,8 +146,8 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
 
     def _judge_all(self) -> tuple[str | None, bool, str]:
         if not self.strict:
-            return self.judge("\n".join(self._said))
-        solutions = list(tagged(strip_thinking(self._said[-1]), "solution"))
+            return self.judge("\n".join(self.said))
+        solutions = list(tagged(strip_thinking(self.said[-1]), "solution"))
         numbers = [number_after(text, "####") if "####" in text else Found(text.strip()) for text in solutions]
         if vague := next((found for found in numbers if found.text is None), None):
             return self.compare(vague)

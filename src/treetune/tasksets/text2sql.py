@@ -62,19 +62,15 @@ class Text2SqlEnvironment(TurnEnvironment):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._file = find_database(task)
-        self._said: list[str] = []
         self._errors = 0
         self._ask(1, sql="SELECT 1 FROM sqlite_master LIMIT 1", seconds=TRY_SECONDS)  # to fail now, not later
 
     async def step(self, action: Action) -> Step:
-        last = self.next_turn()
-        text = action.text
-        self._said.append(text)
-        handed_in = "<solution>" in text and "</solution>" in text
+        handed_in, over = self.take_turn(action.text, "solution")
         async with limit_to_cores():
-            if handed_in or last:
+            if over:
                 return await self._judge(truncated=not handed_in)
-            sql = next(tagged(text, "sql"), None)
+            sql = next(tagged(action.text, "sql"), None)
             shown = _NO_SQL if sql is None else await call(self._try, sql)
         left = self.max_turns - self.turns
         reminder = f"<reminder>You have {left} turns left to complete the task.</reminder>"
@@ -88,7 +84,7 @@ class Text2SqlEnvironment(TurnEnvironment):
         return f"Error executing SQL: {said}"
 
     async def _judge(self, truncated: bool) -> Step:
-        solution = read_solution(_OBSERVATION.format("").join(self._said))
+        solution = read_solution(_OBSERVATION.format("").join(self.said))
         if solution is not None and self.strict and (fenced := _FENCE.fullmatch(solution)):
             solution = fenced[1].strip()
         difference: str | None = "no solution in the format"

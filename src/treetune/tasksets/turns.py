@@ -49,6 +49,8 @@ class TurnEnvironment(Environment):
             require_truth(task, self.CONTRACT)
         self.strict = is_strict(task)
         self.turns = 0
+        self.said: list[str] = []
+        """The texts of the turns that `take_turn` counted."""
         self.max_turns = 1 if most == 1 else max_turns_of(task, most)
 
     async def start(self) -> Any:
@@ -63,6 +65,14 @@ class TurnEnvironment(Environment):
         """Counts a turn; True if it is the last."""
         self.turns += 1
         return self.turns >= self.max_turns
+
+    def take_turn(self, text: str, tag: str) -> tuple[bool, bool]:
+        """Counts a turn and keeps its text: whether the text has the tag that ends the episode, and whether this turn
+        is the last."""
+        self.said.append(text)
+        over = self.next_turn()
+        answered = f"<{tag}>" in text and f"</{tag}>" in text
+        return answered, answered or over
 
     def end(
         self,
