@@ -23,7 +23,7 @@ from treetune.scorers import KINDS, choice, includes, number, pattern, read_scor
 from treetune.scorers.combined import Part
 from treetune.scorers.patterns import bound_of
 from treetune.scorers.reading.answers import Place
-from treetune.scorers.said import find_unpaid
+from treetune.scorers.scorer import find_unpaid
 from treetune.trainers.verl import compute_score
 
 

@@ -23,7 +23,7 @@ from treetune.data.validate.gold import Answer
 from treetune.errors import format_error
 from treetune.play.episode import Limits
 from treetune.play.toolbox import find_call_fault
-from treetune.scorers.said import find_unpaid
+from treetune.scorers.scorer import find_unpaid
 from treetune.system.digest import digest
 from treetune.system.processes import spawn_context
 from treetune.system.threads import call

@@ -42,7 +42,7 @@ class Learning(Protocol):
         ...
 
     def state(self) -> Any:
-        """A small plain value that `restore` goes on from."""
+        """A small plain value that `restore` continues from."""
         ...
 
     def restore(self, state: Any) -> None: ...
@@ -79,8 +79,8 @@ class TaskCurriculum:
         if not self.positions:
             raise _explain_empty(config, self.dropped, name)
         if unrated := self.dropped[UNRATED]:
-            told = f"{unrated} of {len(self.positions) + self.dropped.total()} tasks of {name} have no pass rate"
-            warnings.warn(f"{told} in {config.path} and are left out; unrated: 0.5 keeps them", stacklevel=2)
+            problem = f"{unrated} of {len(self.positions) + self.dropped.total()} tasks of {name} have no pass rate"
+            warnings.warn(f"{problem} in {config.path} and are left out; unrated: 0.5 keeps them", stacklevel=2)
         self.size = len(self.positions) if config.schedule is None else None
         if config.schedule is not None:
             self.arms = _Arms(config.schedule, config.shares, sorted(set(self.sources)))
@@ -122,7 +122,7 @@ def _explain_empty(config: ProfileConfig, dropped: Counter[str], name: str) -> E
 
 
 class _Arms:
-    """The arms of a finite taskset: pass rates as the schedule tells them apart, of each source that has a share."""
+    """The arms of a finite taskset: the pass rates that the schedule distinguishes, of each source that has a share."""
 
     def __init__(self, schedule: Schedule, shares: dict[str, float], sources: Sequence[str]) -> None:
         self.schedule = schedule

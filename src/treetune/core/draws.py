@@ -242,7 +242,7 @@ class Draws(Generic[TaskT, ConfigT]):
             return list_tasks(self.load_tasks(), self.name, count)
 
     def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
-        # A finite generator would have to be built whole to know its count: it is asked for only where it is written.
+        # A finite generator would have to be built whole to know its count: it is used only where `count` is written.
         # Where both are written, load_tasks() is what reads in order, and needs no count.
         in_order = not self.random_access or self.overrides("load_tasks")
         count = self._size() if self.overrides("count") and not (in_order and self.random_access) else None
@@ -285,7 +285,7 @@ class Draws(Generic[TaskT, ConfigT]):
         return suggest_fields(error, self.task_type)
 
     def _missing(self, position: int, problem: str) -> TreetuneError:
-        """What to say where there is no task at a position: the taskset promised one, or nobody did."""
+        """The error where there is no task at a position: of the taskset that promised one, or of the caller."""
         if self.INFINITE:
             return TasksetError(f"{self.name} says INFINITE, but {problem}", remedy="drop INFINITE = True")
         count = self._count() or 0

@@ -102,7 +102,7 @@ class Step(msgspec.Struct):
     truncated: bool = False
     """Ended by a limit (too many turns) rather than by the rules: the episode is over then, as in Gymnasium."""
     calls: list[ToolCall] = []
-    """The calls of tools that the action made, and what came of them: the episode tells, or whoever runs them."""
+    """The calls of tools that the action made, with their results: from the episode, or from the code that ran them."""
 
     def __post_init__(self) -> None:
         self.observation = Observation.of(self.observation)
@@ -135,21 +135,33 @@ class Rendered(msgspec.Struct, frozen=True):
 
 
 class Environment:
-    """Made for one task, used for one episode. Its methods that are marked with `@tool` are what a model may call; the
-    answers that call none go to `step`."""
+    """The rules of one episode: made for one task, used once.
+
+        class Guess(Environment):
+            def start(self):
+                return "Guess a number from 1 to 10."
+
+            def step(self, action):
+                if action.text == self.task.ground_truth:
+                    return Step("right", reward=1.0, done=True)
+                return Step("try again")
+
+    A task names it: `Task(env_class="guess.py:Guess", ground_truth="7")`. A model may call its methods that are marked
+    with `@tool`; answers that call none go to `step`.
+    """
 
     CONTRACT: ClassVar[TaskRequirements | None] = None
-    """What it asks of a task; None where it says nothing, and so nothing is checked."""
+    """What it requires of a task; None: nothing is checked."""
 
     MULTI_TURN: ClassVar[bool] = False
     """Its episodes have several turns: refused where a trainer plays only one. A contract's `max_turns` says it too."""
 
     WRONG: ClassVar[dict[str, str]] = {}
-    """Answers that must never be worth a gold one, each by what it is: `validate --gold` tries them."""
+    """Answers that must never earn as much as a gold one, by what they are: `validate --gold` tries them."""
 
     RAW_CALLS: ClassVar[bool] = False
-    """Answers that call tools go to `step` as they are: the environment runs the calls itself. Its `@tool` methods are
-    still told to the model, and those in `raw_tools`."""
+    """Answers that call tools go to `step` as they are: the environment runs the calls itself. The model still sees its
+    `@tool` methods, and those in `raw_tools`."""
 
     raw_tools: Sequence[dict[str, Any]] = ()
     """Further schemas in OpenAI's form, where `RAW_CALLS`; known once it has started."""
@@ -174,18 +186,19 @@ class Environment:
 
     @classmethod
     def render(cls, trace: Trace) -> Rendered | str | None:
-        """What a person reads beside the messages of a trace: a board, a way, a session in a shell. Made from the trace
-        alone, which may have ended anywhere, badly too; None where there is nothing to say."""
+        """Return what a person reads beside the messages of a trace, such as a board, a path or a shell session. It
+        sees only the trace, which may have ended at any turn, or failed. None: nothing more to show."""
         return None
 
     def __init__(self, task: Task) -> None:
         self.task = task
 
     def start(self) -> Any:
-        """What the policy sees first; the task's prompt unless overridden, or where None is returned."""
+        """Return what the policy sees first. The task's prompt unless overridden, or where it returns None."""
         return self.task.messages
 
     def step(self, action: Action) -> Any:
+        """Return a `Step` for an answer of the policy."""
         raise NotImplementedError(f"{type(self).__name__} has no step()")
 
     def close(self) -> Any:
@@ -242,7 +255,7 @@ _shown: ContextVar[tuple[asyncio.AbstractEventLoop, Sink] | None] = ContextVar("
 
 
 def show(text: str) -> None:
-    """Shows a part of the observation to whoever watches this step."""
+    """Shows a part of the observation to those who watch this step."""
     if (watched := _shown.get()) is None:
         return
     import asyncio

@@ -41,7 +41,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"extra has a field {field!r}, which has a space in it: write {{NAME: VALUE}}")
 
     def over(self, usual: Sampling) -> Sampling:
-        """With what is `usual` where nothing is said here."""
+        """These settings, and those of `usual` where a value here is not set."""
         unsaid = Sampling()
         if usual == unsaid:
             return self
@@ -65,17 +65,17 @@ class Request(msgspec.Struct):
     task: Task
     turn: int
     key: str
-    """Names the rollout (task, occurrence, number): what a policy derives its randomness from."""
+    """Names the rollout (task, occurrence, number). A policy derives its random seed from it."""
     tokens: Tokens | None = None
-    """The tokens of the rollout so far, where the policy gave any: a prompt of its own making goes on from them."""
+    """The tokens of the rollout so far, where the policy gave any: it continues them in the prompts that it makes."""
     continues: bool = False
-    """The last message is the beginning of the answer. A policy goes on with it and gives the whole message; one that
+    """The last message is the beginning of the answer. A policy continues it and gives the whole message; one that
     cannot raises `cannot_continue`."""
     tools: list[dict[str, Any]] = []
     """What it may call, in OpenAI's form; calls are in the `tool_calls` of the message that it answers."""
     partial: Completion | None = None
-    """What it had said when the call was aborted (`finish_reason: abort`). A policy that works on tokens goes on from
-    there, and gives the whole with `resumed`; any other answers anew."""
+    """The answer so far of a call that was aborted (`finish_reason: abort`). A policy that works on tokens
+    continues it, and gives the whole with `resumed`; any other answers anew."""
 
     @property
     def prefix(self) -> str:
@@ -84,7 +84,20 @@ class Request(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
+    """What a policy answers to one `Request`.
+
+    class Shout:
+        name = "shout"
+
+        async def complete(self, request):
+            return Completion(text=request.messages[-1]["content"].upper())
+
+        async def close(self):
+            pass
+    """
+
     text: str = ""
+    """The answer as text."""
     message: Message | None = None
     """The whole assistant message where there is more than text (tool calls, reasoning)."""
     finish_reason: Literal["stop", "length", "tool_calls"] | str = "stop"
@@ -96,9 +109,9 @@ class Completion(msgspec.Struct):
     logprobs: list[float] | None = None
     """The model's own log-probability of each sampled token, before temperature and top-p."""
     prompt: Prompt | None = None
-    """The same with its text, where a chat template was applied here: what the prompt of the next turn goes on from."""
+    """The same with its text, where a chat template was applied here: the prompt of the next turn continues it."""
     version: int | None = None
-    """Of the weights that answered, where whoever serves them tells."""
+    """The version of the weights that answered, where their server reports it."""
     versions: list[int] | None = None
     """The same of each sampled token, where that is known."""
     resumed: int = 0

@@ -212,7 +212,7 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0)]
 
 BINS = 80
-"""Pass rates are told apart to 1/80: rates of 4, 5, 8, 10, 16 and 20 rollouts are kept as they are."""
+"""Pass rates are distinguished to 1/80: rates of 4, 5, 8, 10, 16 and 20 rollouts are kept as they are."""
 STAGES = 100
 """In so many steps a Gaussian falls."""
 LEAST_SHARE = 1e-6
@@ -322,7 +322,7 @@ class Staged:
             for arm, offset, count in zip(before.arms, before.offsets, counts, strict=True):
                 drawn[arm] = offset + count
         interleave = Interleave([shares[arm] for arm in arms], self._seed)
-        # Its points go on where those of the stage before ended, so only what it gives from here on counts.
+        # Its points continue those of the stage before, so only what it gives from here on counts.
         counts = interleave.counts_before(start)
         offsets = [drawn[arm] - count for arm, count in zip(arms, counts, strict=True)]
         return _Stage(arms, interleave, offsets, drawn)

@@ -41,10 +41,10 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class NotANumberError(EnvironmentFault, ValueError):
-    """A reward that is none. An answer may be the cause: `float("nan")`."""
+    """A reward that is no finite number. An answer may be the cause: `float("nan")`."""
 
     got = ""
-    """What there was in its place: `str '0.0'`, `None`, `nan`."""
+    """What it was instead: `str '0.0'`, `None`, `nan`."""
 
     @classmethod
     def of(cls, what: str, expected: str, got: str) -> NotANumberError:
@@ -82,7 +82,7 @@ _BY_DATA = (
     *(ValueError, ArithmeticError, LookupError, TypeError, AttributeError, AssertionError, SyntaxError),
     *(RecursionError, MemoryError, re.error),
 )
-"""What code raises that was given something it did not expect. What fails outside, a file or an address, is no such."""
+"""What code raises on unexpected input. An error of a file or an address is none of these."""
 
 
 class Rewarding(Protocol):
@@ -104,7 +104,7 @@ async def judge(taskset: Rewarding, task: Task, answer: str) -> Score:
         if isinstance(error, OSError):
             raise
         raised = error
-    with suppress(*_BY_DATA):  # what passes now was not the answer's doing
+    with suppress(*_BY_DATA):  # the answer is not the cause of what passes now
         return await score_answer(taskset, task, answer)
     if not await _takes_another(taskset, task, answer):
         raise raised
@@ -130,7 +130,7 @@ async def score_answer(taskset: Rewarding, task: Task, answer: str) -> Score:
 
 
 async def _takes_another(taskset: Rewarding, task: Task, answer: str) -> bool:
-    """Whether it takes the gold answer, or else a plain one."""
+    """Whether it scores the gold answer, or else a plain one."""
     gold: Any = None
     with suppress(Exception):
         gold = await taskset.gold_of(task)
@@ -149,7 +149,7 @@ class Validity(StrEnum):
     INVALID = "invalid"
     """A check failed."""
     UNCHECKED = "unchecked"
-    """Nothing checked it: it may be fine, nobody knows."""
+    """Nothing checked it."""
 
 
 class Verdict(msgspec.Struct, frozen=True):

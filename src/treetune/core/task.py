@@ -104,13 +104,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TaskMeta):
         shown: dict[str, Any] = {"idx": self.idx, "prompt": asked or self.prompt, "ground_truth": self.ground_truth}
         shown |= {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("idx", "prompt")}
         shown["reward_spec"] = {key: value for key, value in self.reward_spec.items() if key != "ground_truth"}
-        told = [f"{name}={shorten(value)}" for name, value in shown.items() if value not in (None, "", [], {}, -1)]
-        return f"{type(self).__name__}({', '.join(told)})"
+        fields = [f"{name}={shorten(value)}" for name, value in shown.items() if value not in (None, "", [], {}, -1)]
+        return f"{type(self).__name__}({', '.join(fields)})"
 
     @property
     def uid(self) -> str:
-        """It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by uid also
-        counts occurrences."""
+        """A hash of the problem. It survives filtering, reordering and file formats. Equal problems share it, so what
+        is keyed by uid also counts occurrences."""
         own = own_values(self)
         return uid_of(
             self.messages, self.reward_spec, self.env_class, {**own, "tools": self.tools} if self.tools else own
@@ -118,7 +118,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TaskMeta):
 
 
 class ForeignTask(Task, frozen=True, kw_only=True):
-    """A task whose class is not known here: what its subclass adds is in `own`, and read as an attribute."""
+    """A task of an unknown class: the fields of its subclass are in `own`, and can be read as attributes."""
 
     own: dict[str, Any] = {}
 
@@ -136,7 +136,7 @@ def own_fields(task_type: type[Task]) -> tuple[str, ...]:
 
 
 def own_values(task: Task) -> dict[str, Any]:
-    """What a task has beyond the fields of every task."""
+    """The fields of a task that its subclass adds, with their values."""
     if isinstance(task, ForeignTask):
         return task.own
     return {name: getattr(task, name) for name in own_fields(type(task))}

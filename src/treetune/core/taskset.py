@@ -1,12 +1,7 @@
-"""A Taskset is a source of tasks: finite or infinite, lazy.
+"""A Taskset is a source of tasks, and says how their answers are scored.
 
-    class Doubles(Taskset):
-        def load_tasks(self):
-            for n in range(100):
-                yield Task(prompt=f"Double {n}.", ground_truth=str(2 * n))
-
-`task_at` instead of `load_tasks` gives random access: then any worker can serve any index, and nothing is held in
-memory.
+`Taskset` has what an author writes, `draws.Draws` how its tasks are read and drawn. `GivenTasks` plays and scores tasks
+that come from elsewhere, such as rows.
 """
 
 from __future__ import annotations
@@ -48,6 +43,22 @@ if TYPE_CHECKING:
 
 
 class Taskset(Draws[TaskT, ConfigT]):
+    """A source of tasks, finite or infinite, and how their answers are scored.
+
+        from treetune import Task, Taskset
+        from treetune.scorers import number
+
+        class Doubles(Taskset):
+            scorer = number()                # or write reward(self, task, answer)
+
+            def load_tasks(self):
+                for n in range(100):
+                    yield Task(prompt=f"Double {n}.", ground_truth=2 * n)
+
+    Try it: `treetune eval doubles.py:Doubles -m scripted:gold`. Write `task_at` and `count` in place of `load_tasks`
+    for random access: then any worker can serve any index, and no tasks are held in memory.
+    """
+
     MULTI_TURN: ClassVar[bool] = False
     """What its own `environment()` makes has several turns, or tools: verl plays its rows by our agent loop."""
     NEEDS_CONTAINER: ClassVar[bool] = False
@@ -97,7 +108,7 @@ class Taskset(Draws[TaskT, ConfigT]):
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
             raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
         check_methods(type(self), Taskset)
-        self.named_tools()  # a wrong name is told now
+        self.named_tools()  # a wrong name is an error now
         if self.INFINITE and self.config.shuffle is not None and not may_read_seed(type(self), Taskset):
             warnings.warn(
                 f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "
@@ -113,12 +124,12 @@ class Taskset(Draws[TaskT, ConfigT]):
     # What an author writes
 
     def load_tasks(self) -> Iterable[TaskT]:
-        """All tasks, as a list or a generator."""
+        """Return all tasks, as a list or a generator."""
         count = self.count()
         return (self.task_at(index) for index in (count_from() if count is None else range(count)))
 
     def task_at(self, index: int) -> TaskT:
-        """The task at a position: a pure function of (seed, index). Optional, and what makes everything O(1)."""
+        """Return the task at a position: a pure function of (seed, index). Optional; it makes every access O(1)."""
         if self.INFINITE:
             return self._forward(index)
         if index >= len(self._loaded):
@@ -132,10 +143,10 @@ class Taskset(Draws[TaskT, ConfigT]):
         return self._length
 
     def check_source(self) -> None:
-        """Raises what is wrong with where the tasks come from; asked before the first one is drawn."""
+        """Raises what is wrong with the source of the tasks. Called before the first one is drawn."""
 
     def find_flaws(self) -> list[Flaw]:
-        """What is wrong with where the tasks come from though there are tasks: rows that were left out."""
+        """What is wrong with the source of the tasks, where there are tasks all the same: rows that were left out."""
         return []
 
     def validate(self, task: TaskT) -> Any:

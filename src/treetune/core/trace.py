@@ -67,7 +67,7 @@ class Failure(msgspec.Struct):
     def of(cls, error: BaseException, phase: str) -> Failure:
         try:
             message = str(error) or type(error).__name__
-        except Exception:  # an author's own `__str__` may fail, and a failure is only told
+        except Exception:  # an author's `__str__` may fail too
             message = type(error).__name__
         return cls(type(error).__name__, message, phase, traceback_of(error), place_of(error))
 
@@ -95,7 +95,7 @@ class Turn(msgspec.Struct):
     reward: float = 0.0
     """What the environment gave for this answer."""
     info: dict[str, Any] = {}
-    """What else the environment told of it."""
+    """What else the environment said of it."""
     finish_reason: str | None = None
     """Why the model stopped, as its server says: `stop`, `length`, `tool_calls`."""
     calls: list[ToolCall] = []
@@ -124,7 +124,7 @@ class Timing(msgspec.Struct):
     total: float = 0.0
     """From the beginning to the end."""
     began: float | None = None
-    """When it began, in seconds since 1970; None where nobody noted it."""
+    """When it began, in seconds since 1970; None where it is not known."""
 
 
 class Judgement(msgspec.Struct, kw_only=True):
@@ -184,13 +184,13 @@ class Trace(msgspec.Struct, kw_only=True):
     rollout: int = 0
     """Which of the rollouts of this task."""
     step: int | None = None
-    """The trainer's step that it was asked for in, where the trainer told."""
+    """The trainer's step in which it was requested, where that is known."""
     model: str = ""
     """Who answered."""
     version: int | None = None
-    """Of the weights that sampled its first token; None where nobody told. `tokens` has that of each."""
+    """The version of the weights that sampled its first token, where it is known. `tokens` has that of each."""
     last_version: int | None = None
-    """Of those that sampled its last."""
+    """The version of those that sampled its last."""
     stale: bool = False
     """The weights had moved on by more than `max_staleness` versions when it ended."""
     outcome: Outcome = Outcome.COMPLETED

@@ -30,7 +30,7 @@ from treetune.play.rollout import run_rollout
 from treetune.play.streams import draw_tasks
 from treetune.play.toolbox import find_call_fault
 from treetune.runs.folder import Records, RunFolder
-from treetune.scorers.said import find_unpaid
+from treetune.scorers.scorer import find_unpaid
 from treetune.system.threads import call
 
 RETRIED = ("gold-failed", "validate-failed")

@@ -331,7 +331,7 @@ _CATEGORIES = {
     getattr(op, f"CATEGORY_{name}"): _class(expression, others)
     for name, expression, others in (
         ("DIGIT", r"\d", _DIGITS),
-        ("NOT_DIGIT", r"\D", _OTHERS),  # what is no digit to Unicode is one to nobody, but flags may differ
+        ("NOT_DIGIT", r"\D", _OTHERS),  # what is no digit in Unicode is none in ASCII, but flags may differ
         ("SPACE", r"\s", _SPACES),
         ("NOT_SPACE", r"\S", _OTHERS),
         ("WORD", r"\w", _DIGITS | _WORDS),

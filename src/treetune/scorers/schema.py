@@ -37,7 +37,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def find_schema_faults(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """What a schema says that is not understood here: a keyword that nobody checks must not look as if it were."""
+    """The faults of a schema: a keyword that is not checked here is one, so that it does not seem to be checked."""
     if not isinstance(schema, dict):
         yield path, f"expected keys and values, got {schema!r:.60}"
         return

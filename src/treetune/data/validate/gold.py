@@ -33,7 +33,7 @@ from treetune.models.scripted import WRONG, Replay, completion_of
 from treetune.play.episode import Limits
 from treetune.play.rollout import run_rollout
 from treetune.scorers import rule
-from treetune.scorers.said import find_unpaid
+from treetune.scorers.scorer import find_unpaid
 from treetune.system.threads import call
 
 Answer = str | list[Any]

@@ -150,7 +150,7 @@ class Client:
             asked = await asyncio.shield(call.task)
         finally:
             call.waiting -= 1
-            if not call.waiting and not call.begun:  # nobody wants it any more, and nothing is paid yet
+            if not call.waiting and not call.begun:  # no caller waits, and nothing is paid yet
                 call.task.cancel()
         return asked if first else _shared(asked, question.name)
 
@@ -248,7 +248,7 @@ def client_of(judge: JudgeModel) -> Client:
 def _close_clients() -> None:
     for loop, clients in list(_clients.items()):
         for client in clients.values():
-            with suppress(Exception):  # nobody is left who could use what it says
+            with suppress(Exception):  # the process ends
                 asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=5)
 
 
@@ -263,7 +263,7 @@ class Said(msgspec.Struct, kw_only=True):
 
 
 class KeptVerdicts:
-    """All verdicts of a cache, whoever gave them."""
+    """All verdicts of a cache, of every judge."""
 
     def __init__(self, cache_dir: Path) -> None:
         self.folder = cache_dir / "verdicts"
@@ -301,7 +301,7 @@ class VerdictCache:
         self.folder = default_cache_dir() / "verdicts"
 
     def find(self, prompt: str) -> Said | None:
-        with suppress(OSError, msgspec.MsgspecError):  # absent, or damaged: it is asked again
+        with suppress(OSError, msgspec.MsgspecError):  # absent, or damaged: the judge is asked again
             return msgspec.json.decode(self._path(prompt).read_bytes(), type=Said)
         return None
 
