@@ -155,7 +155,9 @@ def build_task(
     # A uid that the user gave is a key like any other.
     if looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
         del extra["uid"]
-    if not (whole and _is_special(task, ScoredBy.read(extra.get("scorer")))):
+    if whole:
+        ScoredBy.read(extra.get("scorer"))  # refuses what is no text
+    if not (whole and _is_special(task, extra.get("scorer"))):
         extra.pop("scorer", None)
     extra.update(note.get("extra_info", {}))
     return task
@@ -205,8 +207,8 @@ def truth_text(truth: Any) -> Any:
     return str(truth) if isinstance(truth, bool | int | float) else to_json_text(truth)
 
 
-def _is_special(task: Task, scored: ScoredBy | None) -> bool:
-    return scored is not None and scored != scored_by_row(task)
+def _is_special(task: Task, scorer: Any) -> bool:
+    return isinstance(scorer, str) and scorer != _text_of(task)
 
 
 def _text_of(task: Task) -> str | None:
