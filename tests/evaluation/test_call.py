@@ -217,7 +217,7 @@ def test_ctrl_c_leaves_a_run_to_go_on_with(tmp_path, treetune, how):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert "KeyboardInterrupt" in said
-    assert "go on with: treetune.evaluate(output='run', resume=True)" in said
+    assert "resume it with: treetune.evaluate(output='run', resume=True)" in said
     run = tt.Run(tmp_path / "run")
     done = len(run)
     assert 8 <= done == run.summary.rollouts < 200

@@ -76,7 +76,7 @@ def evaluate(
         return run_apart(evaluate_async(target, model, _begun=begun, **options))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
         for path in begun:
-            error.add_note(f"go on with: treetune.evaluate(output={str(path)!r}, resume=True)")
+            error.add_note(f"resume it with: treetune.evaluate(output={str(path)!r}, resume=True)")
         raise
 
 

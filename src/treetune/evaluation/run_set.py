@@ -93,7 +93,7 @@ class RunSet:
         if is_run(self.path):
             raise UsageError(f"{self.path} holds a single run", remedy="pass another -o for several")
         if self.exists and not resume:
-            remedy = "pass --resume to go on with them, or another -o"
+            remedy = "pass --resume to continue them, or another -o"
             raise UsageError(f"{self.path} already holds runs", remedy=remedy)
         if resume and not self.exists:
             raise ResumeError(f"{self.path} holds no runs to resume", remedy="leave out --resume, or correct -o")

@@ -133,7 +133,7 @@ class RunFolder(Generic[R]):
     def create(cls, path: Path, records: Records[R], what: Described) -> Self:
         """A new run folder; one that already holds a run is refused. A kill just after the start leaves no run."""
         if (path / CONFIG).exists() or next(records.lines(path, Damage()), None) is not None:
-            raise UsageError(f"{path} already holds a run", remedy="pass --resume to go on with it, or another -o")
+            raise UsageError(f"{path} already holds a run", remedy="pass --resume to continue it, or another -o")
         beginning = Beginning(what.resolved(), taskset_fingerprint(what.taskset))
         run = cls(path, records)
         run._write_beginning(beginning)
@@ -166,7 +166,7 @@ class RunFolder(Generic[R]):
         if differences := began.taskset.differences(taskset_fingerprint(what.taskset)):
             message = f"the taskset changed since the run in {path} began: {'; '.join(differences)}"
             if not changed:
-                other = "go on with the taskset as it was, or start a new run with another -o"
+                other = "use the taskset as it was, or start a new run with another -o"
                 raise ResumeError(message, remedy=f"{remedy}{other}")
             warnings.warn(message, stacklevel=2)
         run = cls(path, records)
@@ -323,5 +323,5 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "free some space or pass another -o; what was written is kept, and --resume goes on with it"
+        remedy = "free some space or pass another -o; what was written is kept, and --resume continues it"
         raise StorageError(f"cannot write to {path}: {error.strerror or error}", remedy=remedy) from error
