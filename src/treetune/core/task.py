@@ -20,7 +20,7 @@ from treetune.system.digest import canonical
 
 
 class _TaskMeta(msgspec.StructMeta):
-    """Lets `Task(ground_truth=...)` stand for `Task(ground_truth=...)`: a task has one form in memory,
+    """Makes `Task(ground_truth="5")` the same as `Task(reward_spec={"ground_truth": "5"})`, the form in memory,
     in files and on the wire."""
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
@@ -66,7 +66,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TaskMeta):
     """The environment that runs it: a registered id, `module:Class` or `file.py:Class`. None: one answer."""
 
     reward_spec: dict[str, Any] = {}
-    """What the scorer needs. `Task(ground_truth="5")` is short for `Task(ground_truth="5")`."""
+    """What the scorer needs. `Task(ground_truth="5")` is short for `Task(reward_spec={"ground_truth": "5"})`."""
 
     ability: str | None = None
     """A category such as `math` or `code`."""
