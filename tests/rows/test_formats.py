@@ -151,6 +151,9 @@ def test_a_row_in_memory_gives_its_task_in_every_format(task):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.too_slow])
+@example(
+    [Task(reward_spec={"ground_truth": 1}), Task(), Task(extra_info={"index": []}, reward_spec={"ground_truth": [1]})]
+)
 @given(st.lists(tasks, min_size=2, max_size=8))
 def test_a_parquet_file_grows_over_batches_without_changing_a_value(tmp_path_factory, given):
     import treetune.data.rows.writing as writing

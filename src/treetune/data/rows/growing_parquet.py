@@ -154,7 +154,8 @@ def _first_value(table: pa.Table, path: str, position: int) -> dict[int, Any]:
     value = row
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
-    return {(row.get("extra_info") or {}).get("index", position): value}
+    index = (row.get("extra_info") or {}).get("index")
+    return {index if isinstance(index, int) else position: value}
 
 
 def widen(
