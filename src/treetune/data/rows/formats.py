@@ -377,9 +377,9 @@ def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any
     scorer = (extras.get("extra_info") or {}).get("scorer") or BY_RULE.text
     if env_class == row_codec.SCORED:
         return msgspec.structs.replace(task, extra_info={**task.extra_info, "scorer": scorer})
-    scored = ScoredBy.read(scorer)
-    typed = isinstance(task, ForeignTask) and scored is not None and scored.kind in ("scorer", "taskset")
-    return with_type(task, taskset_of(scored)) if typed and scored is not None else task
+    if not (isinstance(task, ForeignTask) and scorer[:1] == "{"):
+        return task
+    return with_type(task, taskset_of(ScoredBy.read(scorer) or BY_RULE))
 
 
 def _further_columns(task: Task, contract: TaskRequirements | None) -> dict[str, Any]:

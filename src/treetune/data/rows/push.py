@@ -102,7 +102,7 @@ def _describe(scorer: str | None) -> str:
         return "the trainer, by its own rule for `data_source`, where a row names no scorer"
     if (scored := ScoredBy.read(scorer)) is None or scored.kind == "rule":
         return "`rule`: the answer is compared with the ground truth, as numbers where both are"
-    if scored.kind == "environment":
+    if scored.kind == "environment" or not scored.value.startswith("{"):
         return f"the environment `{scored.value}`"
     node: dict[str, Any] = msgspec.json.decode(scorer)
     if node.keys() == {"scorer"}:
