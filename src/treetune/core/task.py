@@ -25,8 +25,11 @@ class _TaskMeta(msgspec.StructMeta):
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
         if "ground_truth" in fields and "ground_truth" not in cls.__struct_fields__:
-            truth, spec = fields.pop("ground_truth"), fields.get("reward_spec", {})
-            if truth is not None:
+            truth = fields.pop("ground_truth")
+            if truth is not None and "reward_spec" not in fields:
+                fields["reward_spec"] = {"ground_truth": truth}
+            elif truth is not None:
+                spec = fields["reward_spec"]
                 if (other := spec.get("ground_truth", truth)) != truth:
                     problem = f"a task has two ground truths: {truth!r:.80}, and {other!r:.80} in reward_spec"
                     raise UsageError(problem, remedy="leave one of them out")
