@@ -109,15 +109,15 @@ def test_text_in_the_place_of_the_type_is_told_with_what_to_write(kind):
 
 
 def test_an_evaluation_on_a_server_that_is_not_there_says_what_it_waits_for(sockets, caplog, monkeypatch):
-    from treetune.evaluation import hosts
+    from treetune.evaluation import plan
     from treetune.serve.errors import Unreachable
     from treetune.serve.zmq import client
 
     monkeypatch.setattr(client, "_SILENT_SECONDS", 0.1)
-    served = hosts.find_served(load_taskset(f"ipc://{sockets}/nobody"))
+    served = plan.find_served(load_taskset(f"ipc://{sockets}/nobody"))
     served.deadline = 1
     with pytest.raises(Unreachable):
-        asyncio.run(hosts.ask_server(served))
+        asyncio.run(plan.ask_server(served))
     assert "nobody has not answered yet: is the server running there?" in caplog.text
 
 

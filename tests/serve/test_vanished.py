@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 TASKSET = """
 from treetune import Environment, Step, Taskset
 from treetune.tasksets.shell.environment import OSInteractionEnvironment, OSTask
-from treetune.tasksets.shell.sample import SampleEvaluation, Sample
+from treetune.tasksets.shell.sample import OSSample, SampleEvaluation
 
 class Talks(Environment):
     def step(self, action):
@@ -33,7 +33,7 @@ class Both(Taskset[OSTask]):
     '''Every twelfth task is a machine, the others only talk.'''
     INFINITE = True
     def task_at(self, index):
-        sample = Sample(description="Do what you like.", evaluation=SampleEvaluation(match="3"))
+        sample = OSSample(description="Do what you like.", evaluation=SampleEvaluation(match="3"))
         info = {"machine": index % 12 == 0, "command_seconds": 600, "max_turns": 50}
         return OSTask(prompt="Do what you like.", sample=sample, extra_info=info)
     def environment(self, task):

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 from trl.experimental import async_grpo
 
-from treetune.trainers.trl import run as running
+from treetune.trainers.trl import __main__ as running
 
 LOOKED_AT = 3
 """Versions of the weights that are kept."""
