@@ -1,4 +1,4 @@
-"""Who may talk to a server: addresses, the token, optional CURVE encryption.
+"""Access to a server: its addresses, the token, optional CURVE encryption.
 
 By default a server listens on this machine only. An address that other machines can reach needs a token.
 """
@@ -19,20 +19,21 @@ import zmq
 from treetune.errors import StorageError, UsageError
 
 SHORTEST_KEY = 16
-"""Bytes of a signing key; new ones have 32."""
+"""The minimum length of a signing key in bytes; new keys have 32."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     token: str | None = None
-    """Without it nothing but `health` is answered."""
+    """Without the token, only `health` is answered."""
     curve_key: Path | None = None
-    """The file of the server's secret key, made where there is none: connections are then encrypted."""
+    """The file of the server's secret key. It is created if it is missing. Connections are then encrypted."""
     open: bool = False
-    """Allow an address that others can reach without a token."""
+    """Allow an address that other machines can reach without a token."""
 
 
 def check_address(address: str, access: Access) -> None:
-    """Raises UsageError if it is not the address of a pull server, or if others can reach it without a token."""
+    """Raises UsageError if it is not the address of a pull server, or if other machines can reach it without a
+    token."""
     parts = urlsplit(address)
     try:
         bad = parts.scheme not in ("tcp", "ipc") or (parts.scheme == "tcp" and parts.port is None)
@@ -48,7 +49,8 @@ def check_address(address: str, access: Access) -> None:
 
 
 def parse_http_address(address: str, access: Access) -> tuple[str, int]:
-    """Host and port. Raises UsageError if it is not an address, or if others can reach it without a token."""
+    """Returns host and port. Raises UsageError if it is not an address, or if other machines can reach it without a
+    token."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     try:
         host, port = parts.hostname or "127.0.0.1", parts.port
@@ -78,7 +80,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bind_tcp(host: str, port: int, address: str) -> socket.socket:
-    """A socket that listens and does not block, of IPv4 if the host has both. `address` names it in an error."""
+    """Returns a non-blocking listening socket, for IPv4 if the host has both versions. `address` names it in errors."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, place = min(found, key=lambda one: one[0] != socket.AF_INET)
@@ -94,7 +96,7 @@ def cannot_listen(address: str, error: Exception) -> UsageError:
 
 
 def load_curve_key(path: Path) -> bytes:
-    """The secret CURVE key in a file, which is created if it is missing."""
+    """Reads the secret CURVE key from a file, which is created if it is missing."""
     try:
         key = _load_key(path, lambda: zmq.curve_keypair()[1])
         zmq.curve_public(key)
@@ -104,8 +106,8 @@ def load_curve_key(path: Path) -> bytes:
 
 
 def load_signing_key(path: Path) -> bytes:
-    """The key in a file that signs tasks; the file is created if it is missing. Servers that share it accept each
-    other's tasks."""
+    """Reads the key that signs tasks from a file, which is created if it is missing. Servers with the same key accept
+    each other's tasks."""
     try:
         key = bytes.fromhex(_load_key(path, lambda: secrets.token_hex(32).encode()).decode())
     except ValueError:
@@ -117,7 +119,7 @@ def load_signing_key(path: Path) -> bytes:
 
 
 def check_key_length(key: bytes, where: str) -> None:
-    """Raises UsageError if a signing key is short enough to be guessed."""
+    """Raises UsageError if a signing key is short enough to guess."""
     if len(key) < SHORTEST_KEY:
         raise UsageError(
             f"the key of the seals in {where} has {len(key)} bytes, of at least {SHORTEST_KEY}",
@@ -126,7 +128,7 @@ def check_key_length(key: bytes, where: str) -> None:
 
 
 def _load_key(path: Path, make: Callable[[], bytes]) -> bytes:
-    """The content of a file that only its owner can read; the file is created if it is missing."""
+    """Reads a file that only its owner may read. The file is created if it is missing."""
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

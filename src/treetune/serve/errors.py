@@ -1,4 +1,4 @@
-"""The errors of servers. Each has a `kind`, which is sent with it, so that programs can distinguish them."""
+"""The errors of servers. Each has a `kind`, which is sent with it so that programs can tell them apart."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import ClassVar
 from treetune.errors import TreetuneError
 
 KINDS: dict[str, type[ServeError]] = {}
-"""By kind, except the plain `ServeError`."""
+"""Error classes by kind, except the plain `ServeError`."""
 
 
 class ServeError(TreetuneError):
-    """A server could not do a request."""
+    """The server could not do what a request asked."""
 
     kind: ClassVar[str] = "failed"
 
@@ -46,7 +46,7 @@ class Cancelled(ServeError, kind="cancelled"):
 
 
 class WorkerLost(ServeError, kind="worker_lost"):
-    """The worker that ran the request died, also when it was tried again."""
+    """The worker that ran the request died, and so did the worker that retried it."""
 
 
 class Unreachable(ServeError, kind="unreachable"):
@@ -54,4 +54,5 @@ class Unreachable(ServeError, kind="unreachable"):
 
 
 class Misused(ServeError, kind="usage"):
-    """The request does not fit: a rollout although groups are scored, a turn that is not the next."""
+    """The request is not valid here: for example a rollout where groups are scored, or a turn that is not the next
+    one."""

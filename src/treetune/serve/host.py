@@ -1,10 +1,10 @@
-"""The host of a server, and the models that it may be asked for.
+"""The host of a server, and the models that requests may use.
 
     host = ServerHost(streams, HostSpec(models=ModelsConfig(model="my-model"), ...))
     data = await host.run_request("run_rollout", payload)      # a request as it came; the response as it will be sent
 
-Addresses and keys of models are the server's own: a request names a model that is served, or an address on the
-allow-list; never a file, a key, an environment variable.
+The server owns the addresses and keys of models. A request names a model that the server offers, or an address on the
+allow-list, but never a file, a key or an environment variable.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _RESERVED = {"model", "messages", "stream", "n"}
 
 class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
-    """Who answers where a request names no model."""
+    """The model to use if a request names none."""
     endpoint: EndpointConfig = EndpointConfig()
-    """Where that model is served."""
+    """The endpoint of that model."""
     models: dict[str, EndpointConfig] = {}
-    """Further models that a request may name, each with its endpoint."""
+    """Additional models that a request may name, each with its endpoint."""
     allowed_endpoints: list[EndpointConfig] = []
-    """Endpoints that a request may name by their address, with any model there: a trainer's own inference servers."""
+    """Endpoints that a request may name by address, with any model: for example a trainer's own inference servers."""
     sampling: Sampling = Sampling()
-    """How models are sampled where a request does not say it."""
+    """How models are sampled unless a request overrides it."""
 
 
 class Models:
@@ -74,10 +74,10 @@ class Models:
         if taken := _RESERVED.intersection(self.sampling.extra):
             raise UsageError(f"sampling.extra must not set {', '.join(sorted(taken))}")
         if config.model is not None:
-            self.policy_of(None, None)  # a wrong name or a missing key is an error at the start
+            self.policy_of(None, None)  # a wrong name or a missing key is an error at startup
 
     def check(self, model: str | None, endpoint: str | None) -> tuple[str, str | None]:
-        """The name and the address of a model that requests may name."""
+        """Returns the name and the address of the model for a request."""
         name = model or self.default
         if name is None:
             raise Denied("this server has no model of its own", remedy="serve with -m MODEL, or step episodes")
@@ -97,7 +97,7 @@ class Models:
             self._policies[key] = self._load(*self.check(model, endpoint))
             if len(self._policies) > _MOST_POLICIES:
                 _, retired = self._policies.popitem(last=False)
-                loop = asyncio.get_running_loop()  # in an hour nothing can be waiting for it any more
+                loop = asyncio.get_running_loop()  # after an hour no call can be waiting for it
                 loop.call_later(3600, lambda: loop.create_task(retired.close()))
         self._policies.move_to_end(key)
         return self._policies[key]
@@ -106,7 +106,7 @@ class Models:
         if address is not None:
             if not is_behind_endpoint(name):
                 raise Denied(f"{name} is not a model behind an endpoint")
-            from treetune.models.openai import OpenAIPolicy  # a fifth of a second that scripted models do without
+            from treetune.models.openai import OpenAIPolicy  # takes 0.2 s to import, which scripted models do not need
 
             return OpenAIPolicy(name, self._allowed[address])
         return load_policy(name, self._taskset, self._endpoints[name])
@@ -117,7 +117,7 @@ class Models:
 
 
 class Scored(msgspec.Struct, array_like=True):
-    """What the metrics of a server need of a trace."""
+    """The part of a trace that the server's metrics need."""
 
     source: str
     outcome: str
@@ -137,7 +137,7 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerHost(LocalHost):
-    """Runs everything in this process; a `PoolHost` (`pool/broker.py`) has workers for it."""
+    """Runs everything in this process. A `PoolHost` (`pool/broker.py`) uses workers instead."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class ServerHost(LocalHost):
         on_scored: Callable[[list[Scored]], None] = lambda traces: None,
         counts: Counter[str] | None = None,
     ) -> None:
-        """`counts` counts pauses, dropped groups and the like."""
+        """`counts` counts pauses, dropped groups and similar events."""
         self.models = Models(spec.models, streams.taskset)
         super().__init__(streams, self.models.policy_of, spec.limits, counts=counts)
         self._spec, self._on_scored = spec, on_scored
@@ -155,7 +155,7 @@ class ServerHost(LocalHost):
         return self.weights.of(model or self.models.default, endpoint)
 
     async def change_weights(self, method: str, request: WeightsRequest) -> bool:
-        """Runs `set_version`, `pause` or `resume`; for a pause, returns whether no call is under way."""
+        """Runs `set_version`, `pause` or `resume`. For a pause, returns whether no call is running."""
         self.models.check(request.model, request.endpoint)
         of = {"model": request.model, "endpoint": request.endpoint}
         if method == "pause":
@@ -169,15 +169,15 @@ class ServerHost(LocalHost):
         return True
 
     def reach_version(self, model: str | None, endpoint: str | None, version: int) -> None:
-        """Notes that the weights are at least of this version, as a request says."""
+        """Records that the weights have at least this version, as a request states."""
         self.models.check(model, endpoint)
         self.weights_of(model, endpoint).reach(version)
 
     async def prepare(self) -> None:
-        """Returns when it is ready to work."""
+        """Returns when the host is ready."""
 
     async def run_request(self, method: str, payload: bytes, size: int = 1) -> bytes:
-        """Runs what counts as `size` rollouts."""
+        """Runs work that counts as `size` rollouts."""
         if method == "run_group":
             group = unpack(payload, RunGroupRequest)
             traces = await self.run_group(n=group.n, rollouts=group.rollouts, **self._options(group))
@@ -219,7 +219,7 @@ class ServerHost(LocalHost):
             return b""
         try:
             return encode_trace(trace)
-        except Exception as error:  # which is no reason to fail the rollout
+        except Exception as error:  # no reason to fail the rollout
             log.error("a trace cannot be written: %s", error)
             return b""
 

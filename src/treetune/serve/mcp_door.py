@@ -1,11 +1,11 @@
-"""The MCP door of a server: tools start and answer tasks, and the tools of their environments are offered, too.
+"""The MCP door of a server. It offers tools that start and answer tasks, and the tools of their environments.
 
     EnvServer(taskset, doors=[McpDoor(keep_standard_streams())])     # standard input and output, one session
     door = McpDoor()
     EnvServer(taskset, doors=[HttpDoor(mounts={"/mcp": door}), door])
 
-A session plays one episode at a time, which ends with it. Requests without a session (HTTP, from the protocol's version
-of 2026 on) name the episode that `start` returned.
+A session plays one episode at a time; the episode ends with the session. Requests without a session (HTTP, from
+protocol version 2026 on) name the episode that `start` returned.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OWN = [
 ]
 OWN_NAMES = {tool.name for tool in OWN}
 _CLASH = "env_"
-"""The prefix of an environment's tool that has the name of one of the door's tools."""
+"""The prefix of an environment's tool whose name clashes with one of the door's tools."""
 
 
 class _StartArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,7 +79,7 @@ class McpDoor(Door):
     def __init__(
         self, streams: tuple[int, int] | None = None, *, idle_seconds: float = 300.0, max_sessions: int = 1024
     ) -> None:
-        """`streams` are the descriptors to read and write. Without them the door is mounted in the HTTP door, with at
+        """`streams` are the descriptors to read and write. Without them, the door is mounted in the HTTP door, with at
         most `max_sessions` open sessions."""
         self.address = "/mcp" if streams is None else "standard input and output"
         self._streams, self._max_sessions = streams, max_sessions
@@ -94,7 +94,7 @@ class McpDoor(Door):
         self._ending = asyncio.Event()
         self.ended = None if streams is None else asyncio.Event()
 
-    # Its life
+    # # Lifecycle
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
@@ -108,7 +108,7 @@ class McpDoor(Door):
 
     async def open(self) -> None:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # A task of its own: the SDK's scopes must be left in the task that entered them.
+        # Runs in its own task: the SDK's scopes must be exited in the task that entered them.
         self._running = asyncio.create_task(self._serve(ready))
         await ready
 
@@ -147,7 +147,7 @@ class McpDoor(Door):
             self._manager = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """A request to the HTTP door, which has checked the token."""
+        """Handles a request from the HTTP door, which has checked the token."""
         if (manager := self._manager) is None:
             await send({"type": "http.response.start", "status": 503, "headers": [(b"retry-after", b"1")]})
             await send({"type": "http.response.body", "body": b""})
@@ -158,7 +158,7 @@ class McpDoor(Door):
             await self._end_session(given)
 
     def under_way(self) -> int:
-        # A client need not return to its episode, so only steps under way are waited for.
+        # Clients may never return to their episode, so only running steps are waited for.
         live = self.server.host.episodes.live.values()
         return self.terms.starting + sum(one.playing is not None for one in live if one.terms is self.terms)
 
@@ -173,7 +173,7 @@ class McpDoor(Door):
     def gauges(self) -> dict[str, float]:
         return {"mcp_episodes": self.terms.live}
 
-    # What is asked
+    # # Requests
 
     async def _list_tools(self, context: Any, params: Any) -> ListToolsResult:
         session = self._session_of(context)
@@ -185,10 +185,11 @@ class McpDoor(Door):
         return ListToolsResult(tools=[*OWN, *(_describe_tool(one, session is None) for one in offered)])
 
     async def _look(self) -> list[dict[str, Any]]:
-        """The tools of the first task: many clients list tools once, before they start an episode. No cursor moves."""
+        """Returns the tools of the first task: many clients list tools once, before they start an episode. No cursor
+        moves."""
         streams, host = self.server.streams, self.server.host
         try:
-            # A generator has no task at an index.
+            # A generator has no task at a given index.
             return [] if streams.sequential else await host.look_at_tools(await host.fetch(streams.draw_at(0)))
         except Exception as error:  # starting the task reports the error
             log.warning("the tools of the first task cannot be listed: %s", format_error(error))
@@ -233,7 +234,7 @@ class McpDoor(Door):
         return _start_result(started, index, task)
 
     def _find_episode(self, tool: str, session: str | None, arguments: dict[str, Any]) -> str:
-        """The episode of the session, or the one that the call names."""
+        """Returns the session's episode, or the episode that the call names."""
         mine = self._episodes.get(session) if session is not None else None
         named = arguments.pop("episode", None) if session is None or tool in OWN_NAMES else None
         if session is None and isinstance(named, str):
@@ -243,7 +244,7 @@ class McpDoor(Door):
         return mine.episode
 
     def _session_of(self, context: Any) -> str | None:
-        """Standard input is one session; over HTTP the header names it, None if it is missing."""
+        """Standard input is one session. Over HTTP the header names the session; None if it is missing."""
         if self._streams is not None:
             return _STDIO
         headers = context.request.headers if context.request is not None else {}
@@ -255,7 +256,7 @@ class McpDoor(Door):
             await self.server.host.episodes.cancel(started.episode, self.terms)
 
     def _forget_ended(self) -> None:
-        """Forgets episodes that have ended, once there are many."""
+        """Removes ended episodes once there are many."""
         live = self.server.host.episodes.live
         if len(self._episodes) > 2 * self.terms.live + _MANY_ENDED:
             self._episodes = {session: one for session, one in self._episodes.items() if one.episode in live}
@@ -284,15 +285,15 @@ class _Lines:
         try:
             line = await self._reader.readline()
         except ValueError:
-            return "{}"  # too long; the rest of the line is no message either
+            return "{}"  # too long; the rest of the line is not a message either
         if not line:
             raise StopAsyncIteration
         return line.decode(errors="replace")
 
 
 def keep_standard_streams() -> tuple[int, int]:
-    """The descriptors of standard input and output, which carry the protocol. From now on user code and worker
-    processes print to standard error, so call it before any process is started."""
+    """Returns the descriptors of standard input and output, which carry the protocol. From then on, user code and
+    worker processes print to standard error, so call it before any process is started."""
     kept = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -302,7 +303,7 @@ def keep_standard_streams() -> tuple[int, int]:
 
 
 def _describe_tool(schema: dict[str, Any], names_episode: bool) -> Tool:
-    """A tool of an environment. Without sessions a call names the episode."""
+    """Describes a tool of an environment. Without sessions, a call names the episode."""
     function = schema["function"]
     name = f"{_CLASH}{function['name']}" if function["name"] in OWN_NAMES else function["name"]
     parameters = dict(function["parameters"])
@@ -313,7 +314,7 @@ def _describe_tool(schema: dict[str, Any], names_episode: bool) -> Tool:
 
 
 def _read_action(name: str, arguments: dict[str, Any]) -> Any:
-    """A call as the action of an episode: text, or a message that calls one of its tools."""
+    """Converts a call to an episode's action: text, or a message that calls one of its tools."""
     if name == "answer":
         text = arguments.get("text")
         if not isinstance(text, str):
@@ -353,7 +354,7 @@ def _error_result(error: TreetuneError) -> CallToolResult:
 
 
 def _result(parts: list[dict[str, Any]], found: dict[str, Any], *, is_error: bool = False) -> CallToolResult:
-    plain = msgspec.json.decode(encode(found))  # whatever `info` holds
+    plain = msgspec.json.decode(encode(found))  # `info` may hold anything
     return CallToolResult(content=list(map(_block, parts)), structured_content=plain, is_error=is_error)
 
 

@@ -1,7 +1,7 @@
-"""What clients and servers say to each other: one struct for each request and response, and how they become bytes.
+"""The messages between clients and servers: one struct for each request and response, and their encoding as bytes.
 
-A client sends the frames `[request_id, method, head, payload]` and gets `[request_id, data]`. The head names the
-client, and is read before anything is decoded. Payload and data are msgpack maps with the fields below. Every response
+A client sends the frames `[request_id, method, head, payload]` and gets `[request_id, data]`. The head identifies the
+client and is read before anything is decoded. Payload and data are msgpack maps with the fields below. Every response
 has `success` and `error`. An integer beyond 64 bits is sent as extension 1: its decimal digits. Other objects are sent
 as their `repr`.
 """
@@ -29,32 +29,32 @@ Version = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_VERSION)]
 
 
 class ServerRequest(msgspec.Struct, kw_only=True):
-    """What every request may carry."""
+    """The fields of every request."""
 
     ack: list[bytes] = []
-    """Ids of this client's requests whose answers have arrived: the server need not keep those answers."""
+    """Ids of this client's requests whose answers have arrived. The server need not keep those answers."""
 
 
 class SampleRequest(ServerRequest, kw_only=True):
     index: int | None = None
-    """Absent: the next task of the stream. Given: the task at that index, and no cursor moves."""
+    """Absent: the next task of the stream. Given: the task at that index; no cursor moves."""
     stream: str = ""
     lease: float | None = None
-    """For how many seconds; 0: no lease; absent: the server's own. Ignored if an index is given."""
+    """Seconds of the lease. 0: no lease; absent: the server's default. Ignored if an index is given."""
 
 
 class LeaseRequest(ServerRequest, kw_only=True):
-    """Renews or finishes the lease that this client has on a task."""
+    """Renews or finishes this client's lease on a task."""
 
     idx: int
-    """Of the task."""
+    """The `idx` of the task."""
     lease: float | None = None
-    """The new number of seconds."""
+    """The new duration in seconds."""
 
 
 class RunRequest(ServerRequest, kw_only=True):
-    """A task, and the options of `play/protocol.py`, which say what each means. A server offers models and endpoints of
-    its choice."""
+    """A task, with the options that `play/protocol.py` documents. The server decides which models and endpoints it
+    offers."""
 
     task: msgspec.Raw
     model: str | None = None
@@ -77,7 +77,7 @@ class RunRolloutRequest(RunRequest, kw_only=True):
 class RunGroupRequest(RunRequest, kw_only=True):
     n: int
     rollouts: list[int] | None = None
-    """The numbers of its rollouts; absent: 0 to n - 1."""
+    """The indices of its rollouts; absent: 0 to n - 1."""
     of: int | None = None
     no_variance: NoVariance = "keep"
     refills: int = 1
@@ -87,7 +87,7 @@ _NO_OPTIONS = {"ack", "task", "rollout", "rollouts", "n", "finish"}
 
 
 def options_of(request: RunRequest) -> dict[str, Any]:
-    """The options of a request that are for the host that plays it; the lease is the door's to finish."""
+    """The options of a request that are meant for the host. The door finishes the lease."""
     return {name: getattr(request, name) for name in request.__struct_fields__ if name not in _NO_OPTIONS}
 
 
@@ -98,9 +98,9 @@ class WeightsRequest(ServerRequest, kw_only=True):
     endpoint: str | None = None
     version: Version | None = None
     calls: Calls = "finish"
-    """What a pause does with calls under way."""
+    """What a pause does with running calls."""
     seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_PAUSE)] = PAUSE_SECONDS
-    """The longest that a pause may last."""
+    """The maximum length of the pause."""
 
 
 class StartRequest(ServerRequest, kw_only=True):
@@ -116,7 +116,7 @@ class StepRequest(ServerRequest, kw_only=True):
 
 class CancelRequest(ServerRequest, kw_only=True):
     id: Any
-    """Of a request that is under way (bytes, or text in UTF-8), or of an episode (text)."""
+    """The id of a running request (bytes, or text in UTF-8), or of an episode (text)."""
 
 
 class ObserveRequest(ServerRequest, kw_only=True):
@@ -138,7 +138,7 @@ class _Numbered(msgspec.Struct, frozen=True):
 
 
 def read_idx(task: msgspec.Raw) -> int:
-    """The `idx` of a task. Nothing else of it is decoded."""
+    """Reads the `idx` of a task without decoding the rest."""
     return unpack(task, _Numbered).idx
 
 
@@ -146,23 +146,23 @@ class ServerResponse(msgspec.Struct, kw_only=True):
     success: bool = True
     error: str | None = None
     kind: str | None = None
-    """What kind of error, for programs."""
+    """The kind of error, for programs."""
     remedy: str | None = None
 
 
 class SampleResponse(ServerResponse, kw_only=True):
     task: msgspec.Raw = msgspec.Raw()
     index: int = 0
-    """Which draw of the stream it is."""
+    """The index of the draw in the stream."""
     attempt: int = 0
-    """How often it was given out before to clients whose lease expired."""
+    """How often the task was handed out before to clients whose lease expired."""
     lease: float | None = None
-    """The seconds of its lease."""
+    """The length of its lease in seconds."""
 
 
 class RunResponse(ServerResponse, kw_only=True):
     cut_off: bool = False
-    """It has no reward because of staleness. A leased task is given out again."""
+    """The rollout has no reward because it became stale. A leased task is handed out again."""
 
 
 class RunRolloutResponse(RunResponse, kw_only=True):
@@ -176,7 +176,7 @@ class RunGroupResponse(RunResponse, kw_only=True):
 
 class PauseResponse(ServerResponse, kw_only=True):
     quiet: bool = True
-    """No call of the model is under way."""
+    """No model call is running."""
 
 
 class StepResponse(ServerResponse, kw_only=True):
@@ -186,7 +186,7 @@ class StepResponse(ServerResponse, kw_only=True):
     truncated: bool = False
     info: dict[str, Any] = {}
     calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
-    """The calls of tools that the action made, with their results; absent if it made none."""
+    """The tool calls that the action made, with their results; absent if it made none."""
 
 
 class StateResponse(ServerResponse, kw_only=True):
@@ -194,7 +194,7 @@ class StateResponse(ServerResponse, kw_only=True):
 
 
 def pack_reply(**fields: Any) -> bytes:
-    """A response with these fields, which a client decodes as their struct, such as an `Info`."""
+    """Packs a response with these fields, which a client decodes as the matching struct, such as `Info`."""
     return pack({"success": True, "error": None, "kind": None, "remedy": None, **fields})
 
 
@@ -217,7 +217,7 @@ def to_step(response: StepResponse) -> Step:
 
 
 def failure(error: BaseException) -> ServerResponse:
-    """An error as a response."""
+    """Converts an error to a response."""
     kind = "usage" if isinstance(error, UsageError) else "failed"
     if isinstance(error, ServeError):
         kind = error.kind
@@ -229,7 +229,7 @@ def failure(error: BaseException) -> ServerResponse:
 
 
 def error_of(response: ServerResponse) -> ServeError:
-    """A response without success as an error."""
+    """Converts a response without success to an error."""
     return KINDS.get(response.kind or "", ServeError)(response.error or "failed", remedy=response.remedy)
 
 
@@ -240,12 +240,12 @@ MOST_HEAD_BYTES = 1 << 12
 
 
 def pack_head(client: bytes, token: str | None = None, protocol: int = PROTOCOL) -> bytes:
-    """One byte with the version that the client speaks, the 16 bytes that it made for itself, and the token."""
+    """The head: one byte for the client's protocol version, its 16 random bytes, and the token."""
     return bytes([protocol]) + client + (token or "").encode()
 
 
 def read_head(head: bytes) -> tuple[int, bytes, bytes]:
-    """The version, the client and the token."""
+    """Returns the version, the client and the token."""
     if not 1 + CLIENT_BYTES <= len(head) <= MOST_HEAD_BYTES:
         raise BadRequest(f"a head has a byte for the version, {CLIENT_BYTES} for the client, and the token")
     return head[0], head[1 : 1 + CLIENT_BYTES], head[1 + CLIENT_BYTES :]
@@ -254,7 +254,7 @@ def read_head(head: bytes) -> tuple[int, bytes, bytes]:
 # Bytes
 
 MOST_VALUES = 250_000
-"""Numbers, texts, lists and maps in one request: a byte of msgpack can become 64 bytes of memory."""
+"""The most numbers, texts, lists and maps in one request: a byte of msgpack can become 64 bytes of memory."""
 BIG_INTEGER = 1
 """The code of the msgpack extension for integers beyond 64 bits."""
 _MOST_DIGITS = 4096
@@ -268,7 +268,7 @@ def pack(value: Any) -> bytes:
 
 
 def pack_sorted(value: Any) -> bytes:
-    """The same bytes for the same content, whatever the order of its keys."""
+    """Packs to the same bytes for the same content, regardless of key order."""
     return _encode(_sorted_encoder, value)
 
 
@@ -281,11 +281,11 @@ def _encode(encoder: msgspec.msgpack.Encoder, value: Any) -> bytes:
 
 
 def check_values(data: bytes) -> None:
-    """Raises BadRequest if decoding would take too much memory. A message has no more values than bytes, so small ones
-    pass."""
+    """Raises BadRequest if decoding would take too much memory. A message has at most one value per byte, so small
+    messages pass."""
     if len(data) <= MOST_VALUES:
         return
-    at, values = 0, 1  # those that there are at least: a list says how many come
+    at, values = 0, 1  # a lower bound: a list states how many follow
     left = 1
     while left:
         if at >= len(data):
@@ -302,8 +302,9 @@ def check_values(data: bytes) -> None:
 
 
 def _find_shapes() -> list[tuple[int, int, int]]:
-    """By the first byte of a value: bytes of its length, bytes of its content, values in it. Where there is a length
-    it is added to the content; where the content is negative, it is the number of values, for a map twice."""
+    """By the first byte of a value: the number of bytes of its length, the bytes of its content, and the values in it.
+    If there is a length, it is added to the content. A negative content is the number of values, counted twice for a
+    map."""
     shapes = [(0, 0, 0)] * 256
     for mark in range(16):
         shapes[0x80 + mark], shapes[0x90 + mark] = (0, 0, 2 * mark), (0, 0, mark)
@@ -326,7 +327,7 @@ _SHAPES = _find_shapes()
 
 
 def unpack(data: bytes | msgspec.Raw, type: type[T]) -> T:
-    """`data` as a `type`. Raises BadRequest for anything else."""
+    """Decodes `data` as a `type`. Raises BadRequest if it is anything else."""
     try:
         try:
             decoded: T = _decoder(cast(Any, type)).decode(data)
@@ -339,7 +340,7 @@ def unpack(data: bytes | msgspec.Raw, type: type[T]) -> T:
 
 
 def unpack_plain(data: bytes | msgspec.Raw) -> Any:
-    """`data` as dicts, lists, texts and numbers."""
+    """Decodes `data` to dicts, lists, texts and numbers."""
     try:
         return _decoder(Any).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:

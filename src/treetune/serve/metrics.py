@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
-"""Seconds up to which each bucket of the latencies goes."""
+"""The upper bounds of the latency buckets, in seconds."""
 RECENT = 60
-"""How many of the last rewards are kept for the page at `/`."""
+"""How many recent rewards the page at `/` shows."""
 
 COUNTS = {
     "stragglers": "Rollouts cancelled because their group had enough",
@@ -38,16 +38,16 @@ COUNTS = {
     "expired_pauses": "Pauses that expired",
     "aborted_calls": "Calls of a model that a pause or the model's server aborted",
 }
-"""What is counted of the options of asynchronous trainers. Rollouts that were cut off are an outcome, `stale`."""
+"""Counters for the options of asynchronous trainers. Stale rollouts are counted as the outcome `stale`."""
 
 
 class SourceCounts(msgspec.Struct):
-    """The outcomes and rewards of the rollouts and episodes of one source."""
+    """The outcomes and rewards of one source's rollouts and episodes."""
 
     outcomes: Counter[str] = msgspec.field(default_factory=Counter)
     scored: int = 0
     rewards: float = 0.0
-    """Their sum."""
+    """The sum of the rewards."""
 
     def add(self, one: Scored) -> None:
         self.outcomes[one.outcome] += 1
@@ -62,7 +62,7 @@ class SourceCounts(msgspec.Struct):
 
 class Metrics:
     def __init__(self, gauges: Callable[[], dict[str, float]]) -> None:
-        """`gauges` gives current values: `in_flight`, `queue`, `workers`, and the cursors as `cursor:NAME`."""
+        """`gauges` returns current values: `in_flight`, `queue`, `workers`, and the cursors as `cursor:NAME`."""
         self.gauges = gauges
         self.began = time.time()
         self.requests: Counter[str] = Counter()
@@ -71,15 +71,15 @@ class Metrics:
         self.sources: Counter[str] = Counter()
         """Tasks handed out, by source."""
         self.ended: defaultdict[str, SourceCounts] = defaultdict(SourceCounts)
-        """Rollouts and episodes, by source."""
+        """Finished rollouts and episodes, by source."""
         self.recent: deque[tuple[str, str, float | None]] = deque(maxlen=RECENT)
-        """The last of them: source, outcome and reward."""
+        """The most recent ones: source, outcome and reward."""
         self.counts: Counter[str] = Counter()
-        """Effects of what trainers asked for: stragglers, pauses, dropped groups."""
+        """Effects of trainers' requests: stragglers, pauses, dropped groups."""
         self._reported: dict[str, SourceCounts] = {}
-        """What the log has reported."""
+        """The counts that the log has already reported."""
         self.buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
-        """By method, the number of requests in each bucket."""
+        """The number of requests in each bucket, by method."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def count_request(self, method: str, seconds: float, kind: str | None = None) -> None:
@@ -99,7 +99,7 @@ class Metrics:
         return sum((ended.outcomes for ended in self.ended.values()), Counter())
 
     def report_ended(self) -> list[str]:
-        """What has ended since the last time, a line for each source."""
+        """Describes what has ended since the last report, with one line per source."""
         lines = []
         for source, ended in self.ended.items():
             reported = self._reported.get(source, SourceCounts())

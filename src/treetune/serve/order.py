@@ -1,4 +1,4 @@
-"""The order of a server: its streams, and their state on disk. No task is handed out before its draw is stored.
+"""The order of a server: its streams, and their state on disk. A draw is stored before its task is handed out.
 
 draw = order.advance(stream)
 order.hand_out(draw, task.idx, request_key, digest)
@@ -23,7 +23,7 @@ class StoredStreams:
     def __init__(self, streams: Streams, store: Store | None = None) -> None:
         self.streams, self.store = streams, store
         self.recovered: dict[bytes, tuple[bytes, Draw]] = {}
-        """What was drawn for requests before this server started, with the digests of the requests."""
+        """Draws for requests before this server started, with the digests of the requests."""
         if store is not None:
             self.recovered = store.draws()
             streams.place(store.streams(), keep_leases=True)
@@ -40,8 +40,8 @@ class StoredStreams:
     # Draws
 
     def recall(self, key: bytes, digest: bytes) -> tuple[Draw, float] | None:
-        """What was drawn for this request by a server that ended before its reply arrived, and the seconds of its
-        lease."""
+        """Returns the draw that an earlier server made for this request if its reply may not have arrived, and the
+        seconds of its lease."""
         if key not in self.recovered:
             return None
         kept, draw = self.recovered[key]
@@ -71,7 +71,7 @@ class StoredStreams:
         lease: float = 0.0,
         holder: bytes = HERE,
     ) -> None:
-        """The task of a draw was made. The client gets it, for the seconds of a `lease` if there is one."""
+        """Called when the task of a draw was created. The client gets it, leased for `lease` seconds if given."""
         pending = self.streams.pending
         if lease:
             pending.lease(draw, task, lease, holder)
@@ -84,27 +84,27 @@ class StoredStreams:
                 self._answers.append((request, digest, draw.stream, draw.index, draw.position, draw.attempt))
 
     def fail(self, draw: Draw, error: Exception, request: bytes, digest: bytes) -> DrawFailed | StreamEnded:
-        """The task of a draw could not be made. Returns the error to raise."""
+        """Called when the task of a draw could not be created. Returns the error to raise."""
         self.streams.pending.hold(draw)
         self.refuse(request, digest)
         return self.streams.fail(draw, error)
 
     def refuse(self, request: bytes, digest: bytes) -> None:
-        """The request failed. Repeated to the next server, it must not draw."""
+        """The request failed. If it is repeated to the next server, it must not draw."""
         if self.store is not None and request:
             self._answers.append((request, digest, "", FAILED, None, 0))
 
     # Other changes
 
     def keep_stream(self, request: bytes, stream: str) -> None:
-        """Remembers the position of a stream, which the request may change."""
+        """Remembers the position of a stream that the request may change."""
         if self.store is not None:
             self.unsaved.add(request)
             self._moved.add(stream)
             self._before.setdefault(stream, self.streams.stream_state(stream))
 
     def keep_curriculum(self, request: bytes, stream: str) -> None:
-        """Remembers the state of a stream's curriculum, which the request may change."""
+        """Remembers the state of a stream's curriculum that the request may change."""
         self.streams.open(stream)
         if self.store is not None:
             self.unsaved.add(request)
@@ -112,7 +112,7 @@ class StoredStreams:
             self._curricula.setdefault(stream, self.streams.curriculum_state(stream))
 
     def commit(self) -> None:
-        """Stores all changes. If that fails, streams and curricula are reset, and what was drawn is given out again."""
+        """Stores all changes. If that fails, streams and curricula are reset, and their draws are handed out again."""
         store, pending = self.store, self.streams.pending
         if store is None or not (self._moved or pending.changed or self._answers):
             return
@@ -125,7 +125,7 @@ class StoredStreams:
                 for name in self._moved
             }
             store.commit(streams, answers, {key: pending.get(key) for key in changed})
-        except Exception:  # a full disk, a curriculum whose state cannot be kept
+        except Exception:  # for example a full disk, or a curriculum whose state cannot be stored
             for draw in given:
                 pending.give_again(draw)
             self.streams.place(before)

@@ -1,11 +1,11 @@
-"""What all connections of this process share: the memory of bodies under way, and file descriptors.
+"""Limits that all connections of this process share: the memory of request bodies, and file descriptors.
 
     held = Holding()
     if not held.add(len(part)): ...         # all bodies together would take too much
     held.release()
 
-Each body is bounded on its own as well. Without a common bound a thousand of them could take 8 GB. An accept that fails
-because no descriptor is left would be silent, so the server checks for it and logs an error.
+Each body also has its own limit. Without a shared limit, a thousand of them could take 8 GB. If an accept fails because
+no descriptor is left, it fails silently, so the server checks for that and logs an error.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import resource
 import time
 
 MOST_BYTES = 256 << 20
-"""Of bodies that are arriving or whose request is not answered yet, of WebSocket messages, of large ZMQ frames."""
+"""The maximum total size of unanswered request bodies, WebSocket messages and large ZMQ frames."""
 RESERVED = 64
-"""Descriptors that are kept for everything but connections: state, traces, workers, sandboxes."""
+"""Descriptors reserved for everything except connections: state, traces, workers, sandboxes."""
 _WARN_SECONDS = 60.0
 
 log = logging.getLogger("treetune.serve")
@@ -28,7 +28,7 @@ _warned = -_WARN_SECONDS
 
 
 class Holding:
-    """The memory that one request or connection takes of it."""
+    """The share of this memory that one request or connection holds."""
 
     __slots__ = ("bytes",)
 
@@ -36,7 +36,7 @@ class Holding:
         self.bytes = 0
 
     def add(self, size: int) -> bool:
-        """False where all together would have too much."""
+        """Adds `size` bytes. Returns False if the total would exceed the limit."""
         global _used
         if _used + size > MOST_BYTES:
             return False
@@ -45,7 +45,7 @@ class Holding:
         return True
 
     def release(self, size: int | None = None) -> None:
-        """Gives back some of it, or all."""
+        """Releases some of the memory, or all of it."""
         global _used
         size = self.bytes if size is None else size
         _used -= size
@@ -53,13 +53,13 @@ class Holding:
 
 
 def count_left(newest: int) -> int:
-    """The number of descriptors beyond the newest: the lowest free one is always taken."""
+    """The number of free descriptors above the newest one. The system always assigns the lowest free number."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 30 if most == resource.RLIM_INFINITY else most - newest
 
 
 def warn_of_descriptors(what: str) -> None:
-    """Once a minute."""
+    """Logs a warning, at most once a minute."""
     global _warned
     if time.monotonic() - _warned >= _WARN_SECONDS:
         _warned = time.monotonic()

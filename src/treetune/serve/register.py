@@ -41,7 +41,7 @@ log = logging.getLogger("treetune.serve")
 ANNOUNCE_SECONDS = 10.0
 """How often a server announces itself."""
 STALE_SECONDS = 3 * ANNOUNCE_SECONDS
-"""After so long without an announcement a server was killed, or lost its register."""
+"""If a server has not announced itself for this long, it was killed or cannot reach its register."""
 FORGET_SECONDS = 3600.0
 MOST_ENTRIES = 1000
 MOST_BYTES = 8192
@@ -49,7 +49,7 @@ _ASK_SECONDS = 5.0
 _MOST_AT_ONCE = 250
 _FAILURES = (TreetuneError, OSError)
 _PART = ".treetune-register-"
-"""How the names of unfinished files begin."""
+"""The prefix of the names of unfinished files."""
 
 Text = Annotated[str, msgspec.Meta(max_length=300)]
 R = TypeVar("R")
@@ -60,15 +60,15 @@ class ServerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
     name: Text
-    """Of the taskset."""
+    """The name of the taskset."""
     url: Annotated[str, msgspec.Meta(max_length=300, pattern=r"^https?://[^\s@?#]+\Z")] | None = None
-    """Where episodes are played over HTTP."""
+    """The address for episodes over HTTP."""
     zmq: Annotated[str, msgspec.Meta(max_length=300, pattern=r"^(tcp|ipc)://\S+\Z")] | None = None
-    """Where tasks are pulled."""
+    """The address of the pull server."""
     server_key: Text | None = None
     """The public key of an encrypted pull server."""
     num_tasks: int | None = None
-    """None where there is no end."""
+    """None if the tasks are endless."""
     needs_token: bool = False
     host: Text = ""
     pid: int = 0
@@ -86,7 +86,7 @@ class _Listing(msgspec.Struct):
 
 
 def open_register(place: str, token: str | None = None, *, make: bool = True) -> Register:
-    """The register at an http address, or in a folder, which is created if it is missing and `make` is true."""
+    """Opens the register at an http address or in a folder, which is created if it is missing and `make` is true."""
     scheme = urlsplit(place).scheme if "://" in place else ""
     if scheme in ("http", "https"):
         return RemoteRegister(place, token)
@@ -102,7 +102,7 @@ def open_register(place: str, token: str | None = None, *, make: bool = True) ->
 
 @contextlib.asynccontextmanager
 async def stay_registered(register: Register, entry: ServerEntry) -> AsyncIterator[None]:
-    """Keeps a server in a register while it runs. An error of the register is logged once."""
+    """Keeps a server registered while it runs. A register error is logged once."""
     ended = asyncio.Event()
     announcing = asyncio.create_task(_announce_until(ended, register, entry))
     try:
@@ -134,7 +134,7 @@ async def _announce_until(ended: asyncio.Event, register: Register, entry: Serve
 
 
 class FolderRegister:
-    """One small file for each server. Its modification time is that of the last announcement."""
+    """A register in a folder, with one small file per server. The file's modification time is the last announcement."""
 
     def __init__(self, folder: Path) -> None:
         self.place = str(folder)
@@ -174,7 +174,7 @@ class FolderRegister:
         return _sort(server for server in found if server is not None)
 
     def _read_clock(self) -> float:
-        """The time of the clock that dates the folder's files, which may be that of another machine."""
+        """The time of the clock that dates the folder's files, which may be another machine's clock."""
         try:
             with tempfile.TemporaryFile(dir=self._folder, prefix=_PART) as file:
                 return os.fstat(file.fileno()).st_mtime
@@ -190,7 +190,7 @@ class FolderRegister:
             ours = entry is not None and file.name == f"{entry.id}.json"
             # Only files of servers are removed: the folder may hold other files, or be the wrong one.
             if age > FORGET_SECONDS and (ours or file.name.startswith(_PART)):
-                file.unlink()  # a server that is alive writes it again
+                file.unlink()  # a live server writes it again
                 return None
         except OSError:
             return None  # it was just removed, or may not be read
@@ -210,17 +210,17 @@ def _sort(servers: Iterable[RegisteredServer]) -> list[RegisteredServer]:
 
 
 class RemoteRegister:
-    """A `treetune register` elsewhere, with the methods of a `FolderRegister`."""
+    """A client of a `treetune register` elsewhere, with the methods of a `FolderRegister`."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url)
-        if "@" in parts.netloc or parts.query or parts.fragment:  # it is printed and logged
+        if "@" in parts.netloc or parts.query or parts.fragment:  # the address is printed and logged
             raise UsageError(
                 "the address of a register may hold no password", remedy="set TREETUNE_REGISTER_TOKEN instead"
             )
         self.place = url
         self._token = token
-        HttpTransport(url)  # says what is wrong with the address
+        HttpTransport(url)  # raises an error that explains a bad address
 
     async def announce(self, entry: ServerEntry) -> None:
         await self._ask("POST", "/api/servers", dict, entry)
@@ -240,8 +240,8 @@ Register = FolderRegister | RemoteRegister
 
 
 class RegisterServer:
-    """A register for machines that share no folder. It is kept in memory: after a restart the servers announce
-    themselves again within seconds."""
+    """A register for machines that share no folder. It is kept in memory: after a restart, servers announce themselves
+    again within seconds."""
 
     def __init__(self, address: str, access: Access) -> None:
         from treetune.serve.http.asgi import JsonApp, Route  # only a register needs it
@@ -293,14 +293,14 @@ class RegisterServer:
 
 class ServerHealth(NamedTuple):
     state: str
-    """`ok`, `stopping`, `no answer`, `gone` (no answer, and not heard of for long), or `elsewhere`: its address is
-    for its own machine only, and that is not this one."""
+    """`ok`, `stopping`, `no answer`, `gone` (no answer and no announcement for a long time), or `elsewhere`: its
+    address is valid only on its own machine, which is not this one."""
     episodes: int | None = None
     detail: str = ""
 
 
 async def check_health(servers: list[RegisteredServer], timeout: float) -> list[ServerHealth]:
-    """Asks all servers at once. Health needs no token."""
+    """Checks all servers at once. Health needs no token."""
     free = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def check(server: RegisteredServer) -> ServerHealth:
@@ -329,11 +329,11 @@ async def _ask_health(entry: ServerEntry, timeout: float) -> ServerHealth:
         if reply.status == 503:
             return ServerHealth("stopping")
         return ServerHealth("ok", reply.read(HealthAnswer).episodes)
-    except (TreetuneError, ValueError) as error:  # urllib raises ValueError for an address that is none
+    except (TreetuneError, ValueError) as error:  # urllib raises ValueError for an invalid address
         return ServerHealth("no answer", detail=str(getattr(error, "message", error)))
 
 
-# What a server registers
+# # What a server registers
 
 
 def make_id() -> str:
@@ -342,7 +342,7 @@ def make_id() -> str:
 
 
 def name_public_address(address: str) -> str:
-    """An address for other machines: the wildcard address is replaced by the name of this machine."""
+    """Returns an address for other machines: the wildcard address is replaced by the name of this machine."""
     name = socket.getfqdn()
     if name.startswith("localhost"):
         name = socket.gethostname()

@@ -1,10 +1,10 @@
-"""Tasksets that live on a server, as they are known here.
+"""Tasksets on servers, as seen from a client.
 
     taskset = load_taskset("tcp://127.0.0.1:5555")     # or http://127.0.0.1:5000
     await taskset.learn()                               # its name and how many tasks it has
     await taskset.first_tasks(3)
 
-A pull server also runs the rollouts; over HTTP only the environment is there, and the policy here.
+A pull server also runs the rollouts. An HTTP server runs only the environment; the policy runs here.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ INDEX = "task_index"
 
 class ServedConfig(TasksetConfig, frozen=True, kw_only=True):
     address: str
-    """Where the server listens: tcp://HOST:PORT, http://HOST:PORT. TREETUNE_TOKEN has its token."""
+    """The server's address: tcp://HOST:PORT or http://HOST:PORT. The token is read from TREETUNE_TOKEN."""
 
 
 class Served(Taskset[Task, ServedConfig]):
-    """A taskset behind a pull server, which runs the rollouts. A new protocol is a subclass and a line in `SERVERS`."""
+    """A taskset on a pull server, which runs the rollouts. A new protocol is a subclass and a line in `SERVERS`."""
 
     BY_NUMBER: ClassVar[bool] = False
-    """Its tasks are known only by their numbers."""
+    """Tasks are known only by their index."""
     RUNS_CODE = True
     models: list[str] | None = None
-    """The models of the server; None if the server only has the environments, and the policy is here."""
+    """The server's models; None if the server runs only environments and the policy runs here."""
 
     def __init__(self, config: ServedConfig | None = None) -> None:
         super().__init__(config)
-        self._origin.refuse(f"would call a server: {self.config.address}")  # which is sent the token
+        self._origin.refuse(f"would call a server: {self.config.address}")  # the server gets the token
         self.name = self.config.address
         self.token = os.environ.get("TREETUNE_TOKEN") or None
         self.server_key = os.environ.get("TREETUNE_SERVER_KEY") or None
         self.deadline = 30.0
-        """Seconds for what the server answers at once."""
+        """Time limit in seconds for requests that the server answers at once."""
         self._info = Info()
         self._client: tuple[asyncio.AbstractEventLoop, Any] | None = None
 
@@ -72,7 +72,7 @@ class Served(Taskset[Task, ServedConfig]):
         return EnvClient(self.config.address, token=self.token, server_key=self.server_key, deadline=self.deadline)
 
     def open_host(self) -> EnvClient:
-        """The host that runs the rollouts, if the server has models."""
+        """Returns the host that runs the rollouts, if the server has models."""
         return EnvClient(self.config.address, token=self.token, server_key=self.server_key)
 
     async def aclose(self) -> None:
@@ -95,7 +95,7 @@ class Served(Taskset[Task, ServedConfig]):
         self.INFINITE = info.num_tasks is None  # type: ignore[misc]
 
     async def first_tasks(self, count: int) -> list[Task]:
-        """The first tasks with their prompts; no cursor moves."""
+        """Returns the first tasks with their prompts. No cursor moves."""
         if not self._info.by_index:
             raise UsageError(
                 f"{self.name} is only a generator: its server has no task at an index", remedy="show the taskset itself"
@@ -119,7 +119,7 @@ class Served(Taskset[Task, ServedConfig]):
         return _PulledEnvironment(task, self)
 
     def offers_tools(self, task: Task) -> bool:
-        return False  # calls are run on the server
+        return False  # the server runs the calls
 
     def tools_for(self, task: Task) -> list[Tool | ToolSource]:
         return []
@@ -133,21 +133,21 @@ class Served(Taskset[Task, ServedConfig]):
 
 
 class ServedEpisodes(Served):
-    """A taskset behind a task server. A task is known only by its index: the server shows the prompt when an episode
+    """A taskset on a task server. A task is known only by its index; the server shows the prompt when an episode
     starts."""
 
     def _connect(self) -> TaskServerClient:
         return TaskServerClient(self.config.address, token=self.token)
 
     async def learn(self) -> None:
-        """Asks the server what it serves. Without info the number of tasks is unknown."""
+        """Asks the server what it serves. If it has no info, the number of tasks is unknown."""
         found = await self.client.info()
         info = Info(name=str(found.get("name") or self.config.address), num_tasks=found.get("num_tasks"))
         info.by_index, info.fingerprint = found.get("by_index", True), str(found.get("fingerprint", ""))
         self.describe_as(info)
 
     async def first_tasks(self, count: int) -> list[Task]:
-        """The first tasks. The prompt is what an episode of a task shows first."""
+        """Returns the first tasks. The prompt of a task is what its episode shows first."""
         tasks = []
         for task in self.select_tasks(count):
             async with await self.client.start(task.reward_spec[INDEX]) as episode:
@@ -169,7 +169,7 @@ class ServedEpisodes(Served):
 
 
 class _PulledEnvironment(Environment):
-    """An episode on a pull server, of a task that was sampled from it."""
+    """An episode on a pull server, for a task that was sampled from it."""
 
     RAW_CALLS = True
 
@@ -218,11 +218,11 @@ class _RemoteEnvironment(Environment):
 
 
 SERVERS = {"tcp": Served, "ipc": Served, "http": ServedEpisodes, "https": ServedEpisodes}
-"""The taskset class for a server, by the scheme of its address."""
+"""The taskset class for each address scheme."""
 
 
 def read_server_node(address: str) -> dict[str, Any]:
-    """The node of a TARGET that is an address."""
+    """The config node for a TARGET that is an address."""
     cls = SERVERS.get(address.partition("://")[0])
     if cls is None:
         known = ", ".join(f"{scheme}://" for scheme in SERVERS)

@@ -4,7 +4,7 @@
     await server.start()
     await server.stop()
 
-A door translates between its wire and the server's host: ZMQ (`zmq/door.py`), HTTP (`http/door.py`).
+A door translates between a protocol and the server's host: ZMQ (`zmq/door.py`), HTTP (`http/door.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("treetune.serve")
 CAPACITY = 512
 WATCH_SECONDS = 5.0
 _TOLD_EVERY = 12
-"""The log reports what has ended after so many checks: each minute."""
+"""The log reports finished work once every this many checks, which is once a minute."""
 _DRAIN_TICK = 0.02
 _SWEEP_SECONDS = 0.25
 T = TypeVar("T")
@@ -58,34 +58,34 @@ class Given(TypedDict, total=False):
 
 
 class StartedTask(NamedTuple):
-    """An episode that was started, with its task."""
+    """A started episode and its task."""
 
     started: Started
     task: Task
     draw: int
-    """Its index in the order."""
+    """The task's index in the order."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     access: Access = Access()
     capacity: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The most rollouts and episodes under way at once, those over HTTP too; a group counts as many. Beyond it the
-    answer is `busy`. Absent: 512, or as many episodes as the HTTP door allows where that is more."""
+    """The most rollouts and episodes in flight at once, HTTP episodes included. A group counts once per rollout.
+    Requests beyond it get `busy`. Absent: 512, or the HTTP door's episode limit if that is higher."""
     limits: Limits = Limits()
-    """Turns and seconds of one rollout."""
+    """The turn and time limits of one rollout."""
     state: Path | None = None
-    """The folder that keeps cursors, recent draws and the key of the seals."""
+    """The folder that stores cursors, recent draws and the key that signs tasks."""
     key_file: Path | None = None
-    """The key of the seals, where `state` is not to keep it."""
+    """The file of the signing key, if it should not be stored in `state`."""
     accept_changes: bool = False
-    """Go on with a `state` that belongs to other tasks, or lacks its latest draws."""
+    """Accept a `state` that belongs to other tasks or lacks its latest draws."""
     drain_seconds: Annotated[float, msgspec.Meta(ge=0)] = 30.0
-    """How long work under way may take to end when the server stops."""
+    """How long the server waits for running work when it stops."""
     draw_tries: Annotated[int, msgspec.Meta(ge=1)] = DRAW_TRIES
     """How often the task of a draw may fail before it is skipped."""
     lease: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_LEASE)] | None = None
-    """Seconds for which a task is handed out where a request says nothing else; then it is given out again, unless it
-    was finished or renewed. Absent: for good."""
+    """Seconds until a task is handed out again unless the client finishes or renews it. A request may override it.
+    Absent: tasks are handed out for good."""
 
 
 class Door:
@@ -93,31 +93,31 @@ class Door:
 
     name: ClassVar[str]
     address: str
-    """Where it listens; with the real port once it is open."""
+    """The address it listens on; contains the actual port once it is open."""
     public_key: bytes | None = None
-    """What a client needs if connections are encrypted."""
+    """The key that clients need if connections are encrypted."""
     ended: asyncio.Event | None = None
-    """Set when no client can use it any more, if that is possible: then the server stops."""
+    """Set when no client can use the door any more; the server then stops. None if that cannot happen."""
 
     def attach(self, server: EnvServer) -> None:
-        """Called before anything is loaded. Raises UsageError for a wrong address."""
+        """Called before anything is loaded. Raises UsageError for an invalid address."""
         self.server = server
 
     async def open(self) -> None:
-        """Listens. The server is ready for work."""
+        """Starts listening. The server is ready for work."""
 
     def under_way(self) -> int:
-        """How much of its work has not ended."""
+        """The number of its requests that have not ended."""
         return 0
 
     async def close(self) -> None:
-        """Stops its work and closes its sockets, also if it could not be opened."""
+        """Stops its work and closes its sockets, even if opening it failed."""
 
     def abandon(self, name: Hashable) -> None:
-        """Stops the work of a request whose client is gone."""
+        """Stops the work of a request whose client has disconnected."""
 
     def gauges(self) -> dict[str, float]:
-        """Its figures."""
+        """Its metrics."""
         return {}
 
 
@@ -131,7 +131,7 @@ class EnvServer:
         doors: Sequence[Door],
         traces: RollingRun | None = None,
     ) -> None:
-        """The doors are opened in their order and closed in reverse. `traces` stores the trace of every rollout and
+        """Doors are opened in the given order and closed in reverse. `traces` stores the trace of every rollout and
         episode, and is closed with the server."""
         self.config = config or ServerConfig()
         self.taskset = taskset
@@ -143,17 +143,17 @@ class EnvServer:
         self.host: ServerHost
         self.signer: TaskSigner
         self.stopping = False
-        """Takes no more work."""
+        """The server accepts no new work."""
         self.closing = False
-        """Work under way is stopped."""
+        """Running work is being stopped."""
         self._reserved = 0
         self._opened = contextlib.AsyncExitStack()
-        """What has to be closed, the last opened first."""
+        """What has to be closed, in reverse order of opening."""
         self.doors = list(doors)
         for door in self.doors:
             door.attach(self)
 
-    # Its life
+    # # Lifecycle
 
     async def start(self) -> None:
         """Loads the taskset, starts the workers, and listens when all are ready."""
@@ -201,7 +201,7 @@ class EnvServer:
         return ServerHost(self.streams, spec, self.take_scored, self.metrics.counts)
 
     def _open_store(self, streams: Streams) -> bytes:
-        """The key that signs tasks. Restores stored cursors."""
+        """Returns the key that signs tasks. Restores stored cursors."""
         config, store = self.config, None
         if config.state is not None:
             store = Store(config.state, accept_loss=config.accept_changes)
@@ -219,12 +219,12 @@ class EnvServer:
 
     @property
     def address(self) -> str:
-        """Of its first door."""
+        """The address of its first door."""
         return self.doors[0].address
 
     @property
     def addresses(self) -> dict[str, str]:
-        """By the names of its doors."""
+        """The address of each door, by the door's name."""
         return {door.name: door.address for door in self.doors}
 
     @property
@@ -232,12 +232,12 @@ class EnvServer:
         return next((door.public_key for door in self.doors if door.public_key is not None), None)
 
     async def stop(self) -> None:
-        """Takes no more work, waits for work under way, and closes."""
+        """Stops accepting work, waits for running work, and closes."""
         await self.drain()
         await self.close()
 
     async def drain(self) -> None:
-        """Takes no more work, and waits for work under way, within one time limit for all doors."""
+        """Stops accepting work and waits for running work, with one time limit for all doors."""
         self.stopping = True
         if left := self._under_way():
             log.info("waiting for what is under way: %s", left)
@@ -252,11 +252,11 @@ class EnvServer:
         return ", ".join(f"{door.name} {count}" for door in self.doors if (count := door.under_way()))
 
     async def close(self) -> None:
-        """Closes at once and stops work under way."""
+        """Closes immediately and cancels running work."""
         self.stopping = self.closing = True
         await self._opened.aclose()
 
-    # What the doors ask
+    # # Called by the doors
 
     def info(self) -> Info:
         info = info_of(self.streams)
@@ -268,7 +268,7 @@ class EnvServer:
             raise Stopping("the server is stopping", remedy="ask again when it is back")
 
     async def sample(self, index: int | None = None) -> tuple[Task, int]:
-        """The next task of the unnamed stream, or the one at an index; and the index of its draw."""
+        """Returns the next task of the unnamed stream, or the task at `index`, with the index of its draw."""
         self.refuse_stopping()
 
         async def fetch(draw: Draw) -> tuple[int, Task]:
@@ -293,8 +293,8 @@ class EnvServer:
     async def start_episode(
         self, index: int | None, terms: SessionLimits, *, step: int | None = None, name: Hashable | None = None
     ) -> StartedTask:
-        """Starts an episode of the next task, or of the one at an index, on the terms of a door. It counts against the
-        capacity from now on."""
+        """Starts an episode of the next task, or of the task at an index, under the limits of a door. It counts against
+        the capacity from now on."""
         self.refuse_stopping()
         self.reserve(1)
         terms.starting += 1
@@ -307,7 +307,8 @@ class EnvServer:
             self.release(1)
 
     async def make(self, draw: Draw, fetch: Callable[[Draw], Awaitable[tuple[int, T]]], **given: Unpack[Given]) -> T:
-        """What `fetch` makes of a held draw, with the `idx` of its task. The draw is stored when this returns."""
+        """Returns what `fetch` makes of a held draw, with the `idx` of its task. The draw is stored when this
+        returns."""
         try:
             task, result = await self.streams.make(draw, fetch, (Stopping,))
         except (DrawFailed, StreamEnded):
@@ -319,7 +320,7 @@ class EnvServer:
         return result
 
     def commit(self) -> None:
-        """Stores what changed without a request; if that fails, the next change tries again."""
+        """Stores changes that no request caused. If that fails, the next change tries again."""
         try:
             self.order.commit()
         except TreetuneError as error:
@@ -337,7 +338,7 @@ class EnvServer:
                 log.exception("looking after the leases failed")
 
     def _expire_leases(self) -> None:
-        """Gives out again tasks whose leases expired, and stops their work."""
+        """Releases tasks whose leases expired and stops their work."""
         pending, episodes = self.streams.pending, self.host.episodes
         for id in [id for id, episode in episodes.live.items() if episode.playing is not None]:
             pending.renew_work(id)  # its client waits for the step
@@ -352,11 +353,11 @@ class EnvServer:
 
     @property
     def in_flight(self) -> int:
-        """Rollouts under way, and episodes that are live or starting."""
+        """The number of running rollouts, and of episodes that are live or starting."""
         return self._reserved + len(self.host.episodes.live)
 
     def reserve(self, size: int) -> None:
-        """Reserves capacity for rollouts, or for an episode that starts; `release` frees it."""
+        """Reserves capacity for rollouts, or for an episode that is starting; `release` frees it."""
         used = self.in_flight
         # A group that is larger than the capacity runs alone.
         if size and used and used + size > self.capacity:
@@ -372,7 +373,7 @@ class EnvServer:
         self._reserved -= size
 
     def take_scored(self, scored: list[Scored]) -> None:
-        """Counts and stores every rollout and episode that has ended, of all doors."""
+        """Counts and stores every finished rollout and episode of all doors."""
         self.metrics.count_scored(scored)
         if self.traces is not None:
             for one in scored:

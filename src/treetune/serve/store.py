@@ -1,11 +1,11 @@
-"""The Store keeps a server's state on disk: cursors, draws that are not done, recent answers, the signing key.
+"""The Store keeps a server's state on disk: cursors, unfinished draws, recent answers, the signing key.
 
     store = Store(Path("state"))
     store.commit({"": StreamState(8)}, [(request, digest, "", 7, None, 0)])   # one transaction for a batch of requests
 
-SQLite in WAL mode: a process may die at any moment without losing what was replied. `state.json` beside the database
-says what must be there, and `commits` how many transactions it has. So a damaged, truncated or lost state is refused
-instead of being silently replaced by a new one.
+SQLite in WAL mode: a process may die at any moment without losing anything it has replied. `state.json` next to the
+database lists what must exist, and `commits` counts its transactions. A damaged, truncated or lost state is therefore
+refused instead of being silently replaced by a new one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.task_signer import new_key
 
 KEPT_DRAWS = 20_000
-"""How many of the latest answers can be given again after a crash."""
+"""How many of the latest answers can be repeated after a crash."""
 _PRUNE_EVERY = 10_000
 _FORMAT = 3
 _COMMITS = struct.Struct(">QI")
-"""The file `commits`: the number of the latest transaction, and a checksum. SQLite checks each record of its log, but
-does not notice that a log was cut short. The number shows it."""
+"""The file `commits`: the number of the latest transaction, and a checksum. SQLite checks each record of its log but
+does not notice a truncated log. The number shows it."""
 _PROGRAM = 0x54524545
-"""Marks a database as ours."""
+"""Marks a database as one of ours."""
 _WAL_MARKS = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 
 _TABLES = {
@@ -61,23 +61,23 @@ T = TypeVar("T")
 
 
 Answer = tuple[bytes, bytes, str, int, int | None, int]
-"""A request, the digest of what it asked for, and the draw that was the answer."""
+"""A request, the digest of its contents, and the draw that answered it."""
 
 
 class _Marker(msgspec.Struct):
-    """What `state.json` says."""
+    """The contents of `state.json`."""
 
     id: str
     format: int = _FORMAT
     open: bool = False
-    """A server uses it. If that server was killed, the log of the database holds its latest draws."""
+    """A server is using it. If that server was killed, the database's log holds its latest draws."""
     key: str | None = None
     """A hash of the signing key, if the database has one."""
 
 
 class Store:
     def __init__(self, folder: Path, *, accept_loss: bool = False) -> None:
-        """`accept_loss` opens it even if the latest transactions are missing."""
+        """With `accept_loss`, opens it even if the latest transactions are missing."""
         self._folder, self._accept_loss = folder, accept_loss
         self._path, self._marker_path = folder / "server.sqlite", folder / "state.json"
         self._commits, self._commits_file = 0, -1
@@ -98,7 +98,7 @@ class Store:
             self.close()
             raise
 
-    # Opening it
+    # # Opening
 
     def _open(self) -> _Marker:
         marker, log = self._read_marker(), self._path.with_name("server.sqlite-wal")
@@ -209,7 +209,7 @@ class Store:
         except sqlite3.Error as error:
             raise self._damaged(f"server.sqlite: {error}") from error
 
-    # What it keeps
+    # # Contents
 
     def key(self) -> bytes:
         """The signing key, created on first use."""
@@ -227,7 +227,7 @@ class Store:
         return kept
 
     def adopt(self, identity: Identity, accept_changes: bool = False) -> None:
-        """Starts or continues with these tasks. Raises ResumeError if the state belongs to other tasks."""
+        """Starts or resumes with these tasks. Raises ResumeError if the state belongs to other tasks."""
         kept = self._fact("identity")
         if kept is None and self.streams():
             raise self._damaged("it does not say which tasks it belongs to")
@@ -243,7 +243,7 @@ class Store:
                 )
         with self._readable():
             self._set("identity", msgspec.msgpack.encode(identity))
-            self._marker.open = True  # from here on there is a log
+            self._marker.open = True  # from here on a log exists
             self._write_marker(self._marker)
 
     def streams(self) -> dict[str, StreamState]:
@@ -265,7 +265,7 @@ class Store:
         return found
 
     def draws(self) -> dict[bytes, tuple[bytes, Draw]]:
-        """The draws of the latest requests, with the digest of each request: their replies may never have arrived."""
+        """The draws of the latest requests, with the digest of each request. Their replies may never have arrived."""
         with self._readable():
             self._prune()
         rows = self._rows(_DRAW, "draws", tuple[bytes, bytes, str, int, int | None, int])
@@ -277,7 +277,8 @@ class Store:
         answers: Iterable[Answer] = (),
         pending: Mapping[Key, Pending | None] | None = None,
     ) -> None:
-        """One transaction, on disk when this returns. `pending` has the draws that changed; None: done."""
+        """Runs one transaction, which is on disk when this returns. `pending` has the changed draws; None marks one as
+        done."""
         draws = list(answers)
         db, number = self._database, self._commits + 1
         states = [
@@ -287,7 +288,7 @@ class Store:
         try:
             db.execute("BEGIN")
             db.executemany("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?)", states)
-            db.execute("DELETE FROM cursors WHERE next = 0 AND curriculum IS NULL")  # as if they had never been
+            db.execute("DELETE FROM cursors WHERE next = 0 AND curriculum IS NULL")  # as if they had never existed
             if draws:
                 db.executemany(_INSERT_DRAW, draws)
                 self._since_pruned += len(draws)
@@ -298,7 +299,7 @@ class Store:
                     db.execute("DELETE FROM pending WHERE stream = ? AND idx = ?", (stream, index))
                 else:
                     db.execute(_INSERT_PENDING, (stream, *msgspec.structs.astuple(draw)))
-            if not all(index for _, index, _, _ in states) or not states:  # else the cursors have the number
+            if not all(index for _, index, _, _ in states) or not states:  # otherwise the cursors hold the number
                 self._set("commits", number.to_bytes(8, "big"))
             os.pwrite(self._commits_file, _pack_commits(number), 0)
             db.execute("COMMIT")
@@ -333,7 +334,8 @@ class Store:
         self._database.execute("DELETE FROM draws WHERE number <= (SELECT max(number) FROM draws) - ?", (KEPT_DRAWS,))
 
     def _rows(self, columns: str, table: str, kind: type[T]) -> list[T]:
-        """The rows of a table. SQLite stores any type in any column; a server did not write rows of other types."""
+        """The rows of a table. SQLite stores any type in any column; rows of other types were not written by a
+        server."""
         with self._readable():
             rows = self._database.execute(f"SELECT {columns} FROM {table}").fetchall()
         try:

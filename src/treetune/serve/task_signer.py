@@ -1,11 +1,12 @@
-"""Tasks on the wire, signed: a keyed hash by which a server recognises its own tasks when they return.
+"""Signs tasks on the wire with a keyed hash, so that a server recognises its own tasks when they return.
 
     data = pack_task(task, signer.sign(task))
     task = signer.read_task(data, taskset)      # raises TaskRefused if a task was changed or made up
 
-A task is sent as a map of all its fields, those of a subclass included, with two marks: `$kind`, the name of its class,
-and `$seal`. The hash is over the content with sorted keys, so a client in any language may decode and encode it again.
-The server checks it before it interprets the task: for a task of another origin no class is looked up, no file opened.
+A task is sent as a map of all its fields, including those of a subclass, with two extra keys: `$kind`, the name of its
+class, and `$seal`. The hash covers the content with sorted keys, so a client in any language may decode it and encode
+it again. The server checks the hash before it interprets the task. For a task from elsewhere it looks up no class and
+opens no file.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TaskSigner:
         return self._hash(pack_sorted(_fields_of(task)))
 
     def read_task(self, data: bytes | msgspec.Raw, taskset: Taskset[Any, Any]) -> Task:
-        """The task in a request, as its concrete type, after its seal was checked."""
+        """Checks the seal of a task in a request and returns the task as its concrete type."""
         fields = unpack_plain(data)
         if not isinstance(fields, dict):
             raise BadRequest("a task is a map of its fields")
@@ -64,7 +65,7 @@ def concrete_task(data: bytes | msgspec.Raw, taskset: Taskset[Any, Any]) -> Task
 
 
 class WireTask(ForeignTask, frozen=True, kw_only=True):
-    """A task as a client has it, with the seal of the server that gave it."""
+    """A task on a client, with the seal of the server that sent it."""
 
     kind: str = "Task"
     seal: bytes = b""
@@ -83,13 +84,13 @@ def pack_task(task: Task, seal: bytes = b"") -> bytes:
 
 
 def _fields_of(task: Task) -> dict[str, Any]:
-    """All fields, also those with their defaults, by their names on the wire."""
+    """All fields by their names on the wire, including those that have their default value."""
     fields, names = msgspec.structs.asdict(task), task.__struct_encode_fields__
     return fields if names == task.__struct_fields__ else dict(zip(names, fields.values(), strict=True))
 
 
 def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> tuple[Task, bytes]:
-    """A task as its concrete type if that is known, else as a `WireTask`; and its seal."""
+    """Unpacks a task as its concrete type if that is known, otherwise as a `WireTask`; and its seal."""
     marks = unpack(data, _Marks)
     kind = {"Task": Task, "ForeignTask": ForeignTask}.get(marks.kind) or types.get(marks.kind)
     if kind is not None:
@@ -102,7 +103,7 @@ def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> t
 
 
 def unpack_trace(data: bytes | msgspec.Raw, task: Task) -> Trace:
-    """A trace of the task that was sent."""
+    """Unpacks a trace of the task that was sent."""
     trace = unpack(data, Trace)
     trace.task = task
     return trace
