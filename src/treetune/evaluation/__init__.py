@@ -6,8 +6,8 @@
         await plan.play()
 
 `Runner` keeps a bounded number of rollouts in progress, `Rescorer` scores recorded answers again, `RunSet` is several
-runs in one folder, `compare` pairs two runs by task, `TasksetChecker` checks gold answers, `PassRates` makes a profile
-of a run, `render` shows a rollout as its environment draws it. Other rooms import only what is named here.
+runs in one folder, `compare` pairs two runs by task, `TasksetChecker` checks gold answers, `PassRates` turns a run into
+a profile, `render` shows a rollout as its environment draws it. Other rooms import only the names below.
 """
 
 from treetune.evaluation.comparison import Comparison, Difference, TaskChange, compare, compare_tasks

@@ -1,10 +1,11 @@
-"""`treetune.evaluate`: an evaluation as one call, everything that `treetune eval` does.
+"""`treetune.evaluate`: an evaluation as one call, with everything that `treetune eval` can do.
 
     run = treetune.evaluate("arithmetic", "scripted:p=0.7", num_tasks=50, num_rollouts=4)
     run = treetune.evaluate(Doubles, lambda request: "4", taskset={"level": 2})
     run = await treetune.evaluate_async("gsm8k", "Qwen/Qwen3-4B", endpoint={"base_url": "http://127.0.0.1:8000/v1"})
 
-It gives the `Run`, which is on disk as any other: what failed is in it, and is no exception. What cannot run at all is.
+It returns the `Run`, which is on disk like any other. Failed rollouts are in it and raise nothing; an evaluation that
+cannot run at all raises.
 """
 
 from __future__ import annotations
@@ -57,16 +58,17 @@ def evaluate(
     log: Sequence[str] = (),
     **keys: Any,
 ) -> Run:
-    """Evaluates a model on a taskset; waits for it, and gives the run.
+    """Evaluates a model on a taskset; waits for the end and returns the run.
 
-    `target` is a TARGET as on the command line, a path, or a `Taskset`, made or its class. `model` is what `-m` takes,
-    a policy, or a function of a `Request` that gives text or a `Completion`. `output` is the run folder; with `resume`
-    it is continued, and `target` may be absent. `keys` are those of the config: `sampling={"temperature": 0.7}`,
-    `taskset={"level": 2}`, `max_concurrent=8`. `progress` shows the display of `treetune eval` on standard error; where
-    it is not given, if that is a terminal. `log` names loggers: wandb, mlflow, tensorboard.
+    `target` is a TARGET as on the command line, a path, or a `Taskset` (an instance or a class). `model` is what `-m`
+    takes, a policy, or a function that maps a `Request` to text or a `Completion`. `output` is the run folder; with
+    `resume` that run is continued, and `target` may be absent. `keys` are those of the config:
+    `sampling={"temperature": 0.7}`, `taskset={"level": 2}`, `max_concurrent=8`. `progress` shows the display of
+    `treetune eval` on standard error; by default it is shown if that is a terminal. `log` names loggers: wandb, mlflow,
+    tensorboard.
 
-    It works in a script, in a thread, and within a running event loop, as in a notebook. Ctrl-C leaves a run that
-    `resume=True` continues.
+    It works in a script, in a thread, and within a running event loop, as in a notebook. After Ctrl-C, `resume=True`
+    continues the run.
     """
     _refuse_while_loaded(sys._getframe(1))
     begun: list[Path] = []
@@ -81,8 +83,8 @@ def evaluate(
 
 
 def _refuse_while_loaded(caller: FrameType) -> None:
-    """A script that evaluates a class of its own is loaded once more, as the file of that class: at its top level the
-    call would come again, and wait for the first."""
+    """Refuses a call at the top level of a script that evaluates its own class. The script is loaded again as the file
+    of that class, so the call would run again and wait for the first one."""
     module = str(caller.f_globals.get("__name__"))
     if caller.f_code.co_name == "<module>" and module.startswith(f"{code_files.__name__}."):
         problem = f"{caller.f_code.co_filename} calls treetune.evaluate whenever it is loaded"
@@ -104,7 +106,7 @@ async def evaluate_async(
     _begun: list[Path] | None = None,
     **keys: Any,
 ) -> Run:
-    """The same within an event loop, which plays the rollouts. Takes what `evaluate` takes."""
+    """Like `evaluate`, with the same arguments, but within an event loop, which plays the rollouts."""
     path = None if output is None else Path(output).expanduser()
 
     def begin() -> EvalPlan:
@@ -119,7 +121,7 @@ async def evaluate_async(
         plan.begin(folder, resume=resume, rescore=rescore, trust=trust)
         return plan
 
-    # In a thread: this may load code, ask a server, try a sandbox, and read a model of gigabytes.
+    # Runs in a thread: this may load code, ask a server, try a sandbox, or read a model of several gigabytes.
     plan: EvalPlan = await call_apart(begin, late=lambda plan: plan.run.__exit__())
     with plan.run as folder:
         if _begun is not None:
@@ -131,7 +133,7 @@ async def evaluate_async(
 def _read(
     target: Target | None, keys: dict[str, Any], resumed: Path | None, split: str | None, trust: bool
 ) -> Evaluation:
-    """The evaluation of a target, or of the run folder that is resumed."""
+    """Reads the evaluation of a target, or of the run folder that is resumed."""
     overrides: dict[str, str] = {}
     if target is None:
         if resumed is None:
@@ -159,7 +161,7 @@ def _read(
 
 
 def name_taskset(taskset: Taskset[Any, Any] | type[Taskset[Any, Any]]) -> dict[str, Any]:
-    """The node that names the class of a taskset, as a config of a run has it. One of a notebook, or within a function,
+    """Returns the node that names the class of a taskset in the config of a run. A class in a notebook or a function
     has a name that no other process finds."""
     cls = taskset if isinstance(taskset, type) else type(taskset)
     if isinstance(taskset, Taskset) and tasksets.has(taskset.name) and tasksets.resolve(taskset.name, USER) is cls:
@@ -174,7 +176,7 @@ def name_taskset(taskset: Taskset[Any, Any] | type[Taskset[Any, Any]]) -> dict[s
 def _display(shown: bool) -> Watch | None:
     if not shown:
         return None
-    from treetune.evaluation.live import Display  # rich, which only a display needs
+    from treetune.evaluation.live import Display  # imports rich, which only a display needs
     from treetune.system.screen import Screen
 
     return lambda plan, done: Display(Screen(as_json=True), plan.evaluation, done)

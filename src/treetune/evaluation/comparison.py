@@ -1,10 +1,11 @@
-"""Two runs compared: paired by task, with what chance would do.
+"""Compares two runs: pairs them by task and tests the difference against chance.
 
     found = compare(Run("runs/a"), Run("runs/b"))
     found.difference, found.p_value, found.broken
 
-Tasks are paired by their uid, equal ones by their occurrence. A task counts once, however many rollouts it had. What
-failed has no reward: the difference is given over the scored rollouts, and over all, where a failed one counts as 0.
+Tasks are paired by their uid, equal ones by their occurrence. A task counts once, however many rollouts it has.
+Failures have no reward: the difference is given over the scored rollouts, and over all rollouts, counting failed ones
+as 0.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from treetune.errors import UsageError
 from treetune.runs.run import Run
 
 Key = tuple[str, int]
-"""Identifies a task: its uid, and its number among equal tasks."""
+"""Identifies a task: its uid, and its occurrence among equal tasks."""
 _UNTOLD = ("max_concurrent", "endpoint", "num_tasks")
 """Keys of a config that do not change the result of a task."""
 _FEWEST_TASKS = 6
-"""With fewer, no pattern of signs is rarer than one in 20."""
+"""With fewer tasks, no pattern of signs is rarer than one in 20."""
 _SURE = 0.05
 """A p-value below this counts as more than chance."""
 _EXACT, _DRAWN, _DRAWS, _SHUFFLES = 16, 64, 40_000, 10_000
 _DETECTED = 1.959964 + 0.841621
-"""The difference, in standard errors, that a test finds four times out of five."""
+"""The difference, in standard errors, that a test detects four times out of five."""
 _ALMOST = 1e-12
-"""Sums of the same numbers in another order differ by less."""
+"""Sums of the same numbers in different orders differ by less than this."""
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -54,12 +55,12 @@ class TaskChange(msgspec.Struct):
 
     @property
     def change(self) -> float:
-        """The change of the share of rollouts that solved it."""
+        """The change in the share of rollouts that solved it."""
         return self.solved_after - self.solved_before
 
 
 class Difference(msgspec.Struct):
-    """The difference of the mean rewards of two runs, over tasks that both have."""
+    """The difference between the mean rewards of two runs, over the tasks that both have."""
 
     tasks: int
     before: float
@@ -69,11 +70,11 @@ class Difference(msgspec.Struct):
     p_value: float
     """The probability of a difference at least this large if nothing changed."""
     by: str
-    """What the test permutes: the `tasks`, or their `rollouts` where there are few tasks."""
+    """What the test permutes: the `tasks`, or their `rollouts` if there are few tasks."""
     detectable: float | None
-    """The smallest difference that so many tasks show four times out of five."""
+    """The smallest difference that this many tasks detect four times out of five."""
     tasks_to_settle: int | None
-    """How many tasks would show this difference so often; None where these do."""
+    """How many tasks would detect this difference four times out of five; None if these do."""
 
     @property
     def significant(self) -> bool:
@@ -89,24 +90,24 @@ class Comparison(msgspec.Struct):
     after: str
     models: tuple[str, str]
     scored: Difference | None
-    """The difference over the scored rollouts; None where no task was scored in both runs."""
+    """The difference over the scored rollouts; None if no task was scored in both runs."""
     over_all: Difference
-    """The difference where a failed rollout counts as 0."""
+    """The difference with failed rollouts counted as 0."""
     sources: dict[str, Difference]
-    """The difference over the scored rollouts of each source, where there are several sources."""
+    """The difference over the scored rollouts of each source, if there are several sources."""
     fixed: list[TaskChange]
-    """Tasks that are solved more often now, the largest change first."""
+    """Tasks that are solved more often in the second run, the largest change first."""
     broken: list[TaskChange]
     unchanged: int
     only_before: int
     """Tasks that the other run does not have."""
     only_after: int
     config: list[str]
-    """What differs between the two configs."""
+    """The differences between the two configs."""
 
     @property
     def is_loss(self) -> bool:
-        """Whether the second is worse, and more so than chance explains: over the scored rollouts or over all."""
+        """Whether the second run is worse by more than chance explains, over the scored rollouts or over all."""
         return self.over_all.is_loss or (self.scored is not None and self.scored.is_loss)
 
     @property
@@ -139,7 +140,7 @@ class _TaskRollouts(msgspec.Struct):
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of all its rollouts, where a failed one counts as 0."""
+        """The rewards of all its rollouts, with failed ones counted as 0."""
         return self.scored + [0.0] * (self.rollouts - len(self.scored))
 
 
@@ -235,13 +236,13 @@ def _difference(pairs: Sequence[tuple[list[float], list[float]]]) -> Difference:
 
 
 class Paired:
-    """Whether a mean of paired differences is more than chance, and what it would take to know.
+    """Tests whether a mean of paired differences is more than chance, and how much data would tell.
 
         Paired([0.0, 1.0, 0.5, ...]).p_value      # one difference for each task
 
-    The test flips the sign of each difference: if nothing changed, either sign was as likely. It is exact for few
-    differences that are not 0, drawn at random (with a fixed seed) for some more, and normal for many. Where there are
-    too few tasks for that, the rollouts of each task change sides instead (`shuffled_p_value`)."""
+    The test flips the sign of each difference: if nothing changed, either sign is as likely. It is exact for few
+    nonzero differences, drawn at random (with a fixed seed) for somewhat more, and normal for many. With too few tasks
+    for that, the rollouts of each task swap sides instead (`shuffled_p_value`)."""
 
     def __init__(self, differences: Sequence[float] | Floats) -> None:
         self.differences = np.asarray(differences, np.float64)
@@ -271,20 +272,21 @@ class Paired:
         if len(changed) <= _DRAWN:
             drawn = np.zeros(_DRAWS)
             random = np.random.default_rng(0)
-            for start in range(0, len(changed), 8):  # a random byte is eight signs, of which there are 256 sums
+            for start in range(0, len(changed), 8):  # a random byte holds eight signs, which have 256 possible sums
                 eight = changed[start : start + 8]
                 drawn += _flip(eight)[random.integers(0, 2 ** len(eight), _DRAWS)]
-            # What was seen is one of the draws, so no p-value is 0.
+            # The observed mean is one of the draws, so no p-value is 0.
             return float(((np.abs(drawn) >= seen - _ALMOST).sum() + 1) / (_DRAWS + 1))
         return math.erfc(seen / math.sqrt(2 * float(changed @ changed)))
 
     @property
     def detectable(self) -> float | None:
-        """The smallest difference that so many tasks show four times out of five."""
+        """The smallest difference that this many tasks detect four times out of five."""
         return None if self.stderr is None else _DETECTED * self.stderr
 
     def tasks_to_settle(self) -> int | None:
-        """How many tasks would show a difference of this size four times out of five; None where there is none."""
+        """How many tasks would detect a difference of this size four times out of five; None if there is no
+        difference."""
         if self.stderr is None or not self.mean:
             return None
         spread = float(self.differences.std(ddof=1))
@@ -300,7 +302,7 @@ def _flip(differences: Floats) -> Floats:
 
 
 def shuffled_p_value(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> float:
-    """The p-value where tasks are few: if nothing changed, each rollout of a task could be of either run."""
+    """The p-value for few tasks: if nothing changed, each rollout of a task could belong to either run."""
     random = np.random.default_rng(0)
     seen, drawn = 0.0, np.zeros(_SHUFFLES)
     for old, new in zip(before, after, strict=True):

@@ -1,4 +1,4 @@
-"""The display of an evaluation while it runs: live on a terminal, plain lines elsewhere."""
+"""The display of a running evaluation: live on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _COLOURS = {
 
 
 class Display:
-    """On a terminal, live: the overridden settings, a bar with mean reward and errors, the latest rollouts. Elsewhere,
-    for logs: a line at the start, one for each of the first errors, and one every few seconds."""
+    """On a terminal, a live display: the overridden settings, a bar with mean reward and errors, the latest rollouts.
+    Elsewhere, for logs: a line at the start, one for each of the first errors, and one every few seconds."""
 
     def __init__(self, screen: Screen, evaluation: Evaluation, done: int, place: str = "") -> None:
-        """`place` says which of several runs it is (`2 of 3`); its display then goes away at the end."""
+        """`place` says which of several runs this is (`2 of 3`); its display is then removed at the end."""
         self._screen = screen
         config, taskset = evaluation.config, evaluation.taskset
-        # How many rollouts there will be, where that can be known without building every task.
+        # The number of rollouts, if it is known without building every task.
         count = taskset._size() if not taskset.INFINITE and taskset.random_access else None
         known = [number for number in (config.num_tasks, count) if number is not None]
         self._total = min(known) * config.num_rollouts if known else None
         self._next = time.monotonic() + _PLAIN_SECONDS
         self._latest: deque[Text] = deque(maxlen=_LATEST)
         counts = (MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
-        # A narrow terminal has room for the figures only.
+        # A narrow terminal has room only for the figures.
         bar, times = BarColumn(bar_width=None), (TimeElapsedColumn(), TimeRemainingColumn())
         columns = counts if screen.width < _NARROW else (bar, *counts, *times)
         self._progress = Progress(*columns, console=screen)
@@ -88,7 +88,7 @@ class Display:
 
 
 def _setting(key: str, value: Any) -> str:
-    """On one line: a prompt may have several, and a scorer a rubric."""
+    """Puts a setting on one line: a prompt may have several lines, and a scorer a rubric."""
     text = " ".join(str(value).split())
     return f"{key}={text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + '…'}"
 
@@ -99,7 +99,7 @@ def _rollout_line(trace: Trace) -> Text:
         what = failure.told
     what = what.partition("\n")[0]
     return Text.assemble(
-        # The reward early: a narrow terminal cuts the end.
+        # The reward comes early: a narrow terminal cuts off the end.
         f"task {trace.task.idx:<6} r{trace.rollout:<3} ",
         f"{'-' if trace.reward is None else format(trace.reward, '.2f'):>6}  ",
         (f"{trace.outcome.value:<18}", _COLOURS.get(trace.outcome, "red")),

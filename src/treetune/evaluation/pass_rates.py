@@ -1,4 +1,4 @@
-"""From the traces of a run to a profile: how often each task was solved."""
+"""Turns the traces of a run into a profile: how often each task was solved."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PassRates(msgspec.Struct):
     column: str
     lines: list[dict[str, Any]]
     unrated: int
-    """Tasks of which no rollout was scored."""
+    """Tasks without a scored rollout."""
 
     @classmethod
     def of_run(cls, run: Path, evaluation: Evaluation) -> PassRates:
@@ -50,7 +50,7 @@ class PassRates(msgspec.Struct):
         return [line[self.column] for line in self.lines]
 
     def write(self, path: Path, model: str, runs: Path) -> None:
-        """Adds the column to the file of a profile; it replaces an earlier one of the same model."""
+        """Adds the column to a profile file, replacing an earlier column of the same model."""
         try:
             with FileLock(str(runs / ".lock")):  # another process may be profiling another model
                 profile = Profile.read(str(path)) if path.exists() else Profile(str(path), [])
@@ -78,7 +78,7 @@ class PassRates(msgspec.Struct):
 
 
 def histogram(rates: Iterable[float]) -> dict[str, int]:
-    """How many tasks have which pass rate; 0 and 1 are counted apart."""
+    """How many tasks have each pass rate; 0 and 1 are counted separately."""
     names = ["0", "0 to 0.25", "0.25 to 0.5", "0.5 to 0.75", "0.75 to 1", "1"]
     counts = Counter(
         names[0] if rate == 0 else names[-1] if rate == 1 else names[1 + sum(rate > edge for edge in EDGES)]
@@ -88,7 +88,7 @@ def histogram(rates: Iterable[float]) -> dict[str, int]:
 
 
 def _describe(taskset: Taskset[Any, Any], task: Task) -> dict[str, Any]:
-    """The other fields of a line: the source of the task, and the parameter it was made with."""
+    """The other fields of a line: the task's source, and the parameter that it was made with."""
     if isinstance(taskset, ByParameter):
         return {"source": task.data_source, taskset.parameter: taskset.value_of(task)}
     if isinstance(taskset, Mixture):

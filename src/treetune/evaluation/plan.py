@@ -1,4 +1,5 @@
-"""An EvalPlan is an evaluation, ready to be played into a run folder: `treetune eval` and `treetune.evaluate` share it.
+"""An EvalPlan is an evaluation that is ready to be played into a run folder. `treetune eval` and `treetune.evaluate`
+share it.
 
     plan = EvalPlan(read_config(data, EvalConfig))
     plan.check()                                  # refuses what can be refused now
@@ -6,7 +7,7 @@
     with plan.begin(Path("runs/x")):
         await plan.play(watch)
 
-Nothing before `play` may be called within an event loop: it may ask a server, or try a sandbox.
+Call everything before `play` outside of an event loop: it may ask a server or try a sandbox.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ class EvalPlan:
         workers: int | None = None,
         loggers: Loggers | None = None,
     ) -> None:
-        """A `policy` answers, or else the model that the config names; `workers` processes are started for the
-        rollouts. A server is asked what it serves."""
+        """A `policy` answers, or else the model that the config names. `workers` is the number of processes to start
+        for the rollouts. A server is asked what it serves."""
         self.evaluation = evaluation
         self._policy, self._workers, self._loggers = policy, workers, loggers
         self.remote = False
         """Whether the rollouts run on the taskset's own server."""
         self.rescored: RescoreSummary | None = None
-        """The result of scoring again, where that was asked for."""
+        """The result of rescoring, if that was requested."""
         self.served = find_served(evaluation.taskset)
         if policy is not None and workers is not None:
             raise UsageError(
@@ -95,7 +96,7 @@ class EvalPlan:
         self._choose_model(self.served.models)
 
     def _choose_model(self, models: list[str]) -> None:
-        """Chooses the server's model where none was named. Refuses one that the server does not serve."""
+        """Chooses the server's model if none was named. Refuses one that the server does not serve."""
         config = self.evaluation.config
         model = config.model or (models[0] if models else "")
         if model and model not in models:
@@ -115,11 +116,11 @@ class EvalPlan:
         task: Task = taskset[config.tasks[0]] if config.tasks else next(taskset.draw(config.num_tasks))
         return task
 
-    # Before it runs
+    # # Before the run
 
     def check(self) -> None:
-        """Refuses tasks that cannot be played here, a model behind an endpoint that does not answer, and gold answers
-        where there are none."""
+        """Refuses tasks that cannot be played here, a model endpoint that does not answer, and gold answers if there
+        are none."""
         taskset, config = self.evaluation.taskset, self.evaluation.config
         refuse_unservable(taskset)
         if config.tasks and self.served is not None:
@@ -134,12 +135,12 @@ class EvalPlan:
                 refuse_without_gold(config.model, taskset)
 
     def check_model(self) -> None:
-        """Refuses a model that cannot be loaded, and loads none."""
+        """Refuses a model that cannot be loaded, without loading it."""
         if not self._is_elsewhere and self._policy is None:
             check_policy(self.model, self.evaluation.taskset, self.evaluation.config.endpoint)
 
     def load(self) -> None:
-        """Loads the model, where this process plays; otherwise `play` loads it."""
+        """Loads the model if this process plays it; otherwise `play` loads it."""
         if not self._is_elsewhere and self._policy is None:
             self._policy = load_policy(self.model, self.evaluation.taskset, self.evaluation.config.endpoint)
 
@@ -156,7 +157,7 @@ class EvalPlan:
         trust: bool = False,
         may_rescore: bool = True,
     ) -> RunFolder[Trace]:
-        """Its run folder, new or one to resume. Where the taskset changed, the error advises --rescore if
+        """Opens its run folder, a new one or one to resume. If the taskset changed, the error advises --rescore if
         `may_rescore`."""
         if rescore and self.remote:
             problem = "the scorer is on the server: only there can answers be scored again"
@@ -172,7 +173,7 @@ class EvalPlan:
         self.run, self.runner = run, Runner(self.evaluation, run)
         return run
 
-    # Played
+    # # During the run
 
     @property
     def tally(self) -> Tally:
@@ -184,7 +185,7 @@ class EvalPlan:
         if self._rescore:
             self.rescored = await score_again(self.evaluation, self.run, self._trust)
         self.load()
-        policy, self._policy = self._policy, None  # it is closed at the end, and may be large
+        policy, self._policy = self._policy, None  # the policy may be large, and is closed at the end
         async with self._logged(), open_host(self.evaluation, policy, self._workers) as host:
             done = self.runner.resume() if self._resume else 0
             with watch(self, done) if watch is not None else nullcontext() as watcher:
@@ -194,7 +195,7 @@ class EvalPlan:
 
     @asynccontextmanager
     async def _logged(self) -> AsyncIterator[None]:
-        """Logs the run that is played within it, in a thread: some loggers talk to a server."""
+        """Logs the run that is played inside this context, in a thread: some loggers talk to a server."""
         if not self._loggers:
             yield
             return
@@ -210,20 +211,20 @@ class EvalPlan:
 
 
 Watch = Callable[[EvalPlan, int], AbstractContextManager[Watcher]]
-"""Makes the watcher of a plan that is played, from the plan and the number of rollouts that it has already."""
+"""Creates the watcher of a plan, from the plan and the number of rollouts that it already has."""
 
 
-# Where a TARGET is played: in this process, on the server that it names, or on workers that are started for it
+# # Where a TARGET is played: in this process, on the server that it names, or on workers that are started for it
 
 
 def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
-    """The taskset as one of a server; None where this process has its tasks."""
-    named = is_server(str(getattr(taskset.config, "address", "")))  # asked first: `serve` takes long to load
+    """Returns the taskset as a served one; None if this process has its tasks."""
+    named = is_server(str(getattr(taskset.config, "address", "")))  # checked first: `serve` takes long to load
     return taskset if named and isinstance(taskset, serve.Served) else None
 
 
 async def ask_server(served: serve.Served, count: int = 0) -> list[Task]:
-    """Asks the server what it serves, and stores that in `served`; returns its first tasks."""
+    """Asks the server what it serves and stores that in `served`; returns its first tasks."""
     async with aclosing(served):
         await served.learn()
         return await served.first_tasks(count) if count else []
@@ -238,13 +239,13 @@ async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int 
             await opened.enter_async_context(aclosing(served))
         if policy is not None:
             opened.push_async_callback(policy.close)
-            # It loads nothing: only what is drawn is made.
+            # Loads nothing: only drawn tasks are created.
             host: Host = LocalHost(Streams(taskset), always(policy), config.limits, config.max_concurrent)
             opened.push_async_callback(host.close)
         elif workers is not None:
             from treetune.models.vllm import running
 
-            # A server of our own without a door: its host is asked right here.
+            # Our own server without a door: its host is called directly.
             settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)
             models = serve.ModelsConfig(
                 model=config.model, endpoint=opened.enter_context(running(config.model, config.endpoint))
@@ -260,7 +261,7 @@ async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int 
 
 
 def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
-    """Refuses a taskset whose tasks run code, where no sandbox can contain that code or the user did not trust it."""
+    """Refuses a taskset whose tasks run code if no sandbox can contain that code, or the user did not trust it."""
     for part in parts_of(taskset):
         if (refuse_untrusted := getattr(part, "refuse_untrusted", None)) is not None:
             refuse_untrusted()
@@ -278,7 +279,7 @@ def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
 
 
 def check_judges(taskset: Taskset[Any, Any]) -> None:
-    """Refuses a judge behind an endpoint that does not answer. Not within an event loop."""
+    """Refuses a judge whose endpoint does not answer. Must not be called within an event loop."""
     for part in parts_of(taskset):
         if part.scorer is not None:
             part.scorer.check_reachable()
@@ -287,7 +288,7 @@ def check_judges(taskset: Taskset[Any, Any]) -> None:
 def _runs_code(taskset: Taskset[Any, Any]) -> bool:
     """Whether the taskset runs code itself, or the environment that its config names for all tasks."""
     if getattr(taskset.config, "has_images", False):
-        return False  # the engine of its images contains it, and says itself where it does not
+        return False  # the engine of its images contains the code, and reports it if it cannot
     env_class = getattr(taskset.config, "env_class", None)
     contract = contract_of(env_class) if isinstance(env_class, str) else None
     return taskset.NEEDS_CONTAINER or (contract is not None and contract.sandbox)

@@ -1,10 +1,10 @@
-"""A rollout as its environment or its taskset draws it for people: a board, a path, a session in a shell.
+"""Renders a rollout as its environment or taskset draws it for people: a board, a path, a shell session.
 
     rendered, why_not = render(run, "17/3")
     rendered.kind, rendered.text
 
-The second value says what went wrong: code of a task must not stop a user from looking at a run. That code runs only
-for a run that an `eval` of this user wrote; of any other run only code that is built in or installed does.
+The second value says what went wrong, because a task's code must not stop a user from looking at a run. That code runs
+only for a run that this user's `eval` wrote. For any other run, only built-in or installed code runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from treetune.runs.entry import Entry
 from treetune.runs.run import Run
 
 _SECONDS = 5.0
-"""The limit for the code of a task, which may never end."""
+"""The time limit for the task's code, which may never end."""
 _MOST = 500_000
 """The most characters of a drawing."""
 
@@ -39,7 +39,7 @@ Renders = type[Environment] | type[Taskset[Any, Any]]
 
 
 def render(run: Run, name: str | Entry) -> tuple[Rendered | None, str | None]:
-    """The drawing of a rollout by its environment, None where there is none; and why, where that failed."""
+    """Returns the environment's drawing of a rollout, None if there is none; and the reason if drawing failed."""
     found: list[tuple[Rendered | None, str | None]] = []
 
     def work() -> None:
@@ -47,7 +47,7 @@ def render(run: Run, name: str | Entry) -> tuple[Rendered | None, str | None]:
             found.append((_render(run, name), None))
         except TreetuneError as error:
             found.append((None, str(error)))
-        except BaseException as error:  # also what would end the program
+        except BaseException as error:  # including those that would end the program
             where = f" at {place}" if (place := place_of(error)) else ""
             found.append((None, f"render failed{where}: {format_error(error)}"))
 
@@ -70,7 +70,7 @@ def _render(run: Run, name: str | Entry) -> Rendered | None:
 
 
 def _check(made: object, cls: Renders) -> Rendered:
-    """Reads what `render` returned: text, a `Rendered`, or a mapping of one."""
+    """Reads the result of `render`: text, a `Rendered`, or a mapping with its fields."""
     try:
         fields = {"text": made} if isinstance(made, str) else msgspec.to_builtins(made)
         rendered = msgspec.convert(fields, Rendered)
@@ -82,7 +82,8 @@ def _check(made: object, cls: Renders) -> Rendered:
 
 
 def _renders(cls: Renders) -> bool:
-    """Whether a class has its own `render` as a class method; an environment may have another method of that name."""
+    """Returns whether a class has its own `render` class method. An environment may have another method of that
+    name."""
     written = inspect.getattr_static(cls, "render")
     if isinstance(written, classmethod | staticmethod):
         return written not in (inspect.getattr_static(base, "render") for base in (Environment, Taskset))
@@ -101,12 +102,12 @@ def _classes(node: Any, task: Task, origin: Origin) -> Iterator[Renders]:
 
 
 def _task_type(cls: Renders, task: Task) -> type[Task]:
-    """The type of the tasks, so that they have their own fields: of a taskset its own, of an environment what it
-    declares."""
+    """The type of the tasks, so that their own fields are decoded: a taskset's own type, or the type that an
+    environment declares."""
     if issubclass(cls, Taskset):
         return cls.task_type
     try:
         declared = get_type_hints(cls).get("task")
-    except Exception:  # names that only a type checker knows
+    except Exception:  # the hint has names that only a type checker knows
         return Task
     return declared if isinstance(declared, type) and issubclass(declared, Task) else Task

@@ -1,4 +1,4 @@
-"""Scores saved traces again, without the model: plays each recorded answer to the environment as it is now."""
+"""Scores saved traces again without the model: plays each recorded answer to the environment in its current form."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class RescoreSummary(msgspec.Struct):
     changed: int
     """Rollouts whose reward changed."""
     diverged: int
-    """Rollouts whose environment replied differently than recorded: their later answers may not fit."""
+    """Rollouts whose environment replied differently than recorded, so that their later answers may not fit."""
     skipped: int
-    """Rollouts that had failed and have nothing to score: they are copied as they are."""
+    """Failed rollouts with nothing to score: they are copied unchanged."""
 
 
 class Rescorer(Runner):
-    """Scores the traces of `source` into `run`. `compare()` gives the result so far, also after an interruption."""
+    """Scores the traces of `source` into `run`. `compare()` returns the result so far, even after an interruption."""
 
     def __init__(self, evaluation: Evaluation, source: Path, run: RunFolder[Trace] | None, trust: bool = False) -> None:
-        """Without `trust` a recorded task of a run folder that is not this user's may name only what is installed."""
+        """Without `trust`, recorded tasks of a run folder that is not this user's may name only installed code."""
         super().__init__(evaluation, run)
         self._recorded_code = TaskCode(source, trust)
         self._source = source
@@ -58,8 +58,8 @@ class Rescorer(Runner):
         return RescoreSummary(before, after, self._changed, self._diverged, self._skipped)
 
     async def _wanted(self) -> AsyncIterator[list[Trace]]:
-        """The traces, in lists that are scored together: all of a task where the taskset scores groups, else one by
-        one."""
+        """The traces, in lists that are scored together: all traces of a task if the taskset scores groups, otherwise
+        one each."""
         groups: dict[tuple[str, int], list[Trace]] = {}
         for old in self._recorded():
             self._before.add(old)
@@ -75,10 +75,10 @@ class Rescorer(Runner):
             yield group
 
     def _remember_code(self, task: Task) -> None:
-        pass  # it was recorded, perhaps by someone else
+        pass  # recorded, perhaps by someone else
 
     def _refuse_code(self, task: Task) -> None:
-        """Raises where a recorded task names code that may not run: one error, not one for each rollout."""
+        """Raises if a recorded task names code that may not run: one error, instead of one per rollout."""
         if (origin := self._recorded_code.origin_of(task)).trusted:
             return
         owner, task = owner_of(self._taskset, task)
@@ -121,17 +121,17 @@ class Rescorer(Runner):
             recorded=[turn.calls for turn in old.turns if turn.calls],
         )
         new.tools, score_seconds = old.tools, new.timing.score
-        for field in POLICY_FIELDS:  # what the model did stays as it was recorded
+        for field in POLICY_FIELDS:  # the model's part stays as it was recorded
             setattr(new, field, getattr(old, field))
         new.timing = msgspec.structs.replace(old.timing, score=score_seconds)
         return new
 
 
 class Rescored(msgspec.Struct):
-    """A rollout, and the reward that it would have now."""
+    """A rollout, and the reward it would have now."""
 
     at: int
-    """Its place in the run."""
+    """Its position in the run."""
     task: int
     rollout: int
     before: float | None
@@ -141,7 +141,7 @@ class Rescored(msgspec.Struct):
 
 
 class RescorePreview(Rescorer):
-    """Scores the rollouts that a query selects again, and writes nothing: `rows` has the rewards they would have."""
+    """Rescores the rollouts that a query selects and writes nothing. `rows` has the rewards they would have."""
 
     def __init__(
         self, evaluation: Evaluation, source: Path, query: str = "", most: int | None = None, trust: bool = False
@@ -162,7 +162,7 @@ class RescorePreview(Rescorer):
 
     @property
     def failed(self) -> int:
-        """Rollouts that had a reward, and would have none."""
+        """Rollouts that had a reward and would have none."""
         return sum(row.after is None and row.before is not None for row in self.rows)
 
     @property
@@ -189,12 +189,12 @@ class RescorePreview(Rescorer):
 
 
 def _has_answers(trace: Trace) -> bool:
-    """Whether there are answers to score. A rollout for which a judge gave no verdict has them too."""
+    """Whether there are answers to score. A rollout for which a judge gave no verdict has answers, too."""
     return trace.failure is None or trace.failure.type == JudgeError.__name__
 
 
 async def score_again(evaluation: Evaluation, run: RunFolder[Trace], trust: bool = False) -> RescoreSummary:
-    """Scores the rollouts of a run again, in place. If that is interrupted, the run stays as it was."""
+    """Rescores the rollouts of a run in place. If that is interrupted, the run stays as it was."""
     folder = run.path / ".rescored"
     shutil.rmtree(folder, ignore_errors=True)
     with RunFolder.create(folder, TRACES, evaluation) as fresh:

@@ -1,10 +1,11 @@
-"""A RunSet is a folder of runs that were asked for together, several models or several tasksets: a run folder each.
+"""A RunSet is a folder of runs that were requested together, for several models or several tasksets, each in its own
+run folder.
 
     with RunSet(Path("runs/both")).begin(plans) as folders: ...   # then play them, one after the other
     RunSet(Path("runs/both")).compare()            # the models of each taskset with the first of them
 
-`runs.json` names them in their order. All are begun before the first is played, so a set that was interrupted can be
-resumed by its folder alone.
+`runs.json` lists them in order. All runs are created before the first is played, so an interrupted set can be resumed
+by its folder alone.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RunSet:
 
     @classmethod
     def named_after(cls, plans: Sequence[EvalPlan]) -> RunSet:
-        """A set in a new folder below `runs`."""
+        """Creates a set in a new folder below `runs`."""
         tasksets = {plan.evaluation.taskset.name for plan in plans}
         models = {plan.model for plan in plans}
         one, other = (names.pop() if len(names) == 1 else None for names in (tasksets.copy(), models.copy()))
@@ -58,18 +59,18 @@ class RunSet:
 
     @property
     def folders(self) -> list[Path]:
-        """The folders of runs that were begun."""
+        """The folders of runs that were started."""
         return [self.path / name for name in self.names if (self.path / name / FINGERPRINT).exists()]
 
     def take_up(self) -> list[Path]:
-        """The folders to resume; refused where a kill left one that was never begun."""
+        """The folders to resume. Refused if the process was killed before every run was created."""
         if missing := [name for name in self.names if self.path / name not in self.folders]:
             problem = f"{self.path} has runs that were never begun: {', '.join(missing)}"
             raise ResumeError(problem, remedy="name TARGET and models again, with --resume")
         return self.folders
 
     def name(self, plans: Sequence[EvalPlan]) -> list[str]:
-        """A folder for each plan, the same for the same plans; equal ones are numbered."""
+        """Names a folder for each plan. The same plans get the same names; equal plans are numbered."""
         seen: Counter[str] = Counter()
         names = []
         for plan in plans:
@@ -88,8 +89,7 @@ class RunSet:
         rescore: bool = False,
         trust: bool = False,
     ) -> Iterator[list[Path]]:
-        """Opens the run folder of every plan, `names` where they have one; with `resume` existing ones are
-        resumed."""
+        """Opens the run folder of every plan, under `names` if given; with `resume`, existing folders are resumed."""
         if is_run(self.path):
             raise UsageError(f"{self.path} holds a single run", remedy="pass another -o for several")
         if self.exists and not resume:
@@ -112,7 +112,7 @@ class RunSet:
             yield paths
 
     def compare(self) -> list[Comparison]:
-        """The runs of each taskset, each with the first of them; runs without a task in common are left out."""
+        """Compares the runs of each taskset with the first of them. Runs without a shared task are left out."""
         by_taskset: dict[str, list[Run]] = {}
         for folder in self.folders:
             run = Run(folder)

@@ -1,9 +1,10 @@
-"""Whether a run folder may be continued: its `config.yaml` says what runs, and anyone may have written it.
+"""Decides whether a run folder may be continued: its `config.yaml` determines what runs, and anyone may have written
+it.
 
     remember(Path("runs/x"))                  # `eval`: the config in there is this user's
     take_up(Path("runs/x"), trust=False)      # `eval --resume`: raises where it is not, and would call a model
 
-What the config names is checked where it is read and loaded (`config/run_config.py`, `config/trust.py`).
+Whatever the config names is checked where it is read and loaded (`config/run_config.py`, `config/trust.py`).
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from treetune.runs.run import load_config, no_run
 
 
 def remember(run: Path) -> None:
-    """Marks the config of a run folder as this user's. Where the cache cannot be written, `--trust` is needed later."""
+    """Marks the config of a run folder as this user's. If the cache cannot be written, `--trust` is needed later."""
     remember_config(load_yaml(run / CONFIG))
 
 
 class TaskCode:
-    """The code that recorded tasks of a run name. That its config is this user's does not make the traces theirs: only
-    what tasks of this user have named is trusted."""
+    """The code that recorded tasks of a run name. A config of this user does not make the traces theirs: only code that
+    tasks of this user have named is trusted."""
 
     def __init__(self, run: Path, trust: bool = False) -> None:
         self._config = load_config(run)
         self._what = f"a task of {run}"
         self._trust = trust
         self.own = bool(self._config) and is_own_config(self._config)
-        """Whether an `eval` of this user wrote the config."""
+        """Whether this user's `eval` wrote the config."""
         self._known = own_names(self._config) if self.own else set()
 
     def origin_of(self, task: Task) -> Origin:
         return Origin.of_data(self._what, self._trust or (self.own and _names_in(task) <= self._known))
 
     def remember(self, taskset: Taskset[Any, Any], task: Task) -> None:
-        """Trusts the code that a task names that was just played, where this user chose the taskset."""
+        """Trusts the code that a just played task names, if this user chose the taskset."""
         if not (new := _names_in(task) - self._known):
             return
         self._known |= new
@@ -61,7 +62,7 @@ def _is_code(text: str) -> bool:
 
 
 def take_up(run: Path, trust: bool) -> tuple[str, dict[str, str]]:
-    """The TARGET for resuming a run folder, and its overrides."""
+    """Returns the TARGET for resuming a run folder, and its overrides."""
     target = str(run / CONFIG)
     if not is_run_config(target):
         raise no_run(run, own=True)
@@ -70,8 +71,8 @@ def take_up(run: Path, trust: bool) -> tuple[str, dict[str, str]]:
 
 
 def refuse_foreign_model(target: str, trust: bool = False) -> None:
-    """Raises where the model of someone else's run would be downloaded, started, or called at another address than the
-    usual one, or is code. Any other TARGET is the user's."""
+    """Raises if the model of someone else's run would be downloaded or started, would be called at an unusual address,
+    or is code. Any other TARGET is the user's."""
     if not is_run_config(target):
         return
     data: dict[str, Any] = load_yaml(target)

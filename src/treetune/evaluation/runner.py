@@ -1,8 +1,8 @@
-"""Runs an evaluation: draws tasks, keeps a bounded number of rollouts under way, saves each as it ends.
+"""Runs an evaluation: draws tasks, runs a bounded number of rollouts at once, and saves each when it ends.
 
 await Runner(evaluation, run).run(host)
 
-Tasks come from a host and rollouts run on it, here or elsewhere; this only counts and saves.
+A host supplies the tasks and runs the rollouts, here or elsewhere. This module only counts and saves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 async def run_bounded(items: AsyncIterator[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
-    """Runs `work` on every item, at most `at_once` at a time. The first error ends it, and is raised as it is."""
+    """Runs `work` on every item, at most `at_once` at a time. The first error stops it and is raised unchanged."""
     free = asyncio.Semaphore(at_once)
 
     async def run_one(item: T) -> None:
@@ -54,7 +54,7 @@ class Runner:
     """Plays the rollouts that a run lacks. A trace with only a task and a number stands for a rollout to play."""
 
     def __init__(self, evaluation: Evaluation, run: RunFolder[Trace] | None) -> None:
-        """Without a `run` folder nothing is saved, and nothing resumed."""
+        """Without a `run` folder, nothing is saved or resumed."""
         self._config = evaluation.config
         self._taskset = evaluation.taskset
         self._run = run
@@ -65,7 +65,7 @@ class Runner:
         self.tally = Tally(self._config.pass_threshold)
 
     def resume(self) -> int:
-        """Keeps the rollouts that are scored; returns how many. Failed ones are played again."""
+        """Keeps the scored rollouts and returns how many there are. Failed ones are played again."""
         assert self._run is not None
         scored: Counter[tuple[str, int]] = Counter()
         for trace in self._run.read():
@@ -85,7 +85,7 @@ class Runner:
 
     def _grouped(self, trace: Trace) -> bool:
         """Whether its reward depends on the other rollouts of its task."""
-        with suppress(TasksetError):  # a task that the taskset no longer has
+        with suppress(TasksetError):  # the taskset no longer has the task
             return self._taskset.scores_group_of(trace.task)
         return False
 
@@ -96,7 +96,7 @@ class Runner:
         await self.run_all()
 
     async def run_all(self) -> None:
-        """Runs to the end, or until it is cancelled; writes the summary of what there is either way."""
+        """Runs to the end or until cancelled; either way it writes the summary of the results so far."""
         try:
             await run_bounded(self._wanted(), self._play_and_save, self._config.max_concurrent)
         finally:
@@ -104,7 +104,7 @@ class Runner:
                 self._run.write_summary(self.tally.summary())
 
     def _is_spent(self) -> bool:
-        """Whether a token limit is reached. Rollouts in progress are finished all the same: their tokens are paid
+        """Whether a token limit is reached. Running rollouts are still finished, because their tokens are already paid
         for."""
         spent = {"max_judge_tokens": self.tally.judge_tokens, "max_tokens_total": self.tally.tokens_total}
         for key, tokens in spent.items():
@@ -124,7 +124,7 @@ class Runner:
             self.on_trace(trace, self.tally)
 
     def _remember_code(self, task: Task) -> None:
-        """The code that a task of this run names is the user's when the run is looked at or scored again."""
+        """Marks the code that a task of this run names as the user's, for viewing or rescoring the run later."""
         assert self._run is not None
         self._code = self._code or TaskCode(self._run.path)
         self._code.remember(self._taskset, task)
@@ -156,7 +156,7 @@ class Runner:
         self.tally.expected = tasks * config.num_rollouts
 
     async def _chosen(self) -> AsyncIterator[tuple[Task, int]]:
-        """The tasks that the config names, each once."""
+        """The tasks that the config names, once each."""
         for index in dict.fromkeys(self._config.tasks):
             yield await call(self._taskset.__getitem__, index), 0
 
@@ -168,7 +168,7 @@ class Runner:
             if self._taskset.scores_group_of(first.task):
                 return await self._host.run_group(first.task, len(wanted), rollouts=numbers, **asked)
             return [await self._host.run_rollout(first.task, rollout=first.rollout, **asked)]
-        except TreetuneError as error:  # a failure of these rollouts, which a resumed run tries again
+        except TreetuneError as error:  # a failure of these rollouts, which a resumed run retries
             for trace in wanted:
                 trace.fail(Outcome.ENVIRONMENT_ERROR, Failure.of(error, "host"))
             return wanted

@@ -1,6 +1,7 @@
-"""Checks a taskset: its own `validate`, that its gold answers are rewarded, and that its `reward` takes a wrong answer.
+"""Checks a taskset: its own `validate`, that its gold answers are rewarded, and that its `reward` accepts a wrong
+answer.
 
-A task is valid where at least one of the first two ran and none failed; where neither did it is `unchecked`.
+A task is valid if at least one of the first two ran and none failed. If neither ran, it is `unchecked`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from treetune.scorers.scorer import find_unpaid
 from treetune.system.threads import call
 
 RETRIED = ("gold-failed", "validate-failed")
-"""Rules that say of the check, not of the task, that it failed: a resumed run tries these again."""
+"""Rules that report a failure of the check, not of the task: a resumed run tries these again."""
 
 
 class TaskCheck(msgspec.Struct):
@@ -81,7 +82,7 @@ CHECKS: Records[TaskCheck] = Records(
 
 
 class TasksetChecker:
-    """Checks every task that `run` has no result for yet; results are saved as they come."""
+    """Checks every task that has no result in `run` yet; results are saved as they come."""
 
     def __init__(self, validation: Validation, run: RunFolder[TaskCheck]) -> None:
         self._config, self._taskset = validation.config, validation.taskset
@@ -117,8 +118,8 @@ class TasksetChecker:
             self._run.write_summary(self.summary())
 
     def _find_flaws(self) -> list[tuple[str, Flaw]]:
-        """What is wrong with rows that are no tasks, or that are not shown as they should be; those that no answer
-        solves are found task by task."""
+        """Faults of rows that are not tasks, or that are not shown as they should be. Tasks that no answer solves are
+        found when each task is checked."""
         found = [(part.name, flaw) for part in parts_of(self._taskset) for flaw in part.find_flaws()]
         return [(name, flaw) for name, flaw in found if flaw.rule != "invalid-task"]
 
@@ -162,11 +163,11 @@ class TasksetChecker:
             check.warnings["gold-said-otherwise"] = f"{unpaid[0]!r} earns nothing: {unpaid[1]}"
 
     async def _check_wrong(self, task: Task, check: TaskCheck) -> None:
-        """Checks that `reward` gives a number for a wrong answer."""
+        """Checks that `reward` returns a number for a wrong answer."""
         try:
             await with_deadline(score_answer(self._taskset, task, WRONG), self._config.limits)
         except InvalidAction:
-            pass  # which says that it earns nothing
+            pass  # the scorer says that the answer earns nothing
         except NoScoreError as error:
             check.fail("reward-no-number", f"{error.message} for the answer {WRONG!r}")
         except Exception as error:

@@ -5,8 +5,8 @@
     loggers.log({"reward/gsm8k": 0.4}, step=10)
     loggers.finish(figures_of(run.summary), samples_of(run))
 
-Each reads its own environment variables (WANDB_MODE, MLFLOW_TRACKING_URI). A logger that fails warns once and is not
-used again: no run fails because of it. `backends.py` has the loggers, `figures.py` what is logged: `figures_of`,
+Each logger reads its own environment variables (WANDB_MODE, MLFLOW_TRACKING_URI). A logger that fails warns once and is
+not used again; it never fails a run. `backends.py` has the loggers, `figures.py` what is logged: `figures_of`,
 `samples_of`, and `RewardCurve` for a training. A new logger is a class there and a line in `LOGGERS`.
 """
 
@@ -24,7 +24,7 @@ import msgspec
 from treetune.errors import MissingExtraError, UnknownNameError, format_error
 
 LOGGERS = {"wandb": "WandbLogger", "mlflow": "MlflowLogger", "tensorboard": "TensorboardLogger"}
-"""Each with its class in `backends.py`; the package that it needs, and the extra, have the same name."""
+"""The class of each logger in `backends.py`. The package that it needs, and the extra, have the logger's name."""
 
 Sample = dict[str, Any]
 
@@ -45,12 +45,12 @@ class Logger(Protocol):
         ...
 
     def finish(self, figures: dict[str, float], samples: list[Sample], interrupted: bool) -> None:
-        """The final figures, and some of the rollouts."""
+        """Logs the final figures and some of the rollouts."""
         ...
 
 
 class Loggers:
-    """Several loggers as one. It raises nothing."""
+    """Several loggers as one. It never raises."""
 
     def __init__(self, loggers: dict[str, Logger]) -> None:
         self._loggers = loggers
@@ -80,13 +80,13 @@ class Loggers:
 
 
 def open_loggers(names: Iterable[str]) -> Loggers:
-    """Refuses an unknown name, and one whose package is not installed."""
+    """Opens loggers by name. Refuses an unknown name, and one whose package is not installed."""
     opened: dict[str, Logger] = {}
     for name in dict.fromkeys(names):
         if name not in LOGGERS:
             raise UnknownNameError.of("logger", name, LOGGERS)
         found = find_spec(name)
-        if found is None or found.origin is None:  # a folder of that name, as W&B makes one, is no package
+        if found is None or found.origin is None:  # a folder of that name, such as W&B creates, is not a package
             raise MissingExtraError.of(name, name)
         opened[name] = getattr(import_module("treetune.loggers.backends"), LOGGERS[name])()
     return Loggers(opened)

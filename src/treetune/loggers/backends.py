@@ -11,9 +11,9 @@ from treetune.loggers import About, Sample
 from treetune.loggers.figures import flatten
 
 _MOST_METRICS = 100
-"""Metrics, and parameters, that MLflow takes at once."""
+"""The most metrics or parameters that MLflow accepts in one call."""
 _LONGEST_PARAMETER = 500
-"""Letters of a parameter that every store of MLflow takes."""
+"""The most characters of a parameter that every MLflow store accepts."""
 _STRING = 7  # DT_STRING of TensorBoard
 
 
@@ -27,10 +27,10 @@ class WandbLogger:
             project=os.environ.get("WANDB_PROJECT", "treetune"),
             name=about.name,
             config=about.config,
-            reinit="create_new",  # one of the caller's own is left alone
+            reinit="create_new",  # an active run of the caller is left alone
             settings=wandb.Settings(console="off"),
         )
-        # A trainer's steps may come late, which W&B's own steps must not.
+        # A trainer's steps may arrive out of order, which W&B's own steps must not.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, figures: dict[str, float], step: int) -> None:
@@ -48,8 +48,8 @@ class WandbLogger:
 
 
 class MlflowLogger:
-    """MLflow: a run in the experiment of MLFLOW_EXPERIMENT_NAME, or `treetune`, where MLFLOW_TRACKING_URI says. Its
-    client leaves an active run of the caller's own alone."""
+    """MLflow: a run in the experiment of MLFLOW_EXPERIMENT_NAME, or `treetune`, on the server of MLFLOW_TRACKING_URI.
+    Its client leaves an active run of the caller alone."""
 
     def start(self, about: About) -> None:
         import mlflow
@@ -90,7 +90,7 @@ class TensorboardLogger:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._writer: Any = EventFileWriter(str(about.folder / "tensorboard"))
-        config = "\n".join(f"    {line}" for line in dump_yaml(about.config).splitlines())  # as markdown has code
+        config = "\n".join(f"    {line}" for line in dump_yaml(about.config).splitlines())  # as markdown code
         self._text("config", config)
 
     def log(self, figures: dict[str, float], step: int) -> None:
@@ -128,6 +128,6 @@ class TensorboardLogger:
 
 
 def _cell(value: Any) -> str:
-    """A cell of a markdown table. Text of a model is escaped, as HTML in it would be markup."""
+    """A cell of a markdown table. Model text is escaped, because HTML in it would be rendered."""
     text = "" if value is None else str(value)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;").replace("\n", "<br>")

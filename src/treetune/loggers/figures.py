@@ -1,5 +1,5 @@
-"""What is logged of a run: its summary as named numbers, some of its rollouts, its config as flat keys; and while a
-server keeps traces, the rewards of each source over the steps of a training.
+"""The figures that are logged of a run: its summary as named numbers, some of its rollouts, its config as flat keys;
+and, while a server stores traces, the rewards of each source over the steps of a training.
 
     curve = RewardCurve(loggers, About("traces", config, folder))
     curve.add(entries)               # of traces that were just written
@@ -33,14 +33,14 @@ _PLAIN = (
     *("prompt_tokens", "completion_tokens", "judge_calls"),
 )
 _LONGEST = 4000
-"""Letters of a text in a sample."""
+"""The most characters of a text in a sample."""
 _SECONDS = 10.0
 _LAST_SECONDS = 30.0
-"""The most seconds to wait for the last figures when a server ends."""
+"""How long to wait for the last figures when a server ends."""
 
 
 def figures_of(summary: Summary) -> dict[str, float]:
-    """The numbers of a summary, by names that every logger takes."""
+    """The numbers of a summary, under names that every logger accepts."""
     plain = msgspec.to_builtins(summary)
     found: dict[str, float | None] = {name: plain[name] for name in _PLAIN}
     found["errors"] = summary.errors
@@ -53,18 +53,18 @@ def figures_of(summary: Summary) -> dict[str, float]:
 
 
 def clean_name(name: str) -> str:
-    """A name with only the characters that every logger takes: letters, digits, and `_-. /`."""
+    """A name with only the characters that every logger accepts: letters, digits, and `_-. /`."""
     return re.sub(r"[^\w\-./ ]", "_", name)[:200]
 
 
 def samples_of(run: Run) -> Iterator[Sample]:
-    """Some rollouts: failures first, then others from the whole run."""
+    """Samples rollouts: failures first, then others from the whole run."""
     failed = np.flatnonzero(run.columns.codes("failure") >= 0)[:_FAILURES].tolist()
     spread = np.linspace(0, len(run) - 1, min(len(run), _MOST_SAMPLES - len(failed))).astype(int).tolist()
     for row in dict.fromkeys([*failed, *spread]):
         try:
             yield _sample(run.trace(run.columns.entry(row)))
-        except (TreetuneError, OSError):  # a trace that is damaged
+        except (TreetuneError, OSError):  # a damaged trace
             continue
 
 
@@ -89,7 +89,7 @@ def _text(messages: Iterable[Message | None]) -> str:
 
 
 def flatten(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value of a config by its dotted path."""
+    """Yields each value of a config with its dotted path."""
     for key, value in config.items():
         here = f"{path}.{key}" if path else str(key)
         if isinstance(value, Mapping) and value:
@@ -120,8 +120,9 @@ class _Point:
 
 
 class RewardCurve:
-    """A step is the trainer's own where the trainer names one. It is logged once a later one has begun, and again where
-    rollouts of it come late. Elsewhere a point is logged every few seconds, over the number of rollouts so far."""
+    """Logs the reward of each step. A step is the trainer's own if the trainer names one: it is logged once a later
+    step has begun, and again if rollouts of it arrive late. Otherwise a point is logged every few seconds, over the
+    number of rollouts so far."""
 
     def __init__(self, loggers: Loggers, about: About) -> None:
         self._loggers, self._about = loggers, about
@@ -141,7 +142,7 @@ class RewardCurve:
                 point.add(entry)
 
     def close(self) -> None:
-        """Logs what there is, and ends the run of each logger."""
+        """Logs the remaining points and ends the run of each logger."""
         self._ended.set()
         self._thread.join(_LAST_SECONDS)
 

@@ -1,1 +1,2 @@
-"""Servers of other projects as tasksets: `openenv:URL` (`openenv.py`), `ors:URL` (`ors.py`), and what they share."""
+"""Servers of other projects as tasksets: `openenv:URL` (`openenv.py`), `ors:URL` (`ors.py`), and the code they
+share."""

@@ -2,9 +2,9 @@
 
     treetune eval openenv:http://127.0.0.1:8000 -m MODEL -n 20
 
-A task is what the server's task routes number, or a seed if it has none; then tasks have no end. What a model says goes
-into the one text field of the server's actions. If an action has no such field, the model answers with JSON. The model
-gets the server's tools as tools.
+A task is an index of the server's task routes. If the server has none, a task is a seed, and the tasks are endless. The
+model's text goes into the one text field of the server's actions. If an action has no such field, the model answers
+with JSON. The server's tools become the model's tools.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from treetune.serve.http.transport import CONNECT_SECONDS, HttpTransport
 from treetune.system.http_body import MOST_BYTES, BodyTooLarge, check_values
 
 _ENVELOPE = ("metadata", "reward", "done")
-"""What an observation has beside what it shows."""
+"""The fields of an observation that are not shown to the model."""
 FIRST_PAUSE, LAST_PAUSE = 0.1, 3.0
 _ALIVE_SECONDS = 20.0
-"""How often a silent server is asked whether it is there."""
+"""How often a silent server is checked for life."""
 _CLOSE_SECONDS = 5.0
 _CLOSED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
 
 
 class OpenEnvError(ServeError):
-    """An error that the server answers with; `code` says which."""
+    """An error that the server answers with; `code` is its code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"the server answered {code}: {message}")
@@ -72,12 +72,12 @@ class OpenEnvClient(HttpTransport):
         self._timeout, self._patience = timeout, patience
 
     async def get(self, path: str, body: Any = None) -> Any:
-        """What the server answers over HTTP; None where it has no such path, or says that it has no answer."""
+        """Returns what the server answers over HTTP; None if it has no such path, or says that it has no answer."""
         reply = await self.ask("GET" if body is None else "POST", path, body, self._timeout)
         return None if reply.status in (404, 405, 501) else reply.read(object)
 
     async def start(self, reset: dict[str, Any]) -> tuple[OpenEnvSession, Any]:
-        """A session of its own, and what it shows first."""
+        """Opens a new session; returns it with its first observation."""
         until, pause = time.monotonic() + self._patience, FIRST_PAUSE
         while True:
             session = await self._connect()
@@ -117,7 +117,7 @@ class OpenEnvSession:
         self._socket, self._url, self._timeout = socket, url, timeout
 
     async def ask(self, kind: str, data: dict[str, Any] | None = None) -> Any:
-        """The data of the answer. After one that did not come the session is of no use, and is closed."""
+        """Returns the data of the answer. If no answer comes, the session is unusable and is closed."""
         message = {"type": kind} if data is None else {"type": kind, "data": data}
         try:
             with contextlib.suppress(ConnectionError):  # the server may have closed it with a reason
@@ -136,7 +136,7 @@ class OpenEnvSession:
         return answer["data"]
 
     async def call(self, method: str, params: dict[str, Any]) -> Any:
-        """The result of a request over JSON-RPC."""
+        """Returns the result of a request over JSON-RPC."""
         answer = await self.ask("mcp", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
         if (error := answer.get("error")) is not None:
             raise OpenEnvError(str(error.get("code", "ERROR")), str(error.get("message", "")))
@@ -156,7 +156,7 @@ class OpenEnvSession:
             raise ServeError(f"{self._url} sent no JSON: {message.data!r:.200}") from None
 
     async def close(self) -> None:
-        """Ends the session there too."""
+        """Ends the session on the server, too."""
         with contextlib.suppress(TimeoutError, ConnectionError, aiohttp.ClientError, RuntimeError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 if not self._socket.closed:
@@ -166,23 +166,23 @@ class OpenEnvSession:
 
 class OpenEnvConfig(ForeignConfig, frozen=True, kw_only=True):
     action_field: str | None = None
-    """The field of an action that what a model says goes into; by default the only text field that is required."""
+    """The action field that receives the model's text; by default the only text field that is required."""
     observation_field: str | None = None
-    """The field of an observation that a model is shown; by default all of it, as JSON where it has several."""
+    """The observation field that the model sees; by default the whole observation, as JSON if it has several fields."""
     patience: float = 600.0
-    """How long a free session of the server is waited for."""
+    """How long to wait for a free session of the server, in seconds."""
 
 
 class Actions(NamedTuple):
-    """How the server wants to be acted on."""
+    """The form of the server's actions."""
 
     field: str | None
-    """Where what a model says goes; None where it has to be JSON."""
+    """The field for the model's text; None if the text has to be JSON."""
     schema: dict[str, Any]
     takes_calls: bool
-    """Calls in OpenAI's form."""
+    """Actions accept tool calls in OpenAI's form."""
     takes_tools: bool
-    """Only calls of one tool, in OpenEnv's own form."""
+    """Actions accept only calls of one tool, in OpenEnv's own form."""
 
 
 class OpenEnvTasks(ForeignTasks):
@@ -208,7 +208,7 @@ class OpenEnvTasks(ForeignTasks):
             await self._ask_tasks(client, str(names[0]))
 
     async def _ask_tasks(self, client: OpenEnvClient, name: str) -> None:
-        """Where the server numbers its tasks."""
+        """Asks for the tasks if the server numbers them."""
         name = quote(name, safe="")
         splits = await client.get(f"/{name}/splits")
         if not isinstance(splits, list):
@@ -222,7 +222,7 @@ class OpenEnvTasks(ForeignTasks):
         return OpenEnvEnvironment(task, self)
 
     def reset_of(self, task: Task) -> dict[str, Any]:
-        """What is asked of the server for a task."""
+        """Returns the reset request for a task."""
         index = task.reward_spec["index"]
         return {"seed": index} if self.num_tasks is None else {"split": self.split, "index": index}
 
@@ -274,7 +274,7 @@ class OpenEnvEnvironment(ForeignEnvironment):
         return step
 
     def _read_result(self, observation: Observation) -> Any:
-        """What a tool gave: FastMCP's results say it in `data`, or in blocks of text."""
+        """Returns the result of a tool: FastMCP's results have it in `data`, or in blocks of text."""
         shown = observation.content
         result = shown.get("result") if isinstance(shown, dict) else shown
         if isinstance(shown, dict) and (error := shown.get("error")):

@@ -2,8 +2,8 @@
 
     treetune eval ors:http://127.0.0.1:8080 -m MODEL -n 20 --taskset.split test
 
-The model gets the server's tools, and earns its reward by calling them. What it says without a call goes to the one
-tool that takes one text; if there is no such tool, it ends the episode.
+The model gets the server's tools, and earns its reward by calling them. Text without a call goes to the only tool that
+takes one text; if there is no such tool, the text ends the episode.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _QUICK_SECONDS = 10.0
 
 
 class CallRefused(ServeError):
-    """The server says that a call was wrong: no such tool, no such input."""
+    """The server refused a call: no such tool, or invalid input."""
 
 
 class OrsClient(HttpTransport):
@@ -60,7 +60,7 @@ class OrsClient(HttpTransport):
             self.headers["X-API-Key"] = token
 
     async def get(self, method: str, path: str, body: Any = None, session: str | None = None) -> Any:
-        """The body of the answer; None if the server says that it has none."""
+        """Returns the body of the answer; None if the server says that it has none."""
         reply = await self.send(method, path, body, session)
         return None if reply.status == 501 else reply.read(object)
 
@@ -73,13 +73,13 @@ class OrsClient(HttpTransport):
         try:
             await self.get("POST", "/create", {"env_name": environment, **task}, session.id)
         except BaseException:
-            await session.close()  # it may have been made all the same
+            await session.close()  # the server may have created the session anyway
             raise
         session.keep_alive()
         return session
 
     async def call(self, path: str, body: dict[str, Any], session: str) -> Any:
-        """What the server sends as events."""
+        """Returns what the server sends as events."""
         reply = await self.send("POST", path, body, session)
         if not reply.good:
             raise reply.error()
@@ -100,7 +100,7 @@ class OrsClient(HttpTransport):
 
 
 class OrsClientSession:
-    """An environment of one task, there until it is deleted."""
+    """The environment of one task, which exists until it is deleted."""
 
     def __init__(self, client: OrsClient, environment: str, id: str) -> None:
         self._client, self.id = client, id
@@ -108,7 +108,7 @@ class OrsClientSession:
         self._pinging: asyncio.Task[None] | None = None
 
     def keep_alive(self) -> None:
-        """The server closes what it hears nothing of."""
+        """Keeps the session open: the server closes silent ones."""
         self._pinging = asyncio.create_task(self._ping())
 
     async def _ping(self) -> None:
@@ -124,7 +124,7 @@ class OrsClientSession:
         return list((await self._client.get("GET", f"{self._path}/task_tools", None, self.id))["tools"])
 
     async def call(self, name: str, input: dict[str, Any]) -> dict[str, Any]:
-        """What a tool gave: `blocks`, `reward`, `finished`, `metadata`."""
+        """Returns the result of a tool: `blocks`, `reward`, `finished`, `metadata`."""
         result = await self._client.call(f"{self._path}/call", {"name": name, "input": input}, self.id)
         if isinstance(result, dict) and result.get("ok") and isinstance(result.get("output"), dict):
             output: dict[str, Any] = result["output"]
@@ -159,9 +159,9 @@ _OWN_ANSWER = (ANSWER, "text")
 
 class OrsConfig(ForeignConfig, frozen=True, kw_only=True):
     environment: str | None = None
-    """Which of the server's environments; absent: its first."""
+    """Which of the server's environments to use; absent: its first."""
     answer_tool: str | None = None
-    """The tool that is given what a model says without a call; by default the only one that takes one text."""
+    """The tool that receives the model's text if it calls no tool; by default the only one that takes one text."""
 
 
 class OrsTasks(ForeignTasks):
@@ -206,7 +206,7 @@ class OrsEnvironment(ForeignEnvironment):
         super().__init__(task, taskset.connect())
         self._taskset = taskset
         self._answer: tuple[str, str] | None = None
-        """The tool that gets what a model says, and the name of its argument."""
+        """The tool that receives the model's text, and the name of its argument."""
 
     async def start(self) -> Observation:
         taskset = self._taskset
@@ -215,7 +215,7 @@ class OrsEnvironment(ForeignEnvironment):
         prompt = await self.session.prompt()
         tools = await self.session.tools()
         self._answer = _find_answer(tools, taskset.config.answer_tool)
-        # Our own server offers `answer` to those who can only call tools. Here text is sent to it.
+        # Our own server offers `answer` to clients that can only call tools. Here text is sent to it.
         own = self._answer == _OWN_ANSWER
         self.raw_tools = [as_schema(tool) for tool in tools if not own or tool["name"] != ANSWER]
         return _read_blocks(prompt)
@@ -246,7 +246,7 @@ class OrsEnvironment(ForeignEnvironment):
 
 
 def _find_answer(tools: list[Any], named: str | None) -> tuple[str, str] | None:
-    """The tool that takes one text, and the name of that text."""
+    """Finds the tool that takes one text, and the name of that argument."""
     found = []
     for tool in tools:
         properties = (tool.get("input_schema") or {}).get("properties") or {}
@@ -263,7 +263,7 @@ def _find_answer(tools: list[Any], named: str | None) -> tuple[str, str] | None:
 
 
 def _read_blocks(blocks: Any) -> Observation:
-    """Text, or a message with images."""
+    """Reads text, or a message with images."""
     parts: list[dict[str, Any]] = []
     for block in blocks if isinstance(blocks, list) else []:
         if isinstance(block, dict) and block.get("type") == "image":

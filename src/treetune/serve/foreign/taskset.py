@@ -1,10 +1,10 @@
-"""Environments on servers of other projects, as tasksets: what `openenv:URL` and `ors:URL` have in common.
+"""Environments on servers of other projects, as tasksets: the code that `openenv:URL` and `ors:URL` share.
 
     taskset = load_taskset("openenv:http://127.0.0.1:8000")
     taskset.count()                                     # None where the server numbers no tasks
 
-The server is asked for its tasks when the taskset is created. A task is known by its number; its prompt is what an
-episode shows first. An error of the server is a failure without a reward.
+The server is asked for its tasks when the taskset is created. A task is identified by its number; its prompt is the
+first observation of its episode. An error of the server is a failure without a reward.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from treetune.system.threads import run_in_background
 
 class ForeignConfig(ServedConfig, frozen=True, kw_only=True):
     address: str = ""
-    """Where the server listens, as the TARGET names it. TREETUNE_TOKEN has its token."""
+    """The server's address, as in the TARGET. The token is read from TREETUNE_TOKEN."""
     split: str | None = None
-    """Which of the server's splits; absent: `train`, or its first."""
+    """Which of the server's splits to use; absent: `train`, or its first."""
     prompts: bool = False
-    """A task has as its prompt what the server shows first: rows need one. It takes a session of the server for each
-    task that is drawn."""
+    """Use the server's first observation as the prompt of a task; rows need a prompt. This takes a session of the
+    server for each task that is drawn."""
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 300.0
-    """Seconds that one answer of the server may take."""
+    """The time limit in seconds for one answer of the server."""
 
 
 class ForeignTasks(Served):
@@ -60,7 +60,7 @@ class ForeignTasks(Served):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
-        # The class of a TARGET is created for it, so other processes cannot import it.
+        # The class of a TARGET is created at run time, so other processes cannot import it.
         made: Any = cls.BASE or cls
         address = config.address or cls.ADDRESS
         return made(msgspec.structs.replace(config, address=address.rstrip("/")), **options)  # type: ignore[no-any-return]
@@ -74,7 +74,7 @@ class ForeignTasks(Served):
 
     @abstractmethod
     def connect(self) -> Any:
-        """A client of the server. Each episode has its own and closes it, so the taskset need not be closed."""
+        """Returns a client of the server. Each episode opens and closes its own, so the taskset need not be closed."""
 
     @abstractmethod
     async def _ask(self, client: Any) -> None:
@@ -88,10 +88,10 @@ class ForeignTasks(Served):
         return named or ("train" if "train" in splits or not splits else splits[0])
 
     async def learn(self) -> None:
-        """The server was asked when the taskset was created."""
+        """Does nothing: the server was asked when the taskset was created."""
 
     async def first_tasks(self, count: int) -> list[Task]:
-        """The prompt is what an episode of the task shows first."""
+        """The prompt is the first observation of an episode of the task."""
         tasks = []
         for task in self.select_tasks(count):
             prompt, names = await self._look(task)
@@ -99,7 +99,7 @@ class ForeignTasks(Served):
         return tasks
 
     async def _look(self, task: Task) -> tuple[list[Message], list[str]]:
-        """What an episode of a task shows first, and the names of its tools."""
+        """Returns the first observation of an episode of the task, and the names of its tools."""
         environment = self.environment(task)
         try:
             shown = await environment.start()
@@ -128,13 +128,13 @@ class ForeignTasks(Served):
 
 
 def class_at(base: type[ForeignTasks], address: str, origin: Origin) -> type[ForeignTasks]:
-    """The taskset that a TARGET with an address stands for."""
+    """Returns the taskset class for a TARGET with an address."""
     origin.refuse(f"would call a server: {address}")
     return type(f"{base.__name__}There", (base,), {"ADDRESS": address, "BASE": base})
 
 
 class ForeignEnvironment(Environment):
-    """An episode on the server of another project, in a session of its own."""
+    """An episode on another project's server, in its own session."""
 
     RAW_CALLS = True
 
@@ -155,14 +155,14 @@ class ForeignEnvironment(Environment):
 
     @abstractmethod
     async def say(self, text: str, calls: list[Any]) -> Step:
-        """The step of what a model says, and of the calls that it makes with it."""
+        """Takes a step with the model's text and the calls that it makes."""
 
     @abstractmethod
     async def call(self, name: str, arguments: dict[str, Any], call: ToolCall) -> Step:
         """One call of a tool on the server. Sets the call's result or its error."""
 
     async def call_each(self, calls: list[Any]) -> Step:
-        """Calls one tool after the other until one ends the episode."""
+        """Calls the tools in order until one ends the episode."""
         whole, messages = Step(calls=read_calls(calls)), []
         for call in whole.calls:
             if call.error is None:
@@ -188,7 +188,8 @@ def end_without_call() -> Step:
 
 
 def make_step(shown: Observation, reward: Any, done: Any, metadata: Any) -> Step:
-    """A step as a server answered it. Raises EnvironmentFault for a reward or an end of another type."""
+    """Builds a step from a server's answer. Raises EnvironmentFault if the reward or the end flag has the wrong
+    type."""
     if not isinstance(reward, int | float | None) or not isinstance(done, bool):
         raise EnvironmentFault(f"the server answered reward={reward!r:.60}, done={done!r:.60}")
     info = dict(metadata) if isinstance(metadata, dict) else {}
@@ -196,7 +197,7 @@ def make_step(shown: Observation, reward: Any, done: Any, metadata: Any) -> Step
 
 
 def as_schema(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool in OpenAI's form, as MCP or ORS lists it."""
+    """Converts a tool as MCP or ORS lists it to OpenAI's form."""
     parameters = tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}}
     function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
     return {"type": "function", "function": function}

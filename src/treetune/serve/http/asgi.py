@@ -1,10 +1,10 @@
-"""The one HTTP stack: `JsonApp` answers requests; an `HttpListener` (`listener.py`) receives them.
+"""The only HTTP stack: `JsonApp` answers requests; an `HttpListener` (`listener.py`) receives them.
 
     app = JsonApp([Route("GET", "/api/health", health)], Access(), max_bytes=8192, token_remedy="")
     print(await HttpListener("127.0.0.1:0", Access()).start(app))
 
-The token is checked before the body is read. If the answer is an error and the body has not arrived, the connection is
-closed.
+The token is checked before the body is read. If the answer is an error and the body has not arrived yet, the connection
+is closed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 _POLITE_SECONDS, _POLITE_BYTES = 1.0, 4 << 20
-"""How much of a body is read and discarded after an error: if the connection is closed before its client has sent the
-body, the answer may be lost."""
+"""How much of a body is read and discarded after an error. If the connection were closed before the client has sent its
+body, the answer might be lost."""
 JSON = b"application/json"
 _CLOSE = (b"connection", b"close")
 
@@ -40,24 +40,24 @@ _CLOSE = (b"connection", b"close")
 
 
 class HttpRequest:
-    """One request."""
+    """One HTTP request."""
 
     __slots__ = ("accept", "arriving", "body", "content_type", "headers", "held", "name", "path", "receive")
 
     def __init__(self, path: str, receive: Receive, arriving: bool, headers: Headers) -> None:
         self.path, self.receive, self.headers = path, receive, headers
         self.arriving = arriving
-        """Its body has not been read completely."""
+        """The body has not been read completely."""
         self.name = "http.other"
-        """Its name in the metrics."""
+        """The request's name in the metrics."""
         self.held: Holding | None = None
-        """Its share of the memory of all bodies, if it came in parts."""
+        """Its share of the memory for all bodies, if the body came in parts."""
         self.accept = self.body = b""
         self.content_type = JSON
-        """Of the answer."""
+        """The content type of the answer."""
 
     async def is_abandoned(self) -> bool:
-        """Whether the client has closed the connection. Call it after the body was read."""
+        """Returns whether the client has closed the connection. Call it after the body was read."""
         end = asyncio.ensure_future(self.receive())
         await asyncio.sleep(0)
         return end.done() or not end.cancel()
@@ -67,20 +67,20 @@ Events = AsyncGenerator[bytes]
 
 
 class Parts(NamedTuple):
-    """A body that is sent in parts, such as a file that is too large for memory."""
+    """A body that is sent in parts, for example a file that is too large for memory."""
 
     parts: AsyncGenerator[bytes]
     content_type: bytes
 
 
 Handler = Callable[[HttpRequest], Awaitable[bytes | Parts | Events]]
-"""Returns the body of the answer, its parts, or server-sent events."""
+"""Returns the body of the answer, a body in parts, or server-sent events."""
 
 
 class Route(NamedTuple):
     method: str
     path: str
-    """`*` as its last part matches any; so does `*` as the first of two parts."""
+    """`*` as the last part matches anything, and so does `*` as the first of two parts."""
     handler: Handler
     name: str = "http.other"
     content_type: bytes = JSON
@@ -88,7 +88,7 @@ class Route(NamedTuple):
 
 
 class JsonApp:
-    """An ASGI application of fixed routes: it checks the token, reads bodies, and turns errors into answers."""
+    """An ASGI application with fixed routes. It checks the token, reads bodies, and turns errors into answers."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class JsonApp:
         render_error: Callable[[HttpError], bytes] = lambda error: error.body,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """`count` is called after each request with its name, its seconds, and the kind of its error. `websockets` and
-        `mounts` are other applications by path, called after the token was checked. The `key_header` may hold the bare
-        token. `headers` are sent with every answer."""
+        """`count` is called after each request with its name, its duration in seconds, and the kind of its error.
+        `websockets` and `mounts` are other applications by path, called after the token was checked. The `key_header`
+        may hold the bare token. `headers` are sent with every answer."""
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = route
@@ -130,7 +130,7 @@ class JsonApp:
         status = 200
         try:
             if mounted is not None:
-                self.admit(scope["headers"])  # which raises
+                self.admit(scope["headers"])  # raises if the request is not admitted
             route = self._find_route(request.path, method)
             request.name, request.content_type = route.name, route.content_type
             request.accept = self.admit(scope["headers"], route.needs_token)
@@ -165,7 +165,7 @@ class JsonApp:
     async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         serve = self._websockets.get(scope["path"])
         if serve is None or not self._is_admitted(scope["headers"]):
-            await send({"type": "websocket.close", "code": 1008})  # before it was accepted: HTTP 403
+            await send({"type": "websocket.close", "code": 1008})  # before it was accepted: the client gets HTTP 403
             return
         self._count("http.websocket", 0.0, None)
         await serve(scope, receive, send)
@@ -187,7 +187,7 @@ class JsonApp:
         return route
 
     def admit(self, headers: Headers, needs_token: bool = True) -> bytes:
-        """The `accept` header. Raises HttpError if the token or the host is wrong, or a foreign page asks."""
+        """Returns the `accept` header. Raises HttpError for a wrong token or host, or a request from a foreign page."""
         found = dict(headers)
         given, host, origin = found.get(b"authorization", b""), found.get(b"host", b""), found.get(b"origin", b"")
         if self._token is not None:
@@ -195,7 +195,7 @@ class JsonApp:
             if needs_token and not (self._is_token(given) or (key is not None and self._is_key(key))):
                 raise HttpError(401, "denied", "the token is missing or wrong", remedy=self._token_remedy)
         elif not self._access.open and host and not _is_own(host):
-            # A page in a browser can point its own name to this machine: then its requests have no `Origin`.
+            # A page in a browser can point its own host name to this machine; its requests then have no `Origin`.
             raise HttpError(
                 403,
                 "denied",
@@ -244,7 +244,8 @@ class JsonApp:
 
 @lru_cache(maxsize=64)
 def _is_own(host: bytes) -> bool:
-    """Whether it is a name of this machine. Without a token only these are allowed: others could point to it, too."""
+    """Returns whether it is a name of this machine. Without a token only these are allowed, because other names could
+    point to it, too."""
     try:
         name = urlsplit(f"http://{host.decode('latin-1')}").hostname or ""
     except ValueError:
@@ -268,7 +269,7 @@ async def _run_mounted(app: Asgi, scope: Scope, receive: Receive, send: Send) ->
 
     try:
         await app(scope, receive_counted, send)
-    except HttpError as error:  # its body would have been too much
+    except HttpError as error:  # its body would have been too large
         await send({"type": "http.response.start", "status": error.status, "headers": [*error.headers, _CLOSE]})
         await send({"type": "http.response.body", "body": error.body})
     finally:
@@ -276,7 +277,7 @@ async def _run_mounted(app: Asgi, scope: Scope, receive: Receive, send: Send) ->
 
 
 async def _discard(receive: Receive) -> None:
-    """Reads the rest of a body for a moment."""
+    """Reads the rest of a body for a short time."""
     left = _POLITE_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_POLITE_SECONDS):
@@ -285,7 +286,7 @@ async def _discard(receive: Receive) -> None:
 
 
 async def _send_parts(parts: AsyncGenerator[bytes], headers: Headers, send: Send) -> None:
-    """Sends nothing before the first part: an error before it is an ordinary answer."""
+    """Sends nothing before the first part, so an error before it is an ordinary answer."""
     start: dict[str, Any] | None = {"type": "http.response.start", "status": 200, "headers": headers}
     async with contextlib.aclosing(parts):
         async for part in parts:
@@ -299,5 +300,5 @@ async def _send_parts(parts: AsyncGenerator[bytes], headers: Headers, send: Send
 
 
 def format_event(name: str, data: bytes) -> bytes:
-    """A server-sent event."""
+    """Formats a server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)

@@ -1,10 +1,10 @@
-"""TaskServerClient: episodes on task servers, played over HTTP from here.
+"""TaskServerClient plays episodes on task servers over HTTP.
 
     async with TaskServerClient("http://127.0.0.1:5000") as client:
         async with await client.start(task_index=3) as episode:
             step = await episode.step("42")          # observation, reward, done, info
 
-Several addresses share the work; a server that does not answer is skipped until it is back. After a lost connection a
+Several addresses share the work. A server that does not answer is skipped until it is back. After a lost connection, a
 step is repeated only if the server numbers its turns. A server that knows only start and step works, too.
 """
 
@@ -32,7 +32,7 @@ from treetune.serve.http.wire import API_VERSION, UNKNOWN_TASK
 START, STEP, CANCEL = "/api/episode/start", "/api/episode/step", "/api/episode/cancel"
 INFO, HEALTH = "/api/task/info", "/api/health"
 QUICK_SECONDS = 10.0
-"""For requests that a server answers at once: info, cancel."""
+"""The timeout of requests that a server answers at once: info, cancel."""
 FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
 _AGAIN = {429, 502, 503}
 """Statuses after which the same request may succeed later."""
@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 
 class StartReply(msgspec.Struct):
-    """What any task server answers to a start."""
+    """What every task server answers to a start."""
 
     episode_id: str | int
     observation: Any = None
@@ -50,7 +50,7 @@ class StartReply(msgspec.Struct):
 
 
 class StepReply(msgspec.Struct):
-    """What any task server answers to a step."""
+    """What every task server answers to a step."""
 
     observation: Any = None
     reward: float | None = None
@@ -60,7 +60,7 @@ class StepReply(msgspec.Struct):
 
 
 class RemoteServer:
-    """One address: what it offers, how many episodes this client has there, and whether it answers."""
+    """One address: what the server offers, how many episodes this client has there, and whether it answers."""
 
     def __init__(self, transport: HttpTransport, timeout: float, patience: float) -> None:
         self.transport, self.url = transport, transport.url
@@ -76,11 +76,11 @@ class RemoteServer:
         return isinstance(offered, list) and feature in offered
 
     def leave_out(self) -> None:
-        """Prefers other servers for a while. When this one is back it may offer other features."""
+        """Prefers other servers for a while. When this server is back, it may offer other features."""
         self._known, self.left_out_until = False, time.monotonic() + LAST_PAUSE
 
     async def learn(self) -> None:
-        """Asks what the server offers, once after each start of it."""
+        """Asks what the server offers, once after each of its starts."""
         async with self._learning:
             if self._known:
                 return
@@ -92,7 +92,7 @@ class RemoteServer:
             except ServeError as error:
                 if reply.status in _AGAIN:
                     raise Unreachable(error.message) from None
-                self.info = {}  # it has no info
+                self.info = {}  # the server has no info
             version = self.info.get("api_version")
             if isinstance(version, int) and version > API_VERSION:
                 raise Misused(
@@ -102,7 +102,8 @@ class RemoteServer:
             self._known = True
 
     async def ask(self, path: str, body: Any, kind: type[R], *, repeat: bool) -> R:
-        """`repeat` asks again after lost connections and while there is no room. Only for what the server does once."""
+        """With `repeat`, asks again after lost connections and while the server is full. Use it only for requests that
+        the server runs once."""
         retries = _Retries(self._patience)
         while True:
             try:
@@ -113,12 +114,12 @@ class RemoteServer:
                 await retries.wait(error)
 
     async def cancel(self, id: str | int) -> None:
-        with contextlib.suppress(ServeError):  # it expires there
+        with contextlib.suppress(ServeError):  # it expires on the server
             await self.transport.ask("POST", CANCEL, {"episode_id": id}, QUICK_SECONDS)
 
 
 class RemoteEpisode:
-    """One live episode. As a context manager it is cancelled at the end, unless it is over by then."""
+    """One live episode. As a context manager it is cancelled at the end unless it has ended by then."""
 
     def __init__(self, server: RemoteServer, reply: StartReply) -> None:
         self.server, self.url = server, server.url
@@ -126,16 +127,16 @@ class RemoteEpisode:
         self.observation = read_observation(reply.observation)
         self.info = reply.info
         self.tools = reply.tools
-        """What may be called, in OpenAI's form."""
+        """The available tools, in OpenAI's form."""
         self.turn = 0
-        """The next one."""
+        """The number of the next turn."""
         self.over = False
         self.numbered = server.offers("turn")
-        """The server plays no turn twice, so that a step can be asked for again."""
+        """The server plays no turn twice, so a step may be sent again."""
         server.live += 1
 
     async def step(self, action: Any) -> Step:
-        """The answer to an action: text, a message with `tool_calls`, or an `Action`."""
+        """Returns the answer to an action: text, a message with `tool_calls`, or an `Action`."""
         if self.over:
             raise Misused("this episode is over", remedy="start another")
         action = Action.of(action)
@@ -166,7 +167,7 @@ class RemoteEpisode:
         return Step(observation, reward, reply.done, reply.info, truncated, reply.calls)
 
     async def call(self, name: str, arguments: dict[str, Any], id: str) -> Step:
-        """A step that calls one tool."""
+        """Takes a step that calls one tool."""
         return await self.step(Action("json", call_message(name, arguments, id)))
 
     async def cancel(self) -> None:
@@ -180,7 +181,7 @@ class RemoteEpisode:
 
     async def __aexit__(self, *exception: object) -> None:
         if not self.over:
-            await asyncio.shield(self.cancel())  # also where the caller is cancelled
+            await asyncio.shield(self.cancel())  # even if the caller is cancelled
 
     def _end(self) -> None:
         if not self.over:
@@ -192,8 +193,8 @@ class TaskServerClient:
     def __init__(
         self, urls: str | Sequence[str], *, token: str | None = None, timeout: float = 600.0, patience: float = 60.0
     ) -> None:
-        """`timeout` is for one start or step, which may run a long command; `patience` is how long a server that does
-        not answer, or has no room, is asked again."""
+        """`timeout` applies to one start or step, which may run a long command. `patience` is how long to retry a
+        server that does not answer or is full."""
         urls = [urls] if isinstance(urls, str) else list(urls)
         if not urls:
             raise UsageError("no task server was named", remedy="give its address, such as http://127.0.0.1:5000")
@@ -209,7 +210,7 @@ class TaskServerClient:
         await self.close()
 
     async def close(self) -> None:
-        if self._undoing:  # what takes longer expires on its server
+        if self._undoing:  # whatever takes longer expires on its server
             await asyncio.wait(self._undoing, timeout=_LAST_SECONDS)
         for undoing in self._undoing:
             undoing.cancel()
@@ -217,16 +218,16 @@ class TaskServerClient:
             await server.transport.close()
 
     async def info(self) -> dict[str, Any]:
-        """The info of the first server; empty if it has none."""
+        """Returns the info of the first server; empty if it has none."""
         await self._servers[0].learn()
         return self._servers[0].info
 
     async def start(
         self, task_index: int | None = None, *, step: int | None = None, uid: str | None = None
     ) -> RemoteEpisode:
-        """An episode of that task, or of the next in the server's own order, on the server with the fewest. `step` is
-        the trainer's, for the server's traces. With `uid` it is the task that has it, wherever it stands; a server that
-        has none is refused."""
+        """Starts an episode of that task, or of the next one in the server's own order, on the server with the fewest
+        episodes. `step` is the trainer's step, for the server's traces. With `uid`, starts the task with that uid,
+        whatever its index; a server that cannot look up uids is refused."""
         asked = {"task_index": task_index, "step": step, "uid": uid}
         body: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
         name = {"request_id": secrets.token_hex(12)}
@@ -251,17 +252,18 @@ class TaskServerClient:
             await retries.wait(problem)
 
     async def start_many(self, task_indices: Sequence[int | None]) -> list[RemoteEpisode | ServeError]:
-        """Several at once, in the order asked; those that could not be started are errors."""
+        """Starts several episodes at once and returns them in the given order. Those that could not be started are
+        errors."""
         return list(await asyncio.gather(*(_catch_error(self.start(index)) for index in task_indices)))
 
     async def step_many(self, moves: Sequence[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
-        """A step of each of several episodes, in the order asked; steps that failed are errors."""
+        """Steps several episodes and returns the results in the given order. Steps that failed are errors."""
         return list(await asyncio.gather(*(_catch_error(episode.step(action)) for episode, action in moves)))
 
     async def _start_on(self, server: RemoteServer, body: dict[str, Any]) -> RemoteEpisode:
-        """If the caller is cancelled, its episode is cancelled, too."""
+        """If the caller is cancelled, the episode is cancelled, too."""
         asking = asyncio.ensure_future(server.ask(START, body, StartReply, repeat=False))
-        server.live += 1  # counted while it is asked, so that others go elsewhere
+        server.live += 1  # counted during the request, so that other starts choose other servers
         try:
             return RemoteEpisode(server, await asyncio.shield(asking))
         except asyncio.CancelledError:
@@ -273,14 +275,14 @@ class TaskServerClient:
             server.live -= 1
 
     def _sort_servers(self) -> list[RemoteServer]:
-        """The servers to ask, the least busy first; skipped ones only if there is no other."""
+        """Returns the servers to ask, the least busy first. Skipped servers are used only if there are no others."""
         now = time.monotonic()
         up = [server for server in self._servers if server.left_out_until <= now] or self._servers
         return sorted(up, key=lambda server: (server.live, random.random()))
 
 
 class _Retries:
-    """Pauses between attempts, longer each time, until patience ends."""
+    """Pauses between attempts, each longer than the last, until the patience runs out."""
 
     def __init__(self, patience: float) -> None:
         self._until, self._pause = time.monotonic() + patience, FIRST_PAUSE
@@ -310,7 +312,7 @@ async def _catch_error(work: Coroutine[Any, Any, R]) -> R | ServeError:
 
 
 def read_observation(value: Any) -> Observation:
-    """An observation of a server: `{type, content}`, or any other value."""
+    """Reads an observation of a server: `{type, content}`, or any other value."""
     if isinstance(value, dict) and value.get("type") in get_args(ContentType) and "content" in value:
         return Observation(value["type"], value["content"])
     return Observation.of(value)

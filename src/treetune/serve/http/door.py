@@ -1,4 +1,4 @@
-"""The doors of a server that speak HTTP: episodes with their routes, and the figures for Prometheus.
+"""The doors of a server that speak HTTP: the episode routes, and the metrics for Prometheus.
 
 EnvServer(taskset, doors=[HttpDoor(HttpConfig(address=":5000"))])
 """
@@ -25,7 +25,7 @@ _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class EpisodeDoor(Door):
-    """A door where episodes are played over HTTP: an application with its own listener."""
+    """A door that plays episodes over HTTP: an application with its own listener."""
 
     terms: SessionLimits
 
@@ -64,7 +64,7 @@ class HttpDoor(EpisodeDoor):
     name = "http"
 
     def __init__(self, config: HttpConfig | None = None, mounts: Mapping[str, Asgi] = {}) -> None:
-        """`mounts` are other applications, by their paths; the token is checked before they are called."""
+        """`mounts` are other applications by path. The token is checked before they are called."""
         super().__init__(config or HttpConfig())
         self._mounts = mounts
 
@@ -163,12 +163,12 @@ class HttpDoor(EpisodeDoor):
         return self.server.metrics.render()
 
     async def _page(self, request: HttpRequest) -> bytes:
-        """A page on which a person can play an episode."""
+        """Serves a page on which a person can play an episode."""
         return resources.files("treetune.serve.http").joinpath("page.html").read_bytes()
 
 
 class MetricsDoor(Door):
-    """The metrics of a server for Prometheus, at their own address. The token is checked here, too."""
+    """Serves the metrics for Prometheus at a separate address. The token is checked here, too."""
 
     name = "metrics"
 
@@ -193,6 +193,6 @@ class MetricsDoor(Door):
 
 
 async def _answer_each(answers: Iterable[Awaitable[bytes]]) -> list[msgspec.Raw]:
-    """Every answer of a batch. An error takes the place of its answer and does not fail the others."""
+    """Returns every answer of a batch. An error takes the place of its answer and does not fail the others."""
     found = await asyncio.gather(*answers, return_exceptions=True)
     return [msgspec.Raw(one if isinstance(one, bytes) else to_http_error(one).body) for one in found]

@@ -1,12 +1,13 @@
-"""Episodes over HTTP: what a start, a step and a cancel mean to the server's host, whichever way they arrive.
+"""Episodes over HTTP: runs a start, a step or a cancel on the server's host, whichever way it arrives.
 
     episodes = HttpEpisodes(server, HttpConfig())
     answer = await episodes.start(StartBody(task_index=3))      # JSON
 
-Beside plain requests (`door.py`) there are a WebSocket, which plays one episode, and a step as server-sent events. The
-WebSocket takes what `start` takes, then what `step` takes without the episode's id. The server closes it after the last
-step; if the client closes it, the episode ends. The events of a step are `partial` (what the environment shows
-meanwhile), then `step`, or `error` if it fails after something was shown. `docs/task_server_api.md` shows both.
+Besides plain requests (`door.py`) there are a WebSocket, which plays one episode, and a step as server-sent events. The
+first message on the WebSocket is the body of `start`, the others are bodies of `step` without the episode's id. The
+server closes it after the last step; if the client closes it, the episode ends. The events of a step are `partial`
+(what the environment shows during the step), then `step`, or `error` if it fails after something was shown.
+`docs/task_server_api.md` shows both.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from treetune.system.threads import call_apart
 
 SOCKET_PATH = "/api/episode/ws"
 _MOST_MESSAGES = 16
-"""Messages that may wait for a step under way, together no larger than one message may be; a client that sends more is
+"""Messages that may wait during a step, together no larger than one message may be. A client that sends more is
 disconnected."""
 START_SECONDS = 60.0
-"""A WebSocket that has not started an episode by then is closed."""
+"""A WebSocket that has not started an episode within this time is closed."""
 _LOOK_SECONDS = 5.0
-"""How often a silent one is checked: its episode may have ended."""
+"""How often a silent WebSocket is checked: its episode may have ended."""
 _QUIET_SECONDS = 15.0
-"""After so long a comment is sent, so that proxies keep the connection open."""
+"""After this much silence a comment is sent, so that proxies keep the connection open."""
 _MOST_PARTS = 1000
-"""Parts that wait for a slow client; further ones are dropped. The observation has all of them."""
+"""Parts that wait for a slow client; further parts are dropped. The observation contains all of them."""
 _MOST_KEPT_BYTES = 256 << 10
-"""Replies of one live episode that are kept; the latest always is."""
+"""The size of the replies that are kept for one live episode; the latest reply is always kept."""
 
 
 class HttpEpisodes:
@@ -81,8 +82,9 @@ class HttpEpisodes:
         return encode(wire.StartAnswer(started.episode, started.observation, info, started.tools))
 
     async def _find(self, uid: str, near: int | None) -> int:
-        """The index of the task with this uid: `near` if that task has it, else the first. An endless order is searched
-        only at `near`. Rows have the uids of their tasks, but their positions only if nothing was dropped or shuffled.
+        """Returns the index of the task with this uid: `near` if that task has it, otherwise the first. An endless
+        order is searched only at `near`. Rows have the uids of their tasks, but not their positions if rows were
+        dropped or shuffled.
         """
         streams = self._server.streams
         if streams.sequential:
@@ -99,7 +101,7 @@ class HttpEpisodes:
         return index
 
     async def _list_uids(self, count: int) -> dict[str, int]:
-        """The first index of each uid, read once."""
+        """Maps each uid to its first index. Read once."""
         streams = self._server.streams
 
         def read() -> dict[str, int]:
@@ -110,8 +112,9 @@ class HttpEpisodes:
         return await asyncio.shield(self._uids)
 
     async def step(self, body: wire.StepBody) -> bytes:
-        """The answer to an action. A turn that was played gets the same answer; nothing is played twice."""
-        # A client that disconnects does not stop its step: uvicorn does not report it, and the client may ask again.
+        """Returns the answer to an action. A turn that was already played gets the same answer; nothing is played
+        twice."""
+        # A step continues if its client disconnects: uvicorn does not report it, and the client may ask again.
         answer: bytes = await self._server.host.step(body.episode_id, body.value, body.turn, terms=self.terms)
         return answer
 
@@ -147,7 +150,7 @@ class EpisodeSocket:
         try:
             code, reason = await self._play()
             if not self._has_left:
-                with contextlib.suppress(OSError, RuntimeError):  # it may disconnect now
+                with contextlib.suppress(OSError, RuntimeError):  # the client may disconnect now
                     await self._send({"type": "websocket.close", "code": code, "reason": reason})
         finally:
             reader.cancel()
@@ -173,7 +176,7 @@ class EpisodeSocket:
                 return 1008, "more messages than may wait"
             self._waiting.release(len(message))
             answer = await self._answer(message)
-            with contextlib.suppress(OSError):  # it has left; the reader notices, too
+            with contextlib.suppress(OSError):  # the client has left; the reader notices that, too
                 await self._send({"type": "websocket.send", "text": answer.decode()})
             if self._episode is not None and not self._is_live():
                 return 1000, ""
@@ -182,7 +185,7 @@ class EpisodeSocket:
         return self._episode in self._episodes.live
 
     async def _answer(self, message: bytes) -> bytes:
-        """Starts the episode with the first valid message; the others are its steps."""
+        """The first valid message starts the episode; the others are its steps."""
         try:
             if self._episode is None:
                 answer = await self._episodes.start(read_body(wire.StartBody, message))
@@ -204,7 +207,7 @@ class EpisodeSocket:
             fits = self._waiting.add(len(data)) and self._waiting.bytes <= self._episodes.config.max_bytes
             too_many = self._messages.qsize() >= _MOST_MESSAGES or not fits
             if self._has_left or too_many:
-                await self._cancel()  # a step under way is stopped with it
+                await self._cancel()  # also stops a step that is running
                 self._messages.put_nowait(None)
                 return
             self._messages.put_nowait(data)
@@ -215,7 +218,7 @@ class EpisodeSocket:
 
 
 async def stream_step(episodes: HttpEpisodes, body: wire.StepBody) -> AsyncGenerator[bytes]:
-    """The server-sent events of one step: what the environment shows meanwhile, then the answer. If it is
+    """The server-sent events of one step: what the environment shows during the step, then the answer. If the stream is
     closed early, the step continues."""
     parts: asyncio.Queue[str | None] = asyncio.Queue()
 
@@ -249,5 +252,5 @@ async def stream_step(episodes: HttpEpisodes, body: wire.StepBody) -> AsyncGener
     finally:
         if episode is not None:
             episode.watchers.remove(take)
-        # If nothing waits for the step, asyncio must not log its error.
+        # If nothing awaits the step, asyncio must not log its error.
         step.add_done_callback(lambda step: step.cancelled() or step.exception())

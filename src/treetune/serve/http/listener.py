@@ -1,11 +1,11 @@
-"""`HttpListener` serves an ASGI application with uvicorn, and bounds every phase of what comes in.
+"""`HttpListener` serves an ASGI application with uvicorn and limits every phase of a request.
 
     listener = HttpListener("127.0.0.1:0", Access())
     print(await listener.start(app))
 
-uvicorn does not bound the head of a request, the chunk headers of a body, how slowly a request arrives, how many
-requests wait on a connection, and the fragments of a WebSocket message. This module uses undocumented names of uvicorn:
-`pyproject.toml` bounds the version, and `tests/serve/test_uvicorn.py` finds what changed.
+uvicorn does not limit the head of a request, the chunk headers of a body, how slowly a request arrives, how many
+requests wait on a connection, or the fragments of a WebSocket message. This module uses undocumented names of uvicorn:
+`pyproject.toml` bounds the version, and `tests/serve/test_uvicorn.py` detects changes.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from treetune.serve.access import Access, bind_tcp, parse_http_address
 from treetune.serve.process_limits import Holding
 
 REQUEST_SECONDS = 60.0
-"""From the first byte of a request to its last; also for a silent new connection, and for an answer that the client
-does not read."""
+"""The time limit from the first byte of a request to its last. It also applies to a silent new connection, and to an
+answer that the client does not read."""
 MOST_HEAD_BYTES = 64 << 10
-"""Of a head; and of the bytes of a body that are not content: sizes and extensions of chunks, trailers."""
+"""The most bytes of a head, and of the parts of a body that are not content: chunk sizes and extensions, trailers."""
 MOST_HEADERS = 128
 _SINGLE_HEADERS = frozenset(
     [b"host", b"authorization", b"origin", b"content-length", b"transfer-encoding", b"x-api-key", b"mcp-session-id"]
 )
-"""Headers that decide who the client is or where a body ends. Of two, a proxy may read the first and the server the
-last."""
+"""Headers that decide who the client is or where a body ends. If one is sent twice, a proxy may read the first and the
+server the last."""
 MOST_WAITING = 16
 """Requests that a connection may send before the first is answered."""
 MOST_FRAGMENTS = 1024
-"""Of one message of a WebSocket; empty ones count."""
+"""The most fragments of one WebSocket message; empty ones count."""
 _CHECK_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 75
 _LAST_SECONDS = 2
-"""For answers that are being sent when the listener closes."""
+"""How long the listener waits for answers that are being sent when it closes."""
 _CLOSE_SECONDS = 1.0
-"""How long the peer of a WebSocket may take to confirm the close. What it sends until then is read."""
+"""How long the peer of a WebSocket may take to confirm the close. Its messages are read until then."""
 
 
 class HttpListener:
     """Serves an ASGI application on the running event loop."""
 
     def __init__(self, address: str, access: Access) -> None:
-        """Raises UsageError if it is not an address, or if others can reach it without a token."""
+        """Raises UsageError if it is not an address, or if other machines can reach it without a token."""
         self._host, self._port = parse_http_address(address, access)
         self._running: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
 
     async def start(self, app: Any, *, websocket_bytes: int | None = None) -> str:
-        """Listens; returns the address. `websocket_bytes` is the largest message of a WebSocket; without it WebSockets
-        are refused."""
+        """Starts listening; returns the address. `websocket_bytes` is the largest message of a WebSocket; without it
+        WebSockets are refused."""
         listening = bind_tcp(self._host, self._port, f"{self._host}:{self._port}")
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
@@ -67,7 +67,7 @@ class HttpListener:
                 http=_Connection,
                 ws="none" if websocket_bytes is None else _Socket,
                 ws_max_size=websocket_bytes or 0,
-                ws_per_message_deflate=False,  # a packet of it could hold hundreds of megabytes
+                ws_per_message_deflate=False,  # a compressed packet could hold hundreds of megabytes
                 lifespan="off",
                 log_config=None,
                 log_level=logging.WARNING,
@@ -96,7 +96,7 @@ class HttpListener:
 
     async def close(self) -> None:
         if self._running is not None:
-            if self._checking is not None:  # None if it is closed while it starts
+            if self._checking is not None:  # None if it was closed during the start
                 self._checking.cancel()
             self._uvicorn.should_exit = True
             await self._running
@@ -110,7 +110,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Writing(asyncio.Protocol):
-    """Notes since when the client has not read what it is sent."""
+    """Records since when the client has not read what was sent."""
 
     transport: asyncio.Transport
     _unread_since: float | None = None
@@ -129,18 +129,18 @@ class _Writing(asyncio.Protocol):
 
 
 class _Connection(_Writing, HttpToolsProtocol):
-    """A connection that notes since when a request arrives, and how much of it is not content."""
+    """A connection that records since when a request has been arriving, and how much of it is not content."""
 
     arriving_since: float | None = None
     _is_refused = False
     _fault: str | None = None
     """What is wrong with the head of the last request."""
     _extra: int | None = None
-    """Bytes of the arriving request that are not content: first of its head, then of its body."""
+    """Bytes of the arriving request that are not content: first those of its head, then those of its body."""
     _content = 0
-    """Bytes of content in the last data."""
+    """Bytes of content in the latest data."""
     _has_body_to_come = False
-    """The head of a request has arrived, the end of its body has not."""
+    """The head of a request has arrived, but not the end of its body."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, _JoinedWrites(transport)))
@@ -193,10 +193,10 @@ class _Connection(_Writing, HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._has_body_to_come and self.cycle.response_complete:
-            self.transport.close()  # it was answered before it had arrived: the rest is not read
+            self.transport.close()  # it was answered before it had arrived; the rest is not read
 
     def send_400_response(self, msg: str) -> None:
-        """For a malformed request; also if a callback of the parser has refused it."""
+        """Answers a malformed request; also called if a callback of the parser has refused it."""
         if self._is_refused:
             self._refuse(b"503 Service Unavailable\r\nretry-after: 1")
         elif len(self.pipeline) >= MOST_WAITING:
@@ -212,18 +212,19 @@ class _Connection(_Writing, HttpToolsProtocol):
         self.transport.close()
 
     def _is_answering(self) -> bool:
-        """An answer is being sent; no other may be written into it."""
+        """An answer is being sent, so no other may be written."""
         return self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
 
     def close_where_older(self, oldest: float) -> None:
         super().close_where_older(oldest)
-        # If reading is paused, this side makes it wait.
+        # If reading is paused, this side makes the client wait.
         if self.arriving_since is not None and self.arriving_since < oldest and not self.flow.read_paused:
             self.transport.close()
 
 
 def _find_fault(headers: list[tuple[bytes, bytes]], version: str) -> str | None:
-    """Why a head is refused: a proxy and the server could disagree about the client, or where the body ends."""
+    """Returns why a head is refused: a proxy and the server could disagree about the client, or about where the body
+    ends."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _SINGLE_HEADERS:
@@ -241,13 +242,13 @@ def _find_fault(headers: list[tuple[bytes, bytes]], version: str) -> str | None:
 
 
 class _Socket(_Writing, WebSocketsSansIOProtocol):
-    """A WebSocket with bounds on the fragments of a message and on what its peer does not read."""
+    """A WebSocket with limits on the fragments of a message and on the data that its peer does not read."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.close_timeout = _CLOSE_SECONDS
         self._arriving = Holding()
-        """The share of the arriving message in the memory of all bodies."""
+        """The arriving message's share of the memory for all bodies."""
 
     def data_received(self, data: bytes) -> None:
         if self._arriving.add(len(data)):
@@ -273,12 +274,12 @@ class _Socket(_Writing, WebSocketsSansIOProtocol):
         if self.writable.is_set():
             super().handle_ping()
         else:
-            self.transport.abort()  # it pings and does not read: each pong would be kept
+            self.transport.abort()  # it pings but does not read, so each pong would be kept
 
 
 class _JoinedWrites:
-    """A transport that sends what is written in one round of the event loop at once: uvicorn writes the head of an
-    answer, then its body, and two packets cost a tenth of a step."""
+    """A transport that joins the writes of one round of the event loop. uvicorn writes the head of an answer, then its
+    body, and two packets cost a tenth of a step."""
 
     __slots__ = ("_call_soon", "_transport", "_waiting")
 

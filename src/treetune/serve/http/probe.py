@@ -1,9 +1,9 @@
-"""Tries a running task server as a trainer would: health, info, an episode, and what becomes of it after.
+"""Tests a running task server the way a trainer would use it: health, info, an episode, and its state afterwards.
 
     report = await probe("http://127.0.0.1:5000")
     report.good, report.checks
 
-A server must have start and step. A missing optional feature is noted and is not a fault; a wrong answer is one.
+A server must have start and step. A missing optional feature is reported but is not a fault; a wrong answer is one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProbeReport(msgspec.Struct):
     checks: list[ProbeCheck] = []
     features: list[str] = []
     rewards: list[float] = []
-    """Of the episode's steps."""
+    """The rewards of the episode's steps."""
     finished: bool = False
     """Whether the episode ended by itself."""
 
@@ -72,7 +72,7 @@ async def probe(
 
 
 class _Absent(Exception):
-    """An optional feature that the server does not have."""
+    """The server lacks an optional feature."""
 
 
 class _Prober:
@@ -96,10 +96,10 @@ class _Prober:
                 await self._ask("POST", CANCEL, {"episode_id": self._episode})
             return
         await self._check("repeat", self._repeat_step())
-        if self.report.finished:  # another episode, to be cancelled
+        if self.report.finished:  # another episode, which is cancelled
             if not await self._check("start", self._start(body)):
                 return
-            self.report.checks.pop()  # the first start is in the report
+            self.report.checks.pop()  # the report already has the first start
         cancelled = await self._check("cancel", self._ask_optional("POST", CANCEL, {"episode_id": self._episode}))
         if self.report.features:
             if cancelled:
@@ -107,7 +107,7 @@ class _Prober:
             await self._check("unknown episode", self._expect(404, "e-none"))
 
     async def _check(self, name: str, check: Coroutine[Any, Any, str | HttpReply]) -> bool:
-        """Notes the result of a check and the seconds per request; returns whether it is good."""
+        """Records the result of a check and the seconds per request; returns whether it passed."""
         before, began = self._requests, time.perf_counter()
         state: State = "good"
         try:
@@ -154,7 +154,7 @@ class _Prober:
         return f"{shown.type}: {Action(shown.type, shown.content).text[:120]!r}"
 
     async def _step(self, turns: int) -> str:
-        """Until the episode ends, or a few times."""
+        """Steps until the episode ends, or a few times."""
         rewards = self.report.rewards
         for turn in range(turns):
             body = {"episode_id": self._episode, "action": self._action}

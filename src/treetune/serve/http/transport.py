@@ -4,7 +4,7 @@
         reply = await transport.ask("POST", "/api/episode/start", {}, timeout=10)
         reply.read(dict)                  # its body, or the error that it is
 
-It does not follow redirects: the token is meant for one address only. `system/http_body.py` bounds the body.
+It does not follow redirects, because the token is meant for one address only. `system/http_body.py` limits the body.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Refusal(ServeError):
 
 
 class _ErrorBody(msgspec.Struct):
-    """The body of an error of Treetune's own server; others send other bodies."""
+    """The body of an error from a Treetune server; other servers send other bodies."""
 
     error: str = ""
     kind: str = ""
     remedy: str | None = None
     detail: Any = ""
-    """What FastAPI's errors say, which OpenEnv and ORS use."""
+    """The message of FastAPI's errors, which OpenEnv and ORS use."""
 
 
 class HttpReply(NamedTuple):
@@ -60,7 +60,7 @@ class HttpReply(NamedTuple):
         return 200 <= self.status < 300
 
     def read(self, kind: type[R]) -> R:
-        """The body as a `kind`. Raises ServeError for an error status or another body."""
+        """Reads the body as a `kind`. Raises ServeError for an error status or any other body."""
         if not self.good:
             raise self.error()
         try:
@@ -69,7 +69,7 @@ class HttpReply(NamedTuple):
             raise ServeError(f"{self.url} sent something else than its answer: {error}: {self.body[:200]!r}") from None
 
     def error(self) -> ServeError:
-        """A reply with an error status as an error."""
+        """Converts a reply with an error status to an error."""
         body = _ErrorBody(self.body[:300].decode(errors="replace"))
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             found = msgspec.json.decode(self.body, type=_ErrorBody)
@@ -84,7 +84,7 @@ class HttpReply(NamedTuple):
 
 class HttpTransport:
     def __init__(self, url: str, token: str | None = None, remedy: str = _START_ONE) -> None:
-        """`remedy` is for the error if no server answers."""
+        """`remedy` is shown in the error if no server answers."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url!r} is not the address of a task server", remedy="write http://127.0.0.1:5000")
@@ -139,7 +139,7 @@ class HttpTransport:
             raise Unreachable(
                 f"{url} did not answer within {timeout:g} seconds", remedy="allow more, or see what it does"
             ) from None
-        except (aiohttp.InvalidURL, UnicodeError):  # UnicodeError: a host name that breaks the rules of names
+        except (aiohttp.InvalidURL, UnicodeError):  # UnicodeError: an invalid host name
             raise UsageError(f"{self.url!r} is not an address", remedy="write http://127.0.0.1:5000") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{url}: {format_error(error)}", remedy=self.remedy) from error

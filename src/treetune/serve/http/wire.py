@@ -1,9 +1,10 @@
-"""Requests and answers of the HTTP episode server: one struct for each body.
+"""Requests and answers of the HTTP episode server: one struct per body.
 
     POST /api/episode/step   {"episode_id": "e-1", "action": "42", "turn": 0}
     200                      {"observation": {...}, "reward": 1.0, "done": true, "info": {"success": true}}
 
-`docs/task_server_api.md` documents the same fields, and `openapi.json`, which a test generates from here and compares.
+`docs/task_server_api.md` documents the same fields, and so does `openapi.json`, which a test generates from here and
+compares.
 """
 
 from __future__ import annotations
@@ -31,32 +32,32 @@ from treetune.system.http_body import strip_strings
 log = logging.getLogger("treetune.serve")
 MOST_IN_BATCH = 1024
 MOST_VALUES = 200_000
-"""Lists, objects and their items in one body: eight megabytes of empty lists would take half a gigabyte."""
+"""The most lists, objects and items in one body: eight megabytes of empty lists would take half a gigabyte."""
 MOST_DEPTH = 128
-"""Levels of nested lists and objects."""
+"""The most levels of nested lists and objects."""
 API_VERSION = 2
-"""2: an episode that ends has a reward; one that failed has none, and its answer is an error."""
+"""Version 2: an episode that ends has a reward; one that failed has none, and its answer is an error."""
 UNKNOWN_TASK = "unknown_task"
 """The kind of the error if no task has the requested uid."""
 B = TypeVar("B")
 _CALL = {"properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": {"type": "object"}}}
 ToolCalls = Annotated[
     list[Any],
-    # A malformed call is answered to the model; it is not an error of the request.
+    # A malformed call is reported to the model; it does not fail the request.
     msgspec.Meta(extra_json_schema={"items": {"description": "A call in OpenAI's form.", **_CALL}}),
 ]
 
 
 class ActionBody(msgspec.Struct):
-    """An action with its type, or a message with calls of tools; text may also be sent as a plain string."""
+    """An action with its type, or a message with tool calls. Text may also be sent as a plain string."""
 
     type: str | msgspec.UnsetType = msgspec.UNSET
-    """text, json, messages, image; any other type reaches the environment as JSON. Not of a message."""
+    """text, json, messages or image; any other type reaches the environment as JSON. Not used for a message."""
     content: Any = msgspec.UNSET
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
-    """Of a message, in OpenAI's form."""
+    """The role of a message, in OpenAI's form."""
     tool_calls: ToolCalls | msgspec.UnsetType = msgspec.UNSET
-    """What a message calls."""
+    """The tool calls of a message."""
 
     def __post_init__(self) -> None:
         if self.role is msgspec.UNSET and self.tool_calls is msgspec.UNSET:
@@ -66,7 +67,7 @@ class ActionBody(msgspec.Struct):
 
     @property
     def value(self) -> Any:
-        """The action as an episode takes it."""
+        """Returns the action in the form that an episode takes."""
         if self.role is msgspec.UNSET and self.tool_calls is msgspec.UNSET:
             return {"type": self.type, "content": self.content}
         return write_message("" if self.content is msgspec.UNSET else self.content, self.tool_calls or [])
@@ -75,24 +76,25 @@ class ActionBody(msgspec.Struct):
 class StartBody(msgspec.Struct):
     # The bounds are for the schema: a number outside them is refused where every index is.
     task_index: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "exclusiveMaximum": 2**62})] | None = None
-    """Which task of the order; absent: the next by the server's cursor."""
+    """The index of the task; absent: the next task by the server's cursor."""
     request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
-    """A name for this request: the same name again gets the same episode, so a lost answer can be asked for again."""
+    """A name for this request. Repeating the name returns the same episode, so a lost answer can be requested again."""
     step: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
-    """The trainer's step, which the episode's trace keeps."""
+    """The trainer's step, which is stored in the episode's trace."""
     uid: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
-    """The uid of the task, as its row has it: it is looked for at `task_index` first, and then among all."""
+    """The uid of the task, as in its row. It is looked up at `task_index` first, then among all tasks."""
 
 
 class MoveBody(msgspec.Struct, kw_only=True):
     """A step without the id of its episode."""
 
     action: str | ActionBody | msgspec.UnsetType = msgspec.UNSET
-    """May be left out only beside `tool_calls`."""
+    """May be absent only if `tool_calls` is given."""
     tool_calls: ToolCalls | msgspec.UnsetType = msgspec.UNSET
-    """Calls of tools in OpenAI's form; a text in `action` is said beside them."""
+    """Tool calls in OpenAI's form; a text in `action` becomes the text of the same message."""
     turn: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Counts from 0; one that was played gets its first answer again. Without it a step cannot safely be repeated."""
+    """Counts from 0. A turn that was already played gets its first answer again. Without it, a step cannot be repeated
+    safely."""
 
     def __post_init__(self) -> None:
         if self.action is msgspec.UNSET and self.tool_calls is msgspec.UNSET:
@@ -100,7 +102,7 @@ class MoveBody(msgspec.Struct, kw_only=True):
 
     @property
     def value(self) -> Any:
-        """The action as an episode takes it."""
+        """Returns the action in the form that an episode takes."""
         action = self.action.value if isinstance(self.action, ActionBody) else self.action
         if self.tool_calls is msgspec.UNSET:
             return action
@@ -113,7 +115,7 @@ class StepBody(MoveBody, kw_only=True):
 
 
 def write_message(content: Any, calls: list[Any]) -> dict[str, Any]:
-    """A message as the action of an episode."""
+    """Builds a message as the action of an episode."""
     return {"type": "json", "content": {"role": "assistant", "content": content, "tool_calls": calls}}
 
 
@@ -122,14 +124,14 @@ class CancelBody(msgspec.Struct):
 
 
 def _batch_of(part: str) -> msgspec.Meta:
-    """The description does not refuse a batch for one of its parts, as the server does not."""
+    """The description does not refuse a batch because of one of its parts, and neither does the server."""
     wrong = {"description": "Anything else is answered with an error in its place."}
     schema = {"items": {"anyOf": [{"$ref": f"#/components/schemas/{part}"}, wrong]}}
     return msgspec.Meta(min_length=1, max_length=MOST_IN_BATCH, extra_json_schema=schema)
 
 
 class StartBatchBody(msgspec.Struct):
-    """Its parts are read one by one (`read_part`), so that a wrong one fails alone."""
+    """Its parts are read one by one (`read_part`), so that a wrong part fails alone."""
 
     episodes: Annotated[list[Any], _batch_of("StartBody")]
 
@@ -143,7 +145,7 @@ class StartAnswer(msgspec.Struct):
     observation: Observation
     info: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
-    """What may be called, in OpenAI's form."""
+    """The available tools, in OpenAI's form."""
 
 
 class StepAnswer(msgspec.Struct):
@@ -151,9 +153,9 @@ class StepAnswer(msgspec.Struct):
     reward: float
     done: bool
     info: dict[str, Any] = {}
-    """`success` when done, `truncated` where a limit ended it, and what the environment tells."""
+    """`success` when done, `truncated` if a limit ended the episode, and the environment's own info."""
     calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
-    """The tools that the action called, and what came of it; absent where it called none."""
+    """The tool calls of the action and their results; absent if it called none."""
 
 
 class CancelAnswer(msgspec.Struct):
@@ -163,18 +165,18 @@ class CancelAnswer(msgspec.Struct):
 
 class StartBatchAnswer(msgspec.Struct):
     episodes: list[msgspec.Raw]
-    """In the order asked: each an answer of start, or an error with its `status`."""
+    """In the order of the request: each is an answer of start, or an error with its `status`."""
 
 
 class StepBatchAnswer(msgspec.Struct):
     steps: list[msgspec.Raw]
-    """In the order asked: each an answer of step, or an error with its `status`."""
+    """In the order of the request: each is an answer of step, or an error with its `status`."""
 
 
 class InfoAnswer(msgspec.Struct, kw_only=True):
     name: str
     num_tasks: int | None
-    """null where there is no end."""
+    """null if the tasks are endless."""
     cursor: int
     by_index: bool
     """Whether start may name a `task_index`."""
@@ -187,12 +189,12 @@ class InfoAnswer(msgspec.Struct, kw_only=True):
     features: list[str] = msgspec.field(
         default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse", "tools", "uid"]
     )
-    """What the server can do beyond the five endpoints."""
+    """The server's features beyond the five endpoints."""
     api_version: int = API_VERSION
 
 
 def check_info(step: Step) -> Step:
-    """The step, which can be written as JSON."""
+    """Returns the step if it can be written as JSON."""
     for key in step.info:
         if not isinstance(key, str):
             raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` are text")
@@ -204,16 +206,16 @@ class HealthAnswer(msgspec.Struct, kw_only=True):
     """`ok`, or `stopping` (with 503)."""
     episodes: int = 0
     workers: int = 0
-    """Worker processes; 0: all in the server's own."""
+    """The number of worker processes; 0: everything runs in the server's process."""
 
 
 class ErrorAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str
     kind: str
-    """What kind of error, for programs."""
+    """The kind of error, for programs."""
     status: int
     path: str | None = None
-    """Where in the body the fault is, such as `$.action`."""
+    """The path of the fault in the body, such as `$.action`."""
     remedy: str | None = None
 
 
@@ -223,7 +225,7 @@ class HttpError(Exception):
     def __init__(
         self, status: int, kind: str, error: str, *, path: str | None = None, remedy: str | None = None, allow: str = ""
     ) -> None:
-        """`allow` names the methods that a path takes."""
+        """`allow` lists the methods that a path accepts."""
         super().__init__(error)
         self.status, self.kind = status, kind
         self.body = encode(ErrorAnswer(error=error, kind=kind, status=status, path=path, remedy=remedy))
@@ -247,7 +249,7 @@ _STATUS = {
 
 
 def to_http_error(error: BaseException, path: str | None = None) -> HttpError:
-    """An error as an answer; `path` is the faulty part of the body of a wrong request."""
+    """Converts an error to an answer. `path` is the faulty part of the body of a malformed request."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, EpisodeEnded):
@@ -269,7 +271,7 @@ def to_http_error(error: BaseException, path: str | None = None) -> HttpError:
 
 
 def read_content(part: dict[str, Any]) -> str | tuple[str, str]:
-    """A part of a message as text, or as the type and the Base64 data of an image."""
+    """Reads a part of a message as text, or as the type and the Base64 data of an image."""
     if part["type"] == "text":
         return str(part["text"])
     url = url_of(part) or ""
@@ -284,17 +286,17 @@ _strict_encoder = msgspec.json.Encoder()
 
 
 def encode(value: Any, strict: bool = False) -> bytes:
-    """`value` as JSON. Other objects are written as their `repr`, or raise TypeError if `strict`."""
+    """Encodes `value` as JSON. Other objects are written as their `repr`, or raise TypeError if `strict`."""
     try:
         return (_strict_encoder if strict else _encoder).encode(value)
     except (OverflowError, UnicodeEncodeError):
-        # msgspec does not write integers beyond 64 bits and half of a surrogate pair, which models sample.
+        # msgspec does not write integers beyond 64 bits or half of a surrogate pair, both of which models sample.
         plain = msgspec.to_builtins(value, enc_hook=None if strict else repr)
         return json.dumps(_replace_infinite(plain), separators=(",", ":")).encode()
 
 
 def _replace_infinite(value: Any) -> Any:
-    """JSON has no NaN: null, as msgspec writes it."""
+    """Replaces NaN and infinities with null, because JSON has none; msgspec does the same."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -303,7 +305,7 @@ def _replace_infinite(value: Any) -> Any:
 
 
 def read_body(kind: type[B], data: bytes) -> B:
-    """The body as the struct of an endpoint; anything else is a 422 with the path of the fault."""
+    """Reads the body as the struct of an endpoint. Anything else is a 422 with the path of the fault."""
     check_shape(data)
     try:
         return decode(kind, data or b"{}")
@@ -315,7 +317,7 @@ def read_body(kind: type[B], data: bytes) -> B:
 
 
 def read_part(kind: type[B], part: Any) -> B:
-    """A part of a batch, as it would be read alone."""
+    """Reads a part of a batch, as it would be read alone."""
     try:
         return msgspec.convert(part, kind)
     except msgspec.ValidationError:
@@ -326,9 +328,9 @@ _BRACKETS = re.compile(rb"[\[\]{}]")
 
 
 def check_shape(data: bytes) -> None:
-    """Refuses JSON that is small as bytes and large, or deep, once it is decoded. Counting shows that most bodies are
-    harmless; for the others strings are removed first, in which brackets and commas mean nothing."""
-    if len(data) <= MOST_DEPTH:  # most steps
+    """Refuses JSON that is small in bytes but large or deeply nested once decoded. Counting shows that most bodies are
+    harmless. For the others, strings are removed first, because brackets and commas in them mean nothing."""
+    if len(data) <= MOST_DEPTH:  # true for most steps
         return
     opened = data.count(b"[") + data.count(b"{")
     if opened <= MOST_DEPTH and opened + data.count(b",") <= MOST_VALUES:
@@ -348,7 +350,7 @@ _decoder_of: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Dec
 
 
 def decode(kind: type[B], data: bytes) -> B:
-    """Decodes as msgspec does, and also takes 3.0 for an integer, as JSON allows, and half of a surrogate pair."""
+    """Decodes like msgspec, but also accepts 3.0 for an integer, as JSON allows, and half of a surrogate pair."""
     try:
         value: B = _decoder_of(kind).decode(data)
         return value
@@ -366,6 +368,6 @@ def _parse_number(digits: str) -> float | int:
 
 @cache
 def describe_api(needs_token: bool = False) -> bytes:
-    """The server as OpenAPI 3.1: a file that `tests/support/openapi.py` generates from the structs above."""
+    """Describes the server as OpenAPI 3.1: a file that `tests/support/openapi.py` generates from the structs above."""
     whole = json.loads(resources.files("treetune.serve.http").joinpath("openapi.json").read_bytes())
     return encode({**whole, "security": [{"token": []}] if needs_token else []})

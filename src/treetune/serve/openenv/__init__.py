@@ -1,1 +1,1 @@
-"""The OpenEnv door: `/ws` and the routes beside it (`door.py`), sessions, JSON-RPC, and ORS on the same port."""
+"""The OpenEnv door: `/ws` and the other routes (`door.py`), sessions, JSON-RPC, and ORS on the same port."""

@@ -1,4 +1,4 @@
-"""The OpenEnv door of a server: `/ws`, where its clients play, and the routes beside it; those of ORS too.
+"""The OpenEnv door of a server: `/ws`, where clients play, the other routes of OpenEnv, and those of ORS.
 
     EnvServer(taskset, doors=[OpenEnvDoor(HttpConfig(address=":8000"))])
 
@@ -25,19 +25,19 @@ from treetune.serve.server import EnvServer
 from treetune.system.folders import read_version
 
 API_VERSION = "1.0.0"
-"""Of OpenEnv's HTTP interface."""
+"""The version of OpenEnv's HTTP interface."""
 
 
 class OpenEnvDoor(EpisodeDoor):
     name = "openenv"
 
     def __init__(self, config: HttpConfig | None = None, split: str = "train") -> None:
-        """`split` is the name of the one split that all tasks are in."""
+        """`split` is the name of the only split, which contains all tasks."""
         super().__init__(config or HttpConfig(address="127.0.0.1:8000"))
         self._split = split
         self._sweeper: asyncio.Task[None] | None = None
 
-    # Its life
+    # # Lifecycle
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
@@ -83,12 +83,12 @@ class OpenEnvDoor(EpisodeDoor):
     # Requests
 
     async def _reset(self, request: HttpRequest) -> bytes:
-        """As in OpenEnv, each request has its own environment: this one shows the beginning of a task."""
+        """As in OpenEnv, each request has its own environment. This one shows the beginning of a task."""
         asked = wire.read_reset(read_body(dict[str, Any], request.body), "body")
         return encode(await self.sessions.use_once(lambda session: session.reset(asked)))
 
     async def _step(self, request: HttpRequest) -> bytes:
-        """One answer to the next task, or to the named one."""
+        """Plays one answer to the next task, or to the named one."""
         body = read_body(dict[str, Any], request.body)
         action = body.get("action")
         if not isinstance(action, dict):
@@ -132,13 +132,13 @@ class OpenEnvDoor(EpisodeDoor):
 
 
 def _render_error(error: HttpError) -> bytes:
-    """An error in the form of OpenEnv and ORS."""
+    """Renders an error in the form of OpenEnv and ORS."""
     return encode({"detail": getattr(error, "detail", None) or str(error)})
 
 
 _WATCH_SECONDS = 0.5
-"""An answer that takes so long is cancelled if the client disconnects. Watching from the beginning would cost every
-quick step a task."""
+"""An answer that takes this long is cancelled if the client disconnects. Watching from the start would cost every quick
+step an asyncio task."""
 
 
 class SessionSocket:
@@ -146,10 +146,10 @@ class SessionSocket:
         self._sessions, self._receive, self._send = sessions, receive, send
         self._asked_id = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id", [None])[-1]
         self._waiting: list[dict[str, Any]] = []
-        """The message that came while a step was under way."""
+        """The message that arrived during a step."""
         self._has_left = False
         self._stopped: str | None = None
-        """Why the answer under way was cancelled."""
+        """Why the running answer was cancelled."""
 
     async def run(self) -> None:
         await self._receive()  # websocket.connect
@@ -170,14 +170,14 @@ class SessionSocket:
                 raise
             self._task.uncancel()
         except OSError:
-            self._has_left = True  # while it was answered
+            self._has_left = True  # while the message was being answered
         finally:
             if session is not None and session.attached:
                 session.attached = False  # the client that opened it closes it
             elif session is not None:
                 await self._sessions.close(session)
         if not self._has_left:
-            with contextlib.suppress(OSError, RuntimeError):  # it may disconnect now
+            with contextlib.suppress(OSError, RuntimeError):  # the client may disconnect now
                 await self._send({"type": "websocket.close", "code": 1000, "reason": self._stopped or ""})
 
     def stop(self, why: str) -> None:
@@ -227,7 +227,7 @@ class SessionSocket:
             await self._send({"type": "websocket.send", "text": answer})
 
     async def _watched(self, work: Any) -> Any:
-        """The result of `work`, which is cancelled if it takes long and the client disconnects."""
+        """Returns the result of `work`, which is cancelled if it takes long and the client disconnects."""
         watcher: asyncio.Task[None] | None = None
 
         def watch() -> None:

@@ -1,14 +1,15 @@
-"""The routes of ORS (ors-sdk 0.1), and those for tasks, which OpenEnv has too.
+"""The routes of ORS (ors-sdk 0.1), and the task routes, which OpenEnv has, too.
 
     POST /my-tasks/call {"name": "answer", "input": {"text": "42"}}
     event: end
     data: {"ok": true, "output": {"blocks": [...], "metadata": {...}, "reward": 1.0, "finished": true}}
 
-A session is an episode of one task; the header `X-Session-ID` names it. Its tools are those of the task, and `answer`
-for what a model says. If the client loses the connection the call continues, and its `task_id` gets the result later.
+A session is an episode of one task; the header `X-Session-ID` names it. Its tools are those of the task, plus `answer`
+for the model's text. If the client loses the connection, the call continues, and its `task_id` fetches the result
+later.
 
-The routes for tasks say which there are, by split and index: POST /my-tasks/task {"split": "train", "index": 3} answers
-{"task": {"split": "train", "index": 3}}, which starts it as `reset(**task)` or as the `task_spec` of an ORS session.
+The task routes list the tasks by split and index: POST /my-tasks/task {"split": "train", "index": 3} answers {"task":
+{"split": "train", "index": 3}}, which starts the task as `reset(**task)` or as the `task_spec` of an ORS session.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class TaskRoutes:
 
     @property
     def name(self) -> str:
-        """The taskset's, as a part of a path."""
+        """The taskset's name, as a part of a path."""
         return re.sub(r"[^a-z0-9_.-]+", "-", self._server.taskset.name.lower()).strip("-") or "tasks"
 
     def check_name(self, name: str | None) -> None:
@@ -80,7 +81,7 @@ class TaskRoutes:
         return {"split": self._sessions.split, "index": index}
 
     def check_index(self, index: int) -> int:
-        """The index of a task; a negative one counts from the end."""
+        """Checks the index of a task; a negative one counts from the end."""
         count = self._server.streams.count
         if index < 0 and count is not None:
             index += count
@@ -133,13 +134,13 @@ class TaskRoutes:
 
 
 _CHUNK = 4096
-"""Characters of an event: the client reads lines, and rejects long ones."""
+"""Characters per event: the client reads lines and rejects long ones."""
 SESSION_HEADER = b"x-session-id"
 _MOST_ID = 128
 _QUIET_SECONDS = 10.0
-"""After so long a comment is sent: a client that receives nothing for 30 seconds asks again."""
+"""After this much silence a comment is sent: a client that receives nothing for 30 seconds asks again."""
 _MOST_CALLS = 16
-"""The most calls of one session that are under way at once."""
+"""The most calls of one session that run at once."""
 
 
 class CreateBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -148,7 +149,7 @@ class CreateBody(msgspec.Struct, forbid_unknown_fields=True):
     split: str | None = None
     index: int | None = None
     secrets: dict[str, str] | None = None
-    """Ignored: what an environment needs is in the config of the server."""
+    """Ignored: the server's config holds what an environment needs."""
 
     def __post_init__(self) -> None:
         by_index = self.split is not None and self.index is not None
@@ -169,7 +170,7 @@ class OrsSession(Session):
     def __init__(self, sessions: SessionTable, id: str) -> None:
         super().__init__(sessions, id)
         self._calls: dict[str, asyncio.Task[str]] = {}
-        """Calls under way, and the last that ended, by their `task_id`."""
+        """Running calls, and the calls that ended last, by their `task_id`."""
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Starts a call; returns its id."""
@@ -177,7 +178,7 @@ class OrsSession(Session):
         if len(under_way) >= _MOST_CALLS:
             raise Busy(f"{_MOST_CALLS} calls of this session are under way", remedy="wait for their results")
         id, call = uuid.uuid4().hex, asyncio.create_task(self._run(name, arguments))
-        call.add_done_callback(lambda call: call.cancelled() or call.exception())  # its result may never be read
+        call.add_done_callback(lambda call: call.cancelled() or call.exception())  # the result may never be read
         self._calls = {**under_way, id: call}
         return id
 
@@ -256,7 +257,7 @@ class OrsRoutes:
         return encode({"status": "ok"})
 
     async def _tools(self, request: HttpRequest) -> bytes:
-        """The tools of one task; other tasks may have others."""
+        """Returns the tools of one task; other tasks may have others."""
         self._tasks.check_path(request)
         return _list_tools(await self._sessions.list_tools())
 
@@ -295,7 +296,7 @@ def _list_tools(tools: list[dict[str, Any]]) -> bytes:
 
 
 async def _stream(id: str, call: asyncio.Task[str] | None, hear: Callable[[], None]) -> AsyncGenerator[bytes]:
-    """The events of a call. If it is closed early, the call continues."""
+    """Streams the events of a call. If it is closed early, the call continues."""
     if call is None:
         yield format_event("error", b"unknown task_id")
         return
@@ -314,7 +315,7 @@ async def _stream(id: str, call: asyncio.Task[str] | None, hear: Callable[[], No
 
 
 def blocks_of(observation: Observation) -> list[dict[str, Any]]:
-    """An observation as the blocks of a prompt or a result."""
+    """Converts an observation to the blocks of a prompt or a result."""
     blocks: list[dict[str, Any]] = []
     for content in map(read_content, parts_of(observation.messages())):
         if isinstance(content, str):
@@ -325,7 +326,7 @@ def blocks_of(observation: Observation) -> list[dict[str, Any]]:
 
 
 def result_of(step: Step) -> str:
-    """The result of a call. A failed call that changed nothing is an error of ORS, whose text is for the model."""
+    """The result of a call. A failed call that changed nothing is an ORS error, whose text is shown to the model."""
     errors = [call.error for call in step.calls if call.error is not None]
     if errors and not step.done and not step.reward:
         return error_result(errors[0])
@@ -343,7 +344,7 @@ def error_result(problem: str) -> str:
 
 
 def events_of(result: str) -> Iterator[bytes]:
-    """A result as events."""
+    """Yields a result as events."""
     for begin, end in _cut(result):
         name = "end" if end == len(result) else "chunk"
         yield format_event(name, result[begin:end].encode())

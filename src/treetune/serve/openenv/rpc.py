@@ -1,4 +1,4 @@
-"""Tools of a task over JSON-RPC, as in OpenEnv: `tools/list`, `tools/call`, and sessions that are opened over HTTP.
+"""The tools of a task over JSON-RPC, as in OpenEnv: `tools/list`, `tools/call`, and sessions that are opened over HTTP.
 
 {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search", "arguments": {"query": "red"}}}
 """
@@ -18,7 +18,7 @@ from treetune.serve.openenv.wire import Fault, describe_tool, fault_of, show
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 INTERNAL_ERROR, SERVER_ERROR = -32603, -32000
 ANSWER = "answer"
-"""The tool for what a model says, for clients that can only call tools."""
+"""The tool for the model's text, for clients that can only call tools."""
 
 
 class RpcRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class RpcError(Exception):
 
 
 async def answer_body(sessions: SessionTable, body: bytes) -> dict[str, Any]:
-    """The answer to a request over HTTP."""
+    """Answers a request over HTTP."""
     try:
         request = read_body(dict[str, Any], body)
     except HttpError as error:
@@ -48,7 +48,7 @@ async def answer_body(sessions: SessionTable, body: bytes) -> dict[str, Any]:
 
 
 async def answer(sessions: SessionTable, request: dict[str, Any], session: Session | None = None) -> dict[str, Any]:
-    """The response to a request; `session` is that of its WebSocket."""
+    """Returns the response to a request; `session` is the session of its WebSocket."""
     id: str | int | None = None
     try:
         try:
@@ -81,7 +81,7 @@ async def _handle(sessions: SessionTable, asked: RpcRequest, session: Session | 
         session.hear()
     if session is not None:
         return await _use_tools(asked, session)
-    session = _open(sessions)  # for this one request
+    session = _open(sessions)  # used for this one request only
     try:
         return await _use_tools(asked, session)
     finally:
@@ -136,7 +136,7 @@ def has_tool(tools: list[dict[str, Any]], name: str) -> bool:
 
 
 def with_answer(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools of a task and `answer`, unless one of them has that name."""
+    """The tools of a task plus `answer`, unless one of them has that name."""
     if has_tool(tools, ANSWER):
         return tools
     text = {"type": "string", "description": "What you say."}
@@ -146,7 +146,7 @@ def with_answer(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def action_of_call(name: str, arguments: dict[str, Any], tools: list[dict[str, Any]]) -> Any:
-    """A call as the action of an episode: a call of one of its tools, or text."""
+    """Converts a call to an episode's action: a call of one of its tools, or text."""
     text = arguments.get("text")
     if name == ANSWER and not has_tool(tools, ANSWER) and isinstance(text, str) and len(arguments) == 1:
         return text
@@ -154,7 +154,7 @@ def action_of_call(name: str, arguments: dict[str, Any], tools: list[dict[str, A
 
 
 def _result(step: Step) -> dict[str, Any]:
-    """A step as the result of a call, as in MCP. OpenEnv's own client returns `data`."""
+    """Converts a step to the result of a call, as in MCP. OpenEnv's own client returns `data`."""
     text = show(step.observation)["text"]
     return {
         "content": [{"type": "text", "text": text}],

@@ -1,11 +1,11 @@
-"""Sessions: what clients of OpenEnv and ORS play, one episode at a time, and the table of a door's sessions.
+"""Sessions, in which clients of OpenEnv and ORS play one episode at a time, and the table of a door's sessions.
 
     session = sessions.add(Session(sessions))
     await session.reset(Reset(seed=3))        # the first observation
     step = await session.play("42")
 
 In OpenEnv an environment exists as soon as its client has connected. So a step or a call before the first reset starts
-the next task, and a reset that names no other task shows that one.
+the next task, and a reset that names no other task shows the one that was started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from treetune.serve.openenv.wire import Fault, ListTools, Reset, ToolAction, des
 from treetune.serve.server import EnvServer, StartedTask
 
 _SILENT_SECONDS = 900.0
-"""A session without an episode is closed if its client sends nothing for so long."""
+"""A session without an episode is closed if its client sends nothing for this long."""
 _SWEEP_SECONDS = 5.0
 
 
@@ -33,21 +33,21 @@ class Session:
     def __init__(
         self, sessions: SessionTable, id: str | None = None, stop: Callable[[str], None] | None = None
     ) -> None:
-        """`stop` closes the connection that the session ends with; None for a session without one."""
+        """`stop` closes the connection when the session ends; None for a session without a connection."""
         self._sessions, self._server = sessions, sessions.server
         self.id, self.stop = id or str(uuid.uuid4()), stop
         self.heard = time.monotonic()
         """When its client sent its last message."""
         self.attached = False
-        """A WebSocket plays it that did not open it."""
+        """A WebSocket that did not open the session plays it."""
         self.first: StartedTask | None = None
-        """The task of its episode, and what the episode showed first."""
+        """The task of its episode, and the episode's first observation."""
         self.turn = 0
         self._episode: str | None = None
-        """None before the first; empty if the last could not be started."""
+        """None before the first episode; empty if the last one could not be started."""
         self._label = self.id
         self._is_fresh = False
-        """The episode was started without a reset, and its beginning was not shown yet."""
+        """The episode was started without a reset, and its first observation has not been shown yet."""
         self._starting = asyncio.Lock()
 
     @property
@@ -60,7 +60,7 @@ class Session:
         return self._live is not None
 
     def hear(self) -> None:
-        """Notes a message of its client: the episode counts as just stepped."""
+        """Records a message of its client: the episode counts as just stepped."""
         self.heard = time.monotonic()
         if (live := self._live) is not None:
             live.heard = self.heard
@@ -70,7 +70,7 @@ class Session:
         return {"episode_id": self._label, "step_count": self.turn}
 
     async def reset(self, asked: Reset) -> dict[str, Any]:
-        """Starts an episode; returns what it shows first."""
+        """Starts an episode; returns its first observation."""
         async with self._starting:
             self._sessions.check_split(asked.split)
             index = asked.task(self._server.streams.count)
@@ -86,7 +86,7 @@ class Session:
         return observed(show(started.observation), None, False, metadata)
 
     async def play(self, action: Any) -> Step:
-        """One step of its episode."""
+        """Takes one step of its episode."""
         if not self._episode:
             await self.ensure_started()
         assert self._episode is not None
@@ -96,7 +96,7 @@ class Session:
         return step
 
     async def answer(self, action: Any) -> dict[str, Any]:
-        """The observation and the reward of an action of OpenEnv."""
+        """Returns the observation and the reward for an action of OpenEnv."""
         if isinstance(action, ListTools):
             tools = (await self.ensure_started()).started.tools
             return observed({"tools": [describe_tool(tool, "input_schema") for tool in tools]}, None, False, {})
@@ -105,7 +105,7 @@ class Session:
         return stepped(await self.play(action))
 
     async def ensure_started(self) -> StartedTask:
-        """What its episode showed first. Starts the next task if there was no episode."""
+        """Returns the first observation of its episode. Starts the next task if there was no episode."""
         async with self._starting:
             if self._episode is None:
                 await self._start(None)
@@ -133,7 +133,7 @@ S = TypeVar("S", bound=Session)
 
 class SessionTable:
     def __init__(self, server: EnvServer, config: HttpConfig, split: str) -> None:
-        """`split` is the name of the one split that all tasks are in."""
+        """`split` is the name of the only split, which contains all tasks."""
         self.server, self._config, self.split = server, config, split
         self.terms = SessionLimits(config.idle_seconds, config.deadline_seconds, check_info)
         self.by_id: dict[str, Session] = {}
@@ -149,7 +149,7 @@ class SessionTable:
         return session
 
     def attach(self, id: str) -> Session:
-        """A session that was opened over HTTP, for a WebSocket that plays it."""
+        """Lets a WebSocket play a session that was opened over HTTP."""
         session = self.by_id.get(id)
         if session is None or session.stop is not None:
             raise Fault("SESSION_ERROR", f"Unknown session_id: {id:.80}")
@@ -167,7 +167,7 @@ class SessionTable:
         await session.end()
 
     async def use_once(self, play: Callable[[Session], Any]) -> Any:
-        """What `play` returns for a session that is closed afterwards."""
+        """Calls `play` with a session that is closed afterwards, and returns its result."""
         session = self.add(Session(self))
         try:
             return await play(session)
@@ -175,15 +175,15 @@ class SessionTable:
             await self.close(session)
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """The tools of the last episode. Before the first one, an episode of the first task is started and closed; no
-        cursor moves, except if tasks have no numbers."""
+        """Returns the tools of the last episode. Before the first one, an episode of the first task is started and
+        closed; this moves a cursor only if tasks have no numbers."""
         if self.offered is None:
             seed = None if self.server.streams.sequential else 0
             await self.use_once(lambda session: session.reset(Reset(seed=seed)))
         return self.offered or []
 
     async def sweep(self) -> None:
-        """Closes sessions of silent clients. Their episodes have ended before."""
+        """Closes sessions of silent clients. Their episodes have already ended."""
         silent = max(_SILENT_SECONDS, self._config.idle_seconds)
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)

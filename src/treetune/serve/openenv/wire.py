@@ -3,9 +3,9 @@
     {"type": "step", "data": {"message": "42"}}
     {"type": "observation", "data": {"observation": {...}, "reward": 1.0, "done": true, "metadata": {...}}}
 
-An action has a `message` (what a model says), `tool_calls` in OpenAI's form, or both. Or it is one of OpenEnv's own
-actions for tools: `{"type": "call_tool", "tool_name", "arguments"}`, `{"type": "list_tools"}`. Faults have the form of
-pydantic, which OpenEnv's own servers use.
+An action has a `message` (the model's text), `tool_calls` in OpenAI's form, or both. Or it is one of OpenEnv's own tool
+actions: `{"type": "call_tool", "tool_name", "arguments"}`, `{"type": "list_tools"}`. Faults have the form of pydantic's
+errors, which OpenEnv's own servers use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from treetune.serve.http.wire import HttpError, check_shape, decode, encode, to_
 MOST_INDEX = 2**62
 _NO_INPUT = object()
 _STATUS = {"VALIDATION_ERROR": 422, "CAPACITY_REACHED": 429}
-"""The HTTP status of each code."""
+"""The HTTP status of each error code."""
 
 
 class Fault(HttpError):
@@ -40,7 +40,7 @@ class Fault(HttpError):
 
 
 def fault_of(error: BaseException) -> Fault:
-    """An error in the form of OpenEnv."""
+    """Converts an error to the form of OpenEnv."""
     if isinstance(error, Fault):
         return error
     found = to_http_error(error)
@@ -49,11 +49,11 @@ def fault_of(error: BaseException) -> Fault:
     return Fault("CAPACITY_REACHED" if found.status == 429 else "EXECUTION_ERROR", message)
 
 
-# What comes in
+# # Incoming messages
 
 
 class Wrong(NamedTuple):
-    """One fault of a message, as pydantic names it."""
+    """One fault of a message, named as pydantic does."""
 
     type: str
     loc: tuple[str, ...]
@@ -84,7 +84,7 @@ def refuse(wrong: list[Wrong]) -> None:
 
 
 def read_message(text: str) -> tuple[Any, Mapping[str, Any]]:
-    """The type of a message and all of it."""
+    """Returns the type of a message and the whole message."""
     try:
         data = text.encode()
         check_shape(data)
@@ -102,7 +102,7 @@ _EMPTY: dict[str, Any] = {}
 
 
 def data_of(message: Mapping[str, Any], *, required: bool = False) -> dict[str, Any]:
-    """The `data` of a message, which may have no other field but its type."""
+    """Returns the `data` of a message, which may have no other field except its type."""
     data = message.get("data", _NO_INPUT)
     if isinstance(data, dict) and len(message) == 2:
         return data
@@ -122,7 +122,7 @@ def refuse_data(message: Mapping[str, Any]) -> None:
 
 
 class Reset(msgspec.Struct):
-    """The fields of a reset. Others are ignored, as OpenEnv does."""
+    """The fields of a reset. Others are ignored, as in OpenEnv."""
 
     seed: int | None = None
     """The same seed gives the same task."""
@@ -131,11 +131,11 @@ class Reset(msgspec.Struct):
     index: int | None = None
     """The index of the task in the split, as the task routes number it."""
     task_index: int | None = None
-    """The same."""
+    """The same as `index`."""
     split: str | None = None
 
     def task(self, count: int | None) -> int | None:
-        """The index of the task; None: the next."""
+        """Returns the index of the task; None: the next one."""
         index = self.index if self.index is not None else self.task_index
         if index is None and self.seed is not None:
             index = self.seed % (count or MOST_INDEX)
@@ -180,9 +180,9 @@ _KINDS: dict[str, type] = {"string": str, "list": list, "dict": dict}
 
 
 def read_action(data: dict[str, Any]) -> Any:
-    """The action as an episode takes it, or a `ToolAction` or `ListTools`."""
+    """Returns the action in the form that an episode takes, or a `ToolAction` or `ListTools`."""
     if len(data) == 1 and type(text := data.get("message")) is str:
-        return text  # most of them
+        return text  # most actions
     kind = data.get("type")
     if kind == "list_tools":
         refuse(_check_fields(data, {"type": "string", "metadata": "dict"}))
@@ -207,11 +207,11 @@ def _check_fields(data: Mapping[str, Any], fields: Mapping[str, str]) -> list[Wr
     return wrong + [Wrong.extra(value, name) for name, value in data.items() if name not in fields]
 
 
-# What goes out
+# # Outgoing messages
 
 
 def show(observation: Observation) -> dict[str, Any]:
-    """What the model sees: as text, and as the messages of a chat."""
+    """What the model sees, as text and as chat messages."""
     if observation.type == "text":
         text = observation.content
         return {"text": text, "messages": [{"role": "user", "content": text}] if text else []}
@@ -221,7 +221,7 @@ def show(observation: Observation) -> dict[str, Any]:
 
 
 def observed(observation: dict[str, Any], reward: float | None, done: bool, metadata: dict[str, Any]) -> dict[str, Any]:
-    """An observation in the form of OpenEnv: the metadata is in it, and beside it if there is any."""
+    """An observation in the form of OpenEnv. The metadata is inside it, and also next to it if there is any."""
     observation["metadata"] = metadata
     found = {"observation": observation, "reward": reward, "done": done}
     if metadata:
@@ -243,7 +243,7 @@ def _tool_error(step: Step) -> dict[str, str] | None:
 
 
 def describe_tool(tool: dict[str, Any], schema: str) -> dict[str, Any]:
-    """A tool; `schema` is the key for the schema of its arguments."""
+    """Describes a tool; `schema` is the key for the schema of its arguments."""
     function = tool["function"]
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     return {"name": function["name"], "description": function.get("description", ""), schema: parameters}

@@ -40,7 +40,7 @@ from treetune.system.threads import call_apart
 
 
 class PoolHost(ServerHost):
-    """The host of a pool: it has the streams and the table of episodes, workers do the rest."""
+    """The host of a pool: it has the streams and the table of episodes; the workers do the rest."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class PoolHost(ServerHost):
         return {**self.workers.stats(), **self.weights.figures()}
 
     async def _make_in_worker(self, position: int) -> Task:
-        if not is_made_alone(self.taskset, position):  # it is in memory here, so workers need not load all tasks
+        if not is_made_alone(self.taskset, position):  # the task is in memory here, so workers need not load all tasks
             task: Task = await call_apart(self.taskset.__getitem__, position)
             return task
         _, data = await self.workers.call("make", pack(position), about=lambda: f"task {position}")
@@ -126,7 +126,7 @@ class PoolHost(ServerHost):
         return _WorkerEpisode(self, member, id, task, data), observation, tools
 
     async def open_in_worker(self, id: str, task: Task) -> tuple[WorkerHandle, bytes]:
-        """Starts an environment in a worker; returns the worker, and what the environment shows first."""
+        """Starts an environment in a worker; returns the worker and the first observation."""
         about, payload = functools.partial(_name, task), pack((id, task))
         while True:
             member, data = await self.workers.call("open", payload, 1, about=about, opens=id)
@@ -134,7 +134,7 @@ class PoolHost(ServerHost):
                 return member, data
 
     def _lose_episode(self, id: str, how: str) -> None:
-        """Handles the end of its worker. An episode without a step is restarted in another worker."""
+        """Handles the death of an episode's worker. An episode without a step is restarted in another worker."""
         episode = self.episodes.live.get(id)
         if episode is None:
             return
@@ -162,10 +162,10 @@ class _WorkerEpisode:
     __slots__ = ("_first", "_host", "_id", "_member", "_moving", "_name", "_task")
 
     def __init__(self, host: PoolHost, member: WorkerHandle, id: str, task: Task, first: bytes) -> None:
-        """`first` is the worker's message with what it shows first."""
+        """`first` is the worker's message with the first observation."""
         self._host, self._member, self._id, self._name = host, member, id, _name(task)
         self._task: Task | None = task
-        """None after the first step: then it cannot be restarted."""
+        """None after the first step: the episode cannot be restarted then."""
         self._first = blake2b(first, digest_size=16).digest()
         self._moving: asyncio.Task[None] | None = None
 
@@ -200,11 +200,11 @@ class _WorkerEpisode:
     async def _close_there(self) -> None:
         workers = self._host.workers
         workers.release(self._member, self._id)
-        with contextlib.suppress(ServeError):  # its worker is gone, with the environment
+        with contextlib.suppress(ServeError):  # the worker is gone, and the environment with it
             await self._member.ask("close", self._id.encode())
 
     def move(self, how: str) -> None:
-        """Restarts it in another worker. A step waits until that is done."""
+        """Restarts it in another worker. Steps wait until that is done."""
         self._moving = asyncio.create_task(self._move(how))
 
     async def _move(self, how: str) -> None:

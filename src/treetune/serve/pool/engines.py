@@ -1,11 +1,11 @@
-"""Engines: what starts a pool's workers, as processes of this machine or as actors of a Ray cluster.
+"""Engines start a pool's workers, as processes on this machine or as actors of a Ray cluster.
 
     engine = load_engine("processes")
     engine.prepare(taskset)                      # once, in a thread
     handle = engine.start(spec, on_exit)
     engine.kill(handle)
 
-An engine only starts and kills workers. The pool itself notices a dead or stuck worker.
+An engine only starts and kills workers. The pool itself detects dead and stuck workers.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _PREFIX = "treetune-pool-"
 
 
 class ProcessEngine:
-    """Workers as processes of this machine. Their exit is noticed at once; the heartbeat is for a stuck one."""
+    """Runs workers as processes on this machine. Their exit is noticed at once; the heartbeat is for stuck workers."""
 
     encrypted = False
-    """Whether connections to workers leave this machine, and so are encrypted."""
+    """Whether connections to workers leave this machine and are therefore encrypted."""
     silent_seconds = 60.0
-    """A worker without a heartbeat for so long counts as dead."""
+    """A worker without a heartbeat for this long counts as dead."""
 
     _scratch: ScratchFolder | None = None
 
     def prepare(self, taskset: Taskset[Any, Any]) -> None:
-        """Pickles the taskset for all workers, once. Pickling a large one blocks the process for seconds, also in a
-        thread. A replaced worker must not cost that again."""
+        """Pickles the taskset once for all workers. Pickling a large one blocks the process for seconds, even in a
+        thread, and replacing a worker must not cost that again."""
         try:
             self._scratch = ScratchFolder()
             self._folder = self._scratch.path
@@ -74,7 +74,7 @@ class ProcessEngine:
         return f"ipc://{self._folder}/workers"
 
     def start(self, spec: WorkerSpec, on_exit: OnExit) -> Any:
-        """Starts a worker; returns what `kill` takes."""
+        """Starts a worker; returns the handle that `kill` takes."""
         folder = self._folder / spec.identity.decode()
         folder.mkdir()
         # Spawned, not forked: threads and locks of user code are not copied.
@@ -99,7 +99,7 @@ class ProcessEngine:
         process.kill()
 
     def why_waiting(self) -> str | None:
-        """Why workers do not start, if that is known."""
+        """Returns why workers do not start, if that is known."""
         return None
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class ProcessEngine:
 def _run_process(spec: WorkerSpec, pickled: Path, folder: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they may reach the whole process group; the broker handles them
+        signal.signal(number, signal.SIG_IGN)  # signals may reach the whole process group; the broker handles them
     # Temporary files of user code are removed with the worker.
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     with contextlib.suppress(OSError):
@@ -163,10 +163,10 @@ class RayEngine:
 
     def kill(self, actor: Any) -> None:
         def kill() -> None:
-            with contextlib.suppress(Exception):  # it or its cluster is already gone
+            with contextlib.suppress(Exception):  # the actor or its cluster is already gone
                 self._ray.kill(actor, no_restart=True)
 
-        call_apart(kill)  # it blocks if the head of the cluster does not answer
+        call_apart(kill)  # blocks if the head of the cluster does not answer
 
     def why_waiting(self) -> str | None:
         why = why_waiting(self._ray, self._begun)
@@ -185,7 +185,7 @@ Engine = ProcessEngine | RayEngine
 
 
 async def ask_why(engine: Engine) -> str | None:
-    """Why workers do not start, if the engine knows it in time."""
+    """Returns why workers do not start, if the engine finds out in time."""
     try:
         async with asyncio.timeout(_WHY_SECONDS):
             why: str | None = await call_apart(engine.why_waiting)
@@ -211,13 +211,13 @@ def _unpicklable(taskset: Taskset[Any, Any], error: Exception) -> UsageError:
 
 
 class ScratchFolder:
-    """A folder of this process for what its workers need: their socket, the taskset, their temporary files.
+    """A folder of this process for the needs of its workers: their socket, the taskset, their temporary files.
 
-    It is locked as long as its process lives. The next process that makes one removes those of killed processes.
+    The folder is locked while its process lives. The next process that creates one removes those of killed processes.
     """
 
     def __init__(self) -> None:
-        # Only its owner can reach it. A socket's path has at most 107 characters, which a long TMPDIR exceeds.
+        # Only the owner can access it. A socket's path has at most 107 characters, which a long TMPDIR exceeds.
         usual = tempfile.gettempdir()
         place = Path(usual if len(usual) <= 64 else "/tmp")
         for left in place.glob(f"{_PREFIX}*"):
@@ -238,14 +238,14 @@ class ScratchFolder:
 
 
 def _lock_folder(folder: Path) -> int | None:
-    """Takes the folder; None if a live process has it, or another user owns it."""
+    """Locks the folder; returns None if a live process holds it, or another user owns it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
         if os.fstat(descriptor).st_uid == os.getuid():
-            # The lock goes with the descriptor, which no child has: spawned ones close it.
+            # The lock is bound to the descriptor, which no child has: spawned processes close it.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
     except OSError:

@@ -1,8 +1,9 @@
-"""A worker of a pool, which runs rollouts and environments for a broker, and the handle by which the broker calls it.
+"""A worker of a pool, which runs rollouts and environments for a broker, and the handle through which the broker calls
+it.
 
-It connects to the broker's address, reports that it is ready, sends a heartbeat each second, and ends with the broker.
-It sends `ready`, `beat`, `part ID TEXT`, `scored TRACES`, `counted COUNTS`, `done ID DATA` and `failed ID RESPONSE`.
-The broker sends `do ID METHOD PAYLOAD`, `stop ID`, `alive` and `end`.
+It connects to the broker's address, reports that it is ready, sends a heartbeat each second, and exits when the broker
+does. It sends `ready`, `beat`, `part ID TEXT`, `scored TRACES`, `counted COUNTS`, `done ID DATA` and `failed ID
+RESPONSE`. The broker sends `do ID METHOD PAYLOAD`, `stop ID`, `alive` and `end`.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from treetune.system.threads import call_apart
 
 BEAT_SECONDS = 1.0
 ORPHANED_SECONDS = 60.0
-"""A worker that receives nothing from its broker for so long ends."""
+"""A worker that receives nothing from its broker for this long exits."""
 
 log = logging.getLogger("treetune.serve")
 
 
 class MessageBatch:
-    """Messages between a broker and a worker. Those of one round of the event loop are sent as one ZMQ message, which
-    costs less than one each."""
+    """Messages between a broker and a worker. The messages of one round of the event loop are sent as one ZMQ message,
+    which is cheaper than one each."""
 
     def __init__(self, socket: LoopSocket, *to: bytes) -> None:
         self._socket, self._to = socket, to
@@ -54,36 +55,38 @@ class MessageBatch:
         self._waiting.append(message)
 
     def send(self) -> None:
-        """Sends what waits, now."""
+        """Sends the waiting messages now."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._socket.send([*self._to, msgspec.msgpack.encode(waiting)])
 
 
 read_batch = msgspec.msgpack.Decoder(list[Annotated[list[bytes], msgspec.Meta(min_length=1)]]).decode
-"""Raises `msgspec.MsgspecError` if the other side has another protocol, as another version of Treetune may."""
+"""Raises `msgspec.MsgspecError` if the other side speaks another protocol, for example because its version of Treetune
+differs."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker needs to start, beside the taskset. It is pickled, and only a broker passes it to its workers."""
+    """What a worker needs to start, apart from the taskset. It is pickled, and only a broker passes it to its
+    workers."""
 
     identity: bytes = b""
     address: str = ""
-    """Of the broker."""
+    """The address of the broker."""
     server_key: bytes | None = None
     """The broker's public key, if the connection is encrypted."""
     host: HostSpec
     parent: int | None = None
-    """The broker's process, if it is on the same machine."""
+    """The process id of the broker, if it is on the same machine."""
 
 
 class Worker:
     def __init__(self, spec: WorkerSpec, taskset: Taskset[Any, Any]) -> None:
-        """The tasks of the taskset were counted already, so a worker need not load them for that."""
+        """The tasks were already counted, so a worker need not load them for that."""
         self._spec, self._taskset = spec, taskset
         self._host = ServerHost(Streams(taskset), spec.host, self._report)
         self._episodes: dict[str, Episode] = {}
-        """The broker has their table."""
+        """Live environments; the broker has their table."""
         self._ended_since_trim = 0
         self._methods: dict[bytes, Callable[[bytes], Awaitable[bytes]]] = {
             b"run_rollout": functools.partial(self._host.run_request, "run_rollout"),
@@ -123,7 +126,7 @@ class Worker:
         self._messages.send()
         self._socket.close()
 
-    # What the broker says
+    # # Messages from the broker
 
     def _take_batch(self, batch: list[Frames]) -> None:
         self._heard = time.monotonic()
@@ -172,7 +175,7 @@ class Worker:
             self._messages.put(b"counted", msgspec.msgpack.encode(counts))
             counts.clear()
 
-    # What it does beside rollouts
+    # # Besides rollouts
 
     async def _change_weights(self, payload: bytes) -> bytes:
         return pack(await self._host.change_weights(*unpack(payload, tuple[str, WeightsRequest])))
@@ -208,13 +211,13 @@ class Worker:
 
 
 class PendingCall(msgspec.Struct, eq=False):
-    """A call that a worker runs."""
+    """A call that a worker is running."""
 
     future: asyncio.Future[bytes]
     show: Sink | None
     """Called with what the environment shows during the call."""
     steps: str = ""
-    """The task whose episode it steps: the step may kill the worker."""
+    """The task whose episode this call steps: the step may kill the worker."""
 
 
 class WorkerEnded(WorkerLost):
@@ -230,7 +233,7 @@ class SuspectEpisode(msgspec.Struct, frozen=True):
 
     task: str
     company: int
-    """How many such episodes, itself included, its worker may have."""
+    """How many such episodes its worker may hold, including this one."""
 
 
 class WorkerHandle(msgspec.Struct, eq=False):
@@ -239,28 +242,29 @@ class WorkerHandle(msgspec.Struct, eq=False):
     identity: bytes
     messages: MessageBatch
     handle: Any = None
-    """The engine's own."""
+    """The engine's handle."""
     ready: bool = False
     leaving: bool = False
     heard: float = 0.0
     calls: dict[bytes, PendingCall] = {}
     episodes: set[str] = set()
     suspects: dict[str, SuspectEpisode] = {}
-    """Those whose task may have killed a worker. They count as guests while they live, and share the worker with no
+    """Episodes whose task may have killed a worker. They count as guests while they live, and share the worker with no
     other episodes."""
     gone: bool = False
     """It has ended."""
     load: int = 0
-    """Rollouts under way, live episodes included."""
+    """Running rollouts and live episodes."""
     guests: int = 0
-    """Calls that any worker could run (all but steps of the episodes here), and suspects that live here."""
+    """Calls that any worker could run (all except steps of the episodes here), and suspects that live here."""
     number: int = 0
-    """Of its last call."""
+    """The number of its last call."""
     limits: list[int] = []
-    """The most guests, as each suspect among them allows."""
+    """The maximum number of guests that each suspect among them allows."""
 
     def may_take(self, company: int | None) -> bool:
-        """Whether it may take a call. Suspects share a worker with few others; other calls never join suspects."""
+        """Returns whether it may take a call. Suspects share a worker with few others; other calls never join
+        suspects."""
         return not self.limits if company is None else self.guests < min([company, *self.limits])
 
     async def ask(
@@ -273,8 +277,9 @@ class WorkerHandle(msgspec.Struct, eq=False):
         show: Sink | None = None,
         steps: str = "",
     ) -> bytes:
-        """The worker's answer, or its error, which is raised. If the caller is cancelled, the worker stops the call.
-        `opens` is the episode that lives there from then on; `steps` names the task of the episode that is stepped."""
+        """Returns the worker's answer, or raises its error. If the caller is cancelled, the worker stops the call.
+        `opens` is the episode that lives in this worker from then on; `steps` names the task whose episode is
+        stepped."""
         if self.gone:
             raise WorkerEnded
         self.number += 1
@@ -286,7 +291,7 @@ class WorkerHandle(msgspec.Struct, eq=False):
             data = await call.future
         except asyncio.CancelledError:
             self.messages.put(b"stop", id)
-            if opens is not None:  # it may have just started
+            if opens is not None:  # the episode may have just started
                 self.messages.put(b"do", b"", b"close", opens.encode())
             raise
         finally:

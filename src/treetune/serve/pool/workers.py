@@ -1,11 +1,11 @@
-"""Workers: the executor of a pool. It starts and replaces worker processes, and gives each call to one of them.
+"""The executor of a pool. It starts and replaces worker processes, and assigns each call to a worker.
 
     workers = WorkerPool(spec, taskset, PoolConfig(workers=4), engine, on_scored, counts)
     await workers.start()
     worker, data = await workers.call("run_rollout", payload, 1, about=name_of_task)      # the least busy worker
     data = await worker.ask("step", payload)                             # this one, where the episode lives
 
-A worker that dies or hangs is replaced, and others get its calls.
+A worker that dies or hangs is replaced, and its calls move to other workers.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ log = logging.getLogger("treetune.serve")
 START_SECONDS = 120.0
 _TICK = 0.5
 _TRIES = 2
-"""How often a call may kill a worker that runs nothing else, before the call fails."""
+"""How often a call may kill a worker that runs nothing else before the call fails."""
 _SPLIT = 8
 """The calls of a dead worker are repeated in groups of an eighth, so that the call that killed it is soon alone."""
 _MOST_SUSPECTED = 1000
 _MOST_NAMED = 3
 _RETRY_SECONDS = 0.1
-"""A pause after which all workers that died together are noticed, before another worker gets the calls."""
+"""A pause in which all workers that died together are noticed, before another worker gets the calls."""
 _PLACE_SECONDS = 60.0
-"""How long a suspect waits for a worker without episodes: a busy machine starts one slowly, a full cluster never."""
+"""How long a suspect waits for a worker without episodes: a busy machine starts one slowly, a full cluster never
+does."""
 _LONGEST_PAUSE = 30.0
 _MOST_FAILURES = 5
-"""After so many failed starts in a row, calls that wait for a worker fail."""
+"""After this many failed starts in a row, calls that wait for a worker fail."""
 
 
 class WorkerPool:
@@ -67,22 +68,22 @@ class WorkerPool:
         self.on_episode_lost: Callable[[str, str], None] = lambda episode, how: None
         """Called for each episode of a dead worker, with the reason."""
         self.greetings: Callable[[], list[bytes]] = list
-        """The messages about weights that a worker gets before its first call."""
+        """Returns the messages about weights that a worker gets before its first call."""
         self._most = config.max_workers or config.workers
         self._silent = config.silent_seconds or engine.silent_seconds
         self._members: dict[bytes, WorkerHandle] = {}
         self._changed = asyncio.Event()
-        """Set for a moment when a worker becomes ready, or none will."""
+        """Set briefly when a worker becomes ready, or when none will."""
         self._waiting = 0
-        """How many calls wait for a worker."""
+        """How many calls are waiting for a worker."""
         self._suspects = 0
-        """Those whose last worker died."""
+        """How many of them are suspects, whose last worker died."""
         self._suspected: OrderedDict[str, int] = OrderedDict()
-        """Tasks that may have killed a worker, by name, and how many of them may share a worker: one that killed it
-        alone gets its own. A task is removed once it has ended without a crash."""
+        """Tasks that may have killed a worker, by name, and how many of them may share a worker. A task that killed a
+        worker alone gets its own. A task is removed once it has ended without a crash."""
         self._number = 0
         self._failures = 0
-        """Workers in a row that died before they were ready."""
+        """Consecutive workers that died before they were ready."""
         self._start_at = 0.0
         self._quiet_since: float | None = None
         self._startup_error: str | None = None
@@ -91,7 +92,7 @@ class WorkerPool:
         self._ticker: asyncio.Task[None] | None = None
         self._socket: LoopSocket
 
-    # Its life
+    # # Lifecycle
 
     async def start(self) -> None:
         await call_apart(self._engine.prepare, self._taskset)
@@ -125,7 +126,7 @@ class WorkerPool:
             self._ticker.cancel()
         for member in self._members.values():
             member.messages.put(b"end")
-        for _ in range(40):  # two seconds to end by themselves
+        for _ in range(40):  # two seconds to exit by themselves
             if not self._members:
                 break
             await asyncio.sleep(0.05)
@@ -149,8 +150,9 @@ class WorkerPool:
     async def call(
         self, method: str, payload: bytes, size: int = 0, *, about: Callable[[], str], opens: str | None = None
     ) -> tuple[WorkerHandle, bytes]:
-        """The least busy worker and its answer; if it dies, another one is asked. The call counts as `size` rollouts,
-        `about` names it in errors, and `opens` is the episode that lives in the worker from then on."""
+        """Calls the least busy worker and returns it with its answer. If the worker dies, another one is called. The
+        call counts as `size` rollouts, `about` names it in errors, and `opens` is the episode that lives in the worker
+        from then on."""
         known = company = self._suspected.get(about()) if self._suspected else None
         died_alone = 0
         while True:
@@ -195,8 +197,8 @@ class WorkerPool:
         return [member for member in self._members.values() if member.ready]
 
     async def _wait_for_member(self, company: int | None, stays: Callable[[], str] | None = None) -> WorkerHandle:
-        """The least busy worker that may take the call, as soon as there is one. `stays` names a suspect that would
-        live there: it never shares a worker with other episodes."""
+        """Returns the least busy worker that may take the call, as soon as there is one. `stays` names a suspect that
+        would live there; it never shares a worker with other episodes."""
         self._waiting += 1
         self._suspects += company is not None
         began = time.monotonic()
@@ -209,7 +211,7 @@ class WorkerPool:
                 if self._suspects:
                     places = self._places_for_suspects(free)
                     if company is None:
-                        free = [one for one in free if one not in places[:1]]  # kept for suspects
+                        free = [one for one in free if one not in places[:1]]  # reserved for suspects
                     elif time.monotonic() - began < _PLACE_SECONDS:
                         free = places
                     elif stays is not None:
@@ -249,7 +251,7 @@ class WorkerPool:
             if (suspicion := member.suspects.pop(episode, None)) is not None:
                 member.guests -= 1
                 member.limits.remove(suspicion.company)
-                if not member.gone:  # it ended without a crash
+                if not member.gone:  # the episode ended without a crash
                     self._suspected.pop(suspicion.task, None)
                 self._wake_waiting()
 
@@ -263,11 +265,11 @@ class WorkerPool:
         self._members[identity] = member
         try:
             member.handle = self._engine.start(spec, lambda how: self._remove(member, how))
-        except OSError as error:  # no process or file is left; later there may be
+        except OSError as error:  # out of processes or files; there may be some later
             self._remove(member, str(error))
 
     def _remove(self, member: WorkerHandle, how: str) -> None:
-        """A worker has ended: others get its calls, and a new one replaces it."""
+        """Handles the end of a worker: others get its calls, and a new one replaces it."""
         if self._members.pop(member.identity, None) is None:
             return
         member.gone = True
@@ -288,7 +290,8 @@ class WorkerPool:
         self._adjust()
 
     def _name_suspects(self, member: WorkerHandle, how: str) -> str:
-        """Why a worker ended, with the tasks that were stepped there. Each may be the cause and is suspected."""
+        """Returns why a worker ended, with the tasks that were stepped there. Each may be the cause and becomes a
+        suspect."""
         stepped = sorted({call.steps for call in member.calls.values() if call.steps and not call.future.done()})
         if self._closing or not stepped:
             return how
@@ -303,13 +306,14 @@ class WorkerPool:
         self._remove(member, why)
 
     def _adjust(self) -> None:
-        """Starts missing workers, and another if all are busy. Stops one if there have been too many for a while."""
+        """Starts missing workers, or another one if all are busy. Stops a worker if there have been too many for a
+        while."""
         config, now = self._config, time.monotonic()
         staying = [member for member in self._members.values() if not member.leaving]
         ready = [member for member in staying if member.ready]
         if self._closing or now < self._start_at:
             return
-        # Others cannot use the worker of a suspect.
+        # Other calls cannot use the worker of a suspect.
         missing = config.workers - sum(not member.suspects for member in staying)
         for _ in range(min(missing, max(config.workers, self._most + 1) - len(self._members))):
             self._start_one()
@@ -349,7 +353,7 @@ class WorkerPool:
         if self._suspects:
             self._wake_waiting()
 
-    # What workers say
+    # # Messages from workers
 
     def _take_batch(self, batch: list[Frames]) -> None:
         for frames in batch:
@@ -381,7 +385,7 @@ class WorkerPool:
             case [kind, id, data]:
                 call = member.calls.get(id)
                 if call is None or call.future.done():
-                    return  # its caller has cancelled it
+                    return  # the caller has cancelled it
                 if kind == b"done":
                     call.future.set_result(data)
                 elif kind == b"failed":

@@ -1,4 +1,4 @@
-"""BlockingEnvClient: the client for programs without an event loop.
+"""BlockingEnvClient: a client for programs without an event loop.
 
 with BlockingEnvClient("tcp://127.0.0.1:5555") as client:
     trace = client.run_rollout(client.sample())
@@ -23,7 +23,7 @@ R = TypeVar("R")
 def _wait_for(
     method: Callable[Concatenate[EnvClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[BlockingEnvClient, P], R]:
-    """A method of `EnvClient` that waits for its result."""
+    """Wraps a method of `EnvClient` so that it waits for its result."""
 
     @functools.wraps(method)
     def call(client: BlockingEnvClient, /, *arguments: P.args, **options: P.kwargs) -> R:
@@ -37,7 +37,7 @@ class BlockingEnvClient:
     """An `EnvClient` whose methods wait for their results. Any thread may call them."""
 
     def __init__(self, address: str, **options: Any) -> None:
-        """The options are those of `EnvClient`."""
+        """Takes the options of `EnvClient`."""
         self._client = EnvClient(address, **options)
 
     def __enter__(self) -> Self:
@@ -67,7 +67,7 @@ class BlockingEnvClient:
     close = _wait_for(EnvClient.close)
 
     def sample_groups(self, n: int, **options: Any) -> Iterator[Group]:
-        """As `EnvClient.sample_groups`; groups under way continue between two that it returns."""
+        """Like `EnvClient.sample_groups`. Groups continue to run between two calls of the iterator."""
         groups = self._client.sample_groups(n, **options)
 
         async def next_group() -> Group | None:

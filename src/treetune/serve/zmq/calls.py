@@ -1,4 +1,4 @@
-"""The requests of a ZMQ door: who asks, what is under way, what was answered. Each runs once, and gets one reply.
+"""The requests of a ZMQ door: who sent them, which are running, which were answered. Each runs once and gets one reply.
 
     call = gate.identify(frames)            # raises Denied, Misused or BadRequest; the payload is not decoded
     calls = CallTable(server, send)
@@ -44,19 +44,20 @@ class Call(NamedTuple):
     payload: bytes = b""
     client: bytes = b""
     key: bytes = b""
-    """Client and id, which identify the request."""
+    """The client and the id, which together identify the request."""
     digest: bytes = b""
-    """A digest of method and payload: the same key with another digest is another request."""
+    """A digest of method and payload. The same key with another digest is another request."""
 
 
 class Gate:
     def __init__(self, token: str | None) -> None:
         self._token = token.encode() if token is not None else None
         self._clients: dict[bytes, bytes] = {}
-        """By accepted heads: a client sends the same head with every request."""
+        """Clients by accepted head: a client sends the same head with every request."""
 
     def admits(self, frames: Frames) -> bool:
-        """Whether a large frame after these is accepted: only as the payload of a client with the token."""
+        """Returns whether a large frame is accepted after these frames: only as the payload of a client with the
+        token."""
         return len(frames) == 4 and self._has_token(frames[3][1 + CLIENT_BYTES :])
 
     def identify(self, frames: Frames) -> Call:
@@ -67,7 +68,7 @@ class Gate:
             )
         identity, id, method, head, payload = frames
         client = self._clients.get(head) or self._read(head)
-        # Most requests are short enough to be their own digest.
+        # Most requests are short enough to serve as their own digest.
         digest = method + payload
         if len(digest) > _LONGEST_DIGEST:
             digest = blake2b(digest, digest_size=_LONGEST_DIGEST).digest()
@@ -97,7 +98,7 @@ Reply = tuple[bytes, bytes, bytes]
 
 
 class ReplyCache:
-    """The replies, kept until acknowledged, or for a bounded time and size."""
+    """The replies, kept until they are acknowledged, or up to a limit of time and size."""
 
     def __init__(self, most_bytes: int = 256 << 20, most: int = 100_000, seconds: float = 900.0) -> None:
         self._most_bytes, self._most, self._seconds = most_bytes, most, seconds
@@ -109,7 +110,8 @@ class ReplyCache:
         return len(self._kept)
 
     def find(self, key: bytes, digest: bytes) -> bytes | None:
-        """The reply to this request. Raises Misused if its reply was acknowledged, or its id was used for another."""
+        """Returns the reply to this request. Raises Misused if its reply was acknowledged, or its id was used for
+        another request."""
         if (found := self._kept.get(key)) is not None:
             check_same(found[1], digest)
             return found[2]
@@ -158,7 +160,7 @@ def check_same(before: bytes, now: bytes) -> None:
 
 
 class RunningCall(NamedTuple):
-    """Work under way, and the connections that wait for its reply."""
+    """Running work, and the connections that wait for its reply."""
 
     task: asyncio.Task[bytes]
     identities: list[bytes]
@@ -171,24 +173,24 @@ class CallTable:
         self._count = server.metrics.count_request
         self.replies = ReplyCache()
         self.running: dict[bytes, RunningCall] = {}
-        """By the key of the request."""
+        """Running calls by the key of their request."""
         self._ready: list[Reply] = []
-        """The replies of the batch in hand."""
+        """The replies of the current batch."""
         self._changing: list[Call] = []
-        """The requests of the batch that were done at once."""
+        """The requests of the current batch that were completed at once."""
 
     def acknowledge(self, client: bytes, ids: list[bytes]) -> None:
-        """The client has received the replies to its requests with these ids."""
+        """Records that the client has received the replies to its requests with these ids."""
         keys = [client + id for id in ids if len(id) <= LONGEST_ID]
         self.replies.acknowledge(keys)
         if (pending := self._server.streams.pending).work:
             for key in keys:
                 pending.end_work(key)
 
-    # Replies of the batch in hand
+    # # Replies of the current batch
 
     def reply(self, call: Call, data: bytes, kind: str | None = None) -> None:
-        """Replies in this batch; `kind` is that of an error."""
+        """Adds a reply to this batch; `kind` is the kind of an error."""
         self._count(call.method, 0.0, kind)
         self._ready.append((call.identity, call.id, data))
 
@@ -214,8 +216,8 @@ class CallTable:
         return pack(response), response.kind
 
     def finish_batch(self) -> None:
-        """Stores what the batch drew, then sends its replies. If storing fails, its requests fail, and what they drew
-        is given out again."""
+        """Stores the draws of the batch, then sends its replies. If storing fails, its requests fail, and their draws
+        are handed out again."""
         unsaved = self._server.order.unsaved
         try:
             self._server.order.commit()
@@ -232,10 +234,10 @@ class CallTable:
             self.send(reply)
         self._ready.clear()
 
-    # Requests under way
+    # # Running requests
 
     def is_known(self, call: Call) -> bool:
-        """Whether this request came before: a finished one gets its reply again, one under way will get it."""
+        """Returns whether this request came before. A finished one gets its reply again; a running one will get it."""
         if (kept := self.replies.find(call.key, call.digest)) is not None:
             self._ready.append((call.identity, call.id, kept))
             return True
@@ -249,7 +251,7 @@ class CallTable:
         return True
 
     def begin(self, call: Call, work: Callable[[], Coroutine[Any, Any, bytes]], size: int = 0) -> bool:
-        """Begins work that counts as `size` rollouts; False if the request came before."""
+        """Starts work that counts as `size` rollouts; returns False if the request came before."""
         if self.is_known(call):
             return False
         self._server.refuse_stopping()
@@ -281,7 +283,7 @@ class CallTable:
             self.send((identity, call.id, data))
 
     async def stop(self) -> None:
-        """Cancels what is under way; the replies are sent when it has ended."""
+        """Cancels running work; the replies are sent when it has ended."""
         for running in list(self.running.values()):
             running.task.cancel()
         while self.running:

@@ -1,11 +1,11 @@
-"""EnvClient: a server's host for a process elsewhere, with deadlines, reconnection, and retries that repeat no work.
+"""EnvClient: a server's host for another process, with deadlines, reconnection, and retries that repeat no work.
 
     async with EnvClient("tcp://127.0.0.1:5555") as client:
         task = await client.sample()
         trace = await client.run_rollout(task)
 
 A request keeps its id when it is sent again, so the server repeats its answer and not the work. The client identifies
-itself by 16 random bytes, also over a new connection. `BlockingEnvClient` (`blocking.py`) is the same for programs
+itself by 16 random bytes, also after a reconnection. `BlockingEnvClient` (`blocking.py`) is the same for programs
 without an event loop.
 """
 
@@ -47,11 +47,11 @@ from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 _FIRST_RESEND, _LAST_RESEND = 1.0, 10.0
 _REMEMBERED = 200_000
 _AHEAD = 32
-"""Tasks that `draw` asks for before they are needed."""
+"""How many tasks `draw` requests ahead."""
 _ACKS = 64
 _ACK_SECONDS = 0.5
 _SILENT_SECONDS = 3.0
-"""After so long without an answer the client logs a warning. It waits much longer."""
+"""After this long without an answer the client logs a warning. It waits much longer."""
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -76,9 +76,9 @@ class EnvClient:
         deadline: float = 120.0,
         run_deadline: float = 7200.0,
     ) -> None:
-        """`server_key` is the public key of an encrypted server. A `taskset` has the classes of tasks: those
-        of another class come as `WireTask`. `deadline` has the seconds for requests that a server answers at once,
-        `run_deadline` those for rollouts, groups and steps."""
+        """`server_key` is the public key of an encrypted server. A `taskset` provides the classes of tasks; tasks of
+        other classes arrive as `WireTask`. `deadline` is the limit in seconds for requests that a server answers at
+        once, `run_deadline` the limit for rollouts, groups and steps."""
         self.address = address
         self._name = secrets.token_bytes(messages.CLIENT_BYTES)
         self._head = messages.pack_head(self._name, token, PROTOCOL)
@@ -88,10 +88,10 @@ class EnvClient:
         self._deadline, self._run_deadline = deadline, run_deadline
         self._number = 0
         self._waiting: dict[bytes, asyncio.Future[bytes | None]] = {}
-        """By request id. A result of None means that it is time to send it again."""
+        """By request id. A result of None means that the request should be sent again."""
         self._received: list[bytes] = []
         self._unclaimed: dict[tuple[str, float | None], list[Frames]] = {}
-        """By stream and lease: requests for a draw whose caller left before the answer."""
+        """By stream and lease: draw requests whose caller left before the answer."""
         self._sampled: OrderedDict[bytes, _Sampled] = OrderedDict()
         """By the digest of a task."""
         self._acknowledging: asyncio.TimerHandle | None = None
@@ -112,12 +112,12 @@ class EnvClient:
         for reply in self._waiting.values():
             if not reply.done():
                 reply.set_exception(Unreachable("the client was closed before the answer came"))
-        await asyncio.sleep(0)  # callers cancel their requests on the server
+        await asyncio.sleep(0)  # lets callers cancel their requests on the server
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    # What a host does
+    # # Host methods
 
     async def info(self) -> Info:
         info = await self._ask("info", messages.ServerRequest(), Info)
@@ -132,8 +132,8 @@ class EnvClient:
         return await self._ask("health", messages.ServerRequest(), Health)
 
     async def sample(self, index: int | None = None, *, stream: str = "", lease: float | None = None) -> Task:
-        """As every host's; a draw that was cancelled, or not answered in time, is the next that this client gets.
-        Without a `lease` it is the server's own; 0: none."""
+        """Like `Host.sample`. A draw that was cancelled or not answered in time is the next one that this client gets.
+        Without a `lease`, the server's default applies; 0: none."""
         unclaimed = self._unclaimed.setdefault((stream, lease), []) if index is None else []
         if unclaimed:
             frames = unclaimed.pop(0)
@@ -167,7 +167,7 @@ class EnvClient:
         return self._sampled.get(_digest(task), _Sampled())
 
     async def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
-        """As every host's; tasks are asked for by index, a few ahead."""
+        """Like `Host.draw`. Tasks are requested by index, a few ahead."""
         info = await self.info()
         counts = [count for count in (num_tasks, info.num_tasks) if count is not None]
         if not counts:
@@ -192,7 +192,7 @@ class EnvClient:
                 one.cancel()
             if stream is not None:
                 with contextlib.suppress(TreetuneError):
-                    # A stream at its beginning is forgotten. The number of streams of a server is bounded.
+                    # The server forgets a stream that is at its beginning, and it limits the number of streams.
                     state = await self.state(stream)
                     await self.restore(msgspec.structs.replace(state, streams={stream: StreamState(0)}))
 
@@ -261,14 +261,14 @@ class EnvClient:
         await self._ask("restore", messages.RestoreRequest(state=state), messages.ServerResponse)
         for stream, lease in list(self._unclaimed):
             if stream in state.streams:
-                del self._unclaimed[stream, lease]  # what was drawn before is not what comes next
+                del self._unclaimed[stream, lease]  # earlier draws do not come next any more
 
     async def stats(self) -> dict[str, Any]:
         reply = await self._ask("stats", messages.ServerRequest(), dict[str, Any])
         return dict(reply["stats"])
 
     def portable(self, task: Task) -> WireTask:
-        """A sampled task with its seal, which another process can run with its own client."""
+        """Returns a sampled task with its seal, which another process can run with its own client."""
         found, seal = unpack_task(bytes(self._with_seal(task)), {})
         if isinstance(found, WireTask):
             return found
@@ -280,7 +280,7 @@ class EnvClient:
         return await self._call(self._make_frames(method, request), answer, self._deadline)
 
     async def _ask_found(self, method: str, request: messages.ServerRequest) -> bool:
-        """Whether the server found what the request names."""
+        """Returns whether the server found what the request names."""
         reply = await self._ask(method, request, dict[str, Any])
         return bool(reply["found"])
 
@@ -301,7 +301,7 @@ class EnvClient:
             raise
 
     def _make_frames(self, method: str, request: messages.ServerRequest, name: str | None = None) -> Frames:
-        """A request with its id, the same whenever it is sent again."""
+        """Builds a request with its id, which stays the same when it is sent again."""
         self._number += 1
         id = name.encode() if name is not None else self._number.to_bytes(8, "big")
         request.ack, self._received = self._received[:_ACKS], self._received[_ACKS:]
@@ -325,7 +325,8 @@ class EnvClient:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _exchange(self, frames: Frames, until: float, lease: float | None = None) -> bytes:
-        """The reply to a request. It is sent again until a reply comes, which also renews the lease of its task."""
+        """Returns the reply to a request. The request is sent again until a reply comes, which also renews the lease of
+        its task."""
         longest = min(_LAST_RESEND, lease / 3) if lease else _LAST_RESEND
         loop, wait = asyncio.get_running_loop(), min(_FIRST_RESEND, longest)
         silent_from = time.monotonic() + _SILENT_SECONDS
@@ -353,7 +354,8 @@ class EnvClient:
         )
 
     def _acknowledge_soon(self) -> None:
-        """Usually the next request acknowledges. Without one, the server must still learn that an answer arrived."""
+        """Usually the next request acknowledges an answer. Without one, the server must still learn that the answer
+        arrived."""
         if self._acknowledging is None:
             self._acknowledging = asyncio.get_running_loop().call_later(_ACK_SECONDS, self._acknowledge)
 

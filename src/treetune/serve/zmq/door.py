@@ -1,10 +1,10 @@
-"""The ZMQ door of a server: takes messages in batches, and gives every request one reply.
+"""The ZMQ door of a server: takes messages in batches and gives every request one reply.
 
     EnvServer(taskset, doors=[ZmqDoor("tcp://127.0.0.1:5555")])
 
-The client is known before anything is decoded. What a batch drew is on disk before any of its replies is sent. Replies
-are kept by client and request id, so a client may repeat a request. Each handler gets the call and its request, and
-returns the response, or None if it will come later.
+The client is identified before anything is decoded. The draws of a batch are on disk before any of its replies is sent.
+Replies are kept by client and request id, so a client may repeat a request. Each handler gets the call and its request,
+and returns the response, or None if the response will come later.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from treetune.serve.zmq.sockets import MOST_BYTES, Frames, LoopSocket, bind_addr
 
 _SHRINK_SECONDS = 5.0
 _MOST_WAITING = 20_000
-"""Samples that wait for a slow taskset; further ones get `busy`."""
+"""Samples that may wait for a slow taskset; further ones get `busy`."""
 Handler = Callable[[Call, Any], bytes | None]
-"""Takes the request; returns the response, or None if it will come later."""
+"""Handles the request; returns the response, or None if the response will come later."""
 
 
 class ZmqDoor(Door):
     name = "zmq"
 
     def __init__(self, address: str = "tcp://127.0.0.1:5555") -> None:
-        """`:5555` is a port of this machine only; port 0 takes a free one."""
+        """`:5555` is a port on this machine only; port 0 takes a free one."""
         self.address = f"tcp://127.0.0.1{address}" if address.startswith(":") else address
         self.terms = SessionLimits(render=messages.pack_step)
         self._socket: LoopSocket | ZmtpListener | None = None
@@ -68,7 +68,7 @@ class ZmqDoor(Door):
             b"ack": (ServerRequest, lambda call, request: None),
         }
 
-    # Its life
+    # # Lifecycle
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
@@ -132,7 +132,7 @@ class ZmqDoor(Door):
         self.calls.finish_batch()
 
     def refuse_malformed(self, frames: Frames) -> None:
-        """Counts it; answers with an error where it has at least an id and a method."""
+        """Counts a malformed message. Answers with an error if it has at least an id and a method."""
         self.server.metrics.malformed += 1
         if len(frames) >= 3 and 1 <= len(frames[1]) <= LONGEST_ID:
             known = ", ".join(name.decode() for name in self.methods)
@@ -180,7 +180,7 @@ class ZmqDoor(Door):
         if request.index is not None:
             draw = server.streams.draw_at(request.index)
         elif order.recovered and (before := order.recall(call.key, call.digest)) is not None:
-            (draw, lease), again = before, True  # it was drawn; only its reply is missing
+            (draw, lease), again = before, True  # already drawn; only its reply is missing
         else:
             lease = (server.config.lease or 0.0) if request.lease is None else check_lease(request.lease)
             draw = order.advance(request.stream)
@@ -189,7 +189,7 @@ class ZmqDoor(Door):
                 calls.spawn(call, self._fetch_sample(draw, lease))
             else:
                 server.streams.pending.hold(draw)
-                calls.spawn(call, self._make_sample(call, draw, lease))  # it runs after this batch was stored
+                calls.spawn(call, self._make_sample(call, draw, lease))  # runs after this batch was stored
             return
         try:
             task = server.streams.task(draw)
@@ -216,7 +216,7 @@ class ZmqDoor(Door):
     def _pack_sample(self, task: Task, draw: Draw, lease: float = 0.0) -> bytes:
         """The response with a signed task."""
         if type(task) is not Task:
-            # As the client will send it back: an integer in a field of floats becomes a float.
+            # In the form that the client will send back: an integer in a float field becomes a float.
             task = unpack(pack(task), type(task))
         sealed = msgspec.Raw(pack_task(task, self.server.signer.sign(task)))
         self.server.metrics.sources[task.data_source] += 1
@@ -305,7 +305,7 @@ class ZmqDoor(Door):
             raise BadRequest("an id is bytes or text")
         target = call.client + target
         book = self.server.host.episodes
-        # The start was answered before it was cancelled: its episode must end.
+        # The start was answered before it was cancelled, so its episode must end.
         episode = (book.live.get(request.id) if isinstance(request.id, str) else None) or book.by_name(target)
         if episode is not None and episode.terms is self.terms:
             if not self.calls.is_known(call):

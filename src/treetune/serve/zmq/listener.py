@@ -1,13 +1,14 @@
-"""`ZmtpListener`: what a ROUTER socket does for a server, on sockets of our own, with a bound on everything.
+"""`ZmtpListener` does what a ROUTER socket does for a server, on plain sockets, with a limit on everything.
 
     listener = ZmtpListener(on_batch, admits)
     address = await listener.start("tcp://127.0.0.1:0")
     listener.send([identity, id, data])
 
-libzmq keeps every part of a message until the last one arrives, and has no option that bounds their number: 50 MB of
+libzmq keeps every part of a message until the last one arrives, and has no option that limits their number: 50 MB of
 empty parts took 1.6 GB before the server knew the sender. Here the parts beyond the first few are dropped as they
 arrive, and so is a large part from a client without the token. It speaks ZMTP 3 without security (NULL) to DEALER
-sockets. Encrypted connections stay with libzmq (`sockets.py`): only clients with the server's key can send a message.
+sockets. Encrypted connections stay with libzmq (`sockets.py`), because there only clients with the server's key can
+send a message.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from treetune.serve.zmq.sockets import MOST_BYTES, MOST_PARTS, SMALL_BYTES, Fram
 HANDSHAKE_SECONDS = 30.0
 """The time limit of a handshake."""
 MOST_UNREAD_BYTES = 64 << 20
-"""Bytes that wait for a client that does not read; further replies are dropped."""
+"""Bytes that may wait for a client that does not read; further replies are dropped."""
 _MOST_COMMAND_BYTES = 4 << 10
 _CLOSE_SECONDS = 1.0
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -44,8 +45,9 @@ log = logging.getLogger("treetune.serve")
 
 class ZmtpListener:
     def __init__(self, on_batch: Callable[[list[Frames]], None], admits: Callable[[Frames], bool]) -> None:
-        """`on_batch` gets the messages of one round of the event loop, each with the identity of its connection first.
-        `admits` decides by the frames before it whether a large frame is taken; otherwise it is empty."""
+        """`on_batch` gets the messages of one round of the event loop, each starting with the identity of its
+        connection. `admits` decides from the preceding frames whether a large frame is accepted; if not, the frame is
+        empty."""
         self.admits = admits
         self._on_batch = on_batch
         self._loop = asyncio.get_running_loop()
@@ -54,10 +56,10 @@ class ZmtpListener:
         self._number = 0
         self._closed = False
         self._path = ""
-        """Of its socket file."""
+        """The path of its socket file."""
 
     async def start(self, address: str) -> str:
-        """Listens; returns the address with its real port."""
+        """Starts listening; returns the address with the actual port."""
         listening, address = _bind(address)
         if listening.family == socket.AF_UNIX:
             self._path = address.removeprefix("ipc://")
@@ -66,7 +68,7 @@ class ZmtpListener:
         return address
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Never waits: if the client is gone or does not read, the message is dropped."""
+        """Sends without blocking: if the client is gone or does not read, the message is dropped."""
         peer = self._peers.get(frames[0])
         if peer is None or peer.transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
             log.debug("a message was dropped: its client is gone, or does not read")
@@ -75,7 +77,7 @@ class ZmtpListener:
         peer.transport.write(b"".join([_pack(frames[at], at != last) for at in range(1, last + 1)]))
 
     def take(self, frames: Frames) -> None:
-        """A whole message has come."""
+        """Called when a whole message has arrived."""
         if not self._batch:
             self._loop.call_soon(self._flush)
         self._batch.append(frames)
@@ -99,7 +101,7 @@ class ZmtpListener:
         self._peers.pop(identity, None)
 
     async def close(self) -> None:
-        """Closes connections; waits a moment for what is being sent."""
+        """Closes connections after a short wait for data that is being sent."""
         self._closed = True
         self._server.close()
         if self._path and not self._path.startswith("@"):
@@ -124,18 +126,18 @@ class _Peer(asyncio.Protocol):
         self._listener = listener
         self._identity = b""
         self._read = self._read_greeting
-        """Reads what has arrived; returns where the part begins that has not arrived completely."""
+        """Reads the data that has arrived; returns the offset of the first incomplete part."""
         self._buffer = bytearray()
         """The beginning of a frame."""
         self._needed = 0
         """The size of that frame, if it is known."""
         self._is_ready = False
         self._frames: Frames = []
-        """Of the message that is arriving."""
+        """The frames of the arriving message."""
         self._held = Holding()
         """The memory of a large frame that is arriving."""
         self._to_drop = 0
-        """Bytes that have not arrived of a large frame that is not taken."""
+        """Outstanding bytes of a large frame that is not accepted."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -147,7 +149,7 @@ class _Peer(asyncio.Protocol):
             self.transport.abort()
             return
         if connection.family != socket.AF_UNIX:
-            # A lost peer is noticed.
+            # Detects a lost peer.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
                 if (option := getattr(socket, name, None)) is not None:
@@ -201,7 +203,7 @@ class _Peer(asyncio.Protocol):
             arrived = end - begin
             if size > SMALL_BYTES and not self._held.bytes:
                 if len(frames) >= MOST_PARTS or not self._listener.admits([self._identity, *frames]):
-                    # It is empty, and its bytes are dropped.
+                    # The frame stays empty and its bytes are dropped.
                     self._to_drop = max(0, size - arrived)
                     begin, size = begin + min(size, arrived), 0
                 elif not self._held.add(size):
@@ -220,13 +222,13 @@ class _Peer(asyncio.Protocol):
             if size > SMALL_BYTES:
                 self._held.release()
             if not flags & _MORE:
-                # A message of too many parts is no request: without its frames it is counted as malformed.
+                # A message with too many parts is not a request: without its frames it is counted as malformed.
                 self._listener.take([self._identity, *frames] if len(frames) <= MOST_PARTS else [self._identity])
                 frames = self._frames = []
         return at
 
     def _obey(self, flags: int, command: bytes) -> bool:
-        """Does what a command says; False if the first one, which ends the handshake, is not READY."""
+        """Executes a command. Returns False if the first one, which ends the handshake, is not READY."""
         if not self._is_ready:
             self._is_ready = flags == _COMMAND and command.startswith(b"\x05READY")
             if self._timer is not None:
@@ -249,7 +251,7 @@ def _pack(frame: bytes, more: bool) -> bytes:
 
 
 def _bind(address: str) -> tuple[socket.socket, str]:
-    """A socket that listens there, and the address with its real port."""
+    """Returns a socket that listens there, and the address with its actual port."""
     if address.startswith("ipc://"):
         try:
             return _bind_path(address.removeprefix("ipc://")), address
@@ -268,7 +270,7 @@ def _bind_path(path: str) -> socket.socket:
         if path.startswith("@"):
             path = "\0" + path[1:]
         elif os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)  # of a server that was killed
+            os.unlink(path)  # left by a server that was killed
         listening.bind(path)
         listening.setblocking(False)
     except BaseException:

@@ -1,10 +1,10 @@
-"""A ZMQ socket on the event loop: the loop watches its file descriptor, and it is drained without blocking.
+"""A ZMQ socket on the event loop, which watches the socket's file descriptor and drains it without blocking.
 
     socket = LoopSocket(zmq_socket, on_batch)
     socket.send([identity, id, data])
 
-Half the cost of `zmq.asyncio`. The descriptor is edge-triggered: it signals only changes, and a send can consume a
-signal, so the socket is drained again after every send.
+It costs half as much as `zmq.asyncio`. The descriptor is edge-triggered: it signals only changes, and a send can
+consume a signal, so the socket is drained again after every send.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treetune.errors import UsageError
 from treetune.serve.access import cannot_listen
 
 MOST_BYTES = 64 << 20
-"""The largest frame that a server accepts; it disconnects a client that sends a larger one."""
+"""The largest frame that a server accepts. It disconnects a client that sends a larger one."""
 SMALL_BYTES = 16 << 10
 """Larger frames are accepted only from clients with the token."""
 _BATCH = 256
@@ -39,13 +39,13 @@ class LoopSocket:
         on_batch: Callable[[list[Frames]], None],
         admits: Callable[[Frames], bool] = lambda frames: True,
     ) -> None:
-        """`admits` decides by the frames before it whether a large frame is accepted; otherwise it is empty."""
+        """`admits` decides from the preceding frames whether a large frame is accepted; if not, the frame is empty."""
         self._socket = socket
         self._on_batch, self._admits = on_batch, admits
         self._bytes = 0
-        """The size of the large frames of a batch."""
+        """The total size of the large frames in a batch."""
         self._skipping = False
-        """In the middle of a message of too many parts."""
+        """Set while skipping the rest of a message with too many parts."""
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._due = False
@@ -54,9 +54,9 @@ class LoopSocket:
         self._drain_soon()
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Never waits: if the peer is gone or too slow, the message is dropped."""
+        """Sends without blocking: if the peer is gone or too slow, the message is dropped."""
         try:
-            # Part by part: half the cost of `send_multipart`.
+            # Sending part by part costs half as much as `send_multipart`.
             last = len(frames) - 1
             for number, frame in enumerate(frames):
                 self._socket.send(frame, zmq.NOBLOCK if number == last else _MORE)
@@ -101,11 +101,11 @@ class LoopSocket:
             log.exception("a batch of messages failed")
         finally:
             self._draining = False
-            # Other callbacks of the loop run first, then what has arrived since.
+            # Other callbacks of the loop run first, then the messages that have arrived since.
             self._drain_soon()
 
     def _receive(self) -> Frames:
-        # Frame by frame: two thirds of the cost of `recv_multipart`.
+        # Receiving frame by frame costs two thirds of `recv_multipart`.
         receive = self._socket.recv
         frame = receive(zmq.NOBLOCK, copy=False)
         frames = [frame.bytes]
@@ -123,7 +123,7 @@ class LoopSocket:
         return frames
 
     def _skip(self) -> None:
-        """Drops a part of the rest of a message."""
+        """Drops one part of the rest of a message."""
         for _ in range(_SKIPPED_AT_ONCE):
             if not self._socket.recv(zmq.NOBLOCK, copy=False).more:
                 self._skipping = False
@@ -131,13 +131,13 @@ class LoopSocket:
 
 
 def new_socket(kind: int, *, identity: bytes | None = None, most_bytes: int = -1) -> zmq.Socket[bytes]:
-    """A socket with our settings; `most_bytes` bounds a frame."""
+    """Creates a socket with our settings; `most_bytes` limits a frame."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
     socket.setsockopt(zmq.SNDHWM, 100_000)
     socket.setsockopt(zmq.RCVHWM, 1000)
-    # A lost peer is noticed, and the connection is restored.
+    # Detects a lost peer and restores the connection.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
@@ -148,7 +148,7 @@ def new_socket(kind: int, *, identity: bytes | None = None, most_bytes: int = -1
 
 
 def bind_address(socket: zmq.Socket[bytes], address: str) -> str:
-    """Binds; returns the address with its real port."""
+    """Binds the socket; returns the address with its actual port."""
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -158,7 +158,7 @@ def bind_address(socket: zmq.Socket[bytes], address: str) -> str:
 
 
 def encrypt_server(socket: zmq.Socket[bytes], secret: bytes) -> bytes:
-    """Allows only clients with the public key, which it returns."""
+    """Admits only clients with the public key, which it returns."""
     socket.curve_server = True
     socket.curve_secretkey = secret
     socket.curve_publickey = zmq.curve_public(secret)
@@ -166,7 +166,7 @@ def encrypt_server(socket: zmq.Socket[bytes], secret: bytes) -> bytes:
 
 
 def connect(socket: zmq.Socket[bytes], address: str, server_key: bytes | None = None) -> None:
-    """Connects, encrypted if the server's key is given. The server need not run yet."""
+    """Connects, with encryption if the server's key is given. The server need not run yet."""
     try:
         if server_key is not None:
             socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
