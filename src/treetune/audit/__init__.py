@@ -3,9 +3,9 @@
     report = await Auditor(taskset, AuditConfig(target="arithmetic")).run(host)
     report.ok, report.findings
 
-`RULES` has every rule, in families, declared beside the code that tries it: `solvable` (gold answers, and the same task
-twice), `floors` and `machines` (policies that solve nothing), `leaks`, `costs`, and `traces` (rollouts of a model).
-`suspicions` and `judge_traces` need nothing but traces. `write_page` and `list_tables` show a report.
+`RULES` lists every rule by family. Each is declared in the module that tests it: `solvable` (gold answers, and playing
+the same task twice), `floors` and `machines` (policies that solve nothing), `leaks`, `costs`, and `traces` (rollouts of
+a model). `suspicions` and `judge_traces` need only traces. `write_page` and `list_tables` show a report.
 """
 
 from treetune.audit.auditor import AuditConfig, Auditor

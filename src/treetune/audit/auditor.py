@@ -1,4 +1,4 @@
-"""Audits a target: draws tasks, plays gold answers, floor policies and a model, and reports what every rule found.
+"""Audits a target: draws tasks, plays gold answers, floor policies and a model, and reports the findings of every rule.
 
 report = await Auditor(taskset, AuditConfig(target="arithmetic", num_tasks=50)).run(host)
 """
@@ -33,20 +33,20 @@ ON_SERVER = "the tasks are on a server"
 class AuditConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: str = ""
     num_tasks: Positive = 50
-    """How many tasks are tried."""
+    """The number of tasks to audit."""
     num_rollouts: Positive = 4
-    """How often a model tries each."""
+    """How often the model tries each task."""
     max_concurrent: Positive = 16
-    """The most rollouts under way at once."""
+    """The most rollouts that run at once."""
     seed: int = 0
-    """Picks the tasks, and what random policies draw."""
+    """The seed for choosing tasks and for random policies."""
     model: str = ""
-    """Whose rollouts are looked at; none unless given."""
+    """The model whose rollouts are examined; by default none."""
     sampling: Sampling = Sampling()
     limits: Limits = Limits(max_turns=100, timeout=120.0)
-    """Turns and seconds of one rollout."""
+    """The turn and time limits of one rollout."""
     rules: list[str] = []
-    """Rules or families to try; all unless given."""
+    """Rules or families to test; by default all."""
     skip: list[str] = []
     """Rules or families to leave out."""
 
@@ -62,14 +62,15 @@ class Auditor:
         elsewhere: bool = False,
         on_progress: Callable[[str, int], object] = lambda stage, rollouts: None,
     ) -> None:
-        """`other` is the split that must share no task with this one. `elsewhere`: the tasks are on a server."""
+        """`other` is the split that must share no task with this one. `elsewhere` means that the tasks are on a
+        server."""
         self._taskset, self._config = taskset, config
         self._other, self._other_name, self._elsewhere = other, other_name, elsewhere
         self._on_progress = on_progress
         self._stage = ""
 
     async def run(self, host: Host) -> AuditReport:
-        """The tasks are the host's, and its model plays them."""
+        """The host supplies the tasks, and its model plays them."""
         config, began = self._config, time.monotonic()
         self.report = report = AuditReport(
             config.target,
@@ -114,7 +115,7 @@ class Auditor:
         self._on_progress(self._stage, self.player.rollouts)
 
     async def _read(self) -> list[leaks.ReadTask]:
-        """Tasks that are only read, more than are played."""
+        """Tasks that are only read, of which there are more than are played."""
         if self._elsewhere:
             self.report.leave_out(ON_SERVER, "duplicate-tasks", *SPLITS)
             return []

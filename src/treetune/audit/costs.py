@@ -1,4 +1,4 @@
-"""Costs: seconds to start, step and close an environment, memory, and the sandboxes of one episode."""
+"""Measures costs: seconds to start, step and close an environment, memory, and the sandboxes of one episode."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from treetune.core.finding import NOTE, WARNING
 from treetune.core.trace import Trace
 
 ALONE = 3
-"""How many tasks are played alone, one after the other, to measure what one needs."""
+"""How many tasks are played alone, one after the other, to measure the resources of a single task."""
 LOOK_SECONDS = 0.01
 SLOW_SECONDS = 10.0
 MEGABYTE = 1 << 20
 GONE_SECONDS, GONE_LOOKS = 1.0, 20
-"""How long processes of an episode may take to end, and how often this is checked."""
+"""How long the processes of an episode may take to end, and how often this is checked."""
 
 RULES.add_family(
     Family.COSTS,
@@ -66,7 +66,7 @@ class Watch:
             self.memory = max(self.memory, own + sum(map(_memory_of, new)))
 
     def left(self) -> set[int]:
-        """The processes that were started since and still run."""
+        """The processes that were started since then and are still running."""
         return _children_of(os.getpid()) - self._known
 
 
@@ -81,7 +81,7 @@ async def measure_alone(sample: Sample, player: Player, report: AuditReport) -> 
         return None
     seen: dict[str, list[float]] = {"memory, MB": [], "processes": [], "sandboxes": []}
     kept: dict[int, str] = {}
-    # What the first episode loads or keeps warm is not a cost of a task.
+    # What the first episode loads or keeps warm is not a cost of the task.
     await _play(player, subjects[0])
     await asyncio.sleep(LOOK_SECONDS)
     watches: list[tuple[Subject, Watch]] = []
@@ -115,7 +115,7 @@ async def _play(player: Player, subject: Subject) -> None:
 
 
 def judge_costs(traces: Iterable[Trace], report: AuditReport) -> None:
-    """Seconds of the environments, from the gold rollouts."""
+    """Reports the seconds of the environments, from the gold rollouts."""
     if not report.wants("slow-environment", "close-fails"):
         return
     played = [trace for trace in traces if trace.turns]
@@ -137,7 +137,7 @@ def judge_costs(traces: Iterable[Trace], report: AuditReport) -> None:
 
 
 def _children_of(pid: int) -> set[int]:
-    """All descendants of a process."""
+    """Returns all descendants of a process."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:
@@ -161,7 +161,7 @@ def _list(path: str) -> list[str]:
 
 
 def _memory_of(pid: int) -> int:
-    """Bytes in memory; 0 for a process that has ended."""
+    """Returns the memory of a process in bytes; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -176,13 +176,13 @@ def _name_of(pid: int) -> str:
 
 
 def _is_sandbox(pid: int) -> bool:
-    """Whether it is the outer process of a sandbox, one whose parent belongs to none."""
+    """Whether it is the outer process of a sandbox, whose parent belongs to no sandbox."""
     parent = _parent_of(pid)
     return parent is not None and _name_of(pid) == "bwrap" and _name_of(parent) != "bwrap"
 
 
 def _is_pooled(pid: int) -> bool:
-    """Whether it belongs to a machine that is kept warm for the next episode, which is no leftover."""
+    """Whether it belongs to a machine that is kept warm for the next episode, so it is not a leftover."""
     return _name_of(pid) in ("bwrap", "") or any(_name_of(parent) == "bwrap" for parent in _parents(pid))
 
 

@@ -1,8 +1,9 @@
-"""Floor policies: what a policy that cannot solve anything may say. Each is a function of a task and the sample.
+"""Floor policies: the answers of policies that cannot solve anything. Each is a function of a task and the sample.
 
     for policy in text_policies(sample): answer = policy.answer(subject)
 
-None stands for a task on which a policy has nothing to say: no number in the prompt, no format to fill.
+None means that the policy has nothing to say on a task, for example if the prompt has no number or there is no format
+to fill.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from treetune.data.validate.gold import Answer, change
 from treetune.models.scripted import WRONG
 
 COMMON = ("0", "1", "2", "3", "4", "5", "10", "yes", "no", "true", "false", "A", "B", "C", "D")
-"""Constants that are tried where the right answers are not known here."""
+"""Constants to try if the right answers are unknown."""
 UNIVERSAL = "Answer: {0}\n\\boxed{{{0}}}\n<answer>{0}</answer>\n#### {0}"
-"""An answer in every usual format at once, where the format is not known here."""
+"""An answer in every common format at once, for tasks whose format is unknown."""
 CONSTANTS = 5
-"""How many of the commonest right answers are tried as constants."""
+"""How many of the most common right answers are tried as constants."""
 CANDIDATES = 4
-"""How many answers a hedge holds, the right one among them."""
+"""How many answers a hedge contains, including the right one."""
 LONG = "la " * 66_667
-"""One text for all tasks: it is kept with each of them."""
+"""One text for all tasks; it is stored with each of them."""
 DIGITS = 5_000
 _ODD = (
     ("digits", f"a number of {DIGITS:,} digits", "7" * DIGITS),
@@ -45,13 +46,13 @@ class FloorPolicy(msgspec.Struct, frozen=True):
     about: str
     answer: Say
     expected: float = 0.0
-    """The share of tasks that chance pays."""
+    """The share of tasks that chance would pay."""
     strict: bool = False
-    """Chance pays none: one paid task is a fault."""
+    """Chance pays none of them, so one paid task is a fault."""
 
 
 def text_policies(sample: Sample, seed: int) -> Iterator[FloorPolicy]:
-    """The policies that answer with text only."""
+    """The policies that answer only with text."""
     knows, scanned = bool(sample.contents), sample.truths or sample.contents
     chance = 1 / len(sample.choices) if sample.choices else 0.0
 
@@ -122,7 +123,7 @@ def text_policies(sample: Sample, seed: int) -> Iterator[FloorPolicy]:
 
 
 def _hedges(sample: Sample, pool: list[str]) -> Iterator[FloorPolicy]:
-    """The right answer among others. Its place rotates, so a scorer that reads one candidate pays one task in N."""
+    """The right answer among others. Its position rotates, so a scorer that reads one candidate pays one task in N."""
 
     def candidates(subject: Subject) -> list[str] | None:
         own = sample.content_of(subject)
@@ -184,7 +185,7 @@ def _formats(sample: Sample) -> Iterator[FloorPolicy]:
 
 
 def _parts(sample: Sample) -> Iterator[FloorPolicy]:
-    """A piece of the right answer that means something else, or nothing."""
+    """A part of the right answer that means something else, or nothing."""
 
     def written(subject: Subject, cut: Callable[[str], str]) -> str | None:
         own = sample.content_of(subject)
@@ -208,7 +209,8 @@ def _parts(sample: Sample) -> Iterator[FloorPolicy]:
 
 
 def _says_as_much(part: str, whole: str) -> bool:
-    """`72` of `72 km`, `5.` of `5.0`, `b` of `b.`; and `1.73` of `1.732051`, which a tolerance may take."""
+    """For example `72` of `72 km`, `5.` of `5.0`, `b` of `b.`; and `1.73` of `1.732051`, which a tolerance may
+    accept."""
     if [*filter(str.isalnum, part)] == [*filter(str.isalnum, whole)]:
         return True
     numbers, all_numbers = [*map(float, numbers_in(part))], [*map(float, numbers_in(whole))]

@@ -1,4 +1,5 @@
-"""Not free: policies that cannot solve anything earn what chance pays, and nothing they say breaks the scoring."""
+"""Not free: policies that cannot solve anything earn only what chance pays, and none of their answers breaks the
+scoring."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from treetune.data.validate.gold import Answer
 from treetune.errors import plural
 
 GRAVE, SERIOUS, KNOWN = 0.5, 0.1, 0.03
-"""From which share of what chance does not pay a floor is an error, a warning, a note. A share is an error or a warning
-only where it is sure, by the lower end of its interval, that SERIOUS is passed, and on no fewer than FEW tasks."""
+"""The share beyond chance from which a floor is an error, a warning or a note. It is an error or a warning only if the
+lower end of its confidence interval reaches SERIOUS, on at least FEW tasks."""
 FEW = 3
 
 RULES_HERE = RULES.add_family(
@@ -76,7 +77,7 @@ RULES_HERE = RULES.add_family(
     },
 )
 SERVES = {"pays-format": ("format-paid",), "pays-empty": ("format-paid", "truth-in-observations")}
-"""Rules that are judged by the rollouts of another rule."""
+"""Rules that are judged by another rule's rollouts."""
 
 
 class Paid(msgspec.Struct):
@@ -91,7 +92,7 @@ class Paid(msgspec.Struct):
 
     @property
     def full(self) -> list[tuple[Subject, Answer, Trace]]:
-        """Those that earned as much as gold, or where gold is not known, enough to pass."""
+        """Answers that earned as much as gold; if gold is unknown, answers that earned enough to pass."""
         return [one for one in self.scored if is_paid(one[0], one[2])]
 
     def figures(self) -> Floor:
@@ -118,7 +119,7 @@ def is_paid(subject: Subject, trace: Trace) -> bool:
 async def try_floors(
     policies: Iterable[FloorPolicy], sample: Sample, player: Player, report: AuditReport
 ) -> list[Paid]:
-    """Plays the policies whose rules are wanted, and judges each rule by the best of its policies."""
+    """Plays the policies for the requested rules, and judges each rule by its best policy."""
     subjects = [subject for subject in sample.subjects if starts(subject)]
     results: list[Paid] = []
     for policy in policies:
@@ -194,7 +195,7 @@ def _severity(paid: Paid) -> Severity | None:
 
 
 def _judge_failures(results: Sequence[Paid], report: AuditReport) -> None:
-    """Answers that ended without a reward, though the environment had started."""
+    """Reports answers that ended without a reward although the environment had started."""
     failed: dict[int, str] = {}
     for paid in results:
         for subject, _, trace in paid.traces:
@@ -206,7 +207,7 @@ def _judge_failures(results: Sequence[Paid], report: AuditReport) -> None:
 
 
 def compare_with_gold(results: Sequence[Paid], report: AuditReport) -> None:
-    """Reports what earns more than gold, and what the format alone earns."""
+    """Reports policies that earn more than gold, and what the format alone earns."""
     if not report.wants("gold-beaten", "format-paid"):
         return
     beaten: dict[int, str] = {}
@@ -242,7 +243,7 @@ Z = 2.576
 
 
 def least_share(hits: int, tries: int, z: float = Z) -> float:
-    """The lower end of Wilson's interval of a share."""
+    """The lower end of Wilson's interval for a share."""
     if not tries or not hits:
         return 0.0
     share = hits / tries
@@ -252,5 +253,5 @@ def least_share(hits: int, tries: int, z: float = Z) -> float:
 
 
 def excess_of(share: float, expected: float) -> float:
-    """The paid part of what chance does not pay: 0 where the share is as expected, 1 where every task was paid."""
+    """Normalises a share for chance: 0 if the share is as expected, 1 if every task was paid."""
     return 0.0 if expected >= 1 else max(0.0, (share - expected) / (1 - expected))

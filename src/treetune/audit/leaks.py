@@ -1,4 +1,4 @@
-"""No leak: the right answer is not given away, and training and validation share no task."""
+"""No leak: the right answer is not given away, and training and validation share no tasks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from treetune.core.taskset import Taskset
 from treetune.system.digest import digest
 
 LONG = 12
-"""An answer of this many characters that stands word for word in a prompt is rarely there by chance."""
+"""An answer of at least this many characters rarely appears verbatim in a prompt by chance."""
 SCANNED, SCAN_SECONDS = 20_000, 30.0
-"""How many tasks are read without playing them, and for how long at most."""
+"""How many tasks are read without playing them, and the time limit for that."""
 
 RULES.add_family(
     Family.LEAK,
@@ -61,7 +61,7 @@ class ReadTask(msgspec.Struct):
     prompt: str
     truth: str
     key: str
-    """Equal for tasks that ask the same: their text and their own fields."""
+    """Equal for tasks that ask the same: their text and their own fields are equal."""
 
 
 def scan(taskset: Taskset[Any, Any], most: int = SCANNED, seconds: float = SCAN_SECONDS) -> tuple[list[ReadTask], bool]:
@@ -135,13 +135,13 @@ def _check_prompts(sample: Sample, report: AuditReport) -> None:
 
 
 def _is_template(sample: Sample, subject: Subject, said: str) -> bool:
-    """Whether the prompts of tasks with another right answer say the same: then it shows how to answer, not what."""
+    """Whether prompts with another right answer say the same: then it shows how to answer, not what to answer."""
     content = sample.content_of(subject)
     return any(said in other.prompt for other in sample.subjects if sample.content_of(other) != content)
 
 
 def says_answer(prompt: str, content: str, format: AnswerFormat, choices: list[str]) -> str | None:
-    """The words with which a prompt gives an answer away: in the format of answers, or after "the answer is"."""
+    """The words with which a prompt gives an answer away: in the answer format, or after "the answer is"."""
     written = format.write(content)
     if format != AnswerFormat() and _stands(written, prompt) and not _is_example(prompt, written, choices):
         return written
@@ -158,7 +158,7 @@ def _stands(text: str, prompt: str) -> bool:
 
 
 def _is_example(prompt: str, found: str, choices: list[str]) -> bool:
-    """Whether what was found only shows how to answer, as "for example Answer: A" and "Answer: A, B or C" do."""
+    """Whether the match only shows how to answer, as in "for example Answer: A" or "Answer: A, B or C"."""
     place = prompt.find(found)
     before, after = prompt[max(0, place - 60) : place], prompt[place + len(found) : place + len(found) + 25]
     if re.search(r"(?i)\b(?:e\.?g\.?|for example|such as|like this|example)\b", before + after):
@@ -167,7 +167,7 @@ def _is_example(prompt: str, found: str, choices: list[str]) -> bool:
 
 
 def holds_answer(prompt: str, content: str, choices: list[str]) -> bool:
-    """Whether a long answer stands in the prompt. One of a few choices may."""
+    """Whether a long answer appears in the prompt. One of a few choices may."""
     if len(content) < LONG or content in choices or options_in(prompt):
         return False
     return normalise(content) in normalise(prompt)
@@ -189,7 +189,7 @@ def says_in_words(text: str, content: str) -> bool:
 
 
 def check_observations(sample: Sample, results: Iterable[Paid], report: AuditReport) -> None:
-    """Whether an environment says the answer after a wrong one, before the episode ends."""
+    """Whether an environment reveals the answer after a wrong one, before the episode ends."""
     if not report.wants("truth-in-observations"):
         return
     shown: dict[int, str] = {}
@@ -248,7 +248,7 @@ def check_duplicates(known: list[ReadTask], whole: bool, report: AuditReport) ->
 
 
 def check_overlap(known: list[ReadTask], others: list[ReadTask], name: str, report: AuditReport) -> None:
-    """`others` are the tasks of the other split, whose name is for the report."""
+    """Compares tasks with `others`, the tasks of another split; `name` names that split in the report."""
     if not report.wants("train-val-overlap", "train-val-near"):
         return
     keys = {one.key: one for one in others if one.prompt}
@@ -273,14 +273,15 @@ def check_overlap(known: list[ReadTask], others: list[ReadTask], name: str, repo
 
 
 def _same_problem(one: ReadTask, other: ReadTask) -> bool:
-    """Tasks of one template are alike; with the same numbers and answer they are the same problem."""
+    """Tasks made from one template look alike. With the same numbers and answer they are the same problem."""
     return one.truth == other.truth and sorted(numbers_in(one.prompt)) == sorted(numbers_in(other.prompt))
 
 
 HASHES, BANDS = 128, 32
-"""Of a signature. With four minima a band, two texts that are 0.8 alike share none in one case of twenty million."""
+"""The size of a signature. With four minima per band, two texts with a similarity of 0.8 share no band in one case in
+twenty million."""
 WORDS = 3
-"""Words of a shingle."""
+"""The words per shingle."""
 LEAST = 0.8
 _generator = np.random.default_rng(12)
 _MASKS = _generator.integers(0, 1 << 63, HASHES, dtype=np.uint64)
@@ -289,7 +290,7 @@ _WORD = re.compile(r"\w+")
 
 
 def normalise(text: str) -> str:
-    """What two texts must share to be the same: words and numbers, in their order."""
+    """Reduces a text to what equal texts must share: words and numbers, in order."""
     return " ".join(_WORD.findall(text.casefold()))
 
 
@@ -302,14 +303,14 @@ def shingles(text: str) -> set[str]:
 
 def signature(text: str) -> np.ndarray:
     hashes = np.fromiter((xxhash.xxh3_64_intdigest(part.encode()) for part in shingles(text)), dtype=np.uint64)
-    # Numbers of 64 bits that wrap around; the upper half is well mixed, and each column an order of its own.
+    # 64-bit numbers that wrap around. The upper half is well mixed, and each column is an order of its own.
     mixed = ((hashes[:, None] ^ _MASKS) * _FACTORS) >> np.uint64(32)
     minima: np.ndarray = mixed.min(axis=0)
     return minima
 
 
 def find_pairs(texts: Sequence[str], others: Sequence[str], least: float = LEAST) -> Iterator[tuple[int, int, float]]:
-    """Pairs that are at least so much alike, by their real shingles; the same texts too."""
+    """Yields pairs with at least this similarity, computed from their actual shingles. Equal texts are included."""
     width = HASHES // BANDS
     buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     for number, text in enumerate(others):

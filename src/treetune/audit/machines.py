@@ -1,7 +1,7 @@
-"""Not free, for code and shells: programs that end at once, attack the checker, or look for the expected output.
+"""Not free, for code and shells: programs that exit at once, attack the checker, or look for the expected output.
 
-How a program is handed in is read from the gold answer, or from an example in the prompt: a block of ```bash or
-```python, with what stands around it.
+The way to submit a program is read from the gold answer, or from an example in the prompt: a block of ```bash or
+```python, with the text around it.
 """
 
 from __future__ import annotations
@@ -147,11 +147,11 @@ _PROGRAMS = (
         None,
     ),
 )
-"""Name, rule, what it is; as a shell script, and in Python."""
+"""Name, rule, and description of each program; as a shell script, and in Python."""
 
 
 class ProgramFormat(NamedTuple):
-    """How a program is handed in to one task."""
+    """How a task expects a program to be submitted."""
 
     language: str
     before: str
@@ -195,7 +195,7 @@ def program_policies(sample: Sample) -> Iterator[FloorPolicy]:
 
 
 def endings(sample: Sample, subject: Subject) -> list[str]:
-    """The actions that end an episode after a script, if the script's own action does not."""
+    """The actions that end an episode after a script, if the script's own action does not end it."""
     last = subject.last_gold
     if last is None or _BLOCK.search(last):
         return []
@@ -203,7 +203,7 @@ def endings(sample: Sample, subject: Subject) -> list[str]:
 
 
 async def look_around(sample: Sample, player: Player, report: AuditReport) -> None:
-    """Scripts that only look: for the right answer, and for what the gold script is to make."""
+    """Runs scripts that only look: for the right answer, and for the files that the gold script creates."""
     rules = ("truth-on-machine", "reference-done-already")
     shells = [
         (subject, format)
@@ -242,7 +242,7 @@ async def look_around(sample: Sample, player: Player, report: AuditReport) -> No
 
 
 async def _marks(player: Player, subject: Subject, action: str) -> dict[str, list[str]]:
-    """The marked lines that a script printed, by their mark."""
+    """The marked lines that a script printed, by mark."""
     trace = await player.play(subject, action, max_turns=2)
     texts = [as_text(turn.observed) for turn in trace.turns[1:2]] or [as_text(trace.final)]
     found: dict[str, list[str]] = {}
@@ -254,7 +254,7 @@ async def _marks(player: Player, subject: Subject, action: str) -> dict[str, lis
 
 
 def _needle(sample: Sample, subject: Subject) -> str:
-    """A text that only the solution has: a long line of the gold script, or the answer if it is long."""
+    """A text that only the solution contains: a long line of the gold script, or the answer if it is long."""
     format = ProgramFormat.of(subject)
     actions = subject.gold_texts
     for action in actions if format is not None else ():
@@ -267,7 +267,7 @@ def _needle(sample: Sample, subject: Subject) -> str:
 
 
 def _made(subject: Subject) -> list[str]:
-    """Paths that the gold script writes to and does not read before."""
+    """Paths that the gold script writes without reading them first."""
     made: list[str] = []
     for action in subject.gold_texts:
         if found := _BLOCK.search(action):

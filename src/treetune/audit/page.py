@@ -1,4 +1,4 @@
-"""The report of an audit as one page of HTML: no script, nothing from elsewhere, all text escaped."""
+"""Writes the report of an audit as one HTML page: no scripts, no external resources, all text escaped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ th { color: var(--soft); font-weight: 500; } .number { text-align: right; font-v
 summary { cursor: pointer; color: var(--soft); }
 """
 NUMBERS = ("reward", "paid in full", "chance", "failed", "value", "median", "95 %", "most")
-"""Headings of columns of numbers."""
+"""The headings of numeric columns."""
 POLICY = "default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
 
 

@@ -1,9 +1,10 @@
-"""Rules of the audit, by family, and the report of what breaks them.
+"""The rules of the audit, by family, and the report of their findings.
 
     COSTS = RULES.add_family(Family.COSTS, {"close-fails": ("environments close without an error", "see the cause")})
     report.add("close-fails", WARNING, "3 environments do not close", {3: "OSError: no disk", ...})
 
-A rule is declared beside the code that tries it. Its severity is that of what was found: a rule may be broken a little.
+A rule is declared in the module that tests it. The severity belongs to the finding, because a rule may be broken
+slightly.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Floor(msgspec.Struct):
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """The median, the 95th percentile and the maximum of some figures."""
+    """The median, the 95th percentile and the maximum of a set of values."""
 
     median: float
     p95: float
@@ -68,7 +69,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class AuditReport(Report):
-    """What was tried and what was found."""
+    """What was tested and what was found."""
 
     RULES: ClassVar[Rules] = RULES
     target: str
@@ -76,18 +77,18 @@ class AuditReport(Report):
     num_tasks: int | None = None
     """How many tasks there are; None if the taskset is infinite."""
     tasks: list[int] = []
-    """Those that were tried, by idx."""
+    """The tasks that were audited, by idx."""
     seed: int = 0
     model: str = ""
     seconds: float = 0.0
     rollouts: int = 0
     tried: list[str] = []
-    """Rules that were tried."""
+    """Rules that were tested."""
     not_tried: dict[str, str] = {}
-    """Rules that were not, and why."""
+    """Rules that were not tested, and why."""
     floors: list[Floor] = []
     spread: dict[str, float] = {}
-    """Of the model's rollouts: shares of tasks, and more."""
+    """Figures of the model's rollouts, such as shares of tasks."""
     costs: dict[str, Quantiles] = {}
     """Seconds, turns, bytes."""
     facts: dict[str, Any] = {}
@@ -98,7 +99,7 @@ class AuditReport(Report):
         return self.chosen is None or rule in self.chosen
 
     def wants(self, *rules: str) -> bool:
-        """Whether any of these rules is to be tried; those count as tried from then on."""
+        """Whether any of these rules should be tested; from then on they count as tested."""
         wanted = [rule for rule in rules if self.is_chosen(rule)]
         self.tried += [rule for rule in wanted if rule not in self.tried]
         return bool(wanted)
@@ -117,7 +118,7 @@ class AuditReport(Report):
         evidence: Iterable[str] = (),
         remedy: str = "",
     ) -> None:
-        """`faults` say what is wrong with each task; where there are none, nothing was found. Other evidence is given
+        """`faults` says what is wrong with each task; if it is empty, nothing was found. Pass other evidence together
         with the tasks that it is about."""
         if not self.is_chosen(rule) or faults == {}:
             return
@@ -128,7 +129,7 @@ class AuditReport(Report):
 
     @property
     def by_rule(self) -> dict[str, dict[str, int]]:
-        """How many findings of each severity each rule has."""
+        """The number of findings of each severity, by rule."""
         counts: dict[str, Counter[str]] = {}
         for finding in self.findings:
             counts.setdefault(finding.severity.value, Counter())[finding.rule] += 1
@@ -142,14 +143,14 @@ class AuditReport(Report):
 
 
 def finding_to_json(finding: Finding) -> dict[str, Any]:
-    """As `treetune audit --json` shows it: its rows are tasks of the one target."""
+    """A finding as `treetune audit --json` shows it. Its rows are tasks of the one target."""
     plain = msgspec.structs.asdict(finding)
     del plain["file"], plain["unit"]
     return {**plain, "tasks": plain.pop("rows")}
 
 
 def choose(rules: Iterable[str], skip: Iterable[str]) -> set[str] | None:
-    """The rules that are named, by themselves or by their family, without those to skip. None: all."""
+    """Returns the selected rules, named directly or by family, without the skipped ones. None: all."""
     wanted, unwanted = _named(rules), _named(skip)
     return (wanted or set(RULES)) - unwanted if wanted or unwanted else None
 
@@ -165,13 +166,13 @@ def _named(names: Iterable[str]) -> set[str]:
 
 
 def clip(text: str, most: int = EVIDENCE_CHARS) -> str:
-    """A text as evidence shows it."""
+    """Shortens a text for use as evidence."""
     text = text.strip()
     return text if len(text) <= most else f"{text[: most - 20]} … ({len(text):,} characters)"
 
 
 def gather(faults: Mapping[int, str]) -> list[str]:
-    """What is wrong with tasks, each text once with the tasks that it is about."""
+    """Lists the faults of tasks, each text once with the tasks that it is about."""
     by_text: dict[str, list[int]] = defaultdict(list)
     for idx, text in sorted(faults.items()):
         by_text[clip(text, 300)].append(idx)

@@ -1,13 +1,13 @@
-"""The tasks that an audit tries, how their answers are written, and what plays answers on them.
+"""The tasks that an audit tests, the format of their answers, and the player of answers.
 
     sample = await draw_sample(host, 50, seed=0)
     format = AnswerFormat.of("#### 72", "72")        # AnswerFormat(before="#### ", after="")
     player = Player(taskset, limits, max_concurrent=16)
     trace = await player.play(subject, ["ls", "DONE"])          # the last action is repeated until the episode ends
 
-A finite taskset that gives any task by its index is sampled at random, by the seed; of others the first are taken. A
-policy that solves nothing writes its answers in the format of the gold answers: otherwise the scorer finds nothing in
-them.
+A finite taskset that can return any task by index is sampled at random, using the seed; of other tasksets the first
+tasks are taken. A policy that solves nothing writes its answers in the format of the gold answers, because otherwise
+the scorer would find nothing in them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WORDY_BEGIN = re.compile(r"^\w+")
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
-    """What is the same around every gold answer."""
+    """The parts that all gold answers have in common."""
 
     before: str = ""
     after: str = ""
@@ -49,7 +49,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
         return f"{self.before}{content}{self.after}"
 
     def read(self, answer: str) -> str | None:
-        """The content of an answer; None where the answer does not have the format."""
+        """Returns the content of an answer; None if the answer does not have the format."""
         if len(answer) < len(self.before) + len(self.after):
             return None
         if not (answer.startswith(self.before) and answer.endswith(self.after)):
@@ -58,8 +58,8 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, gold: str, truth: Any) -> AnswerFormat | None:
-        """From a gold answer that holds the ground truth. Of what stands before it, only the line: the rest may be a
-        worked solution, which is no format."""
+        """Derives the format from a gold answer that contains the ground truth. Of the text before it only the current
+        line counts, because the rest may be a worked solution."""
         texts = sorted((text for text in texts_of(truth) if text and text in gold), key=len)
         if not texts:
             return None
@@ -68,7 +68,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 
     @classmethod
     def shared(cls, golds: Sequence[str]) -> AnswerFormat:
-        """What all gold answers begin and end with, without words that are cut in two."""
+        """Returns the common beginning and end of all gold answers, without partial words."""
         if len(set(golds)) < 2:
             return cls()
         before = _common_beginning(golds)
@@ -89,7 +89,7 @@ def _common_beginning(texts: Sequence[str]) -> str:
 
 
 def texts_of(truth: Any) -> list[str]:
-    """The texts and numbers of a ground truth, as an answer may have them."""
+    """The texts and numbers of a ground truth, as an answer may contain them."""
     if isinstance(truth, dict | list | tuple):
         return [text for item in (truth.values() if isinstance(truth, dict) else truth) for text in texts_of(item)]
     if isinstance(truth, float) and truth.is_integer():
@@ -98,12 +98,12 @@ def texts_of(truth: Any) -> list[str]:
 
 
 def numbers_in(text: str) -> list[str]:
-    """The different numbers of a text, without thousands separators and currency."""
+    """The distinct numbers in a text, without thousands separators and currency."""
     return list(dict.fromkeys(found.replace(",", "").replace("$", "") for found in NUMBER.findall(text)))
 
 
 def options_in(text: str) -> list[str]:
-    """The marks of the choices that a prompt lists one a line: A, B, C. None where there are fewer than two."""
+    """The labels of the choices that a prompt lists one per line: A, B, C. None if there are fewer than two."""
     marks = list(dict.fromkeys(mark for mark, _ in _OPTION.findall(text)))
     return marks if len(marks) >= 2 and (marks[0] in "Aa1" or marks[0] == "0") else []
 
@@ -121,7 +121,7 @@ class Subject(msgspec.Struct, eq=False):
     trace: Trace | None = None
     """The rollout of the gold answer."""
     first: Trace | None = None
-    """Of the first episode: with the gold answer, or where there is none an empty one."""
+    """The rollout of the first episode: with the gold answer, or with an empty one if there is no gold answer."""
 
     @property
     def idx(self) -> int:
@@ -129,25 +129,25 @@ class Subject(msgspec.Struct, eq=False):
 
     @property
     def prompt(self) -> str:
-        """What the environment shows first, where that was seen; else the task's own."""
+        """The first observation of the environment if one was seen; otherwise the task's own prompt."""
         seen = self.first.turns[0].observed if self.first is not None and self.first.turns else []
         return as_text(seen or self.task.messages)
 
     @property
     def truth(self) -> str | None:
-        """The ground truth as one text, where it is one, or the first of several."""
+        """The ground truth as one text: the only one, or the first of several."""
         found = texts_of(self.task.ground_truth)
         return found[0] if found and not isinstance(self.task.ground_truth, dict) else None
 
     @property
     def last_gold(self) -> str | None:
-        """The gold answer, or its last action where that is text."""
+        """The gold answer, or its last action if that is text."""
         last = self.gold if isinstance(self.gold, str) else self.gold[-1] if self.gold else None
         return last if isinstance(last, str) else None
 
     @property
     def gold_texts(self) -> list[str]:
-        """The actions of the gold answer that are text."""
+        """The text actions of the gold answer."""
         actions = [self.gold] if isinstance(self.gold, str) else self.gold or []
         return [action for action in actions if isinstance(action, str)]
 
@@ -174,7 +174,7 @@ class Sample:
     def __init__(self, subjects: list[Subject], num_tasks: int | None) -> None:
         self.subjects, self.num_tasks = subjects, num_tasks
         self.truths: Counter[str] = Counter()
-        """How often each ground truth occurs among all tasks that were read, where there are any."""
+        """How often each ground truth occurs among all tasks that were read; empty if there are none."""
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -189,13 +189,13 @@ class Sample:
         return AnswerFormat.shared([gold for gold in golds if gold is not None and "```" not in gold])
 
     def format_of(self, subject: Subject) -> AnswerFormat:
-        """How its answer is written. It needs the gold answers."""
+        """The format of the task's answer. Requires the gold answers."""
         if subject.last_gold is None or "```" in subject.last_gold:
             return AnswerFormat()
         return AnswerFormat.of(subject.last_gold, subject.task.ground_truth) or self._shared
 
     def content_of(self, subject: Subject) -> str | None:
-        """The right answer without its format: from the gold answer, else the ground truth."""
+        """The right answer without its format: from the gold answer, otherwise from the ground truth."""
         if subject.last_gold is None or subject.is_program:
             return subject.truth
         found = self.format_of(subject).read(subject.last_gold.rpartition("\n")[2])
@@ -209,8 +209,8 @@ class Sample:
 
     @cached_property
     def choices(self) -> list[str]:
-        """All right answers that there are, where they are so few that they must be choices: a chance of one in so
-        many is no fault."""
+        """All right answers, if there are so few that they must be choices. Guessing one of them by chance is not a
+        fault."""
         counts = self.truths or self.contents
         return sorted(counts) if 2 <= len(counts) <= 10 and counts.total() >= 4 * len(counts) else []
 
@@ -236,19 +236,19 @@ async def draw_sample(host: Host, num_tasks: int, seed: int) -> Sample:
 
 
 def describe(value: Any) -> str:
-    """An answer as evidence shows it."""
+    """Formats an answer as evidence."""
     text = "\n".join(value) if isinstance(value, list) else str(value)
     return repr(text if len(text) <= 120 else f"{text[:100]}…")
 
 
 ECHO = "\0echo"
-"""Stands for an action that repeats the last message."""
+"""A placeholder for an action that repeats the last message."""
 
 T = TypeVar("T")
 
 
 class RepeatLast(Policy):
-    """Takes one action a turn, and repeats the last one."""
+    """Takes one action per turn, and repeats the last one."""
 
     name = "audit"
 
@@ -278,7 +278,8 @@ class Player:
         self.rollouts = 0
 
     async def play(self, subject: Subject, answer: Answer, *, max_turns: int | None = None) -> Trace:
-        """The trace of one answer. Where tasks are scored in groups, the gold answer is the other of the group."""
+        """Plays one answer and returns its trace. If tasks are scored in groups, the gold answer is the other member of
+        the group."""
         limits = self.limits if max_turns is None else msgspec.structs.replace(self.limits, max_turns=max_turns)
         async with self._free:
             trace = await self._play(subject, answer, limits)
@@ -298,10 +299,10 @@ class Player:
         return list(await asyncio.gather(*(self.play(subject, answer) for subject, answer in answers)))
 
     async def bounded(self, work: Awaitable[T]) -> T:
-        """Runs other work than a rollout, within the same limit of concurrency."""
+        """Runs work other than a rollout under the same concurrency limit."""
         async with self._free:
             return await with_deadline(work, self.limits)
 
     async def each(self, work: Callable[[Subject], Awaitable[T]], subjects: Iterable[Subject]) -> list[T]:
-        """`work` on every task at once; `play` limits how many run."""
+        """Runs `work` on every task at once; `play` limits how many run."""
         return list(await asyncio.gather(*map(work, subjects)))

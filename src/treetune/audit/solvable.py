@@ -1,5 +1,5 @@
-"""Solvable, every time: tasks are valid, environments start, and gold answers earn the most there is; the same task
-shows and earns the same when it is made and played again, here and in another process."""
+"""Solvable, every time: tasks are valid, environments start, and gold answers earn the maximum. A task that is created
+and played again, here and in another process, shows and earns the same."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ GOLD = ("start-fails", "gold-failed", "gold-not-rewarded", "gold-unknown")
 
 
 async def find_golds(sample: Sample, player: Player, report: AuditReport) -> None:
-    """Makes the gold answers, plays them once, and keeps both: other rules compare with them."""
+    """Gets the gold answers, plays them once, and keeps both: other rules compare with them."""
     unknown: list[int] = []
     failed: dict[int, str] = {}
 
@@ -133,7 +133,7 @@ def _judge_golds(sample: Sample, report: AuditReport, unknown: list[int], failed
 
 
 async def check_validity(sample: Sample, player: Player, report: AuditReport) -> None:
-    """What the taskset's own `validate` says."""
+    """Reports the results of the taskset's own `validate`."""
     if not (player.taskset.overrides("validate") or player.taskset.default_scorer is not None):
         return report.leave_out("the taskset has no validate()", "invalid-task")
     if not report.wants("invalid-task"):
@@ -154,7 +154,7 @@ async def check_validity(sample: Sample, player: Player, report: AuditReport) ->
 
 
 AGAIN = 8
-"""Tasks that are played in another process too."""
+"""The number of tasks that are also played in another process."""
 AGAIN_SECONDS = 300.0
 
 AGAIN_RULES = RULES.add_family(
@@ -181,7 +181,8 @@ AGAIN_RULES = RULES.add_family(
 
 
 async def check_again(sample: Sample, player: Player, report: AuditReport, *, elsewhere: bool) -> None:
-    """Makes and plays all tasks again: in this process and, unless they are on a server (`elsewhere`), in a new one."""
+    """Creates and plays all tasks again: in this process and, unless they are on a server (`elsewhere`), in a new
+    one."""
     if not report.wants(*AGAIN_RULES):
         return
     tasks: dict[int, str] = {}
@@ -198,7 +199,7 @@ async def check_again(sample: Sample, player: Player, report: AuditReport, *, el
         report.facts["played_again_in"] = "this process, on the server's environments"
     else:
         _make_again(sample, player.taskset, tasks)
-        if not tasks and not rewards and not shown:  # a difference here needs no proof by another process
+        if not tasks and not rewards and not shown:  # a difference in this process needs no proof by another one
             await _in_another_process(sample, player, report, tasks, rewards, shown)
     for rule, severity, found, what in (
         ("tasks-differ", ERROR, tasks, "tasks are not the same when they are made again"),
@@ -250,7 +251,7 @@ def _compare(
 
 
 def _observed(trace: Trace) -> list[str]:
-    """What the environment showed, turn by turn, and at the end."""
+    """What the environment showed in each turn and at the end."""
     return [as_text(turn.observed) for turn in trace.turns] + [as_text(trace.final)]
 
 
@@ -291,7 +292,7 @@ async def _in_another_process(
 
 
 async def _ask_process(work: bytes) -> tuple[list[str], list[tuple[float | None, list[str]] | None]]:
-    # A new interpreter, not a copy of this one, with its own order of sets.
+    # A new interpreter, not a fork of this one, with its own set order.
     before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = "1" if before != "1" else "2"
     pool = ProcessPoolExecutor(1, mp_context=spawn_context())
@@ -307,7 +308,7 @@ async def _ask_process(work: bytes) -> tuple[list[str], list[tuple[float | None,
 
 
 def _play_there(work: bytes) -> tuple[list[str], list[tuple[float | None, list[str]] | None]]:
-    """Runs in the other process: gives the fingerprints of the tasks and the results of the gold answers."""
+    """Runs in the other process: returns the fingerprints of the tasks and the results of the gold answers."""
     taskset, idxs, played, golds, limits = pickle.loads(work)
     prints = [fingerprint(taskset[idx]) for idx in idxs]
     return prints, asyncio.run(_play_all(taskset, played, golds, limits))

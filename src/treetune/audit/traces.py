@@ -1,9 +1,9 @@
-"""Rules over traces: what rollouts of a model, or of a whole training, say of the tasks. Pure functions.
+"""Rules over traces: what rollouts of a model, or of a whole training, reveal about the tasks. Pure functions.
 
     for finding in suspicions(trace): print(finding.rule, finding.found)           # of one trace
     judge_traces(traces, report)                                                    # of all of them together
 
-They need nothing but traces, so what was recorded elsewhere can be looked at too.
+They need nothing but traces, so they also work on traces that were recorded elsewhere.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from treetune.models.scripted import WRONG
 
 MOSTLY = 0.9
 CORRELATED, SURE = 0.4, 3.0
-"""From which rank correlation, and how many standard deviations from 0, it is reported."""
+"""A correlation is reported from this rank correlation, and this many standard deviations from 0."""
 FEWEST = 30
 SAME_TASKS = 3
-"""A text that solves so many tasks with different truths is suspicious."""
+"""A text that solves this many tasks with different truths is suspicious."""
 HEDGED = 3
-"""From how many different answers in one reply it is a hedge."""
+"""The number of different answers in one reply from which it counts as a hedge."""
 _GIVEN = [re.compile(text) for text in (r"\\boxed\{([^{}]+)\}", r"<answer>(.*?)</answer>", r"(?m)^#### *(.+)$")]
-"""The formats in which an answer is given as the final one."""
+"""The formats that mark an answer as final."""
 
 OF_ONE = RULES.add_family(
     Family.SPREAD,
@@ -53,7 +53,7 @@ OF_ONE = RULES.add_family(
         ),
     },
 )
-"""Of a trace that was paid."""
+"""Rules for one trace that was paid."""
 OF_SCORED = RULES.add_family(
     Family.SPREAD,
     {
@@ -63,7 +63,7 @@ OF_SCORED = RULES.add_family(
         ),
     },
 )
-"""Of any that was scored."""
+"""Rules for any scored trace."""
 OF_ALL = RULES.add_family(
     Family.SPREAD,
     {
@@ -93,7 +93,7 @@ OF_ALL = RULES.add_family(
 
 
 def answers_of(trace: Trace) -> list[str]:
-    """What the policy said, turn by turn; a call of tools counts as what it says."""
+    """The policy's text, turn by turn; a tool call counts as its content."""
     said = []
     for turn in trace.turns:
         message = turn.message or {}
@@ -103,13 +103,13 @@ def answers_of(trace: Trace) -> list[str]:
 
 
 def answer_and_truth(trace: Trace) -> tuple[str, str]:
-    """What the policy said, and what is right: tasks with another truth should not be solved by the same text."""
+    """The policy's answers, and the truth: tasks with different truths should not be solved by the same text."""
     truth = "|".join(texts_of(trace.task.ground_truth)) or trace.uid
     return "\n".join(answers_of(trace)).strip(), truth
 
 
 def suspicions(trace: Trace, threshold: float = 1.0) -> list[Finding]:
-    """What is odd about a trace that was paid, and of any that was scored, whether its judges disagree."""
+    """Reports what is odd about a paid trace and, for any scored trace, whether its judges disagree."""
     found: list[Finding] = []
 
     def suspect(rule: str, why: str) -> None:
@@ -141,7 +141,8 @@ def suspicions(trace: Trace, threshold: float = 1.0) -> list[Finding]:
 
 
 def _find_disagreement(trace: Trace) -> str | None:
-    """Where judges were asked the same and said something else; or one of them, the other way round."""
+    """Describes where judges were asked the same question and disagreed, or where a judge changed its verdict when
+    the two texts were swapped."""
     said: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for judgement in trace.judgements:
         for about, verdict in (judgement.verdict or {}).items():
@@ -155,7 +156,7 @@ def _find_disagreement(trace: Trace) -> str | None:
 
 
 def _floor_answer(trace: Trace) -> str | None:
-    """What a policy that solves nothing says; None where it says more."""
+    """The answer of a policy that solves nothing; None if the policy says more."""
     last = trace.turns[-1] if trace.turns else None
     text = (text_of((last.message or {}).get("content")) or "").strip() if last is not None else ""
     if last is None or not text:
@@ -182,7 +183,7 @@ def _loops(text: str) -> str | None:
 
 
 def judge_traces(traces: Sequence[Trace], report: AuditReport, threshold: float = 1.0) -> None:
-    """Every rule over traces. Rollouts of one task are a group."""
+    """Applies every rule over traces. Rollouts of one task are a group."""
     if not traces:
         return report.leave_out("there are no rollouts of a model: pass -m", *OF_ONE, *OF_SCORED, *OF_ALL)
     if not report.wants(*OF_ONE, *OF_SCORED, *OF_ALL):
@@ -223,7 +224,7 @@ def group_traces(traces: Iterable[Trace]) -> list[list[Trace]]:
 
 
 def spread_of(groups: Sequence[Sequence[Trace]], threshold: float = 1.0) -> dict[str, float]:
-    """Shares of tasks by what their rollouts earned, and how much rewards differ within and between tasks."""
+    """Shares of tasks by what their rollouts earned, and the variation of rewards within and between tasks."""
     if not groups:
         return {}
     rewards = [[trace.reward or 0.0 for trace in group] for group in groups]
@@ -305,7 +306,8 @@ def _judge_spread(groups: Sequence[Sequence[Trace]], report: AuditReport, thresh
 
 
 def _judge_length(groups: Sequence[Sequence[Trace]], report: AuditReport) -> None:
-    """Lengths and rewards less the mean of their task, so that harder tasks do not count as longer answers."""
+    """Compares lengths and rewards after subtracting their task's mean, so that harder tasks do not count as longer
+    answers."""
     lengths: list[float] = []
     rewards: list[float] = []
     for group in groups:
@@ -326,7 +328,7 @@ def _judge_length(groups: Sequence[Sequence[Trace]], report: AuditReport) -> Non
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's, ties counted in the middle; None where one of the two does not vary."""
+    """Spearman's rank correlation, with ties given their average rank; None if one of the two does not vary."""
     one, two = _ranks(first), _ranks(second)
     mean = (len(one) + 1) / 2
     covariance = sum((a - mean) * (b - mean) for a, b in zip(one, two, strict=True))
