@@ -3,9 +3,9 @@
     run = open_run("runs/x")                 # `discovery.py` finds and opens runs, also those of verl, TRL or Inspect
     run.mean_reward, run.groups().df(), list(run.traces("failed"))
 
-`run.py` has `Run`, a run as data: its rollouts as arrays (`columns.py`), selected by queries (`query.py`), with the
-marks and tags that people add (`annotations.py`). `folder.py` writes run folders, `rolling.py` those of servers,
-`index.py` and `entry.py` their index, and `summary.py` their figures. `eval_log.py` writes a run as a log of Inspect,
-`push.py` pushes it to the hub. Anyone may have written a run, so `plain_files.py` opens every file of one. `foreign/`
-reads other programs'.
+`run.py` has `Run`, which holds a run as data: its rollouts as arrays (`columns.py`), selected by queries (`query.py`),
+with the marks and tags that people add (`annotations.py`). `folder.py` writes run folders, `rolling.py` those of
+servers, `index.py` and `entry.py` their index, and `summary.py` their figures. `eval_log.py` writes a run as an Inspect
+log, `push.py` pushes it to the hub. Anyone may have written a run, so every file of a run is opened by
+`plain_files.py`. `foreign/` reads runs of other programs.
 """

@@ -1,10 +1,10 @@
-"""Notes of people about a run, kept beside it: marks and comments of rollouts, tags of the run.
+"""Annotations of a run, stored next to it: marks and comments on rollouts, tags of the run.
 
     write_mark(run.path, entry, "bad", "paid for the format alone")
     read_marks(run.path)[key_of(entry)].comment
 
-Marks are lines that are only appended; the last one of a rollout counts. So several people, and the process that
-writes the run, can work at the same time.
+Marks are lines that are only appended; the last one of a rollout counts. So several people, and the process that writes
+the run, can write at the same time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mark(msgspec.Struct):
     attempt: int
     step: int | None
     mark: Word | None
-    """None where it was removed."""
+    """None if the mark was removed."""
     comment: str = ""
     when: float = 0.0
     """Seconds since 1970."""
@@ -46,12 +46,12 @@ class Mark(msgspec.Struct):
 
 
 def key_of(entry: Entry) -> Key:
-    """Identifies a rollout, also after its run was resumed or scored again."""
+    """Identifies a rollout, even after its run was resumed or rescored."""
     return entry.uid, entry.occurrence, entry.rollout, entry.attempt, entry.step
 
 
 def marks_stamp(run: Path) -> tuple[int, int]:
-    """Changes when a mark is written."""
+    """A value that changes when a mark is written."""
     try:
         state = os.stat(_beside(run, MARKS))
         return state.st_size, state.st_mtime_ns
@@ -60,7 +60,7 @@ def marks_stamp(run: Path) -> tuple[int, int]:
 
 
 def read_marks(run: Path) -> dict[Key, Mark]:
-    """The last mark of each rollout. A line that cannot be read is skipped."""
+    """Returns the last mark of each rollout. Unreadable lines are skipped."""
     marks: dict[Key, Mark] = {}
     with suppress(OSError):
         for line in read_regular(_beside(run, MARKS)).splitlines():
@@ -99,7 +99,7 @@ def read_tags(run: Path) -> list[str]:
 
 
 def write_tags(run: Path, tags: list[str]) -> list[str]:
-    """Writes the tags, each once; empty ones are left out."""
+    """Writes each tag once; empty tags are left out."""
     kept = list(dict.fromkeys(" ".join(tag.split()) for tag in tags if tag.strip()))
     if len(kept) > _MOST_TAGS or any(len(tag) > _LONGEST_TAG for tag in kept):
         raise UsageError(f"a run has at most {_MOST_TAGS} tags of {_LONGEST_TAG} characters")
@@ -111,7 +111,7 @@ def write_tags(run: Path, tags: list[str]) -> list[str]:
 
 
 def _beside(run: Path, name: str) -> Path:
-    """A file in the run folder; beside the run, where that is a single file."""
+    """A file in the run folder, or next to the run if the run is a single file."""
     return run / name if run.is_dir() else run.with_name(f"{run.name}.{name}")
 
 

@@ -1,4 +1,4 @@
-"""The rollouts of a run as columns: what a viewer sorts, filters and groups by.
+"""The rollouts of a run as columns, which a viewer sorts, filters and groups by.
 
     columns = Columns()
     columns.extend(entries)                              # what an `IndexReader` gives, again and again
@@ -6,8 +6,8 @@
     columns.groups()                                     # one line for each task
     columns.entries[17]                                  # all that is known of one
 
-A hundred thousand rollouts are some ten megabytes: numbers are arrays, texts are kept once and named by number, and an
-`Entry` is made when it is asked for. A column of numbers has NaN where a rollout has none.
+A hundred thousand rollouts take some ten megabytes: numbers are arrays, texts are stored once and referred to by
+number, and an `Entry` is created when it is requested. A column of numbers has NaN for a rollout without a value.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ NUMBERS = {
     "task": "idx",
     "success": "success",
 }
-"""The names of the columns of numbers, each with the field of an entry."""
+"""The names of the numeric columns, each with its field of an entry."""
 TEXTS = {"source": "source", "outcome": "outcome", "failure": "failure", "answer": "answer", "uid": "uid"}
 NOTES = ("mark",)
 """Texts that are not in the index; `note` sets them."""
 _MOST_METRICS = 1000
-"""Columns of metrics. A run that names each of its metrics anew would have one for each rollout."""
+"""The most columns of metrics. A run that gives each metric a new name would have one column per rollout."""
 PLACES = ("offset", "length", "text_length", "occurrence", "tokens")
-"""Whole numbers of every entry that no query compares."""
+"""Integers of every entry that no query compares."""
 
 
 class _Column:
@@ -65,7 +65,7 @@ class _Column:
         self._parts = [np.full(first, math.nan)] if first else []
 
     def add(self, values: Sequence[Any]) -> None:
-        self._parts.append(np.array(values, self._type))  # None is NaN then
+        self._parts.append(np.array(values, self._type))  # None becomes NaN
 
     @property
     def array(self) -> np.ndarray[Any, Any]:
@@ -75,7 +75,7 @@ class _Column:
 
 
 class _Texts:
-    """A column of texts, each of which is kept once."""
+    """A column of texts, each stored once."""
 
     __slots__ = ("_numbers", "codes", "texts")
 
@@ -98,23 +98,23 @@ class _Texts:
 
 
 class Groups(msgspec.Struct):
-    """One line for each task, in the order in which they were first seen."""
+    """The rollouts by task, with one line per task in the order of first appearance."""
 
     task: Codes
-    """The task of each rollout, as its place in these lists."""
+    """The task of each rollout, as an index into these lists."""
     first: Codes
-    """The first rollout of each."""
+    """The first rollout of each task."""
     rollouts: Codes
     scored: Codes
     mean: Numbers
-    """The mean reward over scored rollouts; NaN where there is none."""
+    """The mean reward over scored rollouts; NaN if there are none."""
     variance: Numbers
     lowest: Numbers
     highest: Numbers
     order: Codes
-    """The rollouts, those of the first task first."""
+    """The rollouts ordered by task, those of the first task first."""
     starts: Codes
-    """Where the rollouts of each task begin in `order`."""
+    """The offset in `order` at which the rollouts of each task begin."""
     columns: Columns
     """The columns of the rollouts."""
 
@@ -122,7 +122,7 @@ class Groups(msgspec.Struct):
         return len(self.first)
 
     def members(self, task: int) -> Codes:
-        """The rollouts of one task, in their order."""
+        """The rollouts of one task, in order."""
         start = self.starts[task]
         return self.order[start : start + self.rollouts[task]]
 
@@ -135,7 +135,7 @@ class Groups(msgspec.Struct):
 
     @property
     def failed(self) -> Mask:
-        """The tasks of which all rollouts failed."""
+        """The tasks whose rollouts all failed."""
         return np.equal(self.scored, 0)
 
     @property
@@ -147,14 +147,14 @@ class Groups(msgspec.Struct):
         return found
 
     def flags(self) -> list[str]:
-        """The result of each: `all 1`, `all 0`, `mixed`, `failed` where no rollout has a reward; `same` where all have
-        another one."""
+        """The result of each task: `all 1`, `all 0`, `mixed`, `failed` if no rollout has a reward, and `same` if all
+        have another reward in common."""
         masks = (self.failed, self.mixed, self.all_of(0.0), self.all_of(1.0))
         found: list[str] = np.select(masks, ("failed", "mixed", "all 0", "all 1"), "same").tolist()
         return found
 
     def table(self) -> dict[str, Any]:
-        """Columns by name, one row a task."""
+        """Columns by name, one row per task."""
         columns, first = self.columns, self.first
         named = {name: [columns.texts(name)[code] for code in columns.codes(name)[first]] for name in ("uid", "source")}
         names = ("rollouts", "scored", "mean", "variance", "lowest", "highest")
@@ -162,7 +162,7 @@ class Groups(msgspec.Struct):
         return {"task": columns.numbers("task")[first].astype(int), **named, **figures, "flag": self.flags()}
 
     def df(self) -> Any:
-        """A pandas DataFrame, one row a task."""
+        """A pandas DataFrame, one row per task."""
         import pandas as pd
 
         return pd.DataFrame(self.table())
@@ -196,7 +196,7 @@ class Entries(Sequence[Entry]):
     def __getitem__(self, at: int | slice) -> Entry | Entries:
         if isinstance(at, slice):
             return Entries(self._columns, self.rows[at])
-        at = range(len(self))[at]  # raises an IndexError
+        at = range(len(self))[at]  # raises IndexError
         return self._columns.entry(at if self._rows is None else int(self._rows[at]))
 
 
@@ -276,7 +276,7 @@ class Columns:
         return self._places[name].array
 
     def codes(self, name: str) -> Codes:
-        """A column of `TEXTS` or `NOTES`, as numbers of `texts(name)`; -1 where there is none."""
+        """A column of `TEXTS` or `NOTES`, as indices into `texts(name)`; -1 for a missing text."""
         if name not in self._notes:
             return self._texts[name].codes.array
         noted = self._notes[name].codes.array
@@ -286,18 +286,18 @@ class Columns:
         return (self._texts.get(name) or self._notes[name]).texts
 
     def note(self, name: str, texts: Mapping[int, str]) -> None:
-        """Sets a column of `NOTES`: the texts of some rows, which replace earlier ones."""
+        """Sets a column of `NOTES`: the texts of some rows, which replace earlier texts."""
         self._notes[name] = _Texts()
         self._notes[name].add([texts.get(row) for row in range(self._number)])
 
     def groups(self) -> Groups:
-        """The rollouts by task: those of equal tasks (`occurrence`) apart."""
+        """Groups the rollouts by task. Equal tasks are kept apart by `occurrence`."""
         if self._groups is None:
             self._groups = self._group()
         return self._groups
 
     def _group(self) -> Groups:
-        # Texts have numbers in the order in which they were first seen, and so have groups.
+        # Texts are numbered in the order of first appearance, and so are groups.
         task, occurrence, reward = self.codes("uid"), self.places("occurrence"), self.reward
         if occurrence.any():
             key = task * (occurrence.max() + 1) + occurrence

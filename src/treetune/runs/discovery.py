@@ -1,4 +1,4 @@
-"""Where runs are, of whichever program: one at a path, or all below a folder.
+"""Finds the runs of any program: the run at a path, or all runs below a folder.
 
 run = open_run("outputs/rollout_data")       # ours, or one of those that `runs/foreign` knows
 for place in runs_below("outputs"):
@@ -26,22 +26,23 @@ from treetune.runs.plain_files import below, find_fault
 from treetune.runs.run import Run, is_run, no_run
 
 _NEAR = 2
-"""How many folders deep the one run of a folder is looked for: trainers write below the folder that they were given."""
+"""How many folders deep to look for the single run of a folder: trainers write below the folder that they were
+given."""
 _ENDINGS = (".eval", ".json", ".jsonl", ".parquet")
 _NAMED = 5
 _MOST_FOLDERS, _DEEPEST = 20_000, 12
-"""How many folders are looked at, and how deep: a home has more, and no runs at its far ends."""
+"""How many folders to search, and how deep: a home directory has more, but no runs that deep."""
 _MOST_REFUSED = 20
 """How many files that must not be opened are named."""
 UNREAD = "unread"
-"""The kind of what may be a run, and must not be opened to see."""
+"""The kind of a file that may be a run but must not be opened to find out."""
 
 
 class ForeignRun(Run):
-    """A run of another program: the same columns, groups, queries and traces."""
+    """A run of another program, with the same columns, groups, queries and traces."""
 
     def __init__(self, path: str | Path, kind: Program, seconds: float | None = None, top: Path | None = None) -> None:
-        """`seconds` is how long to read at first; `follow` goes on. No file outside of `top` is read."""
+        """`seconds` limits the first read; `follow` continues it. No file outside of `top` is read."""
         self.path, self.kind = Path(path), kind.name
         self._kept = KeptRun(self.path, kind, top)
         self.folder = self._kept.folder
@@ -52,8 +53,8 @@ class ForeignRun(Run):
         super().follow(seconds)
 
     def follow(self, seconds: float | None = None) -> int:
-        """Reads what the program has written since; returns the number of new rollouts. Where the program rewrote its
-        files, all of them count."""
+        """Reads what the program has written since the last read; returns the number of new rollouts. If the program
+        rewrote its files, all rollouts count as new."""
         times, self._source = self._source.times, self._kept.update(seconds)
         if self._source.times != times:
             self._begin_anew()
@@ -69,23 +70,23 @@ class ForeignRun(Run):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What the program says of the run, under the names of Treetune's config."""
+        """What the program records about the run, under the names of Treetune's config."""
         return self._source.config
 
 
 class RunLocation(msgspec.Struct, frozen=True):
-    """Where a run is."""
+    """The location of a run."""
 
     path: Path
     kind: str
-    """Which program wrote it: `treetune`, `verl`, `trl`, ..."""
+    """The program that wrote it: `treetune`, `verl`, `trl`, ..."""
     top: Path | None = None
-    """The folder that was named: a link that leads out of it is not followed."""
+    """The folder that was named; a link that leads out of it is not followed."""
     fault: str = ""
     """Why it must not be opened."""
 
     def open(self, seconds: float | None = None) -> Run:
-        """`seconds` is how long to read at first, of a run that takes long; `follow` goes on."""
+        """Opens the run. `seconds` limits the first read of a run that takes long; `follow` continues it."""
         if self.fault:
             raise UsageError(f"{self.path} {self.fault}", remedy="name a regular file, or remove it")
         if self.kind == Run.kind:
@@ -93,8 +94,8 @@ class RunLocation(msgspec.Struct, frozen=True):
         return ForeignRun(self.path, self._foreign, seconds, self.top)
 
     def stamp(self) -> Stamp:
-        """The size of its files and when the last was changed: while it stays the same, so does the run. Raises
-        FileNotFoundError where it is gone."""
+        """The size of its files and the time of the last change: while both stay the same, so does the run. Raises
+        FileNotFoundError if it is gone."""
         if self.kind in (Run.kind, UNREAD):
             state = os.stat(self.path / TRACES.file) if self.kind == Run.kind else os.lstat(self.path)
             return state.st_size, state.st_mtime_ns
@@ -128,7 +129,7 @@ def open_run(path: str | Path) -> Run:
 
 
 def find_run(path: str | Path) -> RunLocation | None:
-    """The run at a path, or the only one near below it; None where there is none, or several."""
+    """Finds the run at a path, or the only one near below it; None if there is none or more than one."""
     path = Path(path).expanduser()
     if not path.exists():
         return None
@@ -139,12 +140,12 @@ def find_run(path: str | Path) -> RunLocation | None:
 
 
 def runs_below(folder: str | Path) -> list[RunLocation]:
-    """All runs at a path or below it, sorted by path. Folders inside a run are not searched."""
+    """Returns all runs at a path or below it, sorted by path. Folders inside a run are not searched."""
     return sorted(walk_runs(folder), key=lambda each: each.path)
 
 
 def walk_runs(folder: str | Path) -> Iterator[RunLocation]:
-    """The same runs as they are found, the nearest first, and files that may be runs but must not be opened."""
+    """Yields the same runs as they are found, the nearest first, and files that may be runs but must not be opened."""
     folder = Path(folder).expanduser()
     place = _at(folder, _top_of(folder)) if folder.exists() else None
     return iter([place]) if place is not None else _below(folder, _DEEPEST)
@@ -164,7 +165,8 @@ def _at(path: Path, top: Path) -> RunLocation | None:
 
 
 def _below(top: Path, depth: int) -> Iterator[RunLocation]:
-    """Runs below a folder that is none itself, the nearest first; `depth` is how many folders deep they may lie."""
+    """Yields the runs below a folder that is not a run itself, the nearest first. `depth` limits how many folders deep
+    to search."""
     folders, looked_at, refused = deque([(top, 1)]), 0, 0
     while folders:
         folder, level = folders.popleft()

@@ -1,4 +1,4 @@
-"""An Entry is what is known of a rollout without reading its trace: a line of the index of a run.
+"""An Entry holds the facts about a rollout that are available without reading its trace: one line of a run's index.
 
 entry = entry_of(trace, offset, line)             # of a trace that is being written
 entry = glance(block, start, stop, offset)        # of a line of a file, of which little is decoded
@@ -18,23 +18,23 @@ from treetune.core.trace import Failure, Trace
 _ANSWER = 120
 """The most characters of an answer in an entry."""
 _TOKENS, _NO_TOKENS = b'"tokens":{"sequences":[', b',"tokens":null}\n'
-"""How the last field of a line begins, and a line ends without one. Text never holds these: quotes stand there as
-\\". No digit and no comma is in the first, so it is found without looking at each."""
+"""How the last field of a line begins, and how a line without one ends. Text never contains these, because quotes in it
+are written as \\". The first has no digit and no comma, so it can be found without checking each one."""
 _TIMING = 600
-"""The most bytes of the field before the tokens. Where it is missing, Treetune did not write the line."""
+"""The most bytes of the field before the tokens. If that field is missing, Treetune did not write the line."""
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Whole = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
-"""Numbers that a column can hold. Anyone may have written them."""
+"""Integers that a column can hold. Anyone may have written them."""
 
 
 class Entry(msgspec.Struct, array_like=True, gc=False):
-    """What is known of a rollout without reading its trace."""
+    """The facts about a rollout that are available without reading its trace."""
 
     offset: Size
     length: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
-    """The bytes of its line, with the newline."""
+    """The bytes of its line, including the newline."""
     text_length: Size
     """The bytes of the line without its tokens, which come last."""
     idx: Whole
@@ -54,24 +54,24 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
     """When the rollout began, in seconds since 1970."""
     seconds: float
     policy: float
-    """The seconds of these that the policy took."""
+    """How many of these seconds the policy took."""
     environment: float
     retries: Whole
-    """How often calls of the policy or of judges were repeated."""
+    """How often calls of the policy or of judges were retried."""
     answer: str | None
-    """The beginning of its answer; where it has none, the end of its last message."""
+    """The beginning of its answer; without an answer, the end of its last message."""
     failure: str | None
-    """Its type and where it was raised: `ZeroDivisionError (environment) at tasks.py:12`."""
+    """The type of the failure and where it was raised: `ZeroDivisionError (environment) at tasks.py:12`."""
     metrics: Mapping[str, float | None]
     tokens: bool
-    """Whether the trace has the tokens themselves."""
+    """Whether the trace contains the tokens themselves."""
 
     @property
     def end(self) -> int:
         return self.offset + self.length
 
 
-# The parts of a trace that an entry is made of; other fields of a line are skipped.
+# The parts of a trace that an entry is built from; other fields of a line are skipped.
 
 
 class _TaskPart(msgspec.Struct):
@@ -129,13 +129,13 @@ _decode = msgspec.json.Decoder(_TraceParts).decode
 
 
 def entry_of(trace: Trace, offset: int, line: bytes) -> Entry:
-    """The entry of a trace whose line begins at this offset."""
+    """Builds the entry of a trace whose line begins at this offset."""
     return _make(trace, offset, len(line), text_length(line, 0, len(line)))
 
 
 def glance(block: bytes | bytearray, start: int, stop: int, offset: int) -> Entry:
-    """The entry of the line from `start` to `stop`, which any program may have written; `offset` is its place in the
-    file. Raises `msgspec.MsgspecError` where it is damaged."""
+    """Builds the entry of the line from `start` to `stop`, which any program may have written; `offset` is its position
+    in the file. Raises `msgspec.MsgspecError` if it is damaged."""
     end = start + text_length(block, start, stop)
     if end < stop and _ends_with_tokens(block, end, start):
         return _make(_decode(block[start:end] + b"}"), offset, stop - start, end - start)
@@ -151,7 +151,7 @@ def text_length(block: bytes | bytearray, start: int, stop: int) -> int:
 
 
 def pread_line(file: int, entry: Entry, tokens: bool = True) -> bytes:
-    """The line of an entry from its file; its tokens, which are the last field, may be left out."""
+    """Reads the line of an entry from its file, optionally without the tokens, which are the last field."""
     if not tokens and entry.text_length < entry.length:
         line = os.pread(file, entry.text_length, entry.offset)
         if _ends_with_tokens(line, entry.text_length):
@@ -160,12 +160,12 @@ def pread_line(file: int, entry: Entry, tokens: bool = True) -> bytes:
 
 
 def _ends_with_tokens(block: bytes | bytearray, end: int, start: int = 0) -> bool:
-    """Whether the tokens follow at `end` as the last field of a line: the field before them must end there."""
+    """Whether the tokens follow at `end` as the last field of a line; the field before them must end there."""
     return block.rfind(b'"timing":{', max(start, end - _TIMING), end) > 0
 
 
 def _make(trace: Trace | _TraceParts, offset: int, length: int, text: int) -> Entry:
-    # For each rollout of an evaluation: what is looked up twice, or called, would be a part of its cost.
+    # This runs for each rollout of an evaluation, so repeated lookups and calls would add to its cost.
     task, usage, timing, failure, retries = trace.task, trace.usage, trace.timing, trace.failure, trace.retries
     if trace.judgements:
         retries += sum(judgement.retries for judgement in trace.judgements)

@@ -1,8 +1,9 @@
-"""A run as a log of Inspect, which `inspect view` and `read_eval_log` open.
+"""Writes a run as an Inspect log, which `inspect view` and `read_eval_log` open.
 
     write_eval_log(Run("runs/x"), Path("x.eval"), "failed")        # gives how many samples it has
 
-A task is a sample, a rollout an epoch of it. The log is a zip file as Inspect writes it, with a member a sample.
+A task becomes a sample, and a rollout an epoch of it. The log is a zip file as Inspect writes it, with a member per
+sample.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ Plain = dict[str, Any]
 
 
 def write_eval_log(run: Run, path: Path, query: str = "", traces: Iterable[Trace] | None = None) -> int:
-    """Writes the rollouts that a query selects, or these `traces`; returns how many. The file is written whole or not
-    at all."""
+    """Writes the rollouts that a query selects, or the given `traces`; returns how many. The file is written completely
+    or not at all."""
     temporary = aside(path)
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as members:
@@ -70,7 +71,7 @@ class _Log:
         self._epochs: dict[tuple[str, int], set[int]] = {}
         self._ids: dict[tuple[str, int], int | str] = {}
         self._taken: set[str] = set()
-        """The ids as text."""
+        """The ids that are used, as text."""
         self._summaries: list[Plain] = []
         self._models: dict[str, list[int]] = {}
 
@@ -110,7 +111,7 @@ class _Log:
             yield _Sample(trace, self._ids[key], epoch, trace.timing.began or self._began).plain()
 
     def _name(self, trace: Trace) -> int | str:
-        """The index of the task; longer for equal tasks, and for tasks that share an index."""
+        """The index of the task, extended for equal tasks and for tasks that share an index."""
         index, more = trace.task.idx, f"{trace.task.idx}-{trace.occurrence}"
         names: list[int | str] = [more] if trace.occurrence else [index, more]
         free = (name for name in names if str(name) not in self._taken)
@@ -198,8 +199,8 @@ def _cut(text: Any) -> Any:
 
 
 class _Sample:
-    """A trace as a sample. What Inspect has no place for (source, step, rewards and `info` of turns, verdicts of
-    judges) is in the metadata. Images are kept once, as attachments."""
+    """Converts a trace to a sample. What Inspect has no field for (source, step, rewards and `info` of turns, verdicts
+    of judges) is in the metadata. Images are stored once, as attachments."""
 
     def __init__(self, trace: Trace, id: int | str, epoch: int, began: float) -> None:
         self.trace, self.id, self.epoch, self.began = trace, id, epoch, began
@@ -209,7 +210,7 @@ class _Sample:
         self.messages: list[Plain] = []
         self.events: list[Plain] = []
         self.seconds = 0.0
-        """When the next event begins, after the beginning of the sample."""
+        """When the next event begins, in seconds from the beginning of the sample."""
 
     def plain(self) -> Plain:
         trace, target, prompt = self.trace, _target(self.trace.task.ground_truth), self.trace.task.prompt
@@ -252,7 +253,7 @@ class _Sample:
             return
         answer = self._message(turn.message, "generate")
         if self.messages and self.messages[-1]["role"] == "assistant":
-            self.messages.pop()  # the beginning of the answer, which the answer holds
+            self.messages.pop()  # the beginning of the answer, which the answer repeats
         self._event(
             "model",
             seconds=turn.policy_seconds,
@@ -299,7 +300,7 @@ class _Sample:
         return next(outputs, {"model": self.model, "choices": [], "completion": ""})
 
     def _end(self) -> Plain:
-        """The limit or the error that ended it."""
+        """The limit or the error that ended the sample."""
         trace, failure = self.trace, self.trace.failure
         cut = bool(trace.turns) and trace.turns[-1].finish_reason == "length"
         if trace.outcome is Outcome.TIMEOUT:
@@ -356,7 +357,7 @@ class _Sample:
 
 
 def _scores(trace: Trace) -> dict[str, Plain]:
-    """The reward and the metrics, where there is a reward: a failure has none."""
+    """The reward and the metrics if there is a reward; a failure has neither."""
     if trace.reward is None:
         return {}
     scores: dict[str, Plain] = {REWARD: {"value": trace.reward}}

@@ -1,11 +1,11 @@
-"""A run on disk: `config.yaml` (can be run again), records appended as they come, `summary.json`, and in
-`fingerprint.json` what the run began with, which a resumed run is compared with. Images are files in `images/`, and
-`index.jsonl` has a short entry for each trace.
+"""A run on disk: `config.yaml` (can be run again), records that are appended as they arrive, `summary.json`, and
+`fingerprint.json`, which describes how the run began and is checked when it is resumed. Images are files in `images/`,
+and `index.jsonl` has a short entry for each trace.
 
     with RunFolder.create(Path("runs/x"), TRACES, evaluation) as run:
         run.append(trace)
 
-The records are complete lines at every moment but perhaps the last, so a killed run can be resumed.
+All records are complete lines at every moment, except perhaps the last, so a killed run can be resumed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from treetune.runs.plain_files import UNREADABLE, bring_back, move_images, move_
 from treetune.system.folders import write_atomically
 
 SUPERSEDED = "superseded.jsonl"
-"""Records that a resumed run replaced: errors that were tried again."""
+"""Records that a resumed run replaced: errors that were retried."""
 HARMLESS = ("max_concurrent:", "endpoint.", "max_judge_tokens:", "max_tokens_total:")
-"""The beginnings of differences that cannot change a result: a run is resumed in spite of them."""
+"""Prefixes of differences that cannot change a result; a run can be resumed in spite of them."""
 GROWING = ("num_tasks", "num_rollouts")
 """The keys that may grow when a run is resumed."""
 
@@ -63,23 +63,23 @@ class Beginning(msgspec.Struct):
 
 
 class Records(msgspec.Struct, Generic[R], frozen=True):
-    """A kind of record and the file it is kept in."""
+    """A kind of record and the file that stores it."""
 
     file: str
     encode: Callable[[R], bytes]
     decode: Callable[[bytes], R]
     key: Callable[[R], Hashable]
-    """Identifies a record, to find those that are there twice."""
+    """Identifies a record, to find duplicates."""
     indexed: bool = False
-    """Whether there is an index beside them."""
+    """Whether the records have an index."""
 
     def read(self, folder: Path, damage: Damage | None = None) -> Iterator[R]:
-        """The records that can be read, each once; `damage` counts the other lines."""
+        """Yields the readable records, each once; `damage` counts the other lines."""
         return (record for _, record in self.lines(folder, damage or Damage()) if record is not None)
 
     def lines(self, folder: Path, damage: Damage) -> Iterator[tuple[bytes, R | None]]:
-        """Each whole line with its record: None where it is damaged, or was there before. A kill may cut the last line
-        short, and only the last: it is left out."""
+        """Yields each complete line with its record: None if the line is damaged or a duplicate. A kill can cut off
+        only the last line, which is then left out."""
         path = folder / self.file
         if not path.exists():
             return
@@ -105,8 +105,8 @@ TRACES: Records[Trace] = Records(TRACE_LINES, encode_trace, decode_trace, key_of
 
 
 def read_traces(folder: Path, taskset: Taskset[Any, Any], damage: Damage | None = None) -> Iterator[Trace]:
-    """The traces of a run, their tasks of the taskset's own types. What is wrong with its lines is counted in `damage`,
-    or is a warning."""
+    """Yields the traces of a run, with tasks of the taskset's own types. Faulty lines are counted in `damage`, or
+    reported as a warning."""
     counted = damage or Damage()
     typed = msgspec.structs.replace(TRACES, decode=lambda line: decode_trace(line, taskset.type_of))
     yield from typed.read(folder, counted)
@@ -116,12 +116,12 @@ def read_traces(folder: Path, taskset: Taskset[Any, Any], damage: Damage | None 
 
 class RunFolder(Generic[R]):
     def __init__(self, path: Path, records: Records[R]) -> None:
-        """Locks the folder, which is made where there is none."""
+        """Locks the folder, which is created if it is missing."""
         self.path = path
         self.records = records
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            (path / ".lock").touch()  # else the lock would take a forbidden folder for one that is in use
+            (path / ".lock").touch()  # without this, the lock would report a forbidden folder as one that is in use
         self._lock = FileLock(str(path / ".lock"), thread_local=False)  # it may be released by another thread
         try:
             self._lock.acquire(timeout=0)
@@ -131,7 +131,8 @@ class RunFolder(Generic[R]):
 
     @classmethod
     def create(cls, path: Path, records: Records[R], what: Described) -> Self:
-        """A new run folder; one that already holds a run is refused. A kill just after the start leaves no run."""
+        """Creates a run folder; refuses a folder that already holds a run. A kill just after the start leaves no
+        run."""
         if (path / CONFIG).exists() or next(records.lines(path, Damage()), None) is not None:
             raise UsageError(f"{path} already holds a run", remedy="pass --resume to continue it, or another -o")
         beginning = Beginning(what.resolved(), taskset_fingerprint(what.taskset))
@@ -143,9 +144,9 @@ class RunFolder(Generic[R]):
     def resume(
         cls, path: Path, records: Records[R], what: Described, *, changed: bool = False, remedy: str = ""
     ) -> Self:
-        """An existing one. Refused where the config differs from the one it began with in anything that could change a
-        result, except that it may ask for more; or where the taskset changed, unless `changed` allows that. `remedy`
-        begins the advice for a changed taskset."""
+        """Opens an existing run folder. Refused if the config differs from that of the run's beginning in anything that
+        could change a result, except that it may request more; or if the taskset changed, unless `changed` allows that.
+        `remedy` begins the advice for a changed taskset."""
         if not (path / FINGERPRINT).exists():
             raise ResumeError(f"{path} holds no run to resume", remedy="leave out --resume, or correct -o")
         try:
@@ -183,7 +184,7 @@ class RunFolder(Generic[R]):
         return self.records.read(self.path)
 
     def keep(self, wanted: Callable[[R], bool]) -> None:
-        """Moves unwanted records, damaged lines and repeated lines aside, and drops a last line that was cut short."""
+        """Moves unwanted records, damaged lines and duplicates aside, and drops an incomplete last line."""
         temporary = self.path / f".{self.records.file}.kept"
         damage = Damage()
         with _writing(self.path):
@@ -198,7 +199,7 @@ class RunFolder(Generic[R]):
             warnings.warn(f"{self.path}: {problem}; moved to {SUPERSEDED}", stacklevel=2)
 
     def replace(self, other: RunFolder[R]) -> None:
-        """Replaces the records, the config and the fingerprint by those of another run; the old records are moved
+        """Replaces the records, the config and the fingerprint with those of another run; the old records are moved
         aside."""
         with _writing(self.path):
             with open(open_to_append(self.path / SUPERSEDED), "ab") as superseded:
@@ -211,7 +212,7 @@ class RunFolder(Generic[R]):
 
     def _replace_records(self, file: Path) -> None:
         self._close_files()
-        with suppress(FileNotFoundError):  # its offsets are wrong now
+        with suppress(FileNotFoundError):  # its offsets are no longer valid
             os.unlink(self.path / INDEX)
         os.replace(file, self.path / self.records.file)
         self._open_file()
@@ -221,7 +222,7 @@ class RunFolder(Generic[R]):
             self._file = open_to_append(self.path / self.records.file)
             self._index = IndexWriter(self.path) if self.records.indexed else None
         self.size = os.fstat(self._file).st_size
-        """Bytes of the records. No other process writes to them: the folder is locked."""
+        """The size of the records in bytes. No other process writes to them, because the folder is locked."""
 
     def _close_files(self) -> None:
         os.close(self._file)
@@ -246,11 +247,11 @@ class RunFolder(Generic[R]):
             mend_index(self.path)
 
     def _append(self, lines: bytes) -> None:
-        """Appends all of them, or none where the disk is full."""
+        """Appends all lines, or none if the disk is full."""
         with _writing(self.path):
             written = 0
             try:
-                while written < len(lines):  # one write as a rule; more only on a nearly full disk: the next raises
+                while written < len(lines):  # usually one write; on a nearly full disk the second raises
                     written += os.write(self._file, lines[written:])
             except OSError:
                 with suppress(OSError):
@@ -260,7 +261,7 @@ class RunFolder(Generic[R]):
         self.size += written
 
     def drop_cut_line(self) -> None:
-        """Drops a last line that a kill cut short, so that more can be appended."""
+        """Drops an incomplete last line, which a kill leaves, so that more can be appended."""
         with _writing(self.path), open(self.path / self.records.file, "rb") as file:
             at = self.size
             while at > 0:
@@ -275,7 +276,7 @@ class RunFolder(Generic[R]):
             self._mend_index()
 
     def set_aside(self, folder: Path) -> None:
-        """Moves the records into another run folder, whose records they replace, and starts with none."""
+        """Moves the records into another run folder, replacing its records, and starts empty."""
         with _writing(folder):
             folder.mkdir(exist_ok=True)
             for file in (FINGERPRINT, CONFIG):
@@ -298,23 +299,23 @@ class RunFolder(Generic[R]):
 
 
 def _is_more(before: int | None, now: int | None) -> bool:
-    """Compares two numbers of which None means all."""
+    """Compares two numbers; None means all."""
     return before is not None and (now is None or now > before)
 
 
 def unused_path(path: Path) -> Path:
-    """`path`, or `path-2`, `path-3`, ... where it exists already."""
+    """Returns `path`, or the first unused of `path-2`, `path-3`, ... if it exists."""
     others = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(free for free in chain([path], others) if not free.exists())
 
 
 def name_run(*parts: str) -> Path:
-    """An unused folder below `runs`, named after `parts` and the time."""
+    """Returns an unused folder below `runs`, named after `parts` and the time."""
     return unused_path(Path("runs") / "--".join([*map(slug, parts), time.strftime("%Y%m%d-%H%M%S")]))
 
 
 def slug(name: str) -> str:
-    """A name with only the characters that a folder name may have."""
+    """Reduces a name to the characters that a folder name may have."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-")[-60:]
 
 

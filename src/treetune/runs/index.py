@@ -1,12 +1,13 @@
-"""The index of a run: a short entry for each trace, by which a run is sorted, filtered and grouped without reading it.
+"""The index of a run: a short entry for each trace, so that a run can be sorted, filtered and grouped without reading
+it.
 
     reader = IndexReader(Path("runs/x"))
     for entries in reader.read():                      # again and again while the run is being written
         entries[0].reward, entries[0].offset           # where its trace stands in traces.jsonl
 
-The writer appends entries as it appends traces, some at a time. Where entries are missing (a kill before they were
-written, an older run, a file of another origin) they are made from the traces. The traces are authoritative; the index
-only saves reading them.
+The writer appends entries as it appends traces, several at a time. Missing entries (after a kill before they were
+written, for an older run, or for a file from elsewhere) are made from the traces. The traces are authoritative; the
+index only saves reading them.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ INDEX = "index.jsonl"
 LONGEST_LINE = 256 << 20
 """The most bytes of a line."""
 _PART, _BLOCK = 1 << 19, 1 << 20
-"""Bytes of entries, and of traces, that are read at once."""
+"""How many bytes of entries and of traces are read at once."""
 _AT_ONCE = 64
-"""Entries that are written at once."""
+"""How many entries are written at once."""
 
 _decoder = msgspec.json.Decoder(Entry)
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -41,45 +42,45 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 _KNOWN = "uid", "occurrence", "rollout", "attempt", "step", "reward"
 key_of_trace: Callable[[Trace], Hashable] = attrgetter(*_KNOWN, "timing.began", "timing.total")
-"""Identifies a rollout. A trainer may ask for the same one again, but at another time."""
+"""Identifies a rollout. A trainer may request the same rollout again at another time."""
 key_of_entry: Callable[[Entry], Hashable] = attrgetter(*_KNOWN, "began", "seconds")
-"""The same for an entry."""
+"""The same key for an entry."""
 
 
 class Damage:
-    """What is wrong with the lines of a file of records: lines that cannot be read, and rollouts that are there twice.
+    """The faults in the lines of a file of records: unreadable lines and duplicate rollouts.
 
         damage = Damage()
         for line, trace in TRACES.lines(folder, damage): ...
         damage.describe("traces.jsonl")            # warnings, or none
 
-    A kill may cut the last line short, and only the last: that is no damage. Everything that reads records counts by
-    this, so a summary, an index and a resumed run leave out the same lines.
+    A kill may cut off the last line, and only the last, which is not damage. All code that reads records uses this
+    class, so a summary, an index and a resumed run leave out the same lines.
     """
 
     def __init__(self) -> None:
         self.line = 0
-        """The number of the line that was read last."""
+        """The number of the last line that was read."""
         self.left_out = self.doubled = 0
         self._first = ""
         self._seen: set[int] = set()
-        """The hashes of keys, as a run may have a million rollouts."""
+        """Hashes instead of keys, because a run may have a million rollouts."""
 
     def leave_out(self, error: object) -> None:
-        """Notes that the last line cannot be read."""
+        """Records that the last line cannot be read."""
         self.left_out += 1
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         self._first = self._first or f"line {self.line}: {why}"
 
     def is_doubled(self, key: Hashable) -> bool:
-        """Whether a record with this key was there before; notes it."""
+        """Returns whether a record with this key came before, and records it."""
         number = len(self._seen)
         self._seen.add(hash(key))
         self.doubled += (found := len(self._seen) == number)
         return found
 
     def once(self, entries: list[Entry]) -> list[Entry]:
-        """The entries that are not repeated; notes the others."""
+        """Returns the entries that are not duplicates, and records the others."""
         keys = set(map(hash, map(key_of_entry, entries)))
         if len(keys) == len(entries) and self._seen.isdisjoint(keys):
             self._seen |= keys
@@ -99,7 +100,7 @@ class Damage:
 
 
 def encode(entries: Sequence[Entry]) -> bytes:
-    """Lines of the index. Surrogates, which UTF-8 cannot hold, are written out as in the trace."""
+    """Encodes lines of the index. Surrogates, which UTF-8 cannot hold, are escaped as in the trace."""
     try:
         return _encode_lines(entries)
     except UnicodeEncodeError:
@@ -107,7 +108,8 @@ def encode(entries: Sequence[Entry]) -> bytes:
 
 
 class IndexWriter:
-    """Writes entries to the index of a folder. Where the disk is full the rest is left out: traces can replace it."""
+    """Writes entries to the index of a folder. If the disk is full, the rest is left out, because it can be rebuilt
+    from the traces."""
 
     def __init__(self, folder: Path) -> None:
         self._file = open_to_append(folder / INDEX)
@@ -136,14 +138,14 @@ class IndexWriter:
 
 
 class IndexReader:
-    """Reads the entries of a run in their order; each further `read` gives the new ones."""
+    """Reads the entries of a run in order; each further `read` returns the new ones."""
 
     def __init__(self, folder: Path) -> None:
         self._index, self._records = folder / INDEX, folder / TRACE_LINES
         self.end = 0
-        """The offset up to which the traces are known."""
+        """The offset up to which the traces were read."""
         self._place: int | None = 0
-        """The offset up to which the index was read; None where it does not match the traces."""
+        """The offset up to which the index was read; None if it does not match the traces."""
         self._file: tuple[int, int] | None = None
         self.damage = Damage()
         self._is_over = False
@@ -151,7 +153,7 @@ class IndexReader:
 
     @property
     def replaced(self) -> bool:
-        """Whether the file that was read was replaced, so that everything must be read again."""
+        """Whether the file was replaced, so that everything must be read again."""
         try:
             state = os.stat(self._records)
         except FileNotFoundError:
@@ -159,8 +161,8 @@ class IndexReader:
         return self._file is not None and ((state.st_dev, state.st_ino) != self._file or state.st_size < self.end)
 
     def read(self) -> Iterator[list[Entry]]:
-        """The entries of traces that are complete, a part at a time. A damaged trace has none, and one that is there
-        twice has one: `damage` counts them."""
+        """Yields the entries of complete traces, a part at a time. A damaged trace has no entry and a duplicate has
+        only one: `damage` counts both."""
         with suppress(FileNotFoundError), open(self._records, "rb", buffering=0) as traces:
             state = os.fstat(traces.fileno())
             self._file = state.st_dev, state.st_ino
@@ -168,7 +170,7 @@ class IndexReader:
                 yield self.damage.once(entries)
 
     def read_index(self, traces: int) -> Iterator[list[Entry]]:
-        """The entries of the index, as far as they follow each other in the traces and match them."""
+        """Yields the entries of the index as long as they are contiguous and match the traces."""
         size = os.fstat(traces).st_size
         if self._place is None or self.end == size:
             return
@@ -184,7 +186,7 @@ class IndexReader:
                         if entry.offset == self.end and entry.end <= size:
                             fitting.append(entry)
                             self.end = entry.end
-                        elif entry.offset >= self.end or entry.end > self.end:  # else it was read from the traces
+                        elif entry.offset >= self.end or entry.end > self.end:  # otherwise it was read from the traces
                             self._place = None
                             break
                 except UNREADABLE:
@@ -200,7 +202,7 @@ class IndexReader:
 
     def read_traces(self, file: int) -> Iterator[list[Entry]]:
         """The entries of the traces after those of the index."""
-        block, held = bytearray(_BLOCK), 0  # one for all: gigabytes that are allocated cost more than they are worth
+        block, held = bytearray(_BLOCK), 0  # one buffer for all: allocating gigabytes is expensive
         while not self._is_over:
             with memoryview(block) as view, view[held:] as free:
                 if not (read := os.preadv(file, [free], self.end + held)):
@@ -217,13 +219,13 @@ class IndexReader:
                 self.damage.line += 1
                 self.damage.leave_out(f"it has more than {LONGEST_LINE >> 20} MB, and nothing after it is read")
                 self._is_over = True
-            elif held == len(block):  # a line that is longer
+            elif held == len(block):  # a longer line
                 block.extend(bytes(held))
 
 
 def _is_of(entry: Entry, traces: int) -> bool:
-    """Whether the trace at its place is that of an entry. Where a line before it was cut, removed or doubled, all that
-    come after are elsewhere than the index says."""
+    """Whether an entry's position holds its trace. If an earlier line was cut, removed or duplicated, all later lines
+    are elsewhere than the index says."""
     if entry.length > LONGEST_LINE:
         return False
     line = os.pread(traces, entry.length, entry.offset)
@@ -237,7 +239,8 @@ def _is_of(entry: Entry, traces: int) -> bool:
 def entries_in(
     lines: bytes | bytearray, offset: int, stop: int | None = None, damage: Damage | None = None
 ) -> Iterator[Entry]:
-    """The entries of whole lines of traces; `offset` is that of the first line. A damaged line has none."""
+    """Yields the entries of complete lines of traces; `offset` is that of the first line. A damaged line has no
+    entry."""
     start, stop = 0, len(lines) if stop is None else stop
     damage = damage or Damage()
     while start < stop:
@@ -258,7 +261,7 @@ def read_entries(folder: Path) -> Iterator[Entry]:
 
 
 def mend_index(folder: Path) -> None:
-    """Drops entries without a trace and a last one that a kill cut short; adds those that are missing."""
+    """Drops entries without a trace and an incomplete last entry, and adds missing ones."""
     reader = IndexReader(folder)
     with open(folder / TRACE_LINES, "rb") as traces, open(open_to_append(folder / INDEX), "ab") as index:
         index.truncate(sum(len(encode(part)) for part in reader.read_index(traces.fileno())))

@@ -1,13 +1,13 @@
-"""Opens files of a run, which anyone may have written: only regular ones, and none outside the folder that was named.
+"""Opens files of a run, which anyone may have written: only regular files, and none outside the folder that was named.
 
     with below(Path("runs")):
         read_regular(Path("runs/x/summary.json"))
 
-Opening a named pipe blocks, and a link may point to a key in the user's home, which an export would then hold. A link
-to a file below the same folder is followed. So is one of the hub's cache, whose files are links.
+Opening a named pipe blocks, and a link may point to a key in the user's home, which an export would then contain. A
+link to a file below the same folder is followed, and so is a link into the hub's cache, whose files are links.
 
-The images of a run are such files, each once, named after their content, beside the records that show them: a rollout
-shows its task's images several times, and a run plays a task several times.
+The images of a run are such files, each stored once, named after their content, next to the records that show them. A
+rollout shows its task's images several times, and a run plays a task several times.
 
     line = move_out(line, folder)     # "data:image/png;base64,..." is "images/3f2a....png" now
     line = bring_back(line, folder)   # and is what it was
@@ -35,7 +35,7 @@ MOST_BYTES = 64 << 20
 """The most bytes of a file that is read as a whole: a config, a summary, an image."""
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""The errors of decoding: JSON that is damaged, of another type, not UTF-8, or nested too deeply."""
+"""The errors of decoding: JSON that is damaged, of the wrong type, not UTF-8, or nested too deeply."""
 
 IMAGES = "images"
 _MOST_OF_IMAGES = 64 << 20
@@ -57,8 +57,8 @@ def below(folder: Path) -> Iterator[None]:
 
 
 def open_regular(path: Path, top: Path | None = None, most: int | None = None) -> BinaryIO:
-    """Opens a regular file of at most so many bytes below `top`: the folder that was named, or else the file's own.
-    Raises OSError."""
+    """Opens a regular file of at most `most` bytes below `top`: the folder that was named, or by default the file's
+    own. Raises OSError."""
     if fault := find_fault(path, top or _top.get() or path.parent, most):
         raise OSError(f"{path.name} {fault}")
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -69,14 +69,14 @@ def open_regular(path: Path, top: Path | None = None, most: int | None = None) -
 
 
 def read_regular(path: Path, top: Path | None = None, most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file of at most so many bytes. Raises OSError."""
+    """Reads a regular file of at most `most` bytes. Raises OSError."""
     with open_regular(path, top, most) as file:
         return file.read(min(most, os.fstat(file.fileno()).st_size))
 
 
 def open_to_append(path: Path) -> int:
-    """A file that is made where there is none, for appending. A link is refused: what is written would go into the file
-    that it points to. Raises OSError."""
+    """Opens a file for appending, and creates it if it is missing. A link is refused, because the data would be written
+    to its target. Raises OSError."""
     how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.open(path, how, 0o644)
@@ -90,13 +90,13 @@ def open_to_append(path: Path) -> int:
 
 
 def refuse_link(path: Path) -> None:
-    """Raises OSError where nothing may be written, since the path is a link."""
+    """Raises OSError if the path is a link, so that nothing is written through it."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path.name} is a link, which is not written through") from None
 
 
 def find_fault(path: Path, top: Path, most: int | None = None) -> str:
-    """Why a file must not be opened; "" where it may be."""
+    """Returns why a file must not be opened; "" if it may be."""
     try:
         state = os.stat(path)
     except OSError as error:
@@ -131,7 +131,7 @@ def move_out(line: bytes, folder: Path) -> bytes:
 
 
 def bring_back(line: bytes, folder: Path) -> bytes:
-    """Puts the images back into a record. An image stays a name where its file is missing, outside of the run, or too
+    """Puts the images back into a record. An image stays a name if its file is missing, outside of the run, or too
     large."""
     left = _MOST_OF_IMAGES
 
@@ -148,7 +148,7 @@ def bring_back(line: bytes, folder: Path) -> bytes:
 
 
 def move_images(source: Path, target: Path) -> None:
-    """Moves the images of a run to another, which may have some already."""
+    """Moves the images of a run to another run, which may already have some of them."""
     if (source / IMAGES).is_dir():
         (target / IMAGES).mkdir(exist_ok=True)
         for file in (source / IMAGES).iterdir():
@@ -159,7 +159,7 @@ def _store(found: re.Match[bytes], folder: Path) -> bytes:
     kind, encoded = found.groups()
     with suppress(ValueError):
         data = b64decode(encoded, validate=True)
-        if b64encode(data) == encoded:  # else it could not be brought back as it was
+        if b64encode(data) == encoded:  # otherwise it could not be restored exactly
             name = f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.{kind.decode()}"
             if not (folder / name).exists():
                 folder.mkdir(exist_ok=True)

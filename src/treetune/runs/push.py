@@ -31,7 +31,7 @@ _AT_ONCE = 500
 
 
 class AboutRun(msgspec.Struct):
-    """What the card says of a run."""
+    """The facts about a run that the card shows."""
 
     kind: str
     """The program that wrote it."""
@@ -44,7 +44,7 @@ class AboutRun(msgspec.Struct):
 def push_run(
     repo: str, about: AboutRun, folder: Path, traces: Iterator[Trace], metrics: Sequence[str], private: bool = False
 ) -> str:
-    """Pushes the rollouts, and the run folder where Treetune wrote it. Gives the address of the dataset."""
+    """Pushes the rollouts, and the run folder if Treetune wrote it. Returns the address of the dataset."""
     check_repo(repo)
     with tempfile.TemporaryDirectory(prefix="treetune-push-") as temporary:
         table = Path(temporary) / "rollouts.parquet"
@@ -82,11 +82,11 @@ _COLUMNS: dict[str, tuple[str, Callable[[Trace], Any]]] = {
     "explanation": ("string", attrgetter("explanation")),
     "failure": ("string", lambda trace: trace.failure and f"{trace.failure.type}: {trace.failure.message}"),
 }
-"""The columns of a row, each with its type in Arrow; the messages and the metrics come after them."""
+"""The columns of a row, each with its Arrow type; the messages and the metrics follow."""
 
 
 def write_rollouts(traces: Iterator[Trace], metrics: Sequence[str], path: Path) -> None:
-    """A row for each rollout, in parquet; some in memory at a time."""
+    """Writes a parquet row for each rollout, holding only some of them in memory at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -107,13 +107,13 @@ def _row(trace: Trace) -> dict[str, Any]:
 
 
 def _said(message: Message) -> str:
-    """The text of a message, with its calls of tools as JSON below it."""
+    """The text of a message, followed by its tool calls as JSON."""
     content = name_images(message.get("content"))
     return "\n".join(filter(None, [_text(content), _text(message.get("tool_calls") or None)]))
 
 
 def _text(value: Any) -> str | None:
-    """Text as it is, anything else as JSON."""
+    """Text unchanged, anything else as JSON."""
     if value is None or isinstance(value, str):
         return value
     return msgspec.json.encode(value, enc_hook=repr).decode("utf-8", "replace")

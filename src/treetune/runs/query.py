@@ -10,7 +10,7 @@
     a & b   a b           both;  a | b  either;  !a  not;  ( ) group;  AND, OR, NOT are the same
     17/3                  task 17, rollout 3
 
-Words beside each other must all hold.
+Adjacent words must all hold.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     "!=": operator.ne,
 }
 _MARKS = {"AND": "&", "OR": "|", "NOT": "!"}
-"""Words in capitals that are marks; in quotation marks they are words."""
+"""Words in capitals that are operators; in quotation marks they are words."""
 _CUT_SHORT = re.compile(r"[A-Za-z_][\w.@/-]*(?:<=|>=|!=|==?|<|>|~)")
 _ROLLOUT = re.compile(r"(\d+)/(\d+)")
 
@@ -60,7 +60,7 @@ _LONGEST = 32
 _TOOLS, _AFTER_TOOLS = b'],"tools":[', b'],"final":['
 
 Test = Callable[[Columns, Mask], Mask]
-"""Gives the rollouts for which it holds; it may skip those outside of the mask."""
+"""Returns the rollouts for which it holds; it may skip those outside of the mask."""
 
 
 def _word_failed(columns: Columns) -> Mask:
@@ -68,8 +68,8 @@ def _word_failed(columns: Columns) -> Mask:
 
 
 def solved(columns: Columns, threshold: float = 1.0) -> Mask:
-    """Which rollouts are solved: by the environment's `success`, else by a reward that reaches the threshold; never a
-    failed one."""
+    """Returns which rollouts are solved: by the environment's `success`, otherwise by a reward that reaches the
+    threshold; failed ones never are."""
     success = columns.numbers("success")
     said: Mask = np.where(np.isnan(success), columns.reward >= threshold, success == 1)
     return said & ~np.isnan(columns.reward)
@@ -85,11 +85,11 @@ WORDS: dict[str, Callable[[Columns], Mask]] = {
     "all1": lambda columns: columns.groups().all_of(1.0)[columns.groups().task],
     "allfailed": lambda columns: columns.groups().failed[columns.groups().task],
 }
-"""The meaning of the words of queries; `all...` and `mixed` are of the group of a rollout."""
+"""The meaning of the words in queries; `all...` and `mixed` refer to a rollout's group."""
 
 
 def _is_text(columns: Columns, name: str, test: Callable[[str], bool]) -> Mask:
-    fitting = np.array([*map(test, columns.texts(name)), False], bool)  # the last is that of no text: code -1
+    fitting = np.array([*map(test, columns.texts(name)), False], bool)  # the last is for a missing text: code -1
     return fitting[columns.codes(name)]
 
 
@@ -106,12 +106,12 @@ class Query:
             raise self._wrong("a ) too many")
 
     def select(self, columns: Columns, traces: Path | None = None) -> Mask:
-        """Which rollouts the query selects. `traces` is the file to search for words."""
+        """Returns which rollouts the query selects. `traces` is the file to search for words."""
         self._traces = traces
         everything = np.ones(len(columns), bool)
         return everything if self._test is None else self._test(columns, everything)
 
-    # Reading
+    # # Parsing
 
     def _read(self, text: str) -> Iterator[re.Match[str]]:
         at = 0
@@ -129,7 +129,7 @@ class Query:
         return UsageError(f"the query {shown!r}: {problem}", remedy=remedy)
 
     def _next(self) -> str | None:
-        """The mark that comes next; "" where it is a condition."""
+        """The next operator; "" if a condition comes next."""
         if self._at >= len(self._tokens):
             return None
         token = self._tokens[self._at]
@@ -157,7 +157,7 @@ class Query:
             if mark == "&":
                 self._at += 1
             tests.append(self._one())
-        # Words are looked for last, in what is left then: that reads the file.
+        # Words are searched last, in the rollouts that are left, because that reads the file.
         tests.sort(key=_reads)
 
         def both(columns: Columns, within: Mask) -> Mask:
@@ -194,7 +194,7 @@ class Query:
         return self._bare_word(token["word"])
 
     def _bare_word(self, word: str) -> Test:
-        """A word to search for, unless it looks like something else; in quotation marks it always is a word."""
+        """A word to search for, unless it looks like something else. In quotation marks it is always a word."""
         if (named := _ROLLOUT.fullmatch(word)) is not None:
             task, rollout = (self._comparison(name, "=", named[at]) for at, name in ((1, "task"), (2, "rollout")))
             return lambda columns, within: task(columns, within) & rollout(columns, within)
@@ -249,7 +249,7 @@ class Query:
 
 
 def _reads(test: Test) -> bool:
-    """Whether it reads the traces, which takes longer than all others."""
+    """Whether the test reads the traces, which takes longer than all others."""
     return getattr(test, "reads", False)
 
 
@@ -263,14 +263,14 @@ def _unquote(text: str) -> str:
 
 
 class _Words:
-    """Finds a text in the traces of a run, whichever case. Lines are read without their tokens and searched as they
-    are; nothing is decoded. Names of fields, numbers, roles and descriptions of tools do not count."""
+    """Finds a text in the traces of a run, ignoring case. Lines are read without their tokens and searched as they are,
+    without decoding. Names of fields, numbers, roles and descriptions of tools do not count."""
 
     reads = True
 
     def __init__(self, query: Query, text: str) -> None:
         self._query = query
-        # As a line of JSON has it; the letters of other alphabets as they are.
+        # Escaped as in a line of JSON; letters of other alphabets are not escaped.
         self._wanted = json.dumps(text.lower(), ensure_ascii=False)[1:-1].encode()
 
     def __call__(self, columns: Columns, within: Mask) -> Mask:
@@ -304,8 +304,8 @@ class _Words:
 
 
 def _is_said_text(line: bytes, start: int, stop: int) -> bool:
-    """Whether this part of a line stands in a text. The next quote ends that then, and is followed by what can follow a
-    text; it begins another one where the part is a number, and a colon follows where it is a name."""
+    """Whether this part of a line is inside a text. The next quote after a text ends it, and a comma or a closing
+    bracket follows. After a number, the next quote begins another text; after a name, a colon follows the quote."""
     quote = line.find(b'"', stop)
     while quote > 0 and _is_escaped(line, quote):
         quote = line.find(b'"', quote + 1)

@@ -1,11 +1,11 @@
-"""RollingRun: the run folder of a server, which is written for as long as it serves, within a size.
+"""RollingRun: the run folder of a server, written as long as it serves and limited in size.
 
     traces = RollingRun(Path("traces"), evaluation, most_bytes=4 << 30)
     traces.put(encode_trace(trace))
 
 A thread writes, so no caller waits for the disk. Traces that cannot be written are counted, and logged once. At half
-the size the records move to the folder `earlier`, also a run folder, and replace the ones there: so the newest traces
-are kept, at least half of the size.
+the size limit the records move to the folder `earlier`, which is also a run folder, and replace the records there. So
+the newest traces are kept, at least half of the limit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from treetune.runs.folder import TRACES, Described, RunFolder
 log = logging.getLogger("treetune.serve")
 EARLIER = "earlier"
 _MOST_WAITING_BYTES = 64 << 20
-"""Traces that wait for a slow disk; further ones are lost."""
+"""The most bytes of traces that wait for a slow disk; further traces are lost."""
 _MOST_AT_ONCE = 1 << 20
 _LAST_SECONDS = 10.0
-"""For the traces that still wait when it is closed."""
+"""How long to wait for the remaining traces when it is closed."""
 
 
 class TraceListener(Protocol):
@@ -43,7 +43,7 @@ class RollingRun:
     listener: TraceListener | None = None
 
     def __init__(self, path: Path, what: Described, most_bytes: int) -> None:
-        """Continues a folder that holds a run of the same config and taskset; any other run is refused."""
+        """Continues a folder that holds a run with the same config and taskset; refuses any other run."""
         self.path, self._most_bytes = path, most_bytes
         try:
             if (path / FINGERPRINT).exists():
@@ -58,11 +58,11 @@ class RollingRun:
         self._waiting: SimpleQueue[bytes | None] = SimpleQueue()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
-        """For the counts that two threads change."""
+        """Guards the counts that two threads change."""
         self._writer: threading.Thread | None = None
 
     def put(self, line: bytes) -> None:
-        """Takes an encoded trace without a newline; an empty one is a trace that could not be encoded."""
+        """Queues an encoded trace without a newline; an empty one stands for a trace that could not be encoded."""
         if self._writer is None:
             self._writer = threading.Thread(target=self._write, name="treetune traces", daemon=True)
             self._writer.start()
@@ -81,12 +81,12 @@ class RollingRun:
         return {"traces_kept": self.kept, "traces_lost": self.lost, "traces_waiting_bytes": self._waiting_bytes}
 
     def close(self) -> None:
-        """Writes the waiting traces, as far as the disk allows."""
+        """Writes the waiting traces as far as the disk allows."""
         if self._writer is not None:
             self._waiting.put(None)
             self._writer.join(_LAST_SECONDS)
             if self._writer.is_alive():
-                return  # a daemon, which ends with the process
+                return  # a daemon thread, which ends with the process
         self._run.__exit__()
         if self.listener is not None:
             self.listener.close()

@@ -1,12 +1,12 @@
-"""A run as data: what `eval` and `serve --traces` have written.
+"""A run as data, as `eval` and `serve --traces` write it.
 
     run = Run("runs/x")
     run.mean_reward, run.groups().df(), run.df()
     for trace in run.traces("failed"):
         print(trace.failure)
 
-Opening one reads its index, not its traces; a run that is still being written can be asked for what is new (`follow`).
-A long one without an index can be opened for a part: `Run("runs/x", seconds=0.5)`, and `follow(seconds=0.5)` goes on.
+Opening a run reads its index, not its traces; `follow` reads what a running program has added. A long run without an
+index can be opened in part: `Run("runs/x", seconds=0.5)`, and `follow(seconds=0.5)` continues.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TypeOf = Callable[[Task], type[Task]]
 _NAMED = 5
 """The most runs that a message names."""
 _LARGEST_CONFIG = 1 << 20
-"""Bytes: YAML is slow to read."""
+"""In bytes; YAML is slow to read."""
 
 
 def is_run(path: str | Path) -> bool:
@@ -50,14 +50,16 @@ def is_run(path: str | Path) -> bool:
 
 
 def means_run(path: Path) -> bool:
-    """Whether a path without a run is meant as one: it has runs in it, or is not there and others are beside it."""
+    """Whether a path without a run was meant as one: it contains runs, or it does not exist and there are runs next to
+    it."""
     if ":" in path.name:  # file.py:Name
         return False
     return bool(_runs_in(path)) or (not path.exists() and path.parent != Path() and bool(_runs_in(path.parent)))
 
 
 def no_run(path: Path, *, own: bool = False) -> UsageError:
-    """The error for a path without a run, which names runs near it. `own`: only a run folder of Treetune is wanted."""
+    """The error for a path without a run, which names runs near it. With `own`, only a run folder of Treetune is
+    accepted."""
     problem = f"{path} holds no run" if path.exists() else f"there is no run {path}"
     if own and is_run(path):
         problem = f"{path} has no {CONFIG}, which says what was run"
@@ -74,7 +76,7 @@ def _runs_in(folder: Path) -> list[str]:
 
 
 def load_config(folder: Path) -> dict[str, Any]:
-    """The `config.yaml` of a run folder, which anyone may have written; empty where there is none."""
+    """Loads the `config.yaml` of a run folder, which anyone may have written; empty if there is none."""
     file = folder / CONFIG
     if not file.exists():
         return {}
@@ -84,7 +86,7 @@ def load_config(folder: Path) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> Summary | None:
-    """The `summary.json` of a run folder; None before the run has ended."""
+    """Reads the `summary.json` of a run folder; None before the run has ended."""
     try:
         return msgspec.json.decode(read_regular(folder / SUMMARY), type=Summary)
     except (OSError, *UNREADABLE):
@@ -93,11 +95,11 @@ def read_summary(folder: Path) -> Summary | None:
 
 class Run:
     kind = "treetune"
-    """Which program wrote it; `runs/foreign` has those of others."""
+    """The program that wrote it; `runs/foreign` has those of other programs."""
 
     def __init__(self, path: str | Path, seconds: float | None = None) -> None:
-        """Of a long run without an index, `seconds` is how long to read at first."""
-        self.path = self.folder = Path(path)  # where its files are, which may be elsewhere for a run of another program
+        """`seconds` limits the first read of a long run without an index."""
+        self.path = self.folder = Path(path)  # where its files are; elsewhere for a run of another program
         if not is_run(self.path):
             raise no_run(self.path)
         self._begin_anew()
@@ -108,11 +110,11 @@ class Run:
         self._summary: Summary | None = None
         self._marks: dict[Key, Mark] = {}
         self._marked: object = None
-        """The state of the marks and rollouts from which the column was made."""
+        """The state of the marks and rollouts from which the column was built."""
 
     def follow(self, seconds: float | None = None) -> int:
-        """Reads what was written since, for about `seconds` at most; returns the number of new rollouts. Where the run
-        was resumed or scored again, all of it is read again, into new `columns`."""
+        """Reads what was written since the last read, for about `seconds` at most; returns the number of new rollouts.
+        If the run was resumed or rescored, all of it is read again, into new `columns`."""
         if self._reader.replaced:
             self._begin_anew()
         until = None if seconds is None else time.monotonic() + seconds
@@ -125,12 +127,12 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        """Which lines could not be read, and which are there twice."""
+        """Warnings about unreadable and duplicate lines."""
         return self._reader.damage.describe(TRACES.file)
 
     @property
     def share_read(self) -> float:
-        """How much of the run was read; 1.0 is all."""
+        """The share of the run that was read; 1.0 is all."""
         try:
             size = os.stat(self.folder / TRACES.file).st_size
         except FileNotFoundError:
@@ -142,13 +144,13 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its `config.yaml`; empty where there is none."""
+        """Its `config.yaml`; empty if there is none."""
         return load_config(self.folder)
 
     @property
     def summary(self) -> Summary:
-        """Its figures: those of `summary.json`, or where that lacks rollouts, as while a run is being written, of its
-        traces."""
+        """Its figures: those of `summary.json`, or those of its traces if that lacks rollouts, as it does while a run
+        is being written."""
         if self._summary is None or self._summary.rollouts != len(self):
             self._summary = read_summary(self.folder)
         if self._summary is None or self._summary.rollouts != len(self):
@@ -176,18 +178,18 @@ class Run:
 
     @property
     def mean_reward(self) -> float | None:
-        """Over scored rollouts."""
+        """The mean over scored rollouts."""
         scored = self.columns.reward[~np.isnan(self.columns.reward)]
         return float(scored.mean()) if len(scored) else None
 
     def solved(self) -> Mask:
-        """Which rollouts count as solved, by the threshold that the run had."""
+        """Which rollouts count as solved, by the threshold of the run."""
         return solved(self.columns, self.pass_threshold)
 
-    # One by one
+    # # Single rollouts
 
     def read_marks(self) -> dict[Key, Mark]:
-        """The marks of its rollouts, which are then the column `mark` too."""
+        """Reads the marks of its rollouts, which also become the column `mark`."""
         stamp = marks_stamp(self.path), len(self.columns)
         if self._marked != stamp:
             self._marks, self._marked = read_marks(self.path), stamp
@@ -201,17 +203,17 @@ class Run:
         return self._marks
 
     def fits(self, query: str = "") -> Mask:
-        """Which rollouts a query selects (`reward<1 & source=gsm8k "therefore"`)."""
+        """Returns which rollouts a query selects (`reward<1 & source=gsm8k "therefore"`)."""
         if "mark" in query:
             self.read_marks()
         return Query(query).select(self.columns, self.folder / TRACES.file)
 
     def select(self, query: str = "") -> Entries:
-        """The entries of the rollouts that a query selects."""
+        """Returns the entries of the rollouts that a query selects."""
         return Entries(self.columns, np.flatnonzero(self.fits(query)))
 
     def traces(self, query: str = "") -> Iterator[Trace]:
-        """The traces of the rollouts that a query selects, read one by one. A damaged one is left out, with a
+        """Reads the traces of the rollouts that a query selects, one by one. A damaged trace is left out with a
         warning."""
         with open(self.folder / TRACES.file, "rb", buffering=0) as file:
             for entry in self.select(query):
@@ -221,8 +223,8 @@ class Run:
                     warnings.warn(f"{error.message}; it is left out", stacklevel=2)
 
     def trace(self, name: str | Entry, type_of: TypeOf | None = None) -> Trace:
-        """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index. Its
-        task is of the concrete type that `type_of` (a taskset's) gives."""
+        """Reads the trace of one rollout: an entry; `UID/NUMBER`, where a prefix of the uid suffices; or `task 3/0` by
+        index. Its task has the concrete type that `type_of` (a taskset's) returns."""
         entry = name if isinstance(name, Entry) else self.find(name)
         with open(self.folder / TRACES.file, "rb", buffering=0) as file:
             return self._trace(file.fileno(), entry, type_of)
@@ -232,18 +234,18 @@ class Run:
         return self.decode(entry, line, partial(decode_trace, type_of=type_of))
 
     def trace_without_tokens(self, row: int) -> Trace:
-        """The trace of a row without its tokens, which are most of a line, and without its images."""
+        """Reads the trace of a row without its tokens, which are most of a line, and without its images."""
         entry = self.columns.entry(row)
         return self.decode(entry, self.read_line(entry, tokens=False, images=False), decode_trace)
 
     def read_line(self, entry: Entry, *, tokens: bool = True, images: bool = True) -> bytes:
-        """The line of a trace, as it was written but for what is left out. Images are files beside it."""
+        """Reads the line of a trace as it was written, except for what is left out. Images are separate files."""
         with open(self.folder / TRACES.file, "rb", buffering=0) as file:
             line = pread_line(file.fileno(), entry, tokens)
         return bring_back(line, self.folder) if images else line
 
     def decode(self, entry: Entry, line: bytes, decode: Callable[[bytes], T]) -> T:
-        """Decodes a line. Raises TasksetError where it is damaged."""
+        """Decodes a line. Raises TasksetError if it is damaged."""
         try:
             return decode(line)
         except UNREADABLE as error:
@@ -276,22 +278,22 @@ class Run:
     # As tables
 
     def groups(self) -> Groups:
-        """One line for each task."""
+        """The rollouts by task, one line per task."""
         return self.columns.groups()
 
     def table(self) -> dict[str, Any]:
-        """Columns by name, one row a rollout."""
+        """Columns by name, one row per rollout."""
         columns = self.columns
         named: dict[str, Any] = {}
         for name in TEXTS:
-            texts: list[str | None] = [*columns.texts(name), None]  # the last is that of no text: code -1
+            texts: list[str | None] = [*columns.texts(name), None]  # the last is for a missing text: code -1
             named[name] = [texts[code] for code in columns.codes(name).tolist()]
         named |= {name: columns.numbers(name) for name in NUMBERS}
         named |= {name: columns.numbers(name) for name in columns.metrics if name not in named}
         return named
 
     def df(self) -> Any:
-        """A pandas DataFrame, one row a rollout."""
+        """A pandas DataFrame, one row per rollout."""
         import pandas as pd
 
         return pd.DataFrame(self.table())

@@ -1,7 +1,7 @@
 """The summary of a run: mean, standard error, pass@k, per metric, per outcome, per data source.
 
-A rollout that failed has no reward. Means are given twice: over the scored rollouts, and over all, where a failed one
-counts as 0. Where the two differ, the summary warns: the policy may cause the failures.
+A failed rollout has no reward. Means are given twice: over the scored rollouts, and over all, with failed ones counted
+as 0. If the two differ, the summary warns that the policy may cause the failures.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ import msgspec
 from treetune.core.trace import Trace
 
 MOST_WARNINGS = 5
-"""How many kinds of failures, and of warnings, a summary names."""
+"""How many kinds of failures and warnings a summary names."""
 
 
 class SourceSummary(msgspec.Struct):
     tasks: int
-    """Different tasks."""
+    """The number of different tasks."""
     rollouts: int
-    """Rollouts of them."""
+    """The number of rollouts."""
     mean_reward: float | None
-    """Over scored rollouts."""
+    """The mean over scored rollouts."""
     mean_reward_all: float | None
-    """Over all; one that failed counts as 0."""
+    """The mean over all rollouts, with failed ones counted as 0."""
     scored: int
-    """Rollouts that have a reward."""
+    """The number of rollouts that have a reward."""
 
 
 class Summary(msgspec.Struct):
     mean_reward: float | None
-    """Over scored rollouts; None where there is none."""
+    """The mean over scored rollouts; None if there are none."""
     mean_reward_all: float | None
-    """Over all rollouts: one that failed counts as 0."""
+    """The mean over all rollouts, with failed ones counted as 0."""
     stderr: float | None
     """The standard error of `mean_reward`, with the rollouts of a task as one cluster."""
     pass_at_k: dict[str, float]
     """The chance that at least one of k rollouts of a task solves it, over scored rollouts."""
     pass_at_k_all: dict[str, float]
-    """The same over all rollouts: one that failed did not solve it."""
+    """The same over all rollouts, with failed ones counted as not solved."""
     tasks: int
-    """Different tasks."""
+    """The number of different tasks."""
     rollouts: int
-    """Rollouts of them, failed ones included."""
+    """The number of rollouts, including failed ones."""
     scored: int
-    """Rollouts that have a reward."""
+    """The number of rollouts that have a reward."""
     outcomes: dict[str, int]
-    """How many rollouts ended in which way."""
+    """The number of rollouts with each outcome."""
     metrics: dict[str, float]
     """The mean of each metric over the rollouts that have it."""
     data_sources: dict[str, SourceSummary]
@@ -59,19 +59,19 @@ class Summary(msgspec.Struct):
     completion_tokens: int
     """The tokens that the model sampled, over all rollouts."""
     judge_calls: int
-    """Calls of judges, with repetitions after an unreadable verdict."""
+    """The number of judge calls, including repetitions after an unreadable verdict."""
     judge_cache_hits: int
-    """Calls that the cache answered, which cost nothing."""
+    """Calls answered by the cache, which cost nothing."""
     judge_prompt_tokens: int
-    """The tokens of the prompts of judges, without cached calls."""
+    """The prompt tokens of judges, without cached calls."""
     judge_completion_tokens: int
     """The tokens that judges sampled, without cached calls."""
     retries: int
-    """How often calls of the model or of judges were repeated: 429, 5xx, a cut connection, no answer in time."""
+    """How often calls of the model or of judges were retried: 429, 5xx, a dropped connection, a timeout."""
     stopped: str | None
-    """The ceiling that ended the run before all its rollouts were begun."""
+    """The ceiling that ended the run before all its rollouts had started."""
     seconds_per_rollout: float | None
-    """The mean duration of a rollout, with waiting."""
+    """The mean duration of a rollout, including waiting."""
     warnings: list[str]
     """Reasons to doubt the figures, the most common first."""
 
@@ -81,7 +81,7 @@ class Summary(msgspec.Struct):
 
 
 class TaskTally(msgspec.Struct):
-    """What the summary needs of one task's rollouts."""
+    """The part of one task's rollouts that the summary needs."""
 
     source: str
     rollouts: int = 0
@@ -101,7 +101,7 @@ _SUMS = (
 
 
 class Tally:
-    """Collects traces one by one and keeps only what the summary needs of them."""
+    """Collects traces one by one and keeps only what the summary needs."""
 
     def __init__(self, pass_threshold: float = 1.0) -> None:
         self._threshold = pass_threshold
@@ -112,16 +112,16 @@ class Tally:
         self._seconds = self._reward_sum = 0.0
         self._uncounted_judge_calls = 0
         self.stopped: str | None = None
-        """Why no more rollouts are begun."""
+        """Why no more rollouts are started."""
         self.notes: list[str] = []
         """Warnings about damaged records."""
         self._failures: Counter[str] = Counter()
         self._said: dict[str, str] = {}
-        """What the first failure of each kind said."""
+        """The message of the first failure of each kind."""
         self._warnings: Counter[str] = Counter()
         self.rollouts = self.scored = 0
         self.expected: int | None = None
-        """How many rollouts there will be, once that is known."""
+        """The expected number of rollouts, once it is known."""
 
     def add(self, trace: Trace) -> None:
         task = self._tasks.setdefault((trace.uid, trace.occurrence), TaskTally(trace.task.data_source))
@@ -231,7 +231,7 @@ def _summarise_source(tasks: Sequence[TaskTally]) -> SourceSummary:
 
 
 def _describe(trace: Trace) -> str:
-    """The kind of a failure, equal for similar failures."""
+    """The kind of a failure, which is the same for similar failures."""
     assert trace.failure is not None
     where = f" at {trace.failure.place}" if trace.failure.place else ""
     return f"{trace.outcome.value} ({trace.failure.phase}): {trace.failure.type}{where}"
@@ -243,7 +243,7 @@ def _figure(reward: float | None) -> str:
 
 def standard_error(clusters: Sequence[Sequence[float]]) -> float | None:
     """The standard error of the mean over all values. Rollouts of one task are not independent, so tasks are the
-    clusters; with a single task its rollouts are."""
+    clusters; with a single task, its rollouts are the clusters."""
     if len(clusters) == 1:
         clusters = [[value] for value in clusters[0]]
     number = len(clusters)
@@ -256,7 +256,7 @@ def standard_error(clusters: Sequence[Sequence[float]]) -> float | None:
 
 
 def pass_at_k(tries: Sequence[Sequence[bool]]) -> dict[str, float]:
-    """The unbiased estimate for k = 1, 2, 4, ... as far as every task has that many scored rollouts."""
+    """The unbiased estimate for k = 1, 2, 4, ..., up to the number of scored rollouts that every task has."""
     fewest = min(map(len, tries), default=0)
     estimates: dict[str, float] = {}
     for k in (2**power for power in range(fewest.bit_length())):
