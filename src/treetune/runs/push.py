@@ -1,4 +1,4 @@
-"""A run as a dataset of the hub: a row for each rollout, and the run's own files beside them.
+"""A run as a dataset of the hub: a row for each rollout, together with the run's own files.
 
     Run("runs/x").push_to_hub("me/my-run")       # calls push_run
     load_dataset("me/my-run")["rollouts"]           # uid, reward, outcome, messages, ...

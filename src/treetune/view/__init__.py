@@ -1,10 +1,10 @@
-"""The viewer: runs in a browser, and as one page in a file.
+"""The viewer shows runs in a browser, or as one page in a file.
 
     from treetune.view import RunList, ViewServer
 
-The pages are in `page/`: plain modules without a build step. `calls.py` answers their calls, from the figures
-(`figures.py`), tables (`tables.py`) and rollouts (`one_rollout.py`) of the runs in a `RunList`. `ViewServer` serves
-them, `write_report` writes them into one file.
+The pages are in `page/`: plain modules without a build step. `calls.py` answers their calls with the figures
+(`figures.py`), tables (`tables.py`) and rollouts (`one_rollout.py`) of the runs in a `RunList`. `ViewServer` serves the
+pages, `write_report` writes them into one file.
 """
 
 from treetune.view.calls import Calls

@@ -1,8 +1,8 @@
-"""What the pages ask: a struct for the body of each call, and the function that answers it, in a thread.
+"""The calls of the pages: a struct for the body of each call, and the function that answers it, in a thread.
 
     Calls(runs).answer("groups", b'{"run": 0, "sort": "variance", "descending": true}')
 
-`docs/viewing.md` lists them for those who want to ask themselves.
+`docs/viewing.md` documents them for other clients.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 _MOST_RESCORED = 1000
-"""The most rollouts of a preview."""
+"""The most rollouts in a preview."""
 _RESCORE_SECONDS = 600.0
 
 
@@ -94,7 +94,7 @@ class Exported(OfQuery, kw_only=True):
 
 class Calls:
     def __init__(self, runs: RunList, tokenizer: str | None = None) -> None:
-        """`tokenizer` is a folder or a name, for runs that do not say which they had."""
+        """`tokenizer` is a folder or a name, for runs that do not record theirs."""
         self._runs, self._tokenizer = runs, tokenizer
         self._overviews = Overviews(runs)
         self._suspicions = Suspicions()
@@ -121,7 +121,7 @@ class Calls:
         return encode(function(read_body(struct, body)))
 
     def select(self, body: bytes) -> Selection:
-        """The selection that the call `export` asks for."""
+        """The selection that the call `export` requests."""
         asked = read_body(Exported, body)
         with self._runs[asked.run].open() as run:
             return Selection(run, asked.query, asked.format)
@@ -133,7 +133,7 @@ class Calls:
     def close(self) -> None:
         self._rescoring.close()
 
-    # Lists
+    # # Run lists
 
     def runs(self, body: Body) -> dict[str, Any]:
         self._runs.look(now=True)
@@ -141,7 +141,8 @@ class Calls:
         return {"place": self._runs.place, "runs": rows, "curve": self._curve(rows)}
 
     def _curve(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """The steps of the training that is shown, if it is one: a run with steps, and the `earlier` run below it."""
+        """The steps of the training that is shown, if there is one: a run with steps, and the `earlier` run below
+        it."""
         trained = [self._runs[row["id"]] for row in rows if row["steps"]]
         folders = {shown.path.parent if shown.path.name == EARLIER else shown.path for shown in trained}
         if len(folders) != 1:
@@ -165,7 +166,7 @@ class Calls:
                 else:
                     is_new = self._overviews.has_changed(shown, known)
             except (OSError, TreetuneError):
-                is_new = known >= 0  # it is gone
+                is_new = known >= 0  # the run is gone
             if is_new:
                 changed.append(int(id))
         return {"changed": changed, "new_runs": self._runs.look()}
@@ -187,7 +188,7 @@ class Calls:
         shown = self._runs[body.run]
         with shown.open() as run:
             found = list_groups(run, body.query, body.sort or "task", body.descending, body.start, body.count)
-            return {**found, "read": shown.share_read}  # of a part, the page asks again
+            return {**found, "read": shown.share_read}  # below 1, the page asks again
 
     def rollouts(self, body: OfTable) -> dict[str, Any]:
         shown = self._runs[body.run]
@@ -213,7 +214,7 @@ class Calls:
         with self._runs[body.run].open() as run:
             at = _place(run, body)
             entry, shown = run.columns.entries[at], show_rollout(run, at)
-        # Code of the task, which may take its time: others may look at the run meanwhile.
+        # The task's code may take time; meanwhile others may look at the run.
         rendered, why_not = render(run, entry)
         return {**shown, "rendered": rendered, "not_rendered": why_not}
 
@@ -223,7 +224,7 @@ class Calls:
             try:
                 texts = load_texts(tokenizer) if tokenizer is not None else None
             except TreetuneError:
-                if self._tokenizer is not None:  # the user named it; without one tokens are shown by their ids
+                if self._tokenizer is not None:  # the user named it; without a tokenizer, tokens are shown as ids
                     raise
             return show_tokens(run, _place(run, body), texts, tokenizer)
 
@@ -239,7 +240,7 @@ class Calls:
         first, *others = (self._runs[id] for id in body.runs)
         found = []
         for other in others:
-            # In the order of their ids, so that two who compare the same runs never wait for each other.
+            # Locked in the order of their ids, so that two calls that compare the same runs never deadlock.
             one, two = sorted((first, other), key=lambda shown: shown.id)
             with one.open() as earlier, two.open() as later:
                 before, after = (earlier, later) if one is first else (later, earlier)
@@ -270,12 +271,12 @@ def _refusal(why: str) -> dict[str, Any]:
 
 
 class Rescoring:
-    """Previews `treetune rescore`: what scorers, as they are now, say of recorded answers. Nothing is written.
+    """Previews `treetune rescore`: what the current scorers say about recorded answers. It writes nothing.
 
         Rescoring().preview(Path("runs/x"), "source=gsm8k")["changed"]
 
-    It is the verb itself, in a process of its own: so the code of the task is loaded as it is now, however often it is
-    edited meanwhile, and it cannot harm the server."""
+    It runs the verb itself in a separate process. So the task's current code is loaded, however often it is edited, and
+    it cannot harm the server."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
-"""The figures of a run: what the list of runs says of it, and what its own page shows. Pure functions of its columns.
+"""The figures of a run, for the list of runs and for the run's own page. Pure functions of its columns.
 
     overview(run)["mean"], details(run)["sources"]
 
-JSON has no NaN: what is not known is None.
+JSON has no NaN, so unknown values are None.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _MOST_TURNS = 40
 _MOST_ON_TIMELINE = 2000
 _MOST_FAILURES = 50
 FLAGS = {"all 0": "all0", "all 1": "all1", "mixed": "mixed", "failed": "failed"}
-"""The flags of groups, with the names that the pages have for them."""
+"""The flags of groups, with the names that the pages use for them."""
 
 
 def plain(value: Any) -> Any:
-    """A number as JSON can hold it; None where it is not finite."""
+    """Converts a number to one that JSON can hold; None if it is not finite."""
     number = float(value)
     return number if math.isfinite(number) else None
 
@@ -81,7 +81,7 @@ def _overview(columns: Columns, solved: Mask) -> dict[str, Any]:
 
 
 def _fingerprint(run: Run) -> str | None:
-    """Equal where two runs have the same taskset, by its code, config and data."""
+    """A fingerprint that is equal for two runs with the same taskset, by its code, config and data."""
     try:
         return digest(msgspec.json.decode(read_regular(run.folder / FINGERPRINT))["taskset"], 4)
     except (OSError, KeyError, TypeError, *UNREADABLE):
@@ -166,7 +166,7 @@ def _by_turns(columns: Columns) -> list[dict[str, Any]]:
 
 
 def _by_tokens(columns: Columns) -> list[dict[str, Any]]:
-    """The mean reward by tokens, in up to ten parts with about the same number of rollouts."""
+    """The mean reward by tokens, in up to ten bins with about the same number of rollouts."""
     tokens = columns.numbers("tokens")
     if not len(tokens) or not tokens.max():
         return []
@@ -178,7 +178,7 @@ def _by_tokens(columns: Columns) -> list[dict[str, Any]]:
 
 
 def timeline(columns: Columns) -> list[dict[str, Any]]:
-    """When rollouts began, in seconds after the first, and how long they took; evenly chosen where there are many."""
+    """The start of each rollout, in seconds after the first, and its duration; an even sample if there are many."""
     number = len(columns)
     if not number:
         return []
@@ -206,7 +206,7 @@ def _failures(columns: Columns) -> list[dict[str, Any]]:
 
 
 def steps_of(columns: Columns) -> list[dict[str, Any]]:
-    """The mean reward at each step of a training, and that of each source."""
+    """The mean reward at each step of a training, and the mean of each source."""
     step, reward = columns.numbers("step"), columns.reward
     known = ~np.isnan(step)
     if not known.any():
@@ -229,7 +229,7 @@ def steps_of(columns: Columns) -> list[dict[str, Any]]:
 
 
 def _means(places: Codes, reward: Numbers, number: int) -> tuple[list[int], list[float | None]]:
-    """How many rollouts have each place, and their mean reward."""
+    """The number of rollouts for each value of `places`, and their mean reward."""
     scored = ~np.isnan(reward)
     counts = np.bincount(places[scored], minlength=number)
     sums = np.bincount(places[scored], reward[scored], minlength=number)
@@ -238,4 +238,4 @@ def _means(places: Codes, reward: Numbers, number: int) -> tuple[list[int], list
 
 
 NOTHING = {"taskset": "", "model": "", "fingerprint": None, **_overview(Columns(), np.zeros(0, bool))}
-"""The overview of a run of which nothing is known."""
+"""The overview of a run about which nothing is known."""

@@ -1,4 +1,4 @@
-"""One rollout, whole: its trace as plain values, its group, what is suspicious about it, and its tokens apart.
+"""One complete rollout: its trace as plain values, its group, what is suspicious about it, and, separately, its tokens.
 
 texts = load_texts("Qwen/Qwen3-0.6B")
 texts([9707, 11])          # ["Hello", ","]
@@ -47,14 +47,14 @@ def show_rollout(run: Run, at: int) -> dict[str, Any]:
 
 
 def _name(run: Run, at: int) -> str:
-    """The shortest name of a rollout that `show` takes."""
+    """The shortest name for a rollout that `show` accepts."""
     entry = run.columns.entries[at]
     occurrence = f"#{entry.occurrence}" if entry.occurrence else ""
     return f"{entry.uid[:12]}{occurrence}/{entry.rollout}"
 
 
 def command_again(run: Run, trace: Trace) -> str | None:
-    """The command that plays its task again; None where that is unknown."""
+    """The command that plays its task again; None if it is unknown."""
     config = run.path / CONFIG
     if run.kind != Run.kind or not config.exists() or trace.task.idx < 0:
         return None
@@ -85,7 +85,7 @@ def tokenizer_of(model: str) -> str | None:
 
 @lru_cache(maxsize=4)
 def load_texts(name: str) -> Texts:
-    """Makes texts of ids by the tokenizer of a folder or a name."""
+    """Returns a function that converts ids to texts, using the tokenizer of a folder or a name."""
     decode = _load_decoder(name)
     known: dict[int, str] = {}
 
@@ -99,7 +99,7 @@ def load_texts(name: str) -> Texts:
 
 
 def _load_decoder(name: str) -> Callable[[int], str]:
-    """The `tokenizers` library reads a `tokenizer.json` alone, in a tenth of the time and memory of transformers."""
+    """The `tokenizers` library reads a single `tokenizer.json`, in a tenth of the time and memory of transformers."""
     file = Path(name) / "tokenizer.json"
     if not file.is_file():
         loaded = load_tokenizer(name)
@@ -110,6 +110,6 @@ def _load_decoder(name: str) -> Callable[[int], str]:
         raise MissingExtraError.of("tokenizers", "local") from None
     try:
         tokenizer: Any = Tokenizer.from_file(str(file))
-    except Exception as error:  # of no type of its own
+    except Exception as error:  # the library raises plain Exception
         raise UsageError(f"{file} is no tokenizer: {error}") from None
     return lambda one: str(tokenizer.decode([one], skip_special_tokens=False))

@@ -1,9 +1,10 @@
-"""The line of each run in the list, kept by the size and the time of its traces; on disk too, for the next time.
+"""The line of each run in the list, cached by the size and modification time of its traces, and also on disk for the
+next start.
 
     overviews = Overviews(runs)
     overviews.rows()        # at once: what is not known yet is `pending`, and is made meanwhile
 
-A folder may hold hundreds of runs, and each is read to its end for its line.
+A folder may hold hundreds of runs, and each must be read to the end for its line.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from treetune.view.run_list import RunList, ShownRun, Stamp, Writers
 _WAIT_SECONDS = 0.7
 """How long the list waits for lines that are not known yet."""
 _FEW = 3
-"""Up to so many runs are kept open for the next call; of more only the lines are kept."""
+"""Up to this many runs stay open for the next call; for more runs, only the lines are cached."""
 _VERSION = 1
 """The version of the format of a line."""
 _OF_A_PART: Stamp = (-1, -1)
-"""The stamp of a line whose run was not yet read to its end."""
+"""The stamp of a line whose run was not read to the end yet."""
 
 
 class _KeptRow(msgspec.Struct):
@@ -59,7 +60,7 @@ class Overviews:
         return [row for row in rows if row is not None]
 
     def row(self, shown: ShownRun, writers: Writers | None = None, wait: bool = True) -> dict[str, Any] | None:
-        """The line of a run; None where the run is gone. Without `wait` it may be `pending`."""
+        """The line of a run; None if the run is gone. Without `wait` it may be `pending`."""
         try:
             stamp = shown.stamp()
             found = self._find(shown, stamp)
@@ -69,7 +70,7 @@ class Overviews:
             return None
         about = {"id": shown.id, "name": shown.name, "path": str(shown.path), "kind": shown.kind}
         live = (writers or Writers()).has(shown)
-        if found is None:  # what was true a moment ago, or what the summary says
+        if found is None:  # the last known line, or the summary's figures
             known = self._known.get(shown.id)
             found = known[1] if known is not None else _row_of_summary(shown)
         return {**about, **found, "live": live, "tags": read_tags(shown.path)}
@@ -79,7 +80,7 @@ class Overviews:
         known = self._known.get(shown.id)
         return known is None or known[0] != shown.stamp() or known[1]["rollouts"] != rollouts
 
-    # How they are made
+    # # Building the lines
 
     def _find(self, shown: ShownRun, stamp: Stamp) -> dict[str, Any] | None:
         known = self._known.get(shown.id)
@@ -94,13 +95,13 @@ class Overviews:
         row: dict[str, Any]
         try:
             if shown.rollouts is None and len(self._runs) > _FEW:
-                row = {**_line_of(shown.place.open()), "read": 1.0}  # read for this, and not kept
+                row = {**_line_of(shown.place.open()), "read": 1.0}  # opened only for this, and not kept open
             else:
                 with shown.open() as run:
                     row = {**_line_of(run), "read": shown.share_read}
         except OSError:
-            raise  # it is gone
-        except Exception as error:  # a fault of one run must not hide the others
+            raise  # the run is gone
+        except Exception as error:  # a fault in one run must not hide the others
             why = reason_of(error)
             row = {**_row_of_summary(shown), "pending": False, "read": 1.0, "error": why}
         is_whole = row["read"] == 1.0
@@ -110,7 +111,7 @@ class Overviews:
         return row
 
     def _make_all(self) -> None:
-        """Makes the missing lines in a thread, and waits for it a moment."""
+        """Builds the missing lines in a thread, and briefly waits for it."""
         until = time.monotonic() + _WAIT_SECONDS
         with self._lock:
             if self._worker is None or not self._worker.is_alive():
@@ -119,7 +120,7 @@ class Overviews:
         self._worker.join(max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
-        """Makes the missing lines, those of other programs last: reading them takes longer."""
+        """Builds the missing lines. Runs of other programs come last, because reading them takes longer."""
         for shown in sorted(self._runs, key=lambda shown: not shown.is_own):
             with suppress(OSError):
                 stamp = shown.stamp()
@@ -140,19 +141,19 @@ class Overviews:
 
     def _keep(self, shown: ShownRun, stamp: Stamp, row: dict[str, Any]) -> None:
         kept = _KeptRow(_VERSION, str(shown.path.resolve()), stamp, row)
-        with suppress(OSError):  # only the next start is slower
+        with suppress(OSError):  # only makes the next start slower
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file(shown), msgspec.json.encode(kept))
 
 
 def _line_of(run: Run) -> dict[str, Any]:
-    """The overview of a run, with an error where lines could not be read."""
+    """The overview of a run, with an error if lines could not be read."""
     return {**overview(run), **({"error": run.warnings[0]} if run.warnings else {})}
 
 
 def _row_of_summary(shown: ShownRun) -> dict[str, Any]:
-    """What its summary says, where there is one. It has no rollouts yet, so that `changes` reports the run once it
-    has."""
+    """The figures in its summary, if there is one. It shows no rollouts yet, so that `changes` reports the run once it
+    has some."""
     row = {**NOTHING, "read": 0.0, "pending": True}
     with suppress(OSError, *UNREADABLE):
         if not shown.is_own:

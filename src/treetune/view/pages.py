@@ -1,7 +1,7 @@
-"""The files of the pages, which come with the package: plain modules, a style sheet, and the libraries they use.
+"""The files of the pages, which are part of the package: plain modules, a style sheet, and the libraries they use.
 
-A large library is kept packed, as `NAME.gz`, and is known by its own name. For a page that is a file `bundle` makes one
-script of the modules, as a browser loads no modules from disk:
+A large library is stored compressed, as `NAME.gz`, under its own name. For a page in a file, `bundle` combines the
+modules into one script, because a browser loads no modules from disk:
 
     bundle("app.js", {"app.js": 'import { h } from "./html.js";...', "html.js": ...})
 """
@@ -66,12 +66,12 @@ def _names_below(folder: Any, before: str) -> Iterator[str]:
             yield name.removesuffix(_PACKED)
 
 
-# One script of all modules
+# # Bundling all modules into one script
 
 
 def bundle(first: str, modules: Mapping[str, str]) -> str:
-    """Each module becomes a function that gives what it exports; those it imports come before it. Raises for a form of
-    import or export that our modules do not have."""
+    """Turns each module into a function that returns its exports; imported modules come first. Raises for a form of
+    import or export that our modules do not use."""
     done: dict[str, str] = {}
     _add(first, modules, done, ())
     return "\n".join(done.values())

@@ -1,10 +1,10 @@
-"""Runs as one page in a file, which needs nothing else: `treetune view RUN --export report.html`.
+"""Writes runs as one page in a file that needs nothing else: `treetune view RUN --export report.html`.
 
     made = write_report(calls, Path("report.html"), where="failed")
     made.note             # what was left out, where something was
 
-The pages ask the file in place of a server: it holds the answers to their calls, up to a size. Beyond it, the rollouts
-that a query selects are kept; without one, those of the groups with the highest variance.
+The pages ask the file instead of a server: it contains the answers to their calls, up to a size limit. Beyond it, only
+the rollouts that a query selects are kept; without a query, those of the groups with the highest variance.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from treetune.view.tables import describe, list_groups
 MOST_BYTES = 20_000_000
 """The most bytes of the answers in a file."""
 _GROUPS_SHARE, _PAIRS_SHARE = 0.25, 0.25
-"""The shares of these for the lines of groups, and for the answers of both runs to tasks that changed."""
+"""The shares of this size for the lines of groups, and for both runs' answers to tasks that changed."""
 _MOST_RUNS = 16
 _LOOK_SECONDS = 20.0
-"""To look for suspicious rollouts of a long run; the report says how many were not checked."""
+"""How long to search a long run for suspicious rollouts; the report says how many were not checked."""
 _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; connect-src 'none'; "
     "base-uri 'none'; form-action 'none'"
 )
 _LIBRARIES = ("vendor/uplot.js", "vendor/markdown-it.js", "vendor/temml.js")
-"""Scripts that are no modules."""
+"""Scripts that are not modules."""
 
 
 class ExportedReport(msgspec.Struct):
@@ -118,7 +118,7 @@ class _Answers:
                 parts.append(("tokens", f"{id}/{at}", self._calls.tokens(OfRollout(run=id, at=at))))
             size = sum(len(encode(answer)) for _, _, answer in parts)
             if size > left:
-                continue  # a smaller one may have room
+                continue  # a smaller one may still fit
             left -= size
             kept.append(at)
             for part in parts:
@@ -137,7 +137,7 @@ class _Answers:
             pair = [found["before"], found["after"]]
             for task in found["tasks"]:
                 if task["kind"] == "unchanged" or left <= 0:
-                    break  # those that changed come first
+                    break  # changed tasks come first
                 uid, occurrence = task["uid"], task["occurrence"]
                 asked = OfTask(runs=pair, uid=uid, occurrence=occurrence)
                 key = f"{','.join(map(str, pair))}/{uid}/{occurrence}"
@@ -156,8 +156,7 @@ def _while_room(rows: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
 
 
 def make_page(answers: bytes) -> bytes:
-    """The page with all that it needs in it. Only the scripts and styles that are ours may run: they are named by
-    their hashes."""
+    """Builds the self-contained page. Only our own scripts and styles may run; they are named by their hashes."""
     files = {name: content.decode() for name, content in page_files() if name.endswith((".js", ".css"))}
     style = files["style.css"]
     modules = {name: text for name, text in files.items() if name.endswith(".js") and name not in _LIBRARIES}
@@ -172,7 +171,7 @@ def make_page(answers: bytes) -> bytes:
         f'<title>Treetune</title><link rel="icon" href="data:,"><style>{style}</style></head><body>'
         "<noscript>This page needs JavaScript.</noscript>"
     )
-    # Text of models is JSON in which every < is escaped: so no text can end the element or begin another.
+    # Model text is JSON with every < escaped, so no text can end the element or begin another one.
     data = b'<script type="application/json" id="kept">' + answers.replace(b"<", b"\\u003c") + b"</script>"
     tail = "".join(f"<script>{library}</script>" for library in libraries)
     tail += f'<script type="module">{script}</script></body></html>'

@@ -1,12 +1,11 @@
-"""The runs that are shown: found below the paths that were named, opened when they are asked for, followed as they
-grow.
+"""The runs that are shown: found below the given paths, opened on demand, and followed as they grow.
 
     runs = RunList([Path("runs")])
     with runs[0].open() as run:
         run.mean_reward
 
-A run is known by its place in the list, which stays the same for as long as the list lives. Of the runs that were
-opened the last are kept, as many as hold some hundred thousand rollouts.
+A run is identified by its position in the list, which stays the same as long as the list exists. Recently used runs
+stay open, up to a few hundred thousand rollouts in total.
 """
 
 from __future__ import annotations
@@ -26,50 +25,50 @@ from treetune.runs.discovery import RunLocation, find_run, walk_runs
 from treetune.runs.run import Run, is_run
 
 _MOST_ROLLOUTS = 300_000
-"""The most rollouts of all runs that are kept open."""
+"""The most rollouts of all open runs together."""
 _READ_SECONDS = 0.5
 """How long a run is read before its first part is shown."""
 _SLICE_SECONDS = 0.2
 _FRESH_SECONDS = 60.0
-"""So long after its last line a run without a summary counts as being written, where locks cannot be read."""
+"""How long after its last line a run without a summary counts as being written, if locks cannot be read."""
 _LOOK_SECONDS, _LOOK_SHARE = 0.5, 0.1
-"""How long one look for new runs takes at most, and which share of the time all of them may take; the next look goes on
-where one has ended."""
+"""The longest duration of one search for new runs, and the share of time that all searches may take. The next search
+continues where the last one stopped."""
 
 _LOCK = re.compile(r"^\d+: FLOCK .* \w+:\w+:(\d+) ", re.M)
-"""A line of /proc/locks: a lock that a process holds, on a file named by its inode."""
+"""A line of /proc/locks: a lock that a process holds on a file, which is named by its inode."""
 
 GONE: ContextVar[threading.Event | None] = ContextVar("gone", default=None)
-"""Set once the client has disconnected: a call that still waits for a run is then not answered."""
+"""Set once the client has disconnected: a call that is still waiting for a run is then not answered."""
 Stamp = tuple[int, int]
 
 
 class ShownRun:
-    """A run of the list. One thread at a time reads it."""
+    """A run in the list. Only one thread at a time reads it."""
 
     def __init__(self, id: int, place: RunLocation, name: str) -> None:
         self.id, self.name = id, name
         self.place, self.path, self.kind = place, place.path, place.kind
         self.used = 0.0
-        """When it was last asked for."""
+        """When it was last requested."""
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._reader: threading.Thread | None = None
 
     @contextmanager
     def open(self, follow: bool = True) -> Iterator[Run]:
-        """Opens the run, and reads what was written since; other threads wait meanwhile."""
+        """Opens the run and reads what was written since the last time; other threads wait meanwhile."""
         with self._lock:
             if (gone := GONE.get()) is not None and gone.is_set():
                 raise UsageError("the client has disconnected")
             self.used = time.monotonic()
             try:
-                self.stamp()  # raises where it is gone
+                self.stamp()  # raises if the run is gone
                 if self._run is None:
                     self._run = self.place.open(_READ_SECONDS)
                     self._read_on(self._run, len(self._run))
                 elif follow and self._reader is not None:
-                    self._run.follow(0.0)  # a little; the thread reads on
+                    self._run.follow(0.0)  # reads a little; the thread reads the rest
                 elif follow:
                     self._read_on(self._run, self._run.follow(_READ_SECONDS))
                 self._run.read_marks()
@@ -79,8 +78,8 @@ class ShownRun:
                 raise UsageError(f"{self.path} is gone", remedy="was it moved or removed?") from None
 
     def _read_on(self, run: Run, new: int) -> None:
-        """Reads the rest of a long run in a thread, a little at a time, while its first part is shown. A last line that
-        was cut short is never read."""
+        """Reads the rest of a long run in a thread, a little at a time, while its first part is shown. An incomplete
+        last line is never read."""
 
         def read() -> None:
             more = new
@@ -96,36 +95,36 @@ class ShownRun:
             self._reader.start()
 
     def close(self) -> None:
-        """Unless a thread is using it."""
+        """Closes the run unless a thread is using it."""
         if self._lock.acquire(blocking=False):
             self._run = None
             self._lock.release()
 
     @property
     def share_read(self) -> float:
-        """How much of the run was read; 1.0 is all."""
+        """The share of the run that was read; 1.0 is all."""
         run = self._run
         return run.share_read if run is not None and self._reader is not None else 1.0
 
     @property
     def rollouts(self) -> int | None:
-        """How many rollouts were read; None where the run is not open."""
+        """How many rollouts were read; None if the run is not open."""
         run = self._run
         return None if run is None else len(run)
 
     @property
     def is_own(self) -> bool:
-        """Whether Treetune wrote it, not another program."""
+        """Whether Treetune wrote it."""
         return self.kind == Run.kind
 
     def stamp(self) -> Stamp:
-        """Changes when something is written to the run. Raises FileNotFoundError where it is gone."""
+        """A value that changes when something is written to the run. Raises FileNotFoundError if the run is gone."""
         return self.place.stamp()
 
 
 class RunList:
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Paths of runs, and of folders with runs in them, at any depth."""
+        """`paths` are runs, or folders that contain runs at any depth."""
         self._paths = [Path(path) for path in paths]
         self._lock = threading.Lock()
         self._next_look = 0.0
@@ -141,7 +140,7 @@ class RunList:
 
     @property
     def place(self) -> str:
-        """The paths that were named."""
+        """The paths that were given."""
         return ", ".join(map(str, self._paths))
 
     def __len__(self) -> int:
@@ -157,8 +156,8 @@ class RunList:
         return self._runs[id]
 
     def look(self, now: bool = False) -> bool:
-        """Looks for new runs, `now` or only from time to time; returns whether there are any. A folder with very many
-        folders is searched in several steps."""
+        """Looks for new runs, at once with `now`, otherwise only from time to time; returns whether there are any. A
+        folder with very many folders is searched in several steps."""
         with self._lock:
             began = time.monotonic()
             if began < self._next_look and not now:
@@ -177,7 +176,7 @@ class RunList:
             return bool(found)
 
     def _go_on(self) -> Iterator[tuple[Path, RunLocation]]:
-        """The rest of an interrupted walk over the folders, or else a new walk."""
+        """Continues an interrupted walk over the folders, or starts a new one."""
         rest = next(self._walk, None)
         if rest is not None:
             yield rest
@@ -186,7 +185,7 @@ class RunList:
         yield from self._walk
 
     def _close_others(self, id: int) -> None:
-        """Closes the least recently used runs, where too much is open."""
+        """Closes the least recently used runs if too much is open."""
         others = sorted((run for run in self if run.rollouts and run.id != id), key=lambda run: -run.used)
         held = self._runs[id].rollouts or 0
         for run in others:
@@ -203,7 +202,7 @@ def _name(path: Path, top: Path, several: bool) -> str:
 
 
 def _places(top: Path) -> Iterator[RunLocation]:
-    """The runs at a path or below it; also those within a run folder: `rescored`, or a server's `earlier` ones."""
+    """The runs at a path or below it, including those inside a run folder: `rescored`, or a server's `earlier` ones."""
     for place in walk_runs(top):
         yield place
         if place.kind == Run.kind:
@@ -213,7 +212,7 @@ def _places(top: Path) -> Iterator[RunLocation]:
 
 
 class Writers:
-    """Which runs are being written just now: those whose lock a process holds."""
+    """Finds which runs are being written right now: those whose lock a process holds."""
 
     def __init__(self) -> None:
         self._locked: set[int] | None = None

@@ -1,8 +1,8 @@
-"""What a query selects, as a file: the traces as JSON lines, a table of them in parquet, or a log of Inspect.
+"""Exports the rollouts that a query selects as a file: traces as JSON lines, a table in parquet, or an Inspect log.
 
     for part in Selection(run, query, "jsonl").parts(): ...
 
-What is read is fixed when it is made: a run that grows or is resumed meanwhile changes nothing.
+The selection is fixed when it is created: a run that grows or is resumed in the meantime changes nothing.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Selection:
                     yield part
 
     def _lines(self) -> Iterator[bytes]:
-        """The traces with their images in them, so that the file needs nothing else."""
+        """The traces with their images embedded, so that the file needs nothing else."""
         for offset, length in zip(*self._places, strict=True):
             yield bring_back(os.pread(self._file, length, offset), self._folder)
 
     def _traces(self) -> Iterator[Trace]:
-        """The traces that can be read."""
+        """The readable traces."""
         for line in self._lines():
             with suppress(msgspec.MsgspecError):
                 yield decode_trace(line)

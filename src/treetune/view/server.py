@@ -1,9 +1,9 @@
-"""The server of the viewer: its pages as they are, and what they ask, on the one HTTP stack.
+"""The server of the viewer: it serves the static pages and answers their calls, on the shared HTTP stack.
 
     server = ViewServer(RunList([Path("runs")]))
     print(await server.start("127.0.0.1:0"))
 
-The pages may run only their own scripts and ask only this server; text of models is never executed.
+The pages may run only their own scripts and call only this server; model text is never executed.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 _MOST_BYTES = 1 << 20
-"""The most bytes of the body of a call."""
+"""The most bytes in the body of a call."""
 
 
 class ViewServer:
     def __init__(self, runs: RunList, access: Access | None = None, tokenizer: str | None = None) -> None:
-        """`tokenizer` is a folder or a name, for runs that do not say which they had."""
+        """`tokenizer` is a folder or a name, for runs that do not record theirs."""
         self._access = access if access is not None else Access()
         self._calls = Calls(runs, tokenizer)
         self._listener: HttpListener | None = None
 
     async def start(self, address: str) -> str:
-        """Listens; gives the address."""
+        """Starts listening; returns the address."""
         self._listener = HttpListener(address, self._access)
         return await self._listener.start(self.make_app())
 
@@ -84,7 +84,7 @@ class ViewServer:
     async def _call(self, request: HttpRequest) -> bytes:
         gone = threading.Event()
         GONE.set(gone)
-        end = asyncio.ensure_future(request.receive())  # of the connection, as the whole body is there
+        end = asyncio.ensure_future(request.receive())  # resolves when the client disconnects
         end.add_done_callback(lambda end: None if end.cancelled() else gone.set())
         try:
             with _errors_as_answers():
@@ -101,7 +101,7 @@ class ViewServer:
 
 @contextmanager
 def _errors_as_answers() -> Iterator[None]:
-    """Turns an error into an answer that a page shows, with its remedy."""
+    """Converts an error to an answer that a page shows, with its remedy."""
     try:
         yield
     except TreetuneError as error:

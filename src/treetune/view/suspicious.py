@@ -1,9 +1,10 @@
-"""Suspicious rollouts of a run: the rules of the audit that need nothing but traces.
+"""Finds suspicious rollouts of a run, by the audit rules that need nothing but traces.
 
     Suspicions().answer(shown)["rows"]
 
-The likely rollouts come first: those that were rewarded although they were cut off or said little, then all that were
-rewarded, then the rest. What the first call has no time for is counted as `left`, and checked meanwhile.
+The most likely rollouts come first: those that were rewarded although they were cut off or said little, then all other
+rewarded ones, then the rest. Rollouts for which the first call has no time are counted as `left` and checked in the
+background.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from treetune.view.run_list import ShownRun
 
 SAME = "same-answer-paid"
 _SAME_TRIED, _SAME_READ = 20, 50
-"""How many answers are looked at for that, and how many rollouts of each."""
+"""How many answers are examined for this rule, and how many rollouts of each are read."""
 _MOST_ROWS = 2000
 _FEW_TOKENS = 4
 _FIRST_SECONDS, _SLICE_SECONDS, _IDLE_SECONDS = 1.0, 0.2, 30.0
@@ -35,7 +36,7 @@ class SuspicionSearch:
         self.asked = 0.0
         """When a page asked last."""
         self.is_running = False
-        """Whether a thread searches on."""
+        """Whether a thread continues the search."""
         self._begin(None)
 
     def _begin(self, columns: Columns | None) -> None:
@@ -48,7 +49,7 @@ class SuspicionSearch:
     def search(self, run: Run, seconds: float) -> None:
         """Checks more of the rollouts, for about `seconds`."""
         until = time.monotonic() + seconds
-        if self._columns is not run.columns:  # another file took the place of the one that was looked at
+        if self._columns is not run.columns:  # another file replaced the one that was searched
             self._begin(run.columns)
         if self._known < len(run):
             new = _order(run, self._known)
@@ -62,7 +63,7 @@ class SuspicionSearch:
             try:
                 found = suspicions(run.trace_without_tokens(at), threshold)
             except TreetuneError:
-                continue  # a damaged line says nothing
+                continue  # a damaged line proves nothing
             self._found += [(at, one.rule, one.found) for one in found]
 
     @property
@@ -87,7 +88,7 @@ def _row(run: Run, at: int, rule: str, why: str) -> dict[str, Any]:
 
 
 def _order(run: Run, start: int) -> Codes:
-    """The scored rollouts from `start` on; those first that may break a rule by their index."""
+    """The scored rollouts from `start` on, those first that may break a rule according to the index."""
     columns = run.columns
     paid, scored = run.solved(), ~np.isnan(columns.reward)
     outcomes = columns.texts("outcome")
@@ -100,8 +101,8 @@ def _order(run: Run, start: int) -> Codes:
 
 
 def _same_answers(run: Run) -> list[tuple[int, str, str]]:
-    """Texts that solve several tasks, where the right answers of these are different. The index says which may be the
-    same; these are read."""
+    """Texts that solve several tasks with different right answers. The index shows which texts may be equal; only those
+    are read."""
     columns = run.columns
     answers, of_task = columns.codes("answer"), columns.groups().task
     tasks: dict[int, dict[int, int]] = defaultdict(dict)
@@ -124,7 +125,7 @@ def _same_answers(run: Run) -> list[tuple[int, str, str]]:
 
 
 class Suspicions:
-    """The searches of a list of runs. A search continues while pages ask for it."""
+    """The searches of a list of runs. A search continues as long as pages ask for it."""
 
     def __init__(self) -> None:
         self._searches: dict[int, SuspicionSearch] = defaultdict(SuspicionSearch)
@@ -147,6 +148,6 @@ def _search_on(search: SuspicionSearch, shown: ShownRun) -> None:
             while search.left and time.monotonic() - search.asked < _IDLE_SECONDS:
                 with shown.open(follow=False) as run:
                     search.search(run, _SLICE_SECONDS)
-                time.sleep(_SLICE_SECONDS / 4)  # others want the run too
+                time.sleep(_SLICE_SECONDS / 4)  # other threads need the run, too
     finally:
         search.is_running = False

@@ -1,4 +1,4 @@
-"""The tables of a run: its groups, and its rollouts one by one, sorted, filtered, and only the part that is shown; and
+"""The tables of a run: its groups, and its single rollouts, sorted, filtered, and cut to the part that is shown; and
 what changed between two runs, task by task.
 
 list_groups(run, query="reward<0.5", sort="variance", descending=True, start=0, count=50)
@@ -21,14 +21,14 @@ from treetune.view.figures import FLAGS, plain
 
 _QUESTION = 160
 _MOST_TASKS = 5000
-"""The most tasks of a comparison; those that changed come first."""
+"""The most tasks in a comparison; those that changed come first."""
 _LONGEST = 20_000
 """The most characters of a last answer."""
 _SHOWN = (
     *("rollout", "uid", "occurrence", "source", "outcome", "reward", "turns", "seconds", "retries", "answer"),
     *("failure", "step", "metrics"),
 )
-"""What the line of a rollout has of its entry."""
+"""The fields of an entry that the line of a rollout shows."""
 SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
 
 
@@ -58,7 +58,7 @@ def list_rollouts(run: Run, query: str, sort: str, descending: bool, start: int,
 
 
 def _column(columns: Columns, name: str) -> Numbers:
-    """A column to sort by: numbers as they are, texts in alphabetical order."""
+    """A column to sort by: numbers as they are, texts by their alphabetical rank."""
     if name == "advantage":
         groups = columns.groups()
         return columns.reward - groups.mean[groups.task]
@@ -71,14 +71,14 @@ def _column(columns: Columns, name: str) -> Numbers:
 
 
 def _rank(texts: list[str]) -> Numbers:
-    """The alphabetical place of each text; the last, for code -1, is that of no text."""
+    """The alphabetical rank of each text; the last rank, for code -1, is for a missing text."""
     ranks = np.full(len(texts) + 1, np.nan)
     ranks[np.array(sorted(range(len(texts)), key=texts.__getitem__), np.int64)] = np.arange(len(texts))
     return ranks
 
 
 def _order(keys: Numbers, descending: bool) -> Codes:
-    """Rollouts without a value come last either way."""
+    """The sorted order. Rollouts without a value come last in either direction."""
     return np.argsort(-keys if descending else keys, kind="stable")
 
 
@@ -114,7 +114,7 @@ def _group_column(columns: Columns, name: str) -> Numbers:
 
 
 def cells_of(columns: Columns, group: int) -> list[dict[str, Any]]:
-    """The rollouts of a group, in short."""
+    """A short description of the rollouts of a group."""
     places = columns.groups().members(group)
     rollout = columns.numbers("rollout")
     places = places[np.argsort(rollout[places], kind="stable")]
@@ -165,7 +165,7 @@ def question_of(run: Run, at: int) -> str:
 
 
 def compare_runs(before: Run, after: Run, query: str = "") -> dict[str, Any]:
-    """Compares the tasks of which the query selects a rollout in either run: selecting by one run alone would favour
+    """Compares the tasks for which the query selects a rollout in either run: selecting by one run alone would favour
     it."""
     only = None if not query.strip() else _keys(before, query) | _keys(after, query)
     comparison, changes = compare_tasks(before, after, only)

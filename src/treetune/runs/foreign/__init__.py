@@ -1,9 +1,10 @@
-"""Runs that other programs wrote, opened as runs of Treetune. `runs/discovery.py` finds and opens them.
+"""Opens runs that other programs wrote as runs of Treetune. `runs/discovery.py` finds and opens them.
 
     from treetune.runs.discovery import open_run
     open_run("outputs/rollout_data").groups()
 
-A module for each program says which files are its own, and makes a trace of each rollout in them: see `program.py`.
+The module of each program recognises that program's files and converts each rollout in them to a trace: see
+`program.py`.
 """
 
 from treetune.runs.foreign.atif import Atif

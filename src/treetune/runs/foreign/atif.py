@@ -1,8 +1,8 @@
-"""Trajectories of agents in ATIF, up to 1.8: one file, a folder of them, or a job of Harbor, with a folder a trial.
+"""Agent trajectories in ATIF, up to version 1.8: one file, a folder of them, or a Harbor job, with a folder per trial.
 
-A step of the agent is a turn: its message, its calls, and what it observed after them. The rewards of a trial are in
-Harbor's `result.json` beside it; a trial without a trajectory has that alone. An agent that ran out of time or tokens,
-or that refused, was measured; any other exception is a failure.
+A step of the agent is a turn: its message, its calls, and the observations after them. The rewards of a trial are in
+Harbor's `result.json` next to it; a trial without a trajectory has only that file. An agent that ran out of time or
+tokens, or that refused, counts as measured; any other exception is a failure.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _MEASURED = {
     "AgentSafetyRefusalError": Outcome.COMPLETED,
     "ContentPolicyViolationError": Outcome.COMPLETED,
 }
-"""The exceptions of Harbor that are the agent's doing: its reward counts."""
+"""The Harbor exceptions that the agent causes: its reward counts."""
 _LONGEST_NUMBER = 1000
-"""The most bytes of a file that holds one number."""
+"""The most bytes of a file that contains one number."""
 _OF_MODEL = re.compile(r"(?i)api|ratelimit|authentication|modelnotfound|badrequest|serviceunavailable|internalserver")
 _VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF-v\d')
 
@@ -68,7 +68,7 @@ class Atif(Program):
         return sorted(found, key=lambda file: (self.stamp(file)[1], file))
 
     def stamp(self, file: Path) -> Stamp:
-        """Of the file and of the result of its trial, which is written later."""
+        """The stamp of the file and of its trial's result, which is written later."""
         states = [each.stat() for each in {file, _trial_of(file) / _RESULT} if each.exists()]
         return sum(each.st_size for each in states), max(each.st_mtime_ns for each in states)
 
@@ -89,7 +89,7 @@ class Atif(Program):
 
 
 def _of_trial(folder: Path) -> list[Path]:
-    """The trajectory of a trial, or those of its steps; where there is none, its result."""
+    """The trajectory of a trial, or those of its steps; without one, its result."""
     found = [folder / "agent" / _TRAJECTORY]
     found += sorted(folder.glob(f"steps/*/agent/{_TRAJECTORY}"))
     found = [file for file in found if file.is_file()]
@@ -97,7 +97,7 @@ def _of_trial(folder: Path) -> list[Path]:
 
 
 def _trial_of(file: Path) -> Path:
-    """The folder of the trial that a trajectory is of."""
+    """The folder of the trial that a trajectory belongs to."""
     if file.parent.name != "agent":
         return file.parent
     place = file.parent.parent
@@ -146,7 +146,7 @@ def _trace(file: Path, trajectory: dict[str, Any], result: dict[str, Any]) -> Tr
 
 
 def _steps(file: Path, trajectory: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of a trajectory and of the files that continue it, without what these repeat."""
+    """The steps of a trajectory and of the files that continue it, without the steps that these repeat."""
     steps, seen = list(trajectory.get("steps") or []), {file.name}
     while (following := trajectory.get("continued_trajectory_ref")) and following not in seen:
         seen.add(following)
@@ -182,7 +182,7 @@ def _messages(step: dict[str, Any]) -> Iterator[Message]:
 
 
 def _content(content: Any) -> Any:
-    """An image is only named: its file may be anywhere."""
+    """An image is only named, because its file may be anywhere."""
     if not isinstance(content, list):
         return content or ""
     texts = [
@@ -219,11 +219,11 @@ def _time(steps: list[dict[str, Any]]) -> Any:
     return steps[0].get("timestamp") if steps else None
 
 
-# The result of a trial of Harbor: its rewards, its exception, how long it took
+# The result of a Harbor trial: its rewards, its exception, its duration.
 
 
 def _seconds(phase: Any) -> float:
-    """The seconds of a phase or of a whole trial; 0 where they are unknown."""
+    """The duration of a phase or of a whole trial in seconds; 0 if unknown."""
     times = [time_of(phase.get(name)) for name in ("started_at", "finished_at")] if isinstance(phase, dict) else [None]
     return max(0.0, times[1] - times[0]) if times[0] is not None and times[1] is not None else 0.0
 
@@ -264,7 +264,7 @@ def _note_exception(trace: Trace, error: dict[str, Any]) -> None:
 
 
 def _reward_file(file: Path) -> float | None:
-    """What the verifier of a trial wrote, where there is no result yet."""
+    """The reward that the verifier of a trial wrote, if there is no result yet."""
     try:
         return number_of(float(read_regular(file.parent.parent / "verifier" / "reward.txt", most=_LONGEST_NUMBER)))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Logs of Inspect: `.eval`, a zip file with a member for each sample, and `.json`.
+"""Inspect logs: `.eval`, a zip file with a member per sample, and `.json`.
 
-An epoch of a sample is a rollout of a task. Its reward is the score that the log names as its headline, else the first:
-C is 1, P a half, I and N are 0. The metrics hold what each scorer says, by its name.
+An epoch of a sample is a rollout of a task. Its reward is the score that the log declares as its headline, or else the
+first score: C is 1, P is 0.5, I and N are 0. The metrics hold the result of each scorer, by name.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from treetune.runs.foreign.program import ForeignRollout, Program, Stamp, decode
 from treetune.runs.plain_files import open_regular
 
 _ZSTANDARD = 93
-"""The compression that Inspect writes; `zipfile` knows it from Python 3.14 on."""
+"""The compression that Inspect writes; `zipfile` supports it from Python 3.14 on."""
 _SAMPLES = "samples/"
 _MOST_UNPACKED, _MOST_RATIO, _PIECE = 64 << 20, 100, 1 << 20
-"""A member may have so many bytes, and so many times its packed ones; they are unpacked in pieces."""
+"""The most bytes of an unpacked member, its largest compression ratio, and the size of the pieces in which it is
+unpacked."""
 
 REWARD, SUCCESS = "reward", "success"
-"""The names of scores in a log that we write."""
+"""The names of the scores in logs that we write."""
 _GRADES = {"c": 1.0, "p": 0.5, "i": 0.0, "n": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _TIMES = ("time", "working")
 """The limits that are deadlines."""
@@ -69,7 +70,7 @@ class Inspect(Program):
                 yield _found(sample, log, at + 1, where)
 
     def mark(self, file: Path, position: int) -> str:
-        """A log grows by whole samples; one that was run again takes the place of what it had been."""
+        """A log grows by whole samples. A sample that was run again replaces the earlier one."""
         if file.suffix == ".json":
             return ""
         with _open_zip(file) as members:
@@ -81,8 +82,8 @@ class Inspect(Program):
 
 
 def read_member(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """The bytes of a member, also of one that is compressed by zstandard. However large the log says that it is, it is
-    unpacked piece by piece; raises ValueError where it is too large."""
+    """Reads the bytes of a member, including one compressed with zstandard. Whatever size the log claims, it is
+    unpacked piece by piece; raises ValueError if it is too large."""
     assert members.fp is not None
     there = os.fstat(members.fp.fileno()).st_size
     most = _MOST_UNPACKED + _MOST_RATIO * min(member.compress_size, there)
@@ -118,12 +119,12 @@ def _packed_bytes(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 
 
 def _samples(members: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """The samples in the order of writing; of several with one name the last, which replaces the others."""
+    """The samples in the order of writing. Of several with the same name, the last one counts."""
     return list({each.filename: each for each in members.infolist() if each.filename.startswith(_SAMPLES)}.values())
 
 
 def _read_header(members: zipfile.ZipFile) -> dict[str, Any]:
-    """The header of a log; only its beginning while the log is being written."""
+    """The header of a log; only its first part while the log is being written."""
     names = set(members.namelist())
     for name in ("header.json", "_journal/start.json"):
         if name in names:
@@ -133,7 +134,7 @@ def _read_header(members: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _with_places(log: dict[str, Any]) -> dict[str, Any]:
-    """A log with the place of each sample in the dataset, by its id."""
+    """A log with the position of each sample in the dataset, by sample id."""
     ids = ((log.get("eval") or {}).get("dataset") or {}).get("sample_ids") or []
     return {**log, "places": {id: at for at, id in enumerate(ids)}}
 
@@ -203,7 +204,7 @@ def _found(sample: Any, log: Mapping[str, Any], position: int, where: str) -> Fo
 
 
 def _trace_of(sample: dict[str, Any], spec: Mapping[str, Any], idx: int = -1) -> Trace:
-    """`idx` is its place in the dataset; -1 where that is not known."""
+    """Converts a sample to a trace. `idx` is its position in the dataset; -1 if unknown."""
     kept = sample.get("attachments") or {}
     asked = sample["input"]
     prompt = asked if isinstance(asked, str) else [_message(message, kept) for message in asked]
@@ -226,7 +227,7 @@ def _trace_of(sample: dict[str, Any], spec: Mapping[str, Any], idx: int = -1) ->
 
 
 def _bring_back(trace: Trace, kept: Mapping[str, Any]) -> None:
-    """What `runs/eval_log.py` has put where Inspect has a place for it."""
+    """Restores the fields that `runs/eval_log.py` stored where Inspect has room for them."""
     trace.uid, trace.step = str(kept.get("uid") or ""), kept.get("step")
     further = kept.get("extra_info") or {}
     trace.task = msgspec.structs.replace(trace.task, data_source=str(kept.get("source") or ""), extra_info=further)
@@ -276,7 +277,7 @@ def _note_scores(trace: Trace, scores: Mapping[str, Any], headline: str | None) 
 
 
 def grade(value: Any) -> float | None:
-    """The number that Inspect makes of a score; None where it is none."""
+    """The number to which Inspect converts a score; None if it is none."""
     if isinstance(value, str):
         try:
             value = _GRADES[value.lower()] if value.lower() in _GRADES else float(value)
@@ -335,7 +336,7 @@ def _arguments(call: Mapping[str, Any]) -> str:
 
 
 def _message(message: Mapping[str, Any], kept: Mapping[str, str]) -> Message:
-    """As OpenAI's API has it; `kept` has what the log keeps apart, by its name."""
+    """Converts a message to the form of OpenAI's API. `kept` has the texts that the log stores separately, by name."""
     role, content = message.get("role"), _resolve(message.get("content"), kept)
     made: Message = {"role": role, "content": content}
     if isinstance(content, list):

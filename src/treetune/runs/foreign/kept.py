@@ -1,12 +1,12 @@
-"""A run of another program, kept as a run folder: each of its rollouts is converted to a trace once.
+"""A run of another program, cached as a run folder: each of its rollouts is converted to a trace once.
 
     kept = KeptRun(Path("outputs/rollout_data"), Verl())
     kept.update()                              # a separate process reads what is new
     kept.folder                                # has traces.jsonl and its index
 
-Traces are kept in the user's cache: so queries, the text search, groups and the viewer read them by the same index as
-any run, and a file of another format is opened once. A training that continues writes further files, or appends to the
-last; only what is new is read. From the first file that changed otherwise, everything is read again.
+Traces are stored in the user's cache. So queries, the text search, groups and the viewer read them through the same
+index as any run, and a file in another format is opened once. A training that continues writes more files, or appends
+to the last one; only new data is read. If a file changed in any other way, everything from that file on is read again.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from treetune.system.folders import default_cache_dir, write_atomically
 
 T = TypeVar("T")
 _VERSION = 2
-"""The version of the conversion; raise it when a program module reads more."""
+"""The version of the conversion. Raise it when a program module reads more."""
 _SOURCE = "source.json"
 _AT_ONCE_SECONDS = 5.0
-"""How long one run is read before another one may be."""
+"""How long one run is read before another one gets its turn."""
 _MOST_KEPT, _MOST_RATIO = 256 << 20, 100
-"""The traces of a file may have so many bytes, and so many times those of the file."""
+"""The most bytes of traces from one file, and their largest ratio to the size of the file."""
 _LONGEST, _MOST_DESCRIBED = 64 << 20, 1 << 20
-"""Bytes of a trace, and of what a run says of itself."""
+"""The most bytes of a trace, and of a run's description."""
 
 _DEEPEST = 400
-"""Calls within each other: less than where the traces are read again, so that these are never too deep there."""
+"""The recursion limit for decoding. It is lower than where the traces are read again, so that they are never too deep
+there."""
 _LARGE = 200 << 20
-"""Bytes after which the process that reads is not used again."""
+"""After this many bytes the reading process is not used again."""
 
 
 class ReadFile(msgspec.Struct):
@@ -62,15 +63,15 @@ class ReadFile(msgspec.Struct):
     end: int
     """The offset at which its traces end."""
     whole: bool = False
-    """Whether all of it was read."""
+    """Whether the whole file was read."""
     faults: int = 0
-    """How many of its records could not be read."""
+    """How many of its records are unreadable."""
     fault: str = ""
-    """What was wrong with the first of them."""
+    """The fault of the first unreadable record."""
 
 
 class KeptSource(msgspec.Struct):
-    """The files that the traces were made of."""
+    """The files from which the traces were made."""
 
     path: str
     kind: str
@@ -81,7 +82,7 @@ class KeptSource(msgspec.Struct):
     """How often traces were removed that a reader may have seen."""
 
     bytes: int = 0
-    """The bytes of all its files."""
+    """The total size of its files in bytes."""
 
     @property
     def share_read(self) -> float:
@@ -98,7 +99,7 @@ class KeptSource(msgspec.Struct):
 
 
 class RolloutNumbers:
-    """Which task, which occurrence of it and which rollout each trace is."""
+    """Assigns each trace its task, the task's occurrence, and the number of its rollout."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._tasks: dict[str, int] = {}
@@ -114,8 +115,8 @@ class RolloutNumbers:
             self._rollouts.setdefault((entry.uid, entry.occurrence), set()).add(entry.rollout)
 
     def note(self, trace: Trace, found: ForeignRollout) -> None:
-        """Equal prompts of one step are a group; those of another step, or under another name, are the same task once
-        more."""
+        """Equal prompts of one step are a group. In another step, or under another name, they are another occurrence of
+        the task."""
         uid = trace.uid or trace.task.uid
         places = self._occurrences.setdefault((uid, trace.step, found.group), [])
         free = (place for place in places if found.rollout not in self._rollouts[uid, place])
@@ -134,14 +135,15 @@ class RolloutNumbers:
 
 class KeptRun:
     def __init__(self, path: Path, kind: Program, top: Path | None = None, folder: Path | None = None) -> None:
-        """No file outside of `top` is read: by default the folder of the run itself. `folder` is where it is kept."""
+        """No file outside of `top` is read; it defaults to the run's own folder. `folder` is where the run is
+        cached."""
         self.path, self.kind = path.absolute(), kind
         self.top = (top if top is not None else path if path.is_dir() else path.parent).absolute()
         self.folder = folder or _kept_runs() / digest([str(self.path), kind.name])
 
     def update(self, seconds: float | None = None) -> KeptSource:
-        """Reads what is new in the files of the run, for about `seconds` at most; returns what was read so far. Raises
-        `UsageError` where reading takes more than a run may."""
+        """Reads new data from the files of the run, for about `seconds` at most; returns what has been read so far.
+        Raises `UsageError` if reading takes more than a run may take."""
         source = self._read()
         before: list[ReadFile] | None = None
         files, stamps = self._files()
@@ -160,26 +162,26 @@ class KeptRun:
             return files, [self.kind.stamp(file) for file in files]
 
     def _is_known(self, source: KeptSource, files: list[Path], stamps: list[Stamp]) -> bool:
-        """Where the files are gone, the traces that were kept remain."""
+        """If the files are gone, the cached traces remain."""
         known = [(file.name, file.stamp) for file in source.files if file.whole]
         return not files or known == [(str(file), stamp) for file, stamp in zip(files, stamps, strict=True)]
 
     def take(self, seconds: float) -> None:
-        """Reads what is new, in the process that `update` asks."""
+        """Reads new data, in the process that `update` asks."""
         files, stamps = self._files()
         sizes = [size for size, _ in stamps]
         self.folder.mkdir(parents=True, exist_ok=True)
         with below(self.top), FileLock(str(self.folder / ".update")):
             source = self._read()
             if self._is_known(source, files, stamps):
-                return  # another process was quicker
+                return  # another process was faster
             source.bytes = sum(sizes)
             with limited(source.bytes, max(sizes)):
                 source.config = _without_fault({}, self._describe, files)
                 self._take(source, files, stamps, time.monotonic() + seconds)
 
     def _describe(self, files: list[Path]) -> dict[str, Any]:
-        """Empty where the files say nothing, or too much."""
+        """Describes the run. Empty if the files say nothing, or too much."""
         found = self.kind.describe(files)
         return found if len(msgspec.json.encode(found)) <= _MOST_DESCRIBED else {}
 
@@ -217,7 +219,7 @@ class KeptRun:
                 write_atomically(self.folder / _SOURCE, msgspec.json.encode(source))
 
     def _goes_on(self, taken: ReadFile, name: str, stamp: Stamp) -> bool:
-        """Whether a file is as it was as far as it was read, so that only what comes after is new."""
+        """Whether the part of a file that was read is unchanged, so that only later data is new."""
         if taken.name != name or not taken.mark:
             return False
         return taken.stamp == stamp or taken.mark == self._mark(Path(name), taken.position)
@@ -246,7 +248,7 @@ class KeptRun:
                     line = encode_trace(found.trace)
                     if len(line) > _LONGEST:
                         raise ValueError(f"a rollout has more than {_LONGEST >> 20} MB")
-                    decode_trace(line)  # a value of another type is the record's fault, now
+                    decode_trace(line)  # a value of the wrong type becomes the record's fault here
                     numbers.note(found.trace, found)
                     out.append(found.trace)
                     if out.size > most:
@@ -256,7 +258,7 @@ class KeptRun:
                         taken.whole = False
                         break
                     continue
-            except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:  # what no trace can hold
+            except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:  # no trace can hold it
                 found.fault = f"{file.name}: {error}"
             taken.fault = taken.fault or found.fault
             taken.faults += 1
@@ -264,15 +266,16 @@ class KeptRun:
         taken.end = out.size
 
     def _found(self, file: Path, after: int) -> Iterator[ForeignRollout]:
-        """The rollouts of a file. A file that cannot be read is being written or damaged: it counts as one record."""
+        """Yields the rollouts of a file. An unreadable file is being written or is damaged: it counts as one record."""
         try:
             yield from self.kind.read(file, after)
-        except Exception as error:  # a damaged file may raise anything in its reader
+        except Exception as error:  # the reader of a damaged file may raise anything
             yield ForeignRollout(None, after, fault=f"{file.name}: {explain(error)}")
 
 
 def _without_fault(otherwise: T, ask: Callable[..., T], *about: Any) -> T:
-    """What is asked about a file; `otherwise` where the file is damaged: reading its rollouts then names the fault."""
+    """Returns the answer about a file, or `otherwise` if the file is damaged: reading its rollouts then reports the
+    fault."""
     try:
         return ask(*about)
     except Exception:
@@ -292,8 +295,8 @@ def _kept_runs() -> Path:
 
 
 def prune_kept(cache_dir: Path, older_than_days: float | None = None) -> tuple[int, int]:
-    """Removes the kept runs of other programs: all, or those older than so many days. Returns how many, and their
-    bytes."""
+    """Removes cached runs of other programs: all of them, or those older than `older_than_days`. Returns their number
+    and size in bytes."""
     number = freed = 0
     for folder, size, made in _measure(cache_dir):
         if older_than_days is None or made < time.time() - older_than_days * 86400:
@@ -303,7 +306,7 @@ def prune_kept(cache_dir: Path, older_than_days: float | None = None) -> tuple[i
 
 
 def measure_kept(cache_dir: Path) -> tuple[int, int]:
-    """How many runs of other programs are kept, and their bytes."""
+    """Returns the number of cached runs of other programs, and their size in bytes."""
     sizes = [size for _, size, _ in _measure(cache_dir)]
     return len(sizes), sum(sizes)
 
@@ -316,11 +319,12 @@ def _measure(cache_dir: Path) -> Iterator[tuple[Path, int, float]]:
 
 
 def main() -> None:
-    """The process that reads runs of other programs: a `ReadRequest` a line, a null or a fault as the reply."""
+    """Runs the process that reads runs of other programs: one `ReadRequest` per line, with a null or a fault as the
+    reply."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the other ones reserve more than may be taken
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # other pools reserve more memory than the limit allows
     from treetune.runs.foreign import PROGRAMS
 
     sys.setrecursionlimit(_DEEPEST)
@@ -334,7 +338,7 @@ def main() -> None:
             fault = explain(error)
         print(json.dumps(fault), file=replies, flush=True)
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 > _LARGE:
-            return  # what it has left of its memory may be too little for the next one
+            return  # its remaining memory may not suffice for the next request
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Rollouts of NeMo Gym: JSON lines with the request (`responses_create_params`), the `response` and its `reward`.
 
-Failed ones are in a file beside, `NAME_failures.jsonl`: of those that succeeded in the end nothing is left. Where the
-model's server gave tokens, they are those of the trace.
+Failed rollouts are in a separate file, `NAME_failures.jsonl`; failures that succeeded later are not kept there. If the
+model's server returned tokens, they are the tokens of the trace.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _ROLLOUTS = Keys(PARAMS, "response", "reward")
 _TASK, _ROLLOUT, _CLASS = "_ng_task_index", "_ng_rollout_index", "_ng_failure_class"
 _OWN = (PARAMS, "response", "reward", "agent_ref", TRUTH, _TASK, _ROLLOUT)
 _NAMES = ("instance_id", "task_id", "uuid", _TASK)
-"""The fields that identify a task whose prompt only the agent has."""
+"""The fields that identify a task whose prompt only the agent knows."""
 _TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _MARKED = 4096
-"""Bytes before a position by which a file is known."""
+"""How many bytes before a position identify a file."""
 
 
 class NemoGym(Program):
@@ -48,12 +48,12 @@ class NemoGym(Program):
         if path.suffix != ".jsonl" or not _ROLLOUTS.begin(path):
             return []
         if path.stem.endswith(_FAILED) and path.with_stem(path.stem.removesuffix(_FAILED)).exists():
-            return []  # a part of that run
+            return []  # part of that run
         failed = _failures_of(path)
         return [path, failed] if failed.exists() else [path]
 
     def stamp(self, file: Path) -> Stamp:
-        """Of the failures together with the successes, as a failed rollout may have succeeded later."""
+        """The stamp of the failures and the successes together, because a failed rollout may have succeeded later."""
         states = [each.stat() for each in (file, _main_of(file)) if each.exists()]
         return sum(each.st_size for each in states), max(each.st_mtime_ns for each in states)
 
@@ -99,7 +99,7 @@ def _trace(row: dict[str, Any]) -> Trace:
     params, response = row[PARAMS], row["response"] or {}
     agent = row.get("agent_ref") or {}
     asked, said = _messages(params.get("input") or []), _messages(_items(response))
-    if said[: len(asked)] == asked:  # some agents write the whole chat
+    if said[: len(asked)] == asked:  # some agents record the whole chat
         said = said[len(asked) :]
     if not asked:
         answers = [at for at, message in enumerate(said) if message.get("role") == "assistant"]
@@ -135,13 +135,13 @@ def _trace(row: dict[str, Any]) -> Trace:
 
 
 def _items(response: dict[str, Any]) -> list[dict[str, Any]]:
-    """The output items of a response. Some agents write the whole list for each turn: the last one has everything."""
+    """The output items of a response. Some agents write the whole list for each turn, so the last list is complete."""
     items = response.get("output") or []
     return items[-1] if items and isinstance(items[-1], list) else items
 
 
 def _messages(items: Any) -> list[Message]:
-    """Items of the Responses API as messages; a thought is a part of the message after it."""
+    """Converts items of the Responses API to messages; a reasoning item becomes part of the message after it."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     kept: list[dict[str, Any]] = []

@@ -1,11 +1,11 @@
-"""A Program is a program that writes runs, and how a trace is made of each rollout in its files.
+"""A Program is a program that writes runs, with the conversion of each rollout in its files to a trace.
 
     files = kind.files(Path("outputs/rollout_data"))      # in their order; none where it is no run of this kind
     for found in kind.read(files[0], after=0):
         found.trace, found.position                       # where to go on when the file has grown
 
-What a program does not record is left out. Which task, which group and which rollout a trace is, is numbered by
-`kept.py`: the rollouts of the same prompt in the same step are a group.
+Data that a program does not record is left out. `kept.py` numbers the traces by task, group and rollout: the rollouts
+of the same prompt in the same step are a group.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from treetune.core.trace import Trace, Turn
 from treetune.runs.plain_files import UNREADABLE, open_regular, read_regular
 
 _LONGEST_FIRST = 16 << 20
-"""Bytes of a first line, and of a file that is known by its keys."""
+"""The most bytes of a first line, and of a file that is recognised by its keys."""
 _PEEKED, _FEW = 1 << 16, 3
 Stamp = tuple[int, int]
-"""The size of a file and when it was changed: the same as long as the file is."""
+"""The size and modification time of a file, which are equal as long as the file is unchanged."""
 
 
 class ForeignRollout(msgspec.Struct):
-    """A rollout that another program recorded, or what was wrong with it."""
+    """A rollout that another program recorded, or a fault."""
 
     trace: Trace | None
     position: int
-    """In the file, behind it: what `read` goes on from."""
+    """The position after it in the file, from which `read` continues."""
     rollout: int | None = None
-    """Which of the rollouts of its task, where the program says so."""
+    """Its number among the rollouts of its task, if the program records it."""
     group: str = ""
-    """The program's name for the rollouts of one prompt: it distinguishes equal prompts of one step."""
+    """The program's name for the rollouts of one prompt. It distinguishes equal prompts of one step."""
     fault: str = ""
     """Why there is no trace."""
 
 
 class Program:
     name: str
-    """The name of the program, which is `Run.kind`."""
+    """The name of the program, which becomes `Run.kind`."""
 
     def files(self, path: Path) -> list[Path]:
-        """The files of the run at a path, which is a file or a folder; none where it is no run of this program."""
+        """The files of the run at a path (a file or a folder); none if it is not a run of this program."""
         raise NotImplementedError
 
     def read(self, file: Path, after: int) -> Iterator[ForeignRollout]:
-        """The rollouts of a file, from a position on."""
+        """The rollouts of a file, starting at a position."""
         raise NotImplementedError
 
     def stamp(self, file: Path) -> Stamp:
@@ -65,16 +65,16 @@ class Program:
         return state.st_size, state.st_mtime_ns
 
     def mark(self, file: Path, position: int) -> str:
-        """A mark of everything before a position: if it is the same, the file has only grown. "" where there is none;
-        then a file that changed is read again."""
+        """A mark of everything before a position: if it is unchanged, the file has only grown. "" if there is none;
+        then a changed file is read again."""
         return ""
 
     def repeats(self, file: Path, before: Path) -> bool:
-        """Whether a file only repeats the one before it."""
+        """Whether a file only repeats the previous one."""
         return False
 
     def describe(self, files: list[Path]) -> dict[str, Any]:
-        """What is known of the run as a whole, as a config: `model`, `taskset`."""
+        """The known facts about the run as a whole, as a config: `model`, `taskset`."""
         return {}
 
 
@@ -82,13 +82,13 @@ class Row(NamedTuple):
     """A line of JSON."""
 
     values: dict[str, Any] | None
-    """None where it is damaged."""
+    """None if the line is damaged."""
     position: int
     fault: str
 
 
 def read_rows(file: Path, after: int = 0) -> Iterator[Row]:
-    """The lines of a file of JSON lines. An incomplete last line is still being written, and is left out."""
+    """The lines of a JSON lines file. An incomplete last line is still being written, and is left out."""
     with open_regular(file) as lines:
         lines.seek(after)
         for line in lines:
@@ -113,8 +113,8 @@ def read_grouped(
     goes_on: Callable[[dict[str, Any], dict[str, Any]], bool],
     make: Callable[[list[dict[str, Any]], int], ForeignRollout],
 ) -> Iterator[ForeignRollout]:
-    """A rollout of each stretch of lines of which each goes on from the one before. Every line must have the key
-    `answer`."""
+    """Yields a rollout for each sequence of lines in which each line continues the previous one. Every line must have
+    the key `answer`."""
     parts: list[dict[str, Any]] = []
     position = after
     for row in read_rows(file, after):
@@ -131,8 +131,8 @@ def read_grouped(
 
 
 class Keys:
-    """Recognises JSON objects by keys that they have. Nothing of their values is made, however large or deep they are:
-    so this may look at files that anyone has written.
+    """Recognises JSON objects by their keys. It decodes none of their values, however large or deep they are, so it can
+    examine files that anyone has written.
 
         Keys("input", "output").begin(Path("1.jsonl"))
     """
@@ -143,7 +143,7 @@ class Keys:
         self._names = [re.compile(rb'"%s"\s*:' % re.escape(name.encode())) for name in names]
 
     def begin(self, file: Path) -> bool:
-        """Whether one of the first lines of a file has them."""
+        """Whether one of the first lines of a file has these keys."""
         try:
             with open_regular(file) as lines:
                 return any(self._are_in(line) for line in _first_lines(lines))
@@ -151,7 +151,7 @@ class Keys:
             return False
 
     def are_in(self, file: Path) -> bool:
-        """Whether a file that is one object has them."""
+        """Whether a file that contains a single object has these keys."""
         try:
             return self._are_in(read_regular(file, most=_LONGEST_FIRST))
         except OSError:
@@ -163,12 +163,12 @@ class Keys:
             return True
         except msgspec.ValidationError:
             return False
-        except UNREADABLE:  # NaN, or a fault that is named when the file is read
+        except UNREADABLE:  # NaN, or a fault that is reported when the file is read
             return text.lstrip()[:1] == b"{" and all(name.search(text) for name in self._names)
 
 
 def _first_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The first few lines that are not empty, if they are short enough."""
+    """The first few nonempty lines, if they are short enough."""
     text = b""
     while len(text) < _LONGEST_FIRST and (part := file.read(max(_PEEKED, len(text)))):
         text += part
@@ -178,7 +178,7 @@ def _first_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def decode(text: bytes) -> Any:
-    """JSON, also with the NaN and Infinity that Python writes. Raises ValueError."""
+    """Decodes JSON, including the NaN and Infinity that Python writes. Raises ValueError."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -188,7 +188,7 @@ def decode(text: bytes) -> Any:
 
 
 def files_in(folder: Path) -> list[str]:
-    """The names in a folder; none where there is no folder."""
+    """The names in a folder; none if the folder does not exist."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -196,13 +196,13 @@ def files_in(folder: Path) -> list[str]:
 
 
 def numbered_files(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """The files of a folder with such names, in the order of the number in them."""
+    """The files of a folder whose names match, ordered by the number in the name."""
     found = [match for match in map(name.fullmatch, files_in(folder)) if match]
     return [folder / match[0] for match in sorted(found, key=lambda match: int(match[1]))]
 
 
 def number_of(value: Any) -> float | None:
-    """A value as a number; None where it is none, or not a finite one."""
+    """A value as a number; None if it is not a finite number."""
     try:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
     except OverflowError:
@@ -210,7 +210,7 @@ def number_of(value: Any) -> float | None:
 
 
 def time_of(text: Any) -> float | None:
-    """A time in ISO 8601 as seconds since 1970; None where it is none."""
+    """A time in ISO 8601 as seconds since 1970; None if it is not a time."""
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:
@@ -218,24 +218,24 @@ def time_of(text: Any) -> float | None:
 
 
 def numbers_in(values: Mapping[str, Any], without: tuple[str, ...] = ()) -> dict[str, float]:
-    """The values that are numbers: the metrics of a trace."""
+    """The numeric values, which become the metrics of a trace."""
     found = {name: number_of(value) for name, value in values.items() if name not in without}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def prune(value: Any) -> Any:
-    """Values without the keys that are null: a table gives each row the keys of all."""
+    """Removes keys with null values: a table gives each row the keys of all rows."""
     if isinstance(value, dict):
         return {key: prune(item) for key, item in value.items() if item is not None}
     return [prune(item) for item in value] if isinstance(value, list) else value
 
 
-# Chats as programs keep them, as the turns of a trace
+# Converting other programs' chats to the turns of a trace
 
 
 def turns_of(prompt: Sequence[Message], messages: Sequence[Message]) -> tuple[list[Turn], list[Message]]:
-    """A turn for each answer of the model, with what was new to it before; and what came after its last answer. In the
-    prompt there may be answers too, which are no turns."""
+    """Returns a turn for each answer of the model, with the new messages before it, and the messages after its last
+    answer. Answers in the prompt are not turns."""
     turns: list[Turn] = []
     observed = list(prompt)
     for message in messages:
@@ -252,7 +252,7 @@ def turns_of(prompt: Sequence[Message], messages: Sequence[Message]) -> tuple[li
 
 
 def tokens_of(turns: Iterable[tuple[Any, ...]]) -> Tokens | None:
-    """The tokens of a rollout, of each turn those of the prompt, those sampled and their logprobs; None without any."""
+    """The tokens of a rollout, from each turn's prompt tokens, sampled tokens and logprobs; None if there are none."""
     tokens = Tokens()
     for prompt, sampled, logprobs in turns:
         if sampled:
@@ -261,12 +261,12 @@ def tokens_of(turns: Iterable[tuple[Any, ...]]) -> Tokens | None:
 
 
 def calls_of(message: Message) -> list[ToolCall]:
-    """The calls of tools that a message makes, without their results and errors."""
+    """The tool calls that a message makes, without their results and errors."""
     return [msgspec.structs.replace(read_call(call), error=None) for call in message.get("tool_calls") or []]
 
 
 def _note_result(calls: list[ToolCall], message: Message) -> None:
-    """Finds the call by its id; without an id, the next call that has no result."""
+    """Assigns a result to the call with its id; without an id, to the next call that has no result."""
     wanted = message.get("tool_call_id")
     open_calls = [call for call in calls if (call.id == wanted if wanted else call.result == "")]
     if open_calls:
@@ -274,12 +274,12 @@ def _note_result(calls: list[ToolCall], message: Message) -> None:
 
 
 def split_chat(prompt: str, answer: str) -> tuple[list[Message], list[Message]] | None:
-    """The messages of a prompt and of what came after it, where both are ChatML with its special tokens; None where
-    they are anything else."""
+    """Splits a prompt and what came after it into messages, if both are ChatML with its special tokens; None
+    otherwise."""
     given, whole = _messages_in(prompt), _messages_in(prompt + answer)
     if given is None or whole is None:
         return None
-    count = len(given) if prompt.rstrip().endswith(_ENDS) else len(given) - 1  # the last one is the answer's beginning
+    count = len(given) if prompt.rstrip().endswith(_ENDS) else len(given) - 1  # the last one begins the answer
     return whole[:count], whole[count:]
 
 

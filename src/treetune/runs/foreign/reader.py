@@ -1,10 +1,10 @@
-"""Reads runs of other programs in a process of its own, within limits: a hostile file can harm only that process.
+"""Reads runs of other programs in a separate process, within limits: a hostile file can harm only that process.
 
     ask_reader(ReadRequest("outputs/rollout_data", "verl", top="outputs", folder=..., seconds=0.5))        # waits
 
-The process (`main` in `kept.py`) keeps new rollouts as traces, which the caller reads, and stays for the next request.
-Only one runs at a time, so several hostile runs take no more memory than one. A file may take a multiple of its size: a
-small one that unpacks to gigabytes is refused, and a large one is read.
+The process (`main` in `kept.py`) stores new rollouts as traces, which the caller reads, and stays for the next request.
+Only one runs at a time, so several hostile runs take no more memory than one. The limits are multiples of a file's
+size: a small file that unpacks to gigabytes is refused, and a large one is read.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ if TYPE_CHECKING:
     from treetune.system.processes import WorkerPool
 
 _MEMORY, _MEMORY_RATIO = 320 << 20, 8
-"""Bytes of memory, and those for each byte of the largest file."""
+"""The memory limit in bytes: a base, and an amount for each byte of the largest file."""
 _SECONDS, _SECONDS_PER_MEGABYTE, _NEXT_SECONDS = 10.0, 1.0, 5.0
-"""Seconds of processor time; once they are over, each further file has a few."""
+"""The CPU time limit in seconds: a base, an amount per megabyte, and the time for each further file once the rest is
+used up."""
 _CLOCK_RATIO, _CLOCK_SECONDS = 4, 60
-"""Seconds by the clock, after which the process is ended."""
+"""The limit of wall-clock time, after which the process is killed."""
 _one = threading.Lock()
 
 
 class ReadRequest(msgspec.Struct):
-    """Which run to read, and for how long."""
+    """The run to read, and for how long."""
 
     path: str
     kind: str
     top: str
     """No file outside of this folder is read."""
     folder: str
-    """Where its traces are kept."""
+    """Where its traces are stored."""
     seconds: float
-    """For about how long it is read; another request continues."""
+    """About how long to read; another request continues."""
 
 
 def ask_reader(asked: ReadRequest) -> None:
-    """Returns when the run was read. Raises `UsageError` where the process failed or was ended."""
+    """Returns when the run was read. Raises `UsageError` if the process failed or was killed."""
     with _one:
         replies = _workers().ask(msgspec.to_builtins(asked), 1)
     fault = replies[0] if replies else "reading it took more memory or time than a run of its size may"
@@ -67,13 +68,14 @@ def _workers() -> WorkerPool:
 
 
 class TooLong(Exception):
-    """The processor time is over."""
+    """The CPU time limit was reached."""
 
 
 @contextmanager
 def limited(total: int, largest: int) -> Iterator[None]:
-    """Limits this process to what files of `total` bytes, the largest of which has `largest`, may take. Beyond that
-    MemoryError or TooLong is raised, or the process ends: so only a process that does nothing else uses it."""
+    """Limits this process to the resources that files of `total` bytes, the largest of which has `largest`, may take.
+    Beyond that, MemoryError or TooLong is raised, or the process ends; so only a process that does nothing else may use
+    it."""
     memory, seconds = _MEMORY + _MEMORY_RATIO * largest, _SECONDS + _SECONDS_PER_MEGABYTE * (total >> 20)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     handler = signal.signal(signal.SIGPROF, _raise_too_long)
@@ -94,7 +96,7 @@ def _raise_too_long(number: int, frame: Any) -> None:
 
 
 def explain(error: BaseException) -> str:
-    """The message for an error with a file, which names the limit that it met."""
+    """The message for an error with a file, which names the limit that was reached."""
     if isinstance(error, MemoryError):
         return "it takes more memory than a file of its size may"
     if isinstance(error, TooLong):

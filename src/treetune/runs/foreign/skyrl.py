@@ -1,9 +1,9 @@
 """SkyRL's dumps: evaluations in `dumped_evals` of its `export_path` (`trainer.dump_eval_results`), and the batches that
 it trained on in `dumped_data` (`trainer.dump_data_batch`).
 
-A line of an evaluation has the texts with their special tokens. Those of ChatML are split into messages; any other is
-one message. A rollout that SkyRL trains on step by step has a line for each step: what begins with the prompt and the
-answer of the line before goes on from it. A batch has tokens and advantages, no text and no reward.
+A line of an evaluation has the texts with their special tokens. ChatML texts are split into messages; any other text is
+one message. A rollout that SkyRL trains on step by step has a line for each step: a line that begins with the prompt
+and the answer of the previous line continues it. A batch has tokens and advantages, but no text and no reward.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STEP = re.compile(r"global_step_(\d+)_(?:evals|training_input\.pkl)|eval_only")
 _ROLLOUTS = Keys("input_prompt", "output_response", "score")
 _NOTE = "SkyRL dumps the tokens and advantages of a batch, and neither texts nor rewards"
 _WHOLE = "aggregated_results.jsonl"
-"""Figures over all sources; no rollouts."""
+"""Figures over all sources; contains no rollouts."""
 
 
 class SkyRL(Program):
@@ -113,26 +113,26 @@ def _found(parts: list[dict[str, Any]], position: int, step: int | None) -> Fore
 
 
 def _turn(part: dict[str, Any], before: dict[str, Any] | None) -> Turn:
-    """A step, with what its prompt has beyond that of the step before and its answer."""
+    """A step, with the part of its prompt that goes beyond the previous step and its answer."""
     known = 0 if before is None else len(before["input_prompt"]) + len(before["output_response"])
     observed: Message = {"role": "user", "content": str(part["input_prompt"])[known:]}
     return Turn(observed=[observed], message={"role": "assistant", "content": str(part["output_response"])})
 
 
 def _reward(score: Any) -> float | None:
-    """Rewards may be given for each token."""
+    """Sums rewards that are given per token."""
     if isinstance(score, list):
         numbers = [number for number in map(number_of, score) if number is not None]
         return sum(numbers) if numbers else None
     return number_of(score)
 
 
-# Batches that SkyRL trained on: a pickle of its tensors, read without running anything that is in it.
+# Batches that SkyRL trained on: a pickle of its tensors, read without running any code in it.
 
 
 class _Inert:
-    """Stands for whatever a pickle names, and does nothing. A pickle may call anything that it names; only the function
-    that puts a batch together is known, and gives its plain values."""
+    """A placeholder for anything that a pickle names; it does nothing. A pickle may call anything that it names. Only
+    the function that builds a batch is known, and it returns the batch's plain values."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         pass
@@ -156,7 +156,7 @@ def _state_of(kind: Any, state: Any) -> Any:
 
 
 def _read_batch(file: Path, after: int, step: int | None) -> Iterator[ForeignRollout]:
-    """A trace for each sequence; those of one prompt are a group."""
+    """Yields a trace for each sequence; the sequences of one prompt are a group."""
     try:
         state = _Reader(open_regular(file)).load()
         columns = {name: _array(value) for name, value in state["batch_dict"].items()}
@@ -175,7 +175,7 @@ def _read_batch(file: Path, after: int, step: int | None) -> Iterator[ForeignRol
 
 
 def _array(value: Any) -> Any:
-    """A tensor as it was written; None where only torch could read it."""
+    """A tensor as an array; None if only torch could read it."""
     if not isinstance(value, dict) or "dtype" not in value:
         return None
     return np.frombuffer(value["data"], np.dtype(value["dtype"])).reshape(value["shape"])
@@ -187,7 +187,7 @@ def _trace_of_batch(row: int, columns: dict[str, Any], step: int | None) -> Trac
     ids = padded[real]
 
     def at_the_end(name: str) -> Any:
-        """What there is for the answer, whose tokens are the last; 0 for those before it."""
+        """The values for the answer, whose tokens come last; 0 for the tokens before it."""
         values = np.zeros(len(padded))
         if columns.get(name) is not None:
             values[len(padded) - columns[name].shape[1] :] = columns[name][row]

@@ -1,9 +1,9 @@
 """TRL's completions: `log_completions` of its trainers writes `completions_{step}.parquet` in the folder `completions`
 of the output folder.
 
-The columns are `step`, `prompt`, `completion`, one for each reward function, what these logged beside, and `advantage`.
-Which columns are rewards is not said. The first few are, and the advantage shows how many: within a group it rises with
-the reward and with nothing else. Their weights are not said either.
+The columns are `step`, `prompt`, `completion`, one for each reward function, what these functions logged, and
+`advantage`. The file does not say which columns are rewards. The first few are, and the advantage shows how many:
+within a group it rises with the reward and with nothing else. The weights of the rewards are not recorded either.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from treetune.runs.plain_files import open_regular
 _FILE = re.compile(r"completions_(\d+)\.parquet")
 _OWN = ("step", "prompt", "completion", "advantage")
 _ALMOST = 1e-3
-"""What rounding does to advantages, which are of single precision."""
+"""The rounding error of advantages, which have single precision."""
 
 
 class Trl(Program):
@@ -53,7 +53,7 @@ class Trl(Program):
             yield ForeignRollout(_trace(prune(row), rewards, exact), at + 1)
 
     def repeats(self, file: Path, before: Path) -> bool:
-        """What was sampled once is logged with each step that trains on it (`steps_per_generation`)."""
+        """Completions that were sampled once are logged with each step that trains on them (`steps_per_generation`)."""
         try:
             one, other = (_read(each).drop_columns(["step"]) for each in (file, before))
         except (OSError, ValueError, KeyError):
@@ -84,7 +84,7 @@ def _trace(row: dict[str, Any], rewards: Sequence[str], exact: bool) -> Trace:
 
 
 def _with_calls(message: Message) -> Message:
-    """A call that is a function alone is one as OpenAI's API has it."""
+    """Converts a call that is only a function to the form of OpenAI's API."""
     if not message.get("tool_calls"):
         return message
     calls = [call if "function" in call else {"function": call} for call in message["tool_calls"]]
@@ -92,7 +92,7 @@ def _with_calls(message: Message) -> Message:
 
 
 def _reward_columns(schema: Any, rows: list[dict[str, Any]]) -> tuple[list[str], bool]:
-    """The names of the columns that are rewards, and whether their sum is what the advantages were made of."""
+    """The names of the columns that are rewards, and whether the advantages were computed from their sum."""
     import pyarrow as pa
 
     further = [field for field in schema if field.name not in _OWN]
@@ -114,7 +114,7 @@ def _float(value: Any) -> float:
 
 
 def _rises(groups: list[str], rewards: Any, advantages: Any) -> bool:
-    """Whether within each group the advantages are the rewards, moved and scaled."""
+    """Whether the advantages within each group are the shifted and scaled rewards."""
     _, group = np.unique(groups, return_inverse=True)
     count = np.bincount(group)
 

@@ -1,9 +1,9 @@
-"""verl's rollouts and validations: `trainer.rollout_data_dir` and `trainer.validation_data_dir`, a file `{step}.jsonl`
-for each step.
+"""Rollouts and validations of verl: `trainer.rollout_data_dir` and `trainer.validation_data_dir`, with a file
+`{step}.jsonl` for each step.
 
-A line has `input`, `output`, `gts`, `score`, `step`, and what the reward function returned beside the score. The
-trainer of v1 adds `uid`, which is `{prompt}_{rollout}_{part}`: where an agent loop gave several outputs, the parts of
-one rollout are its turns. Texts are as the tokenizer decodes them, without special tokens, so roles are unknown.
+A line has `input`, `output`, `gts`, `score`, `step`, and whatever else the reward function returned. The v1 trainer
+adds `uid`, which is `{prompt}_{rollout}_{part}`: if an agent loop returned several outputs, the parts of one rollout
+are its turns. Texts are decoded by the tokenizer without special tokens, so roles are unknown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _goes_on(before: dict[str, Any], row: dict[str, Any]) -> bool:
 
 
 def _rollout(row: dict[str, Any]) -> tuple[str, int] | None:
-    """The prompt and the number of the rollout that a line is a part of; None where it is one by itself."""
+    """The prompt and the rollout number that a line is a part of; None if the line is a rollout by itself."""
     match = _UID.fullmatch(row["uid"]) if isinstance(row.get("uid"), str) else None
     return (match[1], int(match[2])) if match else None
 
