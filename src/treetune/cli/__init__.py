@@ -1,10 +1,11 @@
 """The command line: `main` is the console entry point.
 
-`app` has the table of verbs, and imports only the one that is asked for. A verb is a function in the module that the
-table names; verbs that share their code share a module. `options` declares what several verbs take, `output` prints
-JSON, tables and errors, and `flags` explains unknown options.
+`app` has the table of verbs, and imports only the verb that is called. A verb is a function in the module that the
+table names; verbs that share code share a module. `options` declares the options that several verbs have, `output`
+prints JSON, tables and errors, and `flags` explains unknown options.
 
-Exit codes: 0 good, 1 faults found (also rollouts that errored), 2 wrong usage, 3 could not run, 130 interrupted.
+Exit codes: 0 success, 1 faults found (including rollouts that errored), 2 wrong usage, 3 could not run, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The console entry point."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        from treetune.cli.app import run  # here, so that Ctrl-C works from the start
+        from treetune.cli.app import run  # imported here, so that Ctrl-C works from the start
     except KeyboardInterrupt:
         if "--json" in arguments:
             sys.stdout.write('{"error": "interrupted", "interrupted": true}\n')
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     code = run(arguments)
     if "torch" not in sys.modules:
         sys.exit(code)
-    # The interpreter is not shut down: threads of torch sometimes crash in that, and a success would look like a
+    # The interpreter is not shut down normally: threads of torch sometimes crash then, and a success would look like a
     # failure.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

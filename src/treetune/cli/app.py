@@ -1,4 +1,4 @@
-"""All verbs, and how every error is reported: as a line for people, an object with `--json`, and an exit code."""
+"""All verbs, and the reporting of errors: a line for people, an object with `--json`, and an exit code."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def run(arguments: list[str]) -> int:
         return report_error("interrupted", None, 130, as_json, "interrupted")
     except output.CommandLineError as error:
         if not arguments:
-            return 2  # the help is shown already
+            return 2  # the help was already shown
         return report_error(_explain(error, arguments), None, 2, as_json, UsageError.code)
     except TreetuneError as error:
         cause = error.__cause__ if isinstance(error, TasksetError) else None
@@ -118,8 +118,8 @@ def run(arguments: list[str]) -> int:
         if options.COMPLETION_VARIABLE in os.environ or {"--install-completion", "--show-completion"} & set(
             arguments[:1]
         ):
-            return int(error.code or 0)  # how typer ends both
-        if isinstance(error.__context__, BrokenPipeError):  # how typer takes it
+            return int(error.code or 0)  # typer ends both this way
+        if isinstance(error.__context__, BrokenPipeError):  # typer wraps it like this
             return _end_silently()
         remedy = "a taskset, or what it imports, must not end the program"
         return report_error(f"sys.exit({error.code!r}) was called", remedy, 3, as_json, TasksetError.code)
@@ -131,7 +131,7 @@ def run(arguments: list[str]) -> int:
 
 def _explain(error: Any, arguments: list[str]) -> str:
     """What typer found wrong; for an unknown option or verb, what the user may mean."""
-    from treetune.cli.flags import explain_flags, suggest_verb  # only where something is wrong already
+    from treetune.cli.flags import explain_flags, suggest_verb  # imported only for errors
 
     verb = arguments[0] if arguments else ""
     if verb not in VERBS:

@@ -84,7 +84,7 @@ def audit_command(
         },
         audit.AuditConfig,
     )
-    audit.choose(config.rules, config.skip)  # an unknown name is refused before anything is played
+    audit.choose(config.rules, config.skip)  # refuses an unknown name before anything is played
     other = _read_other(target, of_taskset, val, other_split)
     endpoint = convert(settings.get("endpoint", {}), EndpointConfig)
     screen = Screen(json)

@@ -1,4 +1,4 @@
-"""`treetune build`: tasks as a trainer's rows, in cached parquet."""
+"""`treetune build`: converts tasks to a trainer's rows, in cached parquet."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def build_target(
             entries = build_lists({"taskset": [taskset]}, {})
         else:
             built = build_rows(taskset, format, num_tasks, cache_dir)
-            entries = [_entry("train", taskset.name, *built, None, [])]  # its rows are made anew each time
+            entries = [_entry("train", taskset.name, *built, None, [])]  # its rows are created anew each time
     for file in pop_kept_files():
         Screen(as_json=True).say(
             f"these rows name {file}, which is kept in the cache: other nodes need the cache folder "
@@ -149,7 +149,7 @@ def _build_lists(
     from treetune.trainers.verl import name_agents, warn_of_unscored
 
     rows_format = format_named(format)
-    # The trainer's own environments need not be known here.
+    # The trainer's own environments may be unknown here.
     check_environments(lists, known=not rows_format.has_environments, source=source)
     if rows_format.one_answer:
         warn_of_unscored(config, lists)
@@ -198,7 +198,7 @@ def _report(
         silent = any(says_nothing(entry["path"]) for entry in entries)
         if silent or any(played):
             report["overrides"] = [f"{LOOPS}={write_loops(cache_dir=cache_dir)}"]
-        if silent:  # verl takes the default where rows name none
+        if silent:  # verl takes the default if rows name no loop
             report["overrides"].append(f"{DEFAULT_LOOP}={LOOP}")
     if json:
         return print_json({**report, "tasks": entries})

@@ -1,4 +1,4 @@
-"""`treetune cache`: list what was built, show what it was built from, remove it."""
+"""`treetune cache`: lists the files that were built, shows what they were built from, and removes them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def prune_command(
 
 def _find(cache: Cache, wanted: str) -> CacheEntry:
     entries = {entry.key: entry for entry in cache.entries()}
-    found = fnmatch.filter(entries, f"{wanted.replace('_', '*_')}*")  # of a short key: each half
+    found = fnmatch.filter(entries, f"{wanted.replace('_', '*_')}*")  # a short key abbreviates both halves
     if not found:
         known = [_short(key) for key in entries]
         raise UnknownNameError.of("key", wanted, known, remedy="`treetune cache list` shows what there is")

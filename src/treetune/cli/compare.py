@@ -1,5 +1,5 @@
-"""`treetune compare`: two runs or more, paired by task, with what chance would do. And what every verb that plays shows
-of its run: figures, warnings, where the run is."""
+"""`treetune compare`: compares two or more runs, paired by task, and tests the difference against chance. Also the end
+of every verb that plays: the figures of its run, the warnings, and the run's location."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def finish(
 
 def _tell_run(folder: Path, has_failures: bool, screen: Screen) -> None:
     """Where a run is, and how to look at it."""
-    from treetune.cli.app import VERBS  # which loads this module
+    from treetune.cli.app import VERBS  # imported here, because it loads this module
 
     screen.say(f"run folder: {folder}")
     if is_run(folder):

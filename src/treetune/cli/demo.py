@@ -1,5 +1,5 @@
-"""`treetune demo`: the whole thing in a minute, on a laptop, without a network. Each step is a command line that it
-shows and runs."""
+"""`treetune demo`: a tour of everything in a minute, on a laptop, without a network. It shows each step as a command
+line and runs it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def demo_command(
         screen.say("3. Evaluated, by scripts that stand in for a model", "bold")
         for model, about in MODELS.items():
             screen.say(f"# {model} is {about}")
-            count = num_tasks or (500 if "p=" in model else 40)  # as many as it takes to look like 0.7
+            count = num_tasks or (500 if "p=" in model else 40)  # enough that the mean looks like 0.7
             _run(screen, "eval", TARGET, "-m", model, "-n", str(count), "-r", "2")
             folder = max(Path("runs").iterdir(), key=os.path.getmtime)
             summary = msgspec.json.decode((folder / "summary.json").read_bytes())
@@ -76,7 +76,7 @@ def demo_command(
             "4. Built for a trainer: the same questions, as a dataset in YAML, to parquet that verl reads", "bold"
         )
         _write_dataset()
-        for _ in range(2):  # the second time from the cache
+        for _ in range(2):  # the second time comes from the cache
             _run(screen, "build", "tasks.yaml", "--cache-dir", "cache")
         (taskset,) = read_declared("tasks.yaml", {}, cache_dir="cache")["train"]
         found["parquet"] = taskset.get_parquet_path()

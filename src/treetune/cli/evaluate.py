@@ -1,4 +1,5 @@
-"""`treetune eval`: run a policy on tasks, save traces, show a summary; `treetune rescore`: score saved traces again."""
+"""`treetune eval`: runs a policy on tasks, saves traces, shows a summary. `treetune rescore`: scores saved traces
+again."""
 
 from __future__ import annotations
 
@@ -260,7 +261,7 @@ def rescore_command(
     if not config.exists() or not (run / TRACES.file).exists():
         raise no_run(run, own=True)
     data = read_target(str(config), {"taskset.trust": "true"} if trust else {})
-    ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # those of the run counted the run
+    ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # the run's ceilings counted only the run
     evaluation = evaluating.read_config({**data, **ceilings}, evaluating.EvalConfig, source=str(config))
     evaluating.refuse_unservable(evaluation.taskset)
     if dry_run:

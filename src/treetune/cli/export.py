@@ -1,5 +1,5 @@
-"""Tasks and runs for others: `treetune convert` writes files, `push` datasets of the hub, `export` packages of another
-ecosystem."""
+"""Exports tasks and runs: `treetune convert` writes files, `push` writes datasets of the hub, `export` writes packages
+for another ecosystem."""
 
 from __future__ import annotations
 

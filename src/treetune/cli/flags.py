@@ -1,9 +1,9 @@
-"""Flags and verbs that people type out of habit: what each is called here, with the value that was given.
+"""Flags and verbs that people type out of habit: what each is called in Treetune, with the given value.
 
     treetune eval arithmetic --temperature 0.7
     error: no such option: --temperature; did you mean --sampling.temperature 0.7?
 
-Only errors read it.
+Loaded only for errors.
 """
 
 from __future__ import annotations

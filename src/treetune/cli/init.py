@@ -1,6 +1,7 @@
-"""`treetune init`: scaffold a taskset as a package to install, with a test that passes; or the script of a dataset.
+"""`treetune init`: scaffolds a taskset as an installable package with a passing test, or the script of a dataset.
 
-Each folder of `templates` is a part of what is written: `package` of every package, one for each template, `server`.
+Each folder of `templates` is a part of the result: `package` is in every package, `server` is optional, and the others
+are the templates.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def init_command(
         raise UsageError(f"{name!r} makes no Python name", remedy=remedy)
     if not dataset and _hides_another(module):
         module += "_taskset"
-    # A package goes by the name that it was given, as far as it is one.
+    # The package keeps the spelling that was typed, if possible.
     id = module if name == module else module.replace("_", "-")
     if not dataset and id in tasksets.names():  # only one of the two would be found
         raise UsageError(f"there is a taskset {id!r} already, {tasksets.names()[id]}", remedy="choose another name")

@@ -1,4 +1,4 @@
-"""`treetune list`: what is installed, what can be configured, and what works where."""
+"""`treetune list`: shows what is installed, what can be configured, and what works where."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _about(registry: Registry, id: str) -> str:
     """The first line of the docstring of the class or its module, and what is not installed."""
     try:
         cls = registry.resolve(id, USER)
-    except Exception as error:  # another package that is broken must not break the list
+    except Exception as error:  # another, broken package must not break the list
         return f"cannot be loaded: {format_error(error.__cause__ or error)}"
     doc = inspect.getdoc(cls) if cls.__doc__ else None
     doc = doc or inspect.getdoc(inspect.getmodule(cls)) or ""

@@ -1,9 +1,9 @@
-"""What several verbs take, declared once: their options, dotted overrides (`--taskset.level 3`), and what the shell
-offers when TAB is pressed.
+"""Declares what several verbs share: their options, dotted overrides (`--taskset.level 3`), and what the shell offers
+when TAB is pressed.
 
     treetune --install-completion
 
-The shell starts `treetune` anew for each TAB: only the verb that stands there is loaded, and no code of a target.
+The shell starts `treetune` anew for each TAB: only the typed verb is loaded, and no code of a target.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def hide_overrides() -> None:
         if (text := os.environ.get(name)) is None:
             continue
         words = [*_words(text), ""]
-        at = len(words) - (1 if text.endswith(" ") else 2)  # which TAB is pressed in
+        at = len(words) - (1 if text.endswith(" ") else 2)  # the word in which TAB is pressed
         if name == "COMP_WORDS":
             at = min(at, int(os.environ.get("COMP_CWORD", at)))
         kept: list[str] = []
@@ -57,7 +57,7 @@ def hide_overrides() -> None:
 def _words(text: str) -> list[str]:
     with suppress(ValueError):
         return shlex.split(text)
-    return text.split()  # a quote that is still open
+    return text.split()  # a quote is still open
 
 
 def _is_dotted(word: str) -> bool:

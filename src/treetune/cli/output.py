@@ -1,4 +1,4 @@
-"""What verbs print: one JSON object on standard output with `--json`, text and tables for people otherwise.
+"""Prints the output of verbs: one JSON object on standard output with `--json`, otherwise text and tables for people.
 
 screen.print(make_table([("arithmetic", "0.7000")], ("source", "reward"), right=("reward",)))
 """
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from treetune.system.screen import PICTURES
 
-# Newer releases of typer carry their own click, older ones use the installed one: this is the base in either.
+# Newer releases of typer bundle their own click, older ones use the installed one; this is the base class in both.
 CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
@@ -35,8 +35,8 @@ def keep_standard_output(as_json: bool) -> None:
     standard error, until the process ends."""
     global _kept
     if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout is not sys.__stdout__:
-        return  # called from Python, with an output of the caller's own
-    # A terminal or pipe that cannot show a letter is no reason to fail. This comes first.
+        return  # called from Python, with the caller's own output
+    # A terminal or pipe that cannot show a character is no reason to fail. This must come first.
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=as_json or sys.stdout.line_buffering)
     if as_json:
         sys.stdout.flush()
@@ -49,7 +49,7 @@ def print_json(value: Any) -> None:
     global _printed
     try:
         encoded = msgspec.json.encode(value, enc_hook=repr)
-    except UnicodeEncodeError:  # a lone surrogate, such as the name of a file
+    except UnicodeEncodeError:  # a lone surrogate, for example in a file name
         encoded = json.dumps(msgspec.to_builtins(value, enc_hook=repr)).encode()
     content = msgspec.json.format(encoded, indent=2) + b"\n"
     if _kept is None:
@@ -86,7 +86,7 @@ def error_text(error: Any, better: str | None = None) -> str:
 
 
 def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-    # Warnings of Treetune are UserWarnings, for the user; deprecations of libraries are not.
+    # Treetune's warnings are UserWarnings, which are for the user; deprecation warnings of libraries are not.
     if issubclass(category, UserWarning):
         sys.stderr.write(f"warning: {str(message).translate(PICTURES)}\n")
 

@@ -1,4 +1,4 @@
-"""`treetune profile`: how often models solve each task, in a file that a curriculum is made of."""
+"""`treetune profile`: measures how often models solve each task, and writes a file for a curriculum."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
         detail = ", ".join(filter(None, ["needs a token" if entry.needs_token else "", health.detail]))
         rows.append((_clean(entry.name), _clean(addresses), tasks, episodes, state, _clean(detail)))
     headings = ("name", "address", "tasks", "episodes", "health", "")
-    return screen.print(make_table(rows, headings, whole=("address",)))  # an address must stay whole
+    return screen.print(make_table(rows, headings, whole=("address",)))  # an address must not be broken across lines
 
 
 def _clean(text: str) -> str:

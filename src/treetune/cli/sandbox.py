@@ -1,4 +1,4 @@
-"""`treetune sandbox`: what this machine offers for sandboxes, and root file systems for them."""
+"""`treetune sandbox`: shows which sandboxes this machine supports, and builds root file systems for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`treetune serve`: a taskset behind an address, for trainers to pull from or to play episodes over HTTP."""
+"""`treetune serve`: serves a taskset at an address, where trainers pull tasks or play episodes over HTTP."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def serve_command(
         raise UsageError("--http and --port are the same", remedy="pass one of them")
     http = f"127.0.0.1:{port}" if port is not None else http
     streams = _take_standard_streams(zmq, json) if mcp and http is None else None
-    doors: list[serve.Door] = [serve.MetricsDoor(metrics)] if metrics is not None else []  # it runs until the end
+    doors: list[serve.Door] = [serve.MetricsDoor(metrics)] if metrics is not None else []  # runs until the end
     if zmq is not None or (http is None and openenv is None and not mcp):
         doors.append(serve.ZmqDoor() if zmq is None else serve.ZmqDoor(zmq))
     times = {"idle_seconds": episode_idle, "deadline_seconds": episode_deadline}
@@ -228,7 +228,7 @@ async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> N
 
     def stop() -> None:
         if asked.is_set():
-            os._exit(130)  # a second signal ends it at once
+            os._exit(130)  # a second signal exits at once
         log.info("stopping: no new work; running work may end (%g s)", server.config.drain_seconds)
         asked.set()
 

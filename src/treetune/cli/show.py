@@ -1,4 +1,4 @@
-"""`treetune show`: look at tasks, at the rollouts of a run, or at one of them, whole."""
+"""`treetune show`: shows tasks, the rollouts of a run, or one complete rollout."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def show_command(
         parts += [f"reward{reward.strip()}"] if reward else []
         parts += [f'source="{source}"'] if source else []
         if where:
-            Query(where)  # so that an error shows it as it was written
+            Query(where)  # so that an error shows it as it was typed
         query = " & ".join([*parts, f"({where})"]) if parts and where else where or " & ".join(parts)
         return show_rollouts(run, query, num_tasks or 20, json)
     given = [name for name, value in of_run.items() if value]
@@ -136,7 +136,7 @@ async def _tools_of(taskset: Taskset[Any, Any], task: Task) -> list[str]:
         return []
     try:
         return await list_tools(owner, inner)
-    except Exception:  # an environment that cannot be made is reported when it is played
+    except Exception:  # an environment that cannot be created is reported when it is played
         return task.tools
 
 
@@ -186,7 +186,7 @@ def show_rollouts(run: Run, query: str, most: int, as_json: bool) -> None:
 
 def _tell_failure(run: Run, entry: Entry) -> str:
     """Its type and place, and what it said, which only the trace has."""
-    with suppress(TreetuneError, OSError):  # a trace that is damaged, or gone
+    with suppress(TreetuneError, OSError):  # a trace may be damaged or gone
         if (failure := run.trace(entry).failure) is not None:
             return f"{entry.failure}: {failure.brief}".removesuffix(": ")
     return entry.failure or ""
@@ -211,7 +211,7 @@ def show_rollout(trace: Trace, rendered: Rendered | None, why_not: str | None, a
     head = f"task {trace.task.idx}  rollout {trace.rollout}  {trace.task.data_source}  {trace.uid[:12]}"
     screen.print(Text.assemble((head, "bold"), f"  {trace.outcome.value}, {reward}", f"  {trace.timing.total:.2f}s"))
     for number, turn in enumerate(trace.turns, 1):
-        # The turn in which a rollout failed has earned nothing, which is no reward of 0.
+        # The turn in which a rollout failed earned nothing, which differs from a reward of 0.
         failed_here = trace.reward is None and number == len(trace.turns)
         _show_turn(screen, number, turn, "no reward" if failed_here else f"reward {turn.reward:g}")
     for message in trace.final:

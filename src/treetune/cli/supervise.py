@@ -1,8 +1,8 @@
-"""`serve --supervise`: a small process that runs the server as its child, and starts it again when it crashes or hangs.
+"""`serve --supervise`: a small process that runs the server as its child and restarts it when it crashes or hangs.
 
     supervise(arguments, state=None, max_crashes=5, on_ready=print_json)
 
-The child says over a pipe that it is ready and where it listens, and from then on once a second that it lives. It
+The child reports over a pipe that it is ready and where it listens, and from then on sends a heartbeat each second. It
 stops when the supervisor is gone.
 """
 
@@ -90,9 +90,9 @@ class Supervisor:
         while not self._stopping.is_set():
             how, code, last = self._run_once()
             if self._stopping.is_set() or code == 0:
-                asked_to = (-signal.SIGTERM, -signal.SIGINT)  # before it could answer them
+                asked_to = (-signal.SIGTERM, -signal.SIGINT)  # before it could handle them
                 return 0 if code in asked_to else code if code >= 0 else 128 - code
-            if code == 2 and not self._was_ready:  # trying again does not help against wrong usage
+            if code == 2 and not self._was_ready:  # retrying does not help against wrong usage
                 raise ServerCrashed(f"the server cannot start: {last}", exit_code=2)
             now = time.monotonic()
             crashes.append(now)
@@ -112,7 +112,7 @@ class Supervisor:
     def _run_once(self) -> tuple[str, int, str]:
         """How the server ended, its exit code, and its last lines."""
         reading, writing = os.pipe()
-        # A group of its own: Ctrl-C reaches this process alone, which passes it on once.
+        # In its own process group: Ctrl-C reaches only this process, which forwards it once.
         self._child = child = subprocess.Popen(
             self._command,
             stderr=subprocess.PIPE,
@@ -121,7 +121,7 @@ class Supervisor:
             env={**os.environ, _VARIABLE: str(writing)},
         )
         os.close(writing)
-        if self._stopping.is_set():  # between its start and now
+        if self._stopping.is_set():  # a signal may have arrived since the start
             child.terminate()
         lines: deque[str] = deque(maxlen=_LAST_LINES)
         assert child.stderr is not None
@@ -134,7 +134,7 @@ class Supervisor:
         if not lives:
             child.kill()
         code = child.wait()
-        copying.join(1.0)  # its workers may hold the other end a moment longer
+        copying.join(1.0)  # its workers may hold the other end slightly longer
         how = f"no sign of life for {STUCK_SECONDS:g} seconds" if not lives else _describe(code)
         return how, code, "".join(f"\n  {line}" for line in lines) or "it said nothing"
 
@@ -165,7 +165,7 @@ def _describe(code: int) -> str:
     return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
 
 
-# In the child
+# In the child process
 
 
 class Heartbeat:
@@ -178,7 +178,7 @@ class Heartbeat:
     @classmethod
     def open(cls) -> Heartbeat | None:
         """None where this process has no supervisor."""
-        descriptor = os.environ.pop(_VARIABLE, None)  # not for its own children
+        descriptor = os.environ.pop(_VARIABLE, None)  # removed, so that the child's own children do not see it
         return cls(int(descriptor)) if descriptor is not None else None
 
     async def keep_up(self, found: dict[str, Any], stop: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Looking at a running server: `treetune top` shows its figures, live; `treetune probe` tests it."""
+"""Inspects a running server: `treetune top` shows its live figures; `treetune probe` tests it."""
 
 from __future__ import annotations
 

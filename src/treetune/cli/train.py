@@ -1,4 +1,4 @@
-"""`treetune train`: a trainer's config and data from any tasks, and its own entry point, started."""
+"""`treetune train`: writes a trainer's config and data from any tasks, and starts the trainer's own entry point."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def check_tasks(request: TrainRequest, launch: Launch) -> None:
 def start(launch: Launch) -> int:
     """Runs the trainer to its end; its exit code. What it prints is its own."""
     environment = {**os.environ, **launch.environment}
-    # A task in a file beside the user is found by the trainer's processes too.
+    # The trainer's processes must also find a task in a file in the current folder.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(launch.command, env=environment)
     before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # the signal is meant for the trainer
@@ -120,7 +120,7 @@ def start(launch: Launch) -> int:
             try:
                 code = process.wait()
                 return code if code >= 0 else 128 - code
-            except KeyboardInterrupt:  # the trainer gets the signal too, and ends in its own way
+            except KeyboardInterrupt:  # the trainer also gets the signal, and exits in its own way
                 continue
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""`treetune validate`: check files of rows, or a taskset."""
+"""`treetune validate`: checks files of rows, or a taskset."""
 
 from __future__ import annotations
 
@@ -157,9 +157,9 @@ def _validate_taskset(validation: evaluation.Validation, output: Path | None, re
     config, taskset = validation.config, validation.taskset
     if config.gold:
         evaluation.refuse_unservable(taskset)
-    taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
+    taskset.draw(config.num_tasks)  # refuses an unbounded draw before anything is written
     path = output or name_run("validate", taskset.name)
-    if resume:  # after a taskset was corrected too: what failed is checked again
+    if resume:  # even after a taskset was corrected: failed tasks are checked again
         run = RunFolder.resume(path, evaluation.CHECKS, validation, changed=True)
         run.keep(lambda check: check.rule not in evaluation.RETRIED)
     else:

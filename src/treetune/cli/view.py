@@ -1,4 +1,4 @@
-"""`treetune view`: runs in the browser, or as one page in a file."""
+"""`treetune view`: shows runs in the browser, or as one page in a file."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def _start(server: ViewServer, host: str, port: int | None) -> str:
     except UsageError:
         if port is not None:
             raise
-        return await server.start(f"{host}:0")  # another viewer is there
+        return await server.start(f"{host}:0")  # another viewer uses the default port
 
 
 def _has_screen() -> bool:

@@ -116,7 +116,7 @@ class EvalPlan:
         task: Task = taskset[config.tasks[0]] if config.tasks else next(taskset.draw(config.num_tasks))
         return task
 
-    # # Before the run
+    # Before the run
 
     def check(self) -> None:
         """Refuses tasks that cannot be played here, a model endpoint that does not answer, and gold answers if there
@@ -173,7 +173,7 @@ class EvalPlan:
         self.run, self.runner = run, Runner(self.evaluation, run)
         return run
 
-    # # During the run
+    # During the run
 
     @property
     def tally(self) -> Tally:
@@ -214,7 +214,7 @@ Watch = Callable[[EvalPlan, int], AbstractContextManager[Watcher]]
 """Creates the watcher of a plan, from the plan and the number of rollouts that it already has."""
 
 
-# # Where a TARGET is played: in this process, on the server that it names, or on workers that are started for it
+# Where a TARGET is played: in this process, on the server that it names, or on workers that are started for it
 
 
 def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:

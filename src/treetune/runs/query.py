@@ -111,7 +111,7 @@ class Query:
         everything = np.ones(len(columns), bool)
         return everything if self._test is None else self._test(columns, everything)
 
-    # # Parsing
+    # Parsing
 
     def _read(self, text: str) -> Iterator[re.Match[str]]:
         at = 0

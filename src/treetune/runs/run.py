@@ -186,7 +186,7 @@ class Run:
         """Which rollouts count as solved, by the threshold of the run."""
         return solved(self.columns, self.pass_threshold)
 
-    # # Single rollouts
+    # Single rollouts
 
     def read_marks(self) -> dict[Key, Mark]:
         """Reads the marks of its rollouts, which also become the column `mark`."""

@@ -94,7 +94,7 @@ class McpDoor(Door):
         self._ending = asyncio.Event()
         self.ended = None if streams is None else asyncio.Event()
 
-    # # Lifecycle
+    # Lifecycle
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
@@ -173,7 +173,7 @@ class McpDoor(Door):
     def gauges(self) -> dict[str, float]:
         return {"mcp_episodes": self.terms.live}
 
-    # # Requests
+    # Requests
 
     async def _list_tools(self, context: Any, params: Any) -> ListToolsResult:
         session = self._session_of(context)

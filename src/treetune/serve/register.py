@@ -333,7 +333,7 @@ async def _ask_health(entry: ServerEntry, timeout: float) -> ServerHealth:
         return ServerHealth("no answer", detail=str(getattr(error, "message", error)))
 
 
-# # What a server registers
+# What a server registers
 
 
 def make_id() -> str:

@@ -153,7 +153,7 @@ class EnvServer:
         for door in self.doors:
             door.attach(self)
 
-    # # Lifecycle
+    # Lifecycle
 
     async def start(self) -> None:
         """Loads the taskset, starts the workers, and listens when all are ready."""
@@ -256,7 +256,7 @@ class EnvServer:
         self.stopping = self.closing = True
         await self._opened.aclose()
 
-    # # Called by the doors
+    # Called by the doors
 
     def info(self) -> Info:
         info = info_of(self.streams)

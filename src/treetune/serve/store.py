@@ -98,7 +98,7 @@ class Store:
             self.close()
             raise
 
-    # # Opening
+    # Opening
 
     def _open(self) -> _Marker:
         marker, log = self._read_marker(), self._path.with_name("server.sqlite-wal")
@@ -209,7 +209,7 @@ class Store:
         except sqlite3.Error as error:
             raise self._damaged(f"server.sqlite: {error}") from error
 
-    # # Contents
+    # Contents
 
     def key(self) -> bytes:
         """The signing key, created on first use."""

@@ -133,7 +133,7 @@ class Calls:
     def close(self) -> None:
         self._rescoring.close()
 
-    # # Run lists
+    # Run lists
 
     def runs(self, body: Body) -> dict[str, Any]:
         self._runs.look(now=True)

@@ -80,7 +80,7 @@ class Overviews:
         known = self._known.get(shown.id)
         return known is None or known[0] != shown.stamp() or known[1]["rollouts"] != rollouts
 
-    # # Building the lines
+    # Building the lines
 
     def _find(self, shown: ShownRun, stamp: Stamp) -> dict[str, Any] | None:
         known = self._known.get(shown.id)

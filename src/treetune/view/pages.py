@@ -66,7 +66,7 @@ def _names_below(folder: Any, before: str) -> Iterator[str]:
             yield name.removesuffix(_PACKED)
 
 
-# # Bundling all modules into one script
+# Bundling all modules into one script
 
 
 def bundle(first: str, modules: Mapping[str, str]) -> str:

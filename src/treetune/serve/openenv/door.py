@@ -37,7 +37,7 @@ class OpenEnvDoor(EpisodeDoor):
         self._split = split
         self._sweeper: asyncio.Task[None] | None = None
 
-    # # Lifecycle
+    # Lifecycle
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)

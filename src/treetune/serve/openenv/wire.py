@@ -49,7 +49,7 @@ def fault_of(error: BaseException) -> Fault:
     return Fault("CAPACITY_REACHED" if found.status == 429 else "EXECUTION_ERROR", message)
 
 
-# # Incoming messages
+# Incoming messages
 
 
 class Wrong(NamedTuple):
@@ -207,7 +207,7 @@ def _check_fields(data: Mapping[str, Any], fields: Mapping[str, str]) -> list[Wr
     return wrong + [Wrong.extra(value, name) for name, value in data.items() if name not in fields]
 
 
-# # Outgoing messages
+# Outgoing messages
 
 
 def show(observation: Observation) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class Worker:
         self._messages.send()
         self._socket.close()
 
-    # # Messages from the broker
+    # Messages from the broker
 
     def _take_batch(self, batch: list[Frames]) -> None:
         self._heard = time.monotonic()
@@ -175,7 +175,7 @@ class Worker:
             self._messages.put(b"counted", msgspec.msgpack.encode(counts))
             counts.clear()
 
-    # # Besides rollouts
+    # Besides rollouts
 
     async def _change_weights(self, payload: bytes) -> bytes:
         return pack(await self._host.change_weights(*unpack(payload, tuple[str, WeightsRequest])))

@@ -92,7 +92,7 @@ class WorkerPool:
         self._ticker: asyncio.Task[None] | None = None
         self._socket: LoopSocket
 
-    # # Lifecycle
+    # Lifecycle
 
     async def start(self) -> None:
         await call_apart(self._engine.prepare, self._taskset)
@@ -353,7 +353,7 @@ class WorkerPool:
         if self._suspects:
             self._wake_waiting()
 
-    # # Messages from workers
+    # Messages from workers
 
     def _take_batch(self, batch: list[Frames]) -> None:
         for frames in batch:

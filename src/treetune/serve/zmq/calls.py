@@ -187,7 +187,7 @@ class CallTable:
             for key in keys:
                 pending.end_work(key)
 
-    # # Replies of the current batch
+    # Replies of the current batch
 
     def reply(self, call: Call, data: bytes, kind: str | None = None) -> None:
         """Adds a reply to this batch; `kind` is the kind of an error."""
@@ -234,7 +234,7 @@ class CallTable:
             self.send(reply)
         self._ready.clear()
 
-    # # Running requests
+    # Running requests
 
     def is_known(self, call: Call) -> bool:
         """Returns whether this request came before. A finished one gets its reply again; a running one will get it."""

@@ -117,7 +117,7 @@ class EnvClient:
             self._socket.close()
             self._socket = None
 
-    # # Host methods
+    # Host methods
 
     async def info(self) -> Info:
         info = await self._ask("info", messages.ServerRequest(), Info)

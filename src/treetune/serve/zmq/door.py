@@ -68,7 +68,7 @@ class ZmqDoor(Door):
             b"ack": (ServerRequest, lambda call, request: None),
         }
 
-    # # Lifecycle
+    # Lifecycle
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
