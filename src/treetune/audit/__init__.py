@@ -1,4 +1,4 @@
-"""The audit: is a task worth training on?
+"""The audit checks whether a task is worth training on.
 
     report = await Auditor(taskset, AuditConfig(target="arithmetic")).run(host)
     report.ok, report.findings

@@ -62,8 +62,7 @@ class Auditor:
         elsewhere: bool = False,
         on_progress: Callable[[str, int], object] = lambda stage, rollouts: None,
     ) -> None:
-        """`other` is the split that must share no task with this one. `elsewhere` means that the tasks are on a
-        server."""
+        """`other` is the split that must share no task with this one. `elsewhere`: the tasks are on a server."""
         self._taskset, self._config = taskset, config
         self._other, self._other_name, self._elsewhere = other, other_name, elsewhere
         self._on_progress = on_progress

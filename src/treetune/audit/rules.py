@@ -90,9 +90,9 @@ class AuditReport(Report):
     spread: dict[str, float] = {}
     """Figures of the model's rollouts, such as shares of tasks."""
     costs: dict[str, Quantiles] = {}
-    """Seconds, turns, bytes."""
+    """Costs in seconds, turns and bytes."""
     facts: dict[str, Any] = {}
-    """Further facts, such as how many gold answers there are."""
+    """Other facts, such as the number of gold answers."""
     chosen: set[str] | None = None
 
     def is_chosen(self, rule: str) -> bool:

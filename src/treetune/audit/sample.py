@@ -278,8 +278,8 @@ class Player:
         self.rollouts = 0
 
     async def play(self, subject: Subject, answer: Answer, *, max_turns: int | None = None) -> Trace:
-        """Plays one answer and returns its trace. If tasks are scored in groups, the gold answer is the other member of
-        the group."""
+        """Plays one answer and returns its trace. If tasks are scored in groups, the gold answer is the other
+        member."""
         limits = self.limits if max_turns is None else msgspec.structs.replace(self.limits, max_turns=max_turns)
         async with self._free:
             trace = await self._play(subject, answer, limits)

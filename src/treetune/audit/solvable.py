@@ -181,8 +181,7 @@ AGAIN_RULES = RULES.add_family(
 
 
 async def check_again(sample: Sample, player: Player, report: AuditReport, *, elsewhere: bool) -> None:
-    """Creates and plays all tasks again: in this process and, unless they are on a server (`elsewhere`), in a new
-    one."""
+    """Creates and plays all tasks again: in this process and, unless they are on a server (`elsewhere`), in another."""
     if not report.wants(*AGAIN_RULES):
         return
     tasks: dict[int, str] = {}

@@ -1,7 +1,7 @@
 """Rules over traces: what rollouts of a model, or of a whole training, reveal about the tasks. Pure functions.
 
-    for finding in suspicions(trace): print(finding.rule, finding.found)           # of one trace
-    judge_traces(traces, report)                                                    # of all of them together
+    for finding in suspicions(trace): print(finding.rule, finding.found)           # for one trace
+    judge_traces(traces, report)                                                    # for all of them together
 
 They need nothing but traces, so they also work on traces that were recorded elsewhere.
 """
@@ -306,7 +306,7 @@ def _judge_spread(groups: Sequence[Sequence[Trace]], report: AuditReport, thresh
 
 
 def _judge_length(groups: Sequence[Sequence[Trace]], report: AuditReport) -> None:
-    """Compares lengths and rewards after subtracting their task's mean, so that harder tasks do not count as longer
+    """Compares lengths and rewards relative to their task's mean, so that harder tasks do not count as longer
     answers."""
     lengths: list[float] = []
     rewards: list[float] = []

@@ -1,5 +1,4 @@
-"""`treetune eval`: runs a policy on tasks, saves traces, shows a summary. `treetune rescore`: scores saved traces
-again."""
+"""`treetune eval`: runs a policy on tasks, saves traces, shows a summary. `treetune rescore`: rescores saved traces."""
 
 from __future__ import annotations
 
@@ -261,7 +260,7 @@ def rescore_command(
     if not config.exists() or not (run / TRACES.file).exists():
         raise no_run(run, own=True)
     data = read_target(str(config), {"taskset.trust": "true"} if trust else {})
-    ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # the run's ceilings counted only the run
+    ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # the run's were for the run
     evaluation = evaluating.read_config({**data, **ceilings}, evaluating.EvalConfig, source=str(config))
     evaluating.refuse_unservable(evaluation.taskset)
     if dry_run:

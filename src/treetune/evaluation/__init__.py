@@ -1,4 +1,4 @@
-"""Evaluation: playing a model on a taskset, scoring again, comparing runs, checking a taskset.
+"""Evaluation: plays a model on a taskset, rescores runs, compares them, and checks tasksets.
 
     plan = EvalPlan(read_config(data, EvalConfig))       # `api.py` has `treetune.evaluate`, which does this
     plan.check()

@@ -40,7 +40,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class TaskChange(msgspec.Struct):
-    """One task in both runs."""
+    """A task that is in both runs."""
 
     uid: str
     occurrence: int
@@ -285,8 +285,7 @@ class Paired:
         return None if self.stderr is None else _DETECTED * self.stderr
 
     def tasks_to_settle(self) -> int | None:
-        """How many tasks would detect a difference of this size four times out of five; None if there is no
-        difference."""
+        """How many tasks would detect this difference four times out of five; None if there is no difference."""
         if self.stderr is None or not self.mean:
             return None
         spread = float(self.differences.std(ddof=1))

@@ -2,7 +2,7 @@
 share it.
 
     plan = EvalPlan(read_config(data, EvalConfig))
-    plan.check()                                  # refuses what can be refused now
+    plan.check()                                  # reports errors before the run starts
     plan.load()
     with plan.begin(Path("runs/x")):
         await plan.play(watch)
@@ -119,8 +119,8 @@ class EvalPlan:
     # Before the run
 
     def check(self) -> None:
-        """Refuses tasks that cannot be played here, a model endpoint that does not answer, and gold answers if there
-        are none."""
+        """Refuses tasks that cannot be played here, an unreachable model endpoint, and gold answers if there are
+        none."""
         taskset, config = self.evaluation.taskset, self.evaluation.config
         refuse_unservable(taskset)
         if config.tasks and self.served is not None:

@@ -82,8 +82,7 @@ def _check(made: object, cls: Renders) -> Rendered:
 
 
 def _renders(cls: Renders) -> bool:
-    """Returns whether a class has its own `render` class method. An environment may have another method of that
-    name."""
+    """Whether a class has its own `render` class method; an environment may have another method of that name."""
     written = inspect.getattr_static(cls, "render")
     if isinstance(written, classmethod | staticmethod):
         return written not in (inspect.getattr_static(base, "render") for base in (Environment, Taskset))

@@ -58,8 +58,7 @@ class Rescorer(Runner):
         return RescoreSummary(before, after, self._changed, self._diverged, self._skipped)
 
     async def _wanted(self) -> AsyncIterator[list[Trace]]:
-        """The traces, in lists that are scored together: all traces of a task if the taskset scores groups, otherwise
-        one each."""
+        """The traces, in lists that are scored together: per task if the taskset scores groups, otherwise one each."""
         groups: dict[tuple[str, int], list[Trace]] = {}
         for old in self._recorded():
             self._before.add(old)

@@ -2,7 +2,7 @@
 run folder.
 
     with RunSet(Path("runs/both")).begin(plans) as folders: ...   # then play them, one after the other
-    RunSet(Path("runs/both")).compare()            # the models of each taskset with the first of them
+    RunSet(Path("runs/both")).compare()            # each taskset's models with the first of them
 
 `runs.json` lists them in order. All runs are created before the first is played, so an interrupted set can be resumed
 by its folder alone.

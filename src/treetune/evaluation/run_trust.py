@@ -1,8 +1,8 @@
 """Decides whether a run folder may be continued: its `config.yaml` determines what runs, and anyone may have written
 it.
 
-    remember(Path("runs/x"))                  # `eval`: the config in there is this user's
-    take_up(Path("runs/x"), trust=False)      # `eval --resume`: raises where it is not, and would call a model
+    remember(Path("runs/x"))                  # `eval`: its config is this user's
+    take_up(Path("runs/x"), trust=False)      # `eval --resume`: raises if it is not, and would call a model
 
 Whatever the config names is checked where it is read and loaded (`config/run_config.py`, `config/trust.py`).
 """

@@ -1,6 +1,6 @@
 """Loggers of runs and of traces that a server keeps: Weights & Biases, MLflow, TensorBoard.
 
-    loggers = open_loggers(["wandb"])            # refused where the package is not installed
+    loggers = open_loggers(["wandb"])            # raises if the package is not installed
     loggers.start(About("runs/x", config, Path("runs/x")))
     loggers.log({"reward/gsm8k": 0.4}, step=10)
     loggers.finish(figures_of(run.summary), samples_of(run))
@@ -30,7 +30,7 @@ Sample = dict[str, Any]
 
 
 class About(msgspec.Struct, frozen=True):
-    """What is logged."""
+    """The run that is logged."""
 
     name: str
     config: dict[str, Any]

@@ -1,6 +1,6 @@
 """Runs on disk: the folders of traces that `eval` and `serve --traces` write, and the runs of other programs.
 
-    run = open_run("runs/x")                 # `discovery.py` finds and opens runs, also those of verl, TRL or Inspect
+    run = open_run("runs/x")                 # `discovery.py` opens runs, including those of verl, TRL or Inspect
     run.mean_reward, run.groups().df(), list(run.traces("failed"))
 
 `run.py` has `Run`, which holds a run as data: its rollouts as arrays (`columns.py`), selected by queries (`query.py`),

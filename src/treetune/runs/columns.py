@@ -1,10 +1,10 @@
 """The rollouts of a run as columns, which a viewer sorts, filters and groups by.
 
     columns = Columns()
-    columns.extend(entries)                              # what an `IndexReader` gives, again and again
+    columns.extend(entries)                              # from an `IndexReader`, repeatedly
     columns.reward[columns.numbers("turns") > 2]
     columns.groups()                                     # one line for each task
-    columns.entries[17]                                  # all that is known of one
+    columns.entries[17]                                  # everything known about one rollout
 
 A hundred thousand rollouts take some ten megabytes: numbers are arrays, texts are stored once and referred to by
 number, and an `Entry` is created when it is requested. A column of numbers has NaN for a rollout without a value.

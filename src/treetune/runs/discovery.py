@@ -1,6 +1,6 @@
 """Finds the runs of any program: the run at a path, or all runs below a folder.
 
-run = open_run("outputs/rollout_data")       # ours, or one of those that `runs/foreign` knows
+run = open_run("outputs/rollout_data")       # of Treetune, or of a program in `runs/foreign`
 for place in runs_below("outputs"):
     place.path, place.kind, place.open()
 """
@@ -26,8 +26,7 @@ from treetune.runs.plain_files import below, find_fault
 from treetune.runs.run import Run, is_run, no_run
 
 _NEAR = 2
-"""How many folders deep to look for the single run of a folder: trainers write below the folder that they were
-given."""
+"""How many folders deep to look for the single run of a folder: trainers write below the folder they were given."""
 _ENDINGS = (".eval", ".json", ".jsonl", ".parquet")
 _NAMED = 5
 _MOST_FOLDERS, _DEEPEST = 20_000, 12

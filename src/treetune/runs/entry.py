@@ -1,7 +1,7 @@
 """An Entry holds the facts about a rollout that are available without reading its trace: one line of a run's index.
 
-entry = entry_of(trace, offset, line)             # of a trace that is being written
-entry = glance(block, start, stop, offset)        # of a line of a file, of which little is decoded
+entry = entry_of(trace, offset, line)             # for a trace that is being written
+entry = glance(block, start, stop, offset)        # for a line of a file, decoding little of it
 """
 
 from __future__ import annotations

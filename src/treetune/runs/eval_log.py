@@ -1,6 +1,6 @@
 """Writes a run as an Inspect log, which `inspect view` and `read_eval_log` open.
 
-    write_eval_log(Run("runs/x"), Path("x.eval"), "failed")        # gives how many samples it has
+    write_eval_log(Run("runs/x"), Path("x.eval"), "failed")        # returns the number of samples
 
 A task becomes a sample, and a rollout an epoch of it. The log is a zip file as Inspect writes it, with a member per
 sample.

@@ -131,8 +131,7 @@ class RunFolder(Generic[R]):
 
     @classmethod
     def create(cls, path: Path, records: Records[R], what: Described) -> Self:
-        """Creates a run folder; refuses a folder that already holds a run. A kill just after the start leaves no
-        run."""
+        """Creates a run folder; refuses one that already holds a run. A kill just after the start leaves no run."""
         if (path / CONFIG).exists() or next(records.lines(path, Damage()), None) is not None:
             raise UsageError(f"{path} already holds a run", remedy="pass --resume to continue it, or another -o")
         beginning = Beginning(what.resolved(), taskset_fingerprint(what.taskset))

@@ -2,8 +2,8 @@
 it.
 
     reader = IndexReader(Path("runs/x"))
-    for entries in reader.read():                      # again and again while the run is being written
-        entries[0].reward, entries[0].offset           # where its trace stands in traces.jsonl
+    for entries in reader.read():                      # repeatedly while the run is being written
+        entries[0].reward, entries[0].offset           # the position of its trace in traces.jsonl
 
 The writer appends entries as it appends traces, several at a time. Missing entries (after a kill before they were
 written, for an older run, or for a file from elsewhere) are made from the traces. The traces are authoritative; the
@@ -239,8 +239,7 @@ def _is_of(entry: Entry, traces: int) -> bool:
 def entries_in(
     lines: bytes | bytearray, offset: int, stop: int | None = None, damage: Damage | None = None
 ) -> Iterator[Entry]:
-    """Yields the entries of complete lines of traces; `offset` is that of the first line. A damaged line has no
-    entry."""
+    """Yields the entries of complete lines of traces, the first at `offset`. A damaged line has no entry."""
     start, stop = 0, len(lines) if stop is None else stop
     damage = damage or Damage()
     while start < stop:

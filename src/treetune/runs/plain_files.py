@@ -9,8 +9,8 @@ link to a file below the same folder is followed, and so is a link into the hub'
 The images of a run are such files, each stored once, named after their content, next to the records that show them. A
 rollout shows its task's images several times, and a run plays a task several times.
 
-    line = move_out(line, folder)     # "data:image/png;base64,..." is "images/3f2a....png" now
-    line = bring_back(line, folder)   # and is what it was
+    line = move_out(line, folder)     # "data:image/png;base64,..." becomes "images/3f2a....png"
+    line = bring_back(line, folder)   # restores the original
 """
 
 from __future__ import annotations

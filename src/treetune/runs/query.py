@@ -1,4 +1,4 @@
-"""A query over the rollouts of a run.
+"""Queries over the rollouts of a run.
 
     mask = Query('reward<0.5 & source=gsm8k "therefore"').select(columns, folder)
 
@@ -6,7 +6,7 @@
                           each), retries, task, rollout, step, any metric
     source=gsm8k          texts: source, outcome, failure, answer, uid, mark; `~` for a part of one: failure~timeout
     failed  scored  solved  truncated  mixed  all0  all1  allfailed
-    "therefore"           what was said in it, whichever case
+    "therefore"           a text in its messages, ignoring case
     a & b   a b           both;  a | b  either;  !a  not;  ( ) group;  AND, OR, NOT are the same
     17/3                  task 17, rollout 3
 

@@ -50,15 +50,14 @@ def is_run(path: str | Path) -> bool:
 
 
 def means_run(path: Path) -> bool:
-    """Whether a path without a run was meant as one: it contains runs, or it does not exist and there are runs next to
-    it."""
+    """Whether a path without a run was meant as one: it contains runs, or it does not exist but has runs next to it."""
     if ":" in path.name:  # file.py:Name
         return False
     return bool(_runs_in(path)) or (not path.exists() and path.parent != Path() and bool(_runs_in(path.parent)))
 
 
 def no_run(path: Path, *, own: bool = False) -> UsageError:
-    """The error for a path without a run, which names runs near it. With `own`, only a run folder of Treetune is
+    """The error for a path without a run, naming runs near it. With `own`, only a run folder of Treetune is
     accepted."""
     problem = f"{path} holds no run" if path.exists() else f"there is no run {path}"
     if own and is_run(path):

@@ -1,4 +1,4 @@
-"""Serving a taskset to trainers: the server, its pool of workers, its doors, and their clients.
+"""Serves a taskset to trainers: the server, its pool of workers, its doors, and their clients.
 
     from treetune.serve import EnvClient, EnvServer, EnvServerPool
 

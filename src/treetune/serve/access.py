@@ -32,8 +32,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def check_address(address: str, access: Access) -> None:
-    """Raises UsageError if it is not the address of a pull server, or if other machines can reach it without a
-    token."""
+    """Raises UsageError if it is not a pull server's address, or if other machines can reach it without a token."""
     parts = urlsplit(address)
     try:
         bad = parts.scheme not in ("tcp", "ipc") or (parts.scheme == "tcp" and parts.port is None)
@@ -49,8 +48,7 @@ def check_address(address: str, access: Access) -> None:
 
 
 def parse_http_address(address: str, access: Access) -> tuple[str, int]:
-    """Returns host and port. Raises UsageError if it is not an address, or if other machines can reach it without a
-    token."""
+    """Returns host and port. Raises UsageError if the address is invalid, or reachable for others without a token."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     try:
         host, port = parts.hostname or "127.0.0.1", parts.port

@@ -54,5 +54,4 @@ class Unreachable(ServeError, kind="unreachable"):
 
 
 class Misused(ServeError, kind="usage"):
-    """The request is not valid here: for example a rollout where groups are scored, or a turn that is not the next
-    one."""
+    """The request is not valid here: for example a rollout where groups are scored, or a turn out of order."""

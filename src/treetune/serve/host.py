@@ -1,7 +1,7 @@
 """The host of a server, and the models that requests may use.
 
     host = ServerHost(streams, HostSpec(models=ModelsConfig(model="my-model"), ...))
-    data = await host.run_request("run_rollout", payload)      # a request as it came; the response as it will be sent
+    data = await host.run_request("run_rollout", payload)      # both as raw bytes
 
 The server owns the addresses and keys of models. A request names a model that the server offers, or an address on the
 allow-list, but never a file, a key or an environment variable.

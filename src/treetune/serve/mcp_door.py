@@ -185,7 +185,7 @@ class McpDoor(Door):
         return ListToolsResult(tools=[*OWN, *(_describe_tool(one, session is None) for one in offered)])
 
     async def _look(self) -> list[dict[str, Any]]:
-        """Returns the tools of the first task: many clients list tools once, before they start an episode. No cursor
+        """Returns the tools of the first task: many clients list tools once, before the first episode. No cursor
         moves."""
         streams, host = self.server.streams, self.server.host
         try:

@@ -281,8 +281,8 @@ def _encode(encoder: msgspec.msgpack.Encoder, value: Any) -> bytes:
 
 
 def check_values(data: bytes) -> None:
-    """Raises BadRequest if decoding would take too much memory. A message has at most one value per byte, so small
-    messages pass."""
+    """Raises BadRequest if decoding would take too much memory. Small messages pass: each value takes at least a
+    byte."""
     if len(data) <= MOST_VALUES:
         return
     at, values = 0, 1  # a lower bound: a list states how many follow
@@ -333,7 +333,7 @@ def unpack(data: bytes | msgspec.Raw, type: type[T]) -> T:
             decoded: T = _decoder(cast(Any, type)).decode(data)
             return decoded
         except msgspec.ValidationError:
-            # A typed integer field refuses the extension, so a big one takes the long way.
+            # A typed integer field refuses the extension, so a big integer is decoded in two steps.
             return msgspec.convert(unpack_plain(data), type)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise BadRequest(f"not a {type.__name__}: {error}") from None

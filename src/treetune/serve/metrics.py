@@ -4,7 +4,7 @@
     metrics.stats()                                   # for `treetune top`
     metrics.render()                                  # for Prometheus
 
-Objects of prometheus_client are made only for a request: counting with them costs more.
+Objects of prometheus_client are created only on request, because counting with them is slower.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 draw = order.advance(stream)
 order.hand_out(draw, task.idx, request_key, digest)
-order.commit()                      # once for a batch of requests; if it fails, the draws are given out again
+order.commit()                      # once for a batch of requests; if it fails, the draws are handed out again
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Limits that all connections of this process share: the memory of request bodies, and file descriptors.
 
     held = Holding()
-    if not held.add(len(part)): ...         # all bodies together would take too much
+    if not held.add(len(part)): ...         # all bodies together would exceed the limit
     held.release()
 
 Each body also has its own limit. Without a shared limit, a thousand of them could take 8 GB. If an accept fails because

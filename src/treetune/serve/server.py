@@ -307,8 +307,7 @@ class EnvServer:
             self.release(1)
 
     async def make(self, draw: Draw, fetch: Callable[[Draw], Awaitable[tuple[int, T]]], **given: Unpack[Given]) -> T:
-        """Returns what `fetch` makes of a held draw, with the `idx` of its task. The draw is stored when this
-        returns."""
+        """Returns the result of `fetch` for a held draw, with the `idx` of its task. The draw is then stored."""
         try:
             task, result = await self.streams.make(draw, fetch, (Stopping,))
         except (DrawFailed, StreamEnded):

@@ -277,7 +277,7 @@ class Store:
         answers: Iterable[Answer] = (),
         pending: Mapping[Key, Pending | None] | None = None,
     ) -> None:
-        """Runs one transaction, which is on disk when this returns. `pending` has the changed draws; None marks one as
+        """Runs one transaction, which is on disk when this returns. `pending` has the changed draws; None means
         done."""
         draws = list(answers)
         db, number = self._database, self._commits + 1
@@ -334,8 +334,7 @@ class Store:
         self._database.execute("DELETE FROM draws WHERE number <= (SELECT max(number) FROM draws) - ?", (KEPT_DRAWS,))
 
     def _rows(self, columns: str, table: str, kind: type[T]) -> list[T]:
-        """The rows of a table. SQLite stores any type in any column; rows of other types were not written by a
-        server."""
+        """The rows of a table. SQLite stores any type in any column; a server wrote none of other types."""
         with self._readable():
             rows = self._database.execute(f"SELECT {columns} FROM {table}").fetchall()
         try:

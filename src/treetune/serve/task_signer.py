@@ -1,7 +1,7 @@
 """Signs tasks on the wire with a keyed hash, so that a server recognises its own tasks when they return.
 
     data = pack_task(task, signer.sign(task))
-    task = signer.read_task(data, taskset)      # raises TaskRefused if a task was changed or made up
+    task = signer.read_task(data, taskset)      # raises TaskRefused if a task was changed or forged
 
 A task is sent as a map of all its fields, including those of a subclass, with two extra keys: `$kind`, the name of its
 class, and `$seal`. The hash covers the content with sorted keys, so a client in any language may decode it and encode

@@ -141,8 +141,7 @@ class Calls:
         return {"place": self._runs.place, "runs": rows, "curve": self._curve(rows)}
 
     def _curve(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """The steps of the training that is shown, if there is one: a run with steps, and the `earlier` run below
-        it."""
+        """The steps of the training that is shown, if any: a run with steps, and the `earlier` run below it."""
         trained = [self._runs[row["id"]] for row in rows if row["steps"]]
         folders = {shown.path.parent if shown.path.name == EARLIER else shown.path for shown in trained}
         if len(folders) != 1:

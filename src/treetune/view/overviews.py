@@ -2,7 +2,7 @@
 next start.
 
     overviews = Overviews(runs)
-    overviews.rows()        # at once: what is not known yet is `pending`, and is made meanwhile
+    overviews.rows()        # returns at once; unknown lines are `pending` and built meanwhile
 
 A folder may hold hundreds of runs, and each must be read to the end for its line.
 """

@@ -1,7 +1,7 @@
 """Writes runs as one page in a file that needs nothing else: `treetune view RUN --export report.html`.
 
     made = write_report(calls, Path("report.html"), where="failed")
-    made.note             # what was left out, where something was
+    made.note             # what was left out, if anything
 
 The pages ask the file instead of a server: it contains the answers to their calls, up to a size limit. Beyond it, only
 the rollouts that a query selects are kept; without a query, those of the groups with the highest variance.

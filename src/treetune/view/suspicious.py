@@ -101,8 +101,8 @@ def _order(run: Run, start: int) -> Codes:
 
 
 def _same_answers(run: Run) -> list[tuple[int, str, str]]:
-    """Texts that solve several tasks with different right answers. The index shows which texts may be equal; only those
-    are read."""
+    """Texts that solve several tasks with different right answers. Only texts that the index shows may be equal are
+    read."""
     columns = run.columns
     answers, of_task = columns.codes("answer"), columns.groups().task
     tasks: dict[int, dict[int, int]] = defaultdict(dict)

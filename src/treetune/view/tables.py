@@ -36,7 +36,7 @@ SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
 
 
 def describe(run: Run, at: int) -> dict[str, Any]:
-    """The line of a rollout."""
+    """The table row of a rollout."""
     entry, groups = run.columns.entry(at), run.columns.groups()
     advantage = None if entry.reward is None else plain(entry.reward - groups.mean[groups.task[at]])
     own = {"at": at, "task": entry.idx, "tokens": entry.completion_tokens, "advantage": advantage}
@@ -165,8 +165,7 @@ def question_of(run: Run, at: int) -> str:
 
 
 def compare_runs(before: Run, after: Run, query: str = "") -> dict[str, Any]:
-    """Compares the tasks for which the query selects a rollout in either run: selecting by one run alone would favour
-    it."""
+    """Compares the tasks for which the query selects a rollout in either run: selecting by one would favour it."""
     only = None if not query.strip() else _keys(before, query) | _keys(after, query)
     comparison, changes = compare_tasks(before, after, only)
     plain = msgspec.to_builtins(comparison)

@@ -32,8 +32,7 @@ _ZSTANDARD = 93
 """The compression that Inspect writes; `zipfile` supports it from Python 3.14 on."""
 _SAMPLES = "samples/"
 _MOST_UNPACKED, _MOST_RATIO, _PIECE = 64 << 20, 100, 1 << 20
-"""The most bytes of an unpacked member, its largest compression ratio, and the size of the pieces in which it is
-unpacked."""
+"""The most bytes of an unpacked member, its largest compression ratio, and the size of the pieces it is unpacked in."""
 
 REWARD, SUCCESS = "reward", "success"
 """The names of the scores in logs that we write."""

@@ -1,7 +1,7 @@
 """A run of another program, cached as a run folder: each of its rollouts is converted to a trace once.
 
     kept = KeptRun(Path("outputs/rollout_data"), Verl())
-    kept.update()                              # a separate process reads what is new
+    kept.update()                              # a separate process reads new data
     kept.folder                                # has traces.jsonl and its index
 
 Traces are stored in the user's cache. So queries, the text search, groups and the viewer read them through the same
@@ -47,8 +47,7 @@ _LONGEST, _MOST_DESCRIBED = 64 << 20, 1 << 20
 """The most bytes of a trace, and of a run's description."""
 
 _DEEPEST = 400
-"""The recursion limit for decoding. It is lower than where the traces are read again, so that they are never too deep
-there."""
+"""The recursion limit for decoding, lower than where traces are read again, so that they are never too deep there."""
 _LARGE = 200 << 20
 """After this many bytes the reading process is not used again."""
 
@@ -115,8 +114,7 @@ class RolloutNumbers:
             self._rollouts.setdefault((entry.uid, entry.occurrence), set()).add(entry.rollout)
 
     def note(self, trace: Trace, found: ForeignRollout) -> None:
-        """Equal prompts of one step are a group. In another step, or under another name, they are another occurrence of
-        the task."""
+        """Equal prompts of one step are a group. Another step, or another name, is another occurrence of the task."""
         uid = trace.uid or trace.task.uid
         places = self._occurrences.setdefault((uid, trace.step, found.group), [])
         free = (place for place in places if found.rollout not in self._rollouts[uid, place])
@@ -319,8 +317,7 @@ def _measure(cache_dir: Path) -> Iterator[tuple[Path, int, float]]:
 
 
 def main() -> None:
-    """Runs the process that reads runs of other programs: one `ReadRequest` per line, with a null or a fault as the
-    reply."""
+    """Runs the process that reads other programs' runs: one `ReadRequest` per line, with a null or a fault as reply."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

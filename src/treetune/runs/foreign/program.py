@@ -1,8 +1,8 @@
 """A Program is a program that writes runs, with the conversion of each rollout in its files to a trace.
 
-    files = kind.files(Path("outputs/rollout_data"))      # in their order; none where it is no run of this kind
+    files = kind.files(Path("outputs/rollout_data"))      # in order; none if it is not a run of this kind
     for found in kind.read(files[0], after=0):
-        found.trace, found.position                       # where to go on when the file has grown
+        found.trace, found.position                       # where to continue when the file has grown
 
 Data that a program does not record is left out. `kept.py` numbers the traces by task, group and rollout: the rollouts
 of the same prompt in the same step are a group.
@@ -274,7 +274,7 @@ def _note_result(calls: list[ToolCall], message: Message) -> None:
 
 
 def split_chat(prompt: str, answer: str) -> tuple[list[Message], list[Message]] | None:
-    """Splits a prompt and what came after it into messages, if both are ChatML with its special tokens; None
+    """Splits a prompt and its continuation into messages, if both are ChatML with its special tokens; None
     otherwise."""
     given, whole = _messages_in(prompt), _messages_in(prompt + answer)
     if given is None or whole is None:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 _MEMORY, _MEMORY_RATIO = 320 << 20, 8
 """The memory limit in bytes: a base, and an amount for each byte of the largest file."""
 _SECONDS, _SECONDS_PER_MEGABYTE, _NEXT_SECONDS = 10.0, 1.0, 5.0
-"""The CPU time limit in seconds: a base, an amount per megabyte, and the time for each further file once the rest is
-used up."""
+"""The CPU time limit in seconds: a base, an amount per megabyte, and then an amount for each further file."""
 _CLOCK_RATIO, _CLOCK_SECONDS = 4, 60
 """The limit of wall-clock time, after which the process is killed."""
 _one = threading.Lock()

@@ -1,7 +1,7 @@
 """Environments on servers of other projects, as tasksets: the code that `openenv:URL` and `ors:URL` share.
 
     taskset = load_taskset("openenv:http://127.0.0.1:8000")
-    taskset.count()                                     # None where the server numbers no tasks
+    taskset.count()                                     # None if the server numbers no tasks
 
 The server is asked for its tasks when the taskset is created. A task is identified by its number; its prompt is the
 first observation of its episode. An error of the server is a failure without a reward.
@@ -188,8 +188,7 @@ def end_without_call() -> Step:
 
 
 def make_step(shown: Observation, reward: Any, done: Any, metadata: Any) -> Step:
-    """Builds a step from a server's answer. Raises EnvironmentFault if the reward or the end flag has the wrong
-    type."""
+    """Builds a step from a server's answer. Raises EnvironmentFault if the reward or the end has the wrong type."""
     if not isinstance(reward, int | float | None) or not isinstance(done, bool):
         raise EnvironmentFault(f"the server answered reward={reward!r:.60}, done={done!r:.60}")
     info = dict(metadata) if isinstance(metadata, dict) else {}

@@ -1,5 +1,4 @@
-"""Episodes over HTTP: the server's door, its clients, and the probe. This module holds the door's config, so it loads
-fast."""
+"""Episodes over HTTP: the server's door, its clients, and the probe. This module has only the config: it loads fast."""
 
 from __future__ import annotations
 

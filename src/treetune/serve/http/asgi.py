@@ -226,7 +226,7 @@ class JsonApp:
         message = await receive()
         body: bytes | bytearray = message.get("body", b"")
         if message.get("more_body"):
-            body = bytearray(body)  # which grows in place
+            body = bytearray(body)  # a bytearray grows in place
             held = request.held = Holding()
             _hold(held, len(body))
             while message.get("more_body") and len(body) <= self._max_bytes:

@@ -151,7 +151,7 @@ class RemoteEpisode:
             reply = await self.server.ask(STEP, body, StepReply, repeat=self.numbered)
         except Refusal as error:
             if error.status in (404, 410):
-                self._end()  # the server no longer has it
+                self._end()  # the episode is gone on the server
             raise
         self.turn += 1
         if reply.done:
@@ -252,12 +252,11 @@ class TaskServerClient:
             await retries.wait(problem)
 
     async def start_many(self, task_indices: Sequence[int | None]) -> list[RemoteEpisode | ServeError]:
-        """Starts several episodes at once and returns them in the given order. Those that could not be started are
-        errors."""
+        """Starts several episodes at once and returns them in the given order; failed starts are errors."""
         return list(await asyncio.gather(*(_catch_error(self.start(index)) for index in task_indices)))
 
     async def step_many(self, moves: Sequence[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
-        """Steps several episodes and returns the results in the given order. Steps that failed are errors."""
+        """Steps several episodes and returns the results in the given order; failed steps are errors."""
         return list(await asyncio.gather(*(_catch_error(episode.step(action)) for episode, action in moves)))
 
     async def _start_on(self, server: RemoteServer, body: dict[str, Any]) -> RemoteEpisode:

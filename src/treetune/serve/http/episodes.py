@@ -112,8 +112,7 @@ class HttpEpisodes:
         return await asyncio.shield(self._uids)
 
     async def step(self, body: wire.StepBody) -> bytes:
-        """Returns the answer to an action. A turn that was already played gets the same answer; nothing is played
-        twice."""
+        """Returns the answer to an action. A repeated turn gets the same answer; nothing is played twice."""
         # A step continues if its client disconnects: uvicorn does not report it, and the client may ask again.
         answer: bytes = await self._server.host.step(body.episode_id, body.value, body.turn, terms=self.terms)
         return answer

@@ -223,8 +223,7 @@ class _Connection(_Writing, HttpToolsProtocol):
 
 
 def _find_fault(headers: list[tuple[bytes, bytes]], version: str) -> str | None:
-    """Returns why a head is refused: a proxy and the server could disagree about the client, or about where the body
-    ends."""
+    """Returns why a head is refused: a proxy and the server could disagree about the client, or the end of the body."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _SINGLE_HEADERS:

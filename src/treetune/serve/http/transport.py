@@ -2,7 +2,7 @@
 
     async with HttpTransport("http://127.0.0.1:5000") as transport:
         reply = await transport.ask("POST", "/api/episode/start", {}, timeout=10)
-        reply.read(dict)                  # its body, or the error that it is
+        reply.read(dict)                  # its body; raises for an error
 
 It does not follow redirects, because the token is meant for one address only. `system/http_body.py` limits the body.
 """

@@ -93,8 +93,7 @@ class MoveBody(msgspec.Struct, kw_only=True):
     tool_calls: ToolCalls | msgspec.UnsetType = msgspec.UNSET
     """Tool calls in OpenAI's form; a text in `action` becomes the text of the same message."""
     turn: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Counts from 0. A turn that was already played gets its first answer again. Without it, a step cannot be repeated
-    safely."""
+    """Counts from 0. A repeated turn gets its first answer again. Without it, a step cannot be repeated safely."""
 
     def __post_init__(self) -> None:
         if self.action is msgspec.UNSET and self.tool_calls is msgspec.UNSET:

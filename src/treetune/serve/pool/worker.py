@@ -62,13 +62,11 @@ class MessageBatch:
 
 
 read_batch = msgspec.msgpack.Decoder(list[Annotated[list[bytes], msgspec.Meta(min_length=1)]]).decode
-"""Raises `msgspec.MsgspecError` if the other side speaks another protocol, for example because its version of Treetune
-differs."""
+"""Raises `msgspec.MsgspecError` if the other side speaks another protocol, like another version of Treetune."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker needs to start, apart from the taskset. It is pickled, and only a broker passes it to its
-    workers."""
+    """What a worker needs to start, apart from the taskset. It is pickled, and only a broker sends it to workers."""
 
     identity: bytes = b""
     address: str = ""
@@ -263,8 +261,7 @@ class WorkerHandle(msgspec.Struct, eq=False):
     """The maximum number of guests that each suspect among them allows."""
 
     def may_take(self, company: int | None) -> bool:
-        """Returns whether it may take a call. Suspects share a worker with few others; other calls never join
-        suspects."""
+        """Whether it may take a call. Suspects share a worker with few others; other calls never join suspects."""
         return not self.limits if company is None else self.guests < min([company, *self.limits])
 
     async def ask(

@@ -45,8 +45,7 @@ _MOST_NAMED = 3
 _RETRY_SECONDS = 0.1
 """A pause in which all workers that died together are noticed, before another worker gets the calls."""
 _PLACE_SECONDS = 60.0
-"""How long a suspect waits for a worker without episodes: a busy machine starts one slowly, a full cluster never
-does."""
+"""How long a suspect waits for a worker without episodes: a busy machine starts one slowly, a full cluster never."""
 _LONGEST_PAUSE = 30.0
 _MOST_FAILURES = 5
 """After this many failed starts in a row, calls that wait for a worker fail."""
@@ -290,8 +289,7 @@ class WorkerPool:
         self._adjust()
 
     def _name_suspects(self, member: WorkerHandle, how: str) -> str:
-        """Returns why a worker ended, with the tasks that were stepped there. Each may be the cause and becomes a
-        suspect."""
+        """Returns why a worker ended, with the tasks stepped there. Each may be the cause and becomes a suspect."""
         stepped = sorted({call.steps for call in member.calls.values() if call.steps and not call.future.done()})
         if self._closing or not stepped:
             return how

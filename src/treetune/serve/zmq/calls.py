@@ -4,7 +4,7 @@
     calls = CallTable(server, send)
     if not calls.is_known(call):
         calls.spawn(call, work())           # its reply is sent when it has ended
-    calls.finish_batch()                    # stores what the batch drew, then sends its replies
+    calls.finish_batch()                    # stores the draws of the batch, then sends its replies
 
 A client may repeat a request: the repetition gets the same reply, and no work is done twice.
 """
@@ -56,8 +56,7 @@ class Gate:
         """Clients by accepted head: a client sends the same head with every request."""
 
     def admits(self, frames: Frames) -> bool:
-        """Returns whether a large frame is accepted after these frames: only as the payload of a client with the
-        token."""
+        """Whether a large frame is accepted after these frames: only as the payload of a client with the token."""
         return len(frames) == 4 and self._has_token(frames[3][1 + CLIENT_BYTES :])
 
     def identify(self, frames: Frames) -> Call:

@@ -160,7 +160,7 @@ class EnvClient:
         return await self._ask_found("give_back", messages.LeaseRequest(idx=task.idx))
 
     def attempt_of(self, task: Task) -> int:
-        """How often a sampled task was given out before to clients whose lease expired."""
+        """How often a sampled task was handed out before to clients whose lease expired."""
         return self._find(task).attempt
 
     def _find(self, task: Task) -> _Sampled:
@@ -325,8 +325,7 @@ class EnvClient:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _exchange(self, frames: Frames, until: float, lease: float | None = None) -> bytes:
-        """Returns the reply to a request. The request is sent again until a reply comes, which also renews the lease of
-        its task."""
+        """Returns the reply to a request. Resends it until a reply comes, which also renews the lease of its task."""
         longest = min(_LAST_RESEND, lease / 3) if lease else _LAST_RESEND
         loop, wait = asyncio.get_running_loop(), min(_FIRST_RESEND, longest)
         silent_from = time.monotonic() + _SILENT_SECONDS
@@ -354,8 +353,7 @@ class EnvClient:
         )
 
     def _acknowledge_soon(self) -> None:
-        """Usually the next request acknowledges an answer. Without one, the server must still learn that the answer
-        arrived."""
+        """Usually the next request acknowledges an answer. Without one, the server must still learn of its arrival."""
         if self._acknowledging is None:
             self._acknowledging = asyncio.get_running_loop().call_later(_ACK_SECONDS, self._acknowledge)
 
