@@ -22,7 +22,7 @@ from treetune.models.scripted import WRONG
 
 MOSTLY = 0.9
 CORRELATED, SURE = 0.4, 3.0
-"""A correlation is reported from this rank correlation, and this many standard deviations from 0."""
+"""The smallest rank correlation that is reported, and its least distance from 0 in standard deviations."""
 FEWEST = 30
 SAME_TASKS = 3
 """A text that solves this many tasks with different truths is suspicious."""

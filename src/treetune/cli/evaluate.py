@@ -260,7 +260,7 @@ def rescore_command(
     if not config.exists() or not (run / TRACES.file).exists():
         raise no_run(run, own=True)
     data = read_target(str(config), {"taskset.trust": "true"} if trust else {})
-    ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # the run's were for the run
+    ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # not those of the run
     evaluation = evaluating.read_config({**data, **ceilings}, evaluating.EvalConfig, source=str(config))
     evaluating.refuse_unservable(evaluation.taskset)
     if dry_run:

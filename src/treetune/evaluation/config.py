@@ -35,7 +35,7 @@ class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_concurrent: Positive = 64
     """The most rollouts or checks that run at once."""
     pass_threshold: float = 1.0
-    """The reward that counts as solved, unless the environment decides that itself. A gold answer must reach it."""
+    """The reward that counts as solved, unless the environment decides that. A gold answer must reach it."""
 
 
 class EvalConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Checks a taskset: its own `validate`, that its gold answers are rewarded, and that its `reward` accepts a wrong
+"""Checks a taskset: its own `validate`, that its gold answers are rewarded, and that its `reward` can score a wrong
 answer.
 
 A task is valid if at least one of the first two ran and none failed. If neither ran, it is `unchecked`.

@@ -48,7 +48,7 @@ def check_address(address: str, access: Access) -> None:
 
 
 def parse_http_address(address: str, access: Access) -> tuple[str, int]:
-    """Returns host and port. Raises UsageError if the address is invalid, or reachable for others without a token."""
+    """Returns host and port. Raises UsageError for an invalid address, or one that others can reach without a token."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     try:
         host, port = parts.hostname or "127.0.0.1", parts.port

@@ -334,7 +334,7 @@ class Store:
         self._database.execute("DELETE FROM draws WHERE number <= (SELECT max(number) FROM draws) - ?", (KEPT_DRAWS,))
 
     def _rows(self, columns: str, table: str, kind: type[T]) -> list[T]:
-        """The rows of a table. SQLite stores any type in any column; a server wrote none of other types."""
+        """The rows of a table. SQLite stores any type in any column; rows of other types are refused."""
         with self._readable():
             rows = self._database.execute(f"SELECT {columns} FROM {table}").fetchall()
         try:

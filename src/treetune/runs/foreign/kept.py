@@ -114,7 +114,7 @@ class RolloutNumbers:
             self._rollouts.setdefault((entry.uid, entry.occurrence), set()).add(entry.rollout)
 
     def note(self, trace: Trace, found: ForeignRollout) -> None:
-        """Equal prompts of one step are a group. Another step, or another name, is another occurrence of the task."""
+        """Equal prompts of one step are a group. Another step or name makes another occurrence of the task."""
         uid = trace.uid or trace.task.uid
         places = self._occurrences.setdefault((uid, trace.step, found.group), [])
         free = (place for place in places if found.rollout not in self._rollouts[uid, place])

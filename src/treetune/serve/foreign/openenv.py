@@ -42,13 +42,13 @@ _ENVELOPE = ("metadata", "reward", "done")
 """The fields of an observation that are not shown to the model."""
 FIRST_PAUSE, LAST_PAUSE = 0.1, 3.0
 _ALIVE_SECONDS = 20.0
-"""How often a silent server is checked for life."""
+"""How often a silent server is pinged, in seconds."""
 _CLOSE_SECONDS = 5.0
 _CLOSED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
 
 
 class OpenEnvError(ServeError):
-    """An error that the server answers with; `code` is its code."""
+    """An error that the server answers with, and its `code`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"the server answered {code}: {message}")

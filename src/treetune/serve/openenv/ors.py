@@ -8,8 +8,9 @@ A session is an episode of one task; the header `X-Session-ID` names it. Its too
 for the model's text. If the client loses the connection, the call continues, and its `task_id` fetches the result
 later.
 
-The task routes list the tasks by split and index: POST /my-tasks/task {"split": "train", "index": 3} answers {"task":
-{"split": "train", "index": 3}}, which starts the task as `reset(**task)` or as the `task_spec` of an ORS session.
+The task routes list tasks by split and index. For example, POST /my-tasks/task {"split": "train", "index": 3} answers
+{"task": {"split": "train", "index": 3}}, which starts the task as `reset(**task)` or as the `task_spec` of an ORS
+session.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class MessageBatch:
 
 
 read_batch = msgspec.msgpack.Decoder(list[Annotated[list[bytes], msgspec.Meta(min_length=1)]]).decode
-"""Raises `msgspec.MsgspecError` if the other side speaks another protocol, like another version of Treetune."""
+"""Raises `msgspec.MsgspecError` if the other side's protocol differs, as in another version of Treetune."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
