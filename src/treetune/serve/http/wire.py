@@ -49,7 +49,7 @@ ToolCalls = Annotated[
 
 
 class ActionBody(msgspec.Struct):
-    """An action with its type, or a message with tool calls. Text may also be sent as a plain string."""
+    """An action with its type, or a message with calls of tools; text may also be sent as a plain string."""
 
     type: str | msgspec.UnsetType = msgspec.UNSET
     """text, json, messages or image; any other type reaches the environment as JSON. Not used for a message."""
@@ -130,7 +130,7 @@ def _batch_of(part: str) -> msgspec.Meta:
 
 
 class StartBatchBody(msgspec.Struct):
-    """Its parts are read one by one (`read_part`), so that a wrong part fails alone."""
+    """Its parts are read one by one (`read_part`), so that a wrong one fails alone."""
 
     episodes: Annotated[list[Any], _batch_of("StartBody")]
 
