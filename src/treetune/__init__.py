@@ -2,7 +2,7 @@
 
     from treetune import Task, Taskset
 
-Names are loaded when they are first used: a program that only needs a cached path should not pay for the rest.
+Names are imported on first use, so a program that needs only one of them does not pay for the rest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What comes with the package, by name. Nothing is imported before it is used.
+"""The built-in components, by name. Nothing is imported before it is used.
 
-This is the only module that knows every room. `treetune/__init__.py` hands the tables to `config/builtin.py`, where the
-rooms below look names up.
+This is the only module that knows all packages. `treetune/__init__.py` passes the tables to `config/builtin.py`, where
+lower packages look names up.
 """
 
 from pathlib import Path
@@ -44,7 +44,7 @@ TOOLS = {
     "search": "treetune.tasksets.tools.search:SearchTool",
     "shell": "treetune.tasksets.tools.sandboxed:ShellTool",
 }
-"""Ready tools: functions marked with `@tool`, and classes of `ToolSource`."""
+"""Built-in tools: functions marked with `@tool`, and subclasses of `ToolSource`."""
 
 FOREIGN_TASKSETS = {
     "agentbench": "treetune.tasksets.shell.agentbench:taskset_class",
@@ -53,19 +53,19 @@ FOREIGN_TASKSETS = {
     "ors": "treetune.serve.foreign.ors:taskset_class",
 }
 FOREIGN_ENVIRONMENTS = {"skyrl": "treetune.trainers.skyrl.gym:environment_class"}
-"""Prefixes of names that belong to another library, each with the function that gives its classes."""
+"""Name prefixes of other libraries, each with the function that returns their classes."""
 
 ADAPTED_ENVIRONMENTS = {"skyrl_gym": "treetune.trainers.skyrl.gym:adapt_class"}
-"""Libraries whose own environments play as ours, each with the function that makes one of ours of such a class."""
+"""Libraries whose environments can be adapted, each with the function that adapts a class."""
 
 NAMES_ROWS = "treetune.data.sources.names:names_rows"
-"""Says whether a target names trainers' rows."""
+"""A function that says whether a target names trainers' rows."""
 DECLARED_NODE = "treetune.data.datasets.task_lists:read_list_node"
-"""Gives the taskset of a config that declares `train_tasks` and `val_tasks`."""
+"""Reads the taskset node of a config that declares `train_tasks` and `val_tasks`."""
 SERVER_NODE = "treetune.serve.remote_taskset:read_server_node"
-"""Gives the taskset that stands for the server at an address."""
+"""Reads the taskset node of a server's address."""
 BY_PARAMETER = "treetune.core.mixture:ByParameter"
-"""The taskset of a profile that has a pass rate for each value of a parameter."""
+"""The taskset for a profile with a pass rate for each value of a parameter."""
 
 SCORERS = {
     "all_of": "treetune.scorers.combined:AllOf",
@@ -84,7 +84,7 @@ SCORERS = {
     "tests": "treetune.tasksets.code.scorers:Tests",
     "weighted": "treetune.scorers.combined:Weighted",
 }
-"""The kinds of scorers. No module of that room may have the name of a kind: that is the name of the kind in Python."""
+"""The kinds of scorers. No module of `scorers` may have the name of a kind, because that name is the kind in Python."""
 
 READY = Path(__file__).parent / "tasksets" / "ready"
-"""The folder of the sets that are ready by name."""
+"""The folder of the ready-made task sets."""

@@ -1,11 +1,11 @@
-"""The order of a taskset that has a profile: which tasks are drawn, how often, and what observed rewards change.
+"""The draw order of a taskset with a profile: which tasks are drawn, how often, and how observed rewards change that.
 
     curriculum = TaskCurriculum(config.profile, taskset.list_uids(), seed=0, name="sums")
     curriculum.position_at(17)              # a pure function of the profile and the index
-    learning = curriculum.learn()           # the same with pass rates that move: draw, observe, state, restore
+    learning = curriculum.learn()           # the same with pass rates that change: draw, observe, state, restore
 
-Tasks of one pass rate (and source) are an arm. Each arm is passed through completely before it begins again: with a
-schedule that is what "once an epoch" means. `SourceCurriculum` does the same for the sources of a mixture.
+Tasks with the same pass rate (and source) form an arm. Every task of an arm is drawn once before any is drawn again;
+with a schedule, that is an epoch. `SourceCurriculum` does the same for the sources of a mixture.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from treetune.core.task import Task
 from treetune.errors import ConfigError, EmptyTasksetError, UsageError, did_you_mean
 
 SCALE = 65_520
-"""Pass rates that move are kept in parts of 1/65520: two bytes each, exact for rates of 8, 10 and 16 rollouts."""
+"""Changing pass rates are stored in units of 1/65520: two bytes each, exact for rates of 8, 10 and 16 rollouts."""
 
 
 class Learning(Protocol):
-    """What a stream draws by where pass rates move: one for each stream, its state a part of the stream's."""
+    """Draws tasks for one stream while pass rates change. Its state is part of the stream's state."""
 
     def draw(self, index: int) -> int:
-        """The position of the task that draw number `index` gives."""
+        """Return the position of the task for draw number `index`."""
         ...
 
     def observe(self, task: Task, reward: float) -> None:
-        """What a rollout of a task earned."""
+        """Record the reward of a rollout of a task."""
         ...
 
     def state(self) -> Any:
-        """A small plain value that `restore` continues from."""
+        """Return a small plain value that `restore` resumes from."""
         ...
 
     def restore(self, state: Any) -> None: ...
@@ -50,24 +50,24 @@ class Learning(Protocol):
 
 class Curriculum(Protocol):
     size: int | None
-    """How many draws an epoch has; None: there is no end."""
+    """The number of draws in an epoch; None if the order is endless."""
 
     def position_at(self, index: int) -> int: ...
     def learn(self) -> Learning: ...
 
 
 class TaskCurriculum:
-    """Of a finite taskset: a pass rate for each task."""
+    """The curriculum of a finite taskset, with a pass rate for each task."""
 
     def __init__(self, config: ProfileConfig, tasks: Iterable[tuple[str, str]], seed: int | None, name: str) -> None:
-        """`tasks` are the uid and the source of each, by position."""
+        """`tasks` are the uid and source of each task, by position."""
         rates = Rates(config)
         self.dropped: Counter[str] = Counter()
         self.config, self.seed = config, seed
         self.positions = array("q")
         self.rates = array("d")
         self.sources: list[str] = []
-        """The position, the pass rate and the source of each task that is kept."""
+        """The position, pass rate and source of each task that is kept."""
         for position, (uid, source) in enumerate(tasks):
             rate = rates.of(uid)
             if rate is None or not config.keeps(rate):
@@ -122,7 +122,8 @@ def _explain_empty(config: ProfileConfig, dropped: Counter[str], name: str) -> E
 
 
 class _Arms:
-    """The arms of a finite taskset: the pass rates that the schedule distinguishes, of each source that has a share."""
+    """The arms of a finite taskset: one for each pass rate that the schedule distinguishes and each source with a
+    share."""
 
     def __init__(self, schedule: Schedule, shares: dict[str, float], sources: Sequence[str]) -> None:
         self.schedule = schedule
@@ -140,11 +141,11 @@ class _Arms:
         return self._groups.get(source, 0) * self._bins + self.schedule.bin_of(rate)
 
     def weights(self, stage: int, full: Sequence[bool]) -> list[float]:
-        """Of each arm as the schedule has it; 0 where it has no tasks."""
+        """The weight of each arm under the schedule; 0 if the arm has no tasks."""
         return [self.schedule.weight(arm % self._bins, stage) if full[arm] else 0.0 for arm in range(self.count)]
 
     def shares(self, stage: int, full: Sequence[bool]) -> list[float]:
-        """Of each arm, so that each source has its own share."""
+        """The share of each arm, scaled so that each source gets its configured share."""
         weights = self.weights(stage, full)
         groups = []
         for group, share in enumerate(self._shares):
@@ -157,7 +158,8 @@ class _Arms:
 
 
 class _LearnTasks:
-    """Pass rates that move, by task. An arm gives its tasks by rank; one that comes into it takes its place there."""
+    """Changing pass rates, by task. An arm draws its tasks by rank; a task that enters an arm is inserted by its
+    rank."""
 
     def __init__(self, curriculum: TaskCurriculum) -> None:
         self._curriculum, self._arms = curriculum, curriculum.arms
@@ -172,14 +174,14 @@ class _LearnTasks:
     def _clear(self) -> None:
         self._credits = Credits(self._arms.count)
         self._passes = [0] * self._arms.count
-        """How often each arm was passed through."""
+        """How many passes through each arm are complete."""
         self._last = [-1] * self._arms.count
-        """The rank of the task that each arm gave last."""
+        """The rank of the last task drawn from each arm."""
         self._shares: dict[int, list[float]] = {}
-        """Of the arms, in the present stage."""
+        """The shares of the arms in the current stage."""
 
     def _sort_tasks(self) -> list[list[tuple[int, int]]]:
-        """The rank and the number of each task, by arm."""
+        """The rank and number of each task, by arm."""
         found: list[list[tuple[int, int]]] = [[] for _ in range(self._arms.count)]
         for number in range(len(self._rates)):
             if (arm := self._arm(number)) is not None:
@@ -189,21 +191,21 @@ class _LearnTasks:
         return found
 
     def copy(self) -> _LearnTasks:
-        """Another one, for another stream: sorting many tasks takes long."""
+        """A copy for another stream; sorting many tasks is slow."""
         other = copy.copy(self)
         other._clear()
         other._rates, other._members = self._rates[:], [members[:] for members in self._members]
         return other
 
     def _arm(self, number: int) -> int | None:
-        """Of a task; None where it is solved, and such ones are dropped."""
+        """The arm of a task; None if the task is solved and solved tasks are dropped."""
         rate = self._rates[number] / SCALE
         if self._curriculum.config.drop_solved and rate >= SOLVED:
             return None
         return self._arms.of(self._curriculum.sources[number], rate)
 
     def _rank(self, arm: int, number: int) -> int:
-        """Where a task stands in the present pass through an arm: in load order without a seed."""
+        """The rank of a task in the current pass through an arm; load order without a seed."""
         seed = self._curriculum.seed
         return number if seed is None else order.scramble(number, seed, self._passes[arm])
 
@@ -272,12 +274,12 @@ def read_state(state: Any, kind: type[Any]) -> Any:
 
 
 def move(rate: int, reward: float, step: float) -> int:
-    """A rate of `SCALE` parts moved towards a reward, which counts as 0 below 0 and as 1 above 1."""
+    """Move a rate in units of `SCALE` towards a reward, which is clamped to 0..1."""
     return round(rate + step * (min(1.0, max(0.0, reward)) * SCALE - rate))
 
 
 def _to_bytes(rates: array[int]) -> bytes:
-    """Little-endian on every machine."""
+    """Little-endian on every platform."""
     if _BIG_ENDIAN:
         rates = array("H", rates)
         rates.byteswap()
@@ -296,18 +298,18 @@ _BIG_ENDIAN = array("H", [1]).tobytes()[0] == 0
 
 
 def join_position(number: int, position: int, count: int) -> int:
-    """The position in several sources of a task that is at a position in one of them."""
+    """The position across several sources of the task at `position` in source `number`."""
     return position * count + number
 
 
 def split_position(position: int, count: int) -> tuple[int, int]:
-    """The number of its source, and the position there."""
+    """The number of the source, and the position in it."""
     within, number = divmod(position, count)
     return number, within
 
 
 class Source(Protocol):
-    """What is drawn from: every `Taskset`."""
+    """The interface of a source of draws; every `Taskset` has it."""
 
     def position_at(self, index: int, size: int | None) -> int: ...
 
@@ -317,7 +319,8 @@ class Source(Protocol):
 
 
 class SourceCurriculum:
-    """Of several sources: a pass rate for each. The sources of a mixture, or the values of a parameter."""
+    """The curriculum of several sources, with a pass rate for each: the sources of a mixture, or values of a
+    parameter."""
 
     size = None
 
@@ -364,7 +367,7 @@ class SourceCurriculum:
 
 
 class _LearnSources:
-    """Shares that move with the pass rates of sources; and each source that learns, learns here too."""
+    """Shares that follow the pass rates of sources. Sources that learn themselves keep doing so."""
 
     def __init__(self, curriculum: SourceCurriculum) -> None:
         self._curriculum = curriculum

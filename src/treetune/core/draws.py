@@ -1,10 +1,11 @@
 """How the tasks of a taskset are read and drawn: by position in load order, or by index in the order of a stream.
 
     taskset[3]                  # the task at a position
-    taskset.at(1000)            # the task that an endless stream gives at an index
-    taskset.draw(20)            # the first 20 of the order, built one by one
+    taskset.at(1000)            # the task at an index of an endless stream
+    taskset.draw(20)            # the first 20 tasks of the order, built one by one
 
-`Draws` is the base of `Taskset`, which has what an author writes. `TasksetConfig` has the keys of every taskset.
+`Draws` is the base of `Taskset`, which adds the methods that an author writes. `TasksetConfig` has the keys that every
+taskset accepts.
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ if TYPE_CHECKING:
 
 class ShuffleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: int = 0
-    """Picks the permutation of a finite taskset, and seeds the generation of an infinite one."""
+    """Selects the permutation of a finite taskset, and seeds the generation of an infinite one."""
 
 
 class TasksetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every taskset can be configured with; subclass it to add keys."""
+    """The options of every taskset. Subclass it to add keys."""
 
     shuffle: ShuffleConfig | None = None
     """Absent: load order, the same every epoch. Present: a fresh permutation each epoch."""
     profile: ProfileConfig | None = None
-    """Draws tasks by how often they were solved: which, and how often."""
+    """Selects tasks by their pass rates, and sets how often each is drawn."""
 
     tools: list[str | dict[str, Any]] = []
-    """Tools that a model may call in every task: names, or a name with settings, `{search: {corpus: docs.jsonl}}`;
-    those of an MCP server, `{mcp: {command: [python, server.py]}}`."""
+    """Tools that a model may call in every task: names, or a name with settings, `{search: {corpus: docs.jsonl}}`.
+    An MCP server's tools: `{mcp: {command: [python, server.py]}}`."""
 
     extra: dict[str, Any] = {}
-    """Further keys of a `custom_cls` class that declares no config type of its own; read as `config.get("key")`."""
+    """Further keys of a `custom_cls` class that declares no config type. Read them with `config.get("key")`."""
 
     HIDDEN: ClassVar = ("extra",)  # fields that no config may write
 
@@ -83,20 +84,20 @@ ConfigT = TypeVar("ConfigT", bound=TasksetConfig, default=TasksetConfig)
 
 
 class Draws(Generic[TaskT, ConfigT]):
-    """What a run uses of the tasks that `load_tasks` or `task_at` give."""
+    """Reads and draws the tasks that `load_tasks` or `task_at` give, for a run."""
 
     INFINITE: ClassVar[bool] = False
-    """`load_tasks` never ends: every draw needs a number of tasks."""
+    """Set if `load_tasks` never ends; every draw then needs a number of tasks."""
 
     config: ConfigT
     name: str
-    """What it is called in messages and as the source of its tasks: its class, unless it says otherwise."""
+    """The name in messages, and the default source of its tasks; the class name by default."""
     task_type: ClassVar[type[Task]] = Task
 
     _reader: Iterator[TaskT] | None = None
     """Reads an endless generator forward."""
     _read = 0
-    """How many tasks it has read."""
+    """How many tasks the reader has read."""
 
     if TYPE_CHECKING:
 
@@ -107,24 +108,24 @@ class Draws(Generic[TaskT, ConfigT]):
 
     @property
     def seed(self) -> int:
-        """The seed of generated tasks: of an infinite taskset `shuffle.seed`, else the config's own `seed`, else 0."""
+        """The seed of generated tasks: `shuffle.seed` of an infinite taskset, else the config's own `seed`, else 0."""
         if self.INFINITE and self.config.shuffle is not None:
             return self.config.shuffle.seed
         return int(getattr(self.config, "seed", 0))
 
     @property
     def order_seed(self) -> int | None:
-        """The seed of the order; None keeps load order, as an infinite taskset always does."""
+        """The seed of the order; None for load order. An infinite taskset always keeps load order."""
         return None if self.INFINITE or self.config.shuffle is None else self.config.shuffle.seed
 
     @property
     def random_access(self) -> bool:
-        """Each task can be made alone, without those before it."""
+        """Whether each task can be made alone, without the ones before it."""
         return self.overrides("task_at")
 
     @property
     def sequential(self) -> bool:
-        """Only an endless generator: its tasks can be read forward, and in no other order."""
+        """Whether it is only an endless generator, whose tasks can only be read forward."""
         return self.INFINITE and not self.random_access
 
     def __getitem__(self, position: int) -> TaskT:
@@ -138,7 +139,7 @@ class Draws(Generic[TaskT, ConfigT]):
         except IndexError as error:
             raise self._missing(position, f"task_at({position}) failed: {format_error(error)}") from error
         except Exception as error:
-            # The method that the author wrote: without a `task_at` it is `load_tasks` that gave the tasks.
+            # Name the method that the author wrote: without `task_at`, `load_tasks` made the tasks.
             method = f"task_at({position})" if self.overrides("task_at") else f"load_tasks()[{position}]"
             raise TasksetError(
                 f"{self.name}.{method} failed: {format_error(error)}", remedy=self._suggest(error)
@@ -160,7 +161,7 @@ class Draws(Generic[TaskT, ConfigT]):
         return self[self.position_at(order.read_index(index), self._size())]
 
     def position_at(self, index: int, size: int | None) -> int:
-        """Where in load order the task lies that comes at `index` of the order; `size` is what `_size()` says."""
+        """The position in load order of the task at `index` of the order; `size` is the result of `_size()`."""
         if self._curriculum is not None:
             return self._curriculum.position_at(index)
         return index if size is None else order.locate(index, size, self.order_seed)[1]
@@ -172,18 +173,18 @@ class Draws(Generic[TaskT, ConfigT]):
 
     @property
     def endless(self) -> bool:
-        """Whether the order has no end: there are no last tasks, or a schedule draws them again and again."""
+        """Whether the order has no end: the taskset is infinite, or a schedule keeps drawing its tasks."""
         return self.INFINITE or (self.config.profile is not None and self.config.profile.schedule is not None)
 
     def learning(self) -> Learning | None:
-        """What draws by pass rates that rewards move, a fresh one for each stream; None: the order is fixed."""
+        """Return a new `Learning` for a stream, which draws by changing pass rates; None if the order is fixed."""
         profile = self.config.profile
         if profile is None or profile.online is None or self._curriculum is None:
             return None
         return self._curriculum.learn()
 
     def list_uids(self) -> Iterable[tuple[str, str]]:
-        """The uid and the source of each task in load order: every task is made for it."""
+        """The uid and source of each task in load order. This builds every task."""
         tasks = (self[position] for position in range(self._count() or 0))
         return ((task.uid, task.data_source) for task in tasks)
 
@@ -199,7 +200,7 @@ class Draws(Generic[TaskT, ConfigT]):
         return TaskCurriculum(self.config.profile, self.list_uids(), self.order_seed, self.name)
 
     def _size(self) -> int | None:
-        """How many tasks an epoch of the order has; None: it has no end. An empty taskset is an error."""
+        """The number of tasks in an epoch of the order; None if it has no end. An empty taskset is an error."""
         if self._curriculum is not None:
             return self._curriculum.size
         count = self._count()
@@ -208,7 +209,7 @@ class Draws(Generic[TaskT, ConfigT]):
         return count
 
     def _count(self) -> int | None:
-        """`count`, of a right type: None only of an infinite taskset."""
+        """`count`, type-checked: None only for an infinite taskset."""
         with user_code(f"{self.name}.count()"):
             count: Any = self.count()
         if self.INFINITE and count is None:
@@ -219,7 +220,7 @@ class Draws(Generic[TaskT, ConfigT]):
         return index_of(count)
 
     def draw(self, num_tasks: int | None = None) -> Iterator[TaskT]:
-        """The first `num_tasks` of the order, each at most once; only what is taken is built."""
+        """The first `num_tasks` of the order, each at most once. Tasks are built only as they are taken."""
         if num_tasks is not None and num_tasks < 1:
             raise UsageError(f"the number of tasks must be at least 1, got {num_tasks}")
         if self.endless and num_tasks is None:
@@ -232,7 +233,7 @@ class Draws(Generic[TaskT, ConfigT]):
         return (self[self.position_at(index, size)] for index in range(wanted))
 
     def select_tasks(self, num_tasks: int | None = None) -> list[TaskT]:
-        """The tasks of a run, as a list; `draw` gives the same lazily."""
+        """The tasks of a run, as a list; `draw` yields the same tasks lazily."""
         return list(self.draw(num_tasks))
 
     @cached_property
@@ -242,8 +243,8 @@ class Draws(Generic[TaskT, ConfigT]):
             return list_tasks(self.load_tasks(), self.name, count)
 
     def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
-        # A finite generator would have to be built whole to know its count: it is used only where `count` is written.
-        # Where both are written, load_tasks() is what reads in order, and needs no count.
+        # Counting a finite generator would build it whole, so `_size` is only used if `count` is overridden.
+        # If `task_at` and `load_tasks` are both overridden, load_tasks() reads in order and needs no count.
         in_order = not self.random_access or self.overrides("load_tasks")
         count = self._size() if self.overrides("count") and not (in_order and self.random_access) else None
         wanted = min((number for number in (count, num_tasks) if number is not None), default=None)
@@ -261,7 +262,7 @@ class Draws(Generic[TaskT, ConfigT]):
 
     def _forward(self, index: int) -> TaskT:
         """Reads an infinite generator forward to `index`; going back means starting over."""
-        reader, self._reader = self._reader, None  # a generator that raised gives nothing more: it is read anew
+        reader, self._reader = self._reader, None  # a generator that raised is exhausted, so it is started again
         try:
             with user_code(f"{self.name}.load_tasks()", self._suggest):
                 if reader is None or index < self._read:
@@ -285,7 +286,7 @@ class Draws(Generic[TaskT, ConfigT]):
         return suggest_fields(error, self.task_type)
 
     def _missing(self, position: int, problem: str) -> TreetuneError:
-        """The error where there is no task at a position: of the taskset that promised one, or of the caller."""
+        """The error for a missing task: the taskset promised one, or the caller asked for too high a position."""
         if self.INFINITE:
             return TasksetError(f"{self.name} says INFINITE, but {problem}", remedy="drop INFINITE = True")
         count = self._count() or 0
@@ -296,15 +297,15 @@ class Draws(Generic[TaskT, ConfigT]):
 
 
 MOST_TASKS = 5_000_000
-"""So many tasks are held in memory where the taskset does not say how many there are."""
+"""The most tasks held in memory if the taskset does not say how many there are."""
 MOST_OF_MEMORY = 0.5
-"""They may take this part of the memory that is free when loading begins."""
+"""The share of the free memory, measured when loading begins, that they may take."""
 WARN_SECONDS = 5.0
 _LOOK_EVERY = 256
 
 
 def list_tasks(tasks: Iterable[T], name: str, count: int | None) -> list[T]:
-    """`count` is how many there are, where the taskset says so."""
+    """`count` is the number of tasks, if the taskset states it."""
     if isinstance(tasks, list):
         return tasks
     if count is not None:
@@ -345,7 +346,7 @@ def _used_bytes() -> float:
 
 
 def _free_bytes() -> float:
-    """Of this machine, or of the container that this process is in."""
+    """The free memory of this machine, or the limit of the container this process runs in."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -353,5 +354,5 @@ def _free_bytes() -> float:
         return float("inf")
     try:
         return min(free, float(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # there is no limit
+    except (OSError, ValueError):  # no limit
         return free

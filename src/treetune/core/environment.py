@@ -1,11 +1,11 @@
-"""An Environment is the rules of one episode: `start`, `step`, `close`.
+"""An Environment implements the rules of one episode: `start`, `step`, `close`.
 
     class Guess(Environment):
         def step(self, action):
             return Step("try again", reward=float(action.text == self.task.ground_truth), done=True)
 
-Methods may be `async` or not; those that are not run in a thread. The `info` of a step may carry `answer`,
-`explanation`, `metrics` (named numbers) and `success`: they end up in the trace.
+Methods may be `async`; synchronous ones run in a thread. The `info` of a step may have `answer`, `explanation`,
+`metrics` (named numbers) and `success`, which are recorded in the trace.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Content(msgspec.Struct, frozen=True):
     content: Any = ""
 
     def __post_init__(self) -> None:
-        if self.type not in _CONTENT_TYPES:  # it comes first, and is easily forgotten
+        if self.type not in _CONTENT_TYPES:  # `type` is the first argument and easy to forget
             name = type(self).__name__
             raise UsageError(
                 f"{name}({self.type!r:.60}): the first argument is the type, one of {', '.join(_CONTENT_TYPES)}",
@@ -53,7 +53,8 @@ class Observation(_Content, frozen=True):
 
     @classmethod
     def of(cls, value: Any) -> Observation:
-        """A string is text, a list of messages is messages, any other mapping or list is JSON, None is nothing."""
+        """A string becomes text, a list of messages becomes messages, other mappings and lists become JSON, None is
+        empty."""
         if isinstance(value, Observation):
             return value
         if value is None or isinstance(value, str):
@@ -66,7 +67,7 @@ class Observation(_Content, frozen=True):
         raise EnvironmentFault(f"an observation cannot be a {type(value).__name__}", remedy=remedy)
 
     def messages(self) -> list[Message]:
-        """How a chat model is shown it."""
+        """The observation as chat messages."""
         if self.type == "messages":
             return list(self.content)
         if self.type == "image":
@@ -76,11 +77,11 @@ class Observation(_Content, frozen=True):
 
 
 class Action(_Content, frozen=True):
-    """What the policy does: its text, or something structured for environments that take it."""
+    """The policy's action: its text, or structured content for environments that accept it."""
 
     @classmethod
     def of(cls, value: Any) -> Action:
-        """A string is text; `{"type", "content"}` is what it says; any other value is JSON."""
+        """A string becomes text, `{"type", "content"}` is used as given, and any other value becomes JSON."""
         if isinstance(value, Action):
             return value
         if isinstance(value, dict) and value.keys() == {"type", "content"} and value["type"] in _CONTENT_TYPES:
@@ -93,16 +94,16 @@ class Action(_Content, frozen=True):
 
 
 class Step(msgspec.Struct):
-    """The answer to an action."""
+    """An environment's response to an action."""
 
     observation: Any = ""
     reward: float = 0.0
     done: bool = False
     info: dict[str, Any] = {}
     truncated: bool = False
-    """Ended by a limit (too many turns) rather than by the rules: the episode is over then, as in Gymnasium."""
+    """Whether a limit (too many turns) ended the episode rather than its rules, as in Gymnasium."""
     calls: list[ToolCall] = []
-    """The calls of tools that the action made, with their results: from the episode, or from the code that ran them."""
+    """The tool calls of the action, with their results; set by the episode, or by the code that ran them."""
 
     def __post_init__(self) -> None:
         self.observation = Observation.of(self.observation)
@@ -111,8 +112,8 @@ class Step(msgspec.Struct):
 
 
 def check_step(owner: Any, step: Any) -> Step:
-    """A step as it should be, of an environment or of a tool by its name. Either may return anything, also the same
-    object each time."""
+    """Validate the step of an environment, or of a tool given by name, and return a copy. An environment may return any
+    value, and may return the same object each time."""
     if not isinstance(step, Step):
         where = owner if isinstance(owner, str) else f"{type(owner).__name__}.step()"
         raise EnvironmentFault(f"{where} returned a {type(step).__name__}", remedy="return a Step")
@@ -127,15 +128,15 @@ def check_step(owner: Any, step: Any) -> Step:
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """A trace as its environment has a person read it."""
+    """A trace as its environment renders it for a person."""
 
     text: str
     kind: Literal["text", "shell", "markdown"] = "text"
-    """`text` keeps its lines and spaces, as a board needs it; `shell` is a session of one, its commands behind `$`."""
+    """`text` keeps lines and spaces, as a board needs; `shell` is a shell session with its commands behind `$`."""
 
 
 class Environment:
-    """The rules of one episode: made for one task, used once.
+    """The rules of one episode. An instance is made for one task and used once.
 
         class Guess(Environment):
             def start(self):
@@ -146,28 +147,29 @@ class Environment:
                     return Step("right", reward=1.0, done=True)
                 return Step("try again")
 
-    A task names it: `Task(env_class="guess.py:Guess", ground_truth="7")`. A model may call its methods that are marked
-    with `@tool`; answers that call none go to `step`.
+    A task names its environment: `Task(env_class="guess.py:Guess", ground_truth="7")`. A model may call the methods
+    that are marked with `@tool`; answers without tool calls go to `step`.
     """
 
     CONTRACT: ClassVar[TaskRequirements | None] = None
-    """What it requires of a task; None: nothing is checked."""
+    """The requirements on its tasks; None if nothing is checked."""
 
     MULTI_TURN: ClassVar[bool] = False
-    """Its episodes have several turns: refused where a trainer plays only one. A contract's `max_turns` says it too."""
+    """Whether episodes have several turns; refused if a trainer plays only one. A contract's `max_turns` also sets
+    it."""
 
     WRONG: ClassVar[dict[str, str]] = {}
-    """Answers that must never earn as much as a gold one, by what they are: `validate --gold` tries them."""
+    """Wrong answers by description. `validate --gold` checks that none of them earns as much as a gold answer."""
 
     RAW_CALLS: ClassVar[bool] = False
-    """Answers that call tools go to `step` as they are: the environment runs the calls itself. The model still sees its
-    `@tool` methods, and those in `raw_tools`."""
+    """Whether answers with tool calls go to `step` unchanged, because the environment runs the calls itself. The model
+    still sees its `@tool` methods, and the tools in `raw_tools`."""
 
     raw_tools: Sequence[dict[str, Any]] = ()
-    """Further schemas in OpenAI's form, where `RAW_CALLS`; known once it has started."""
+    """Further schemas in OpenAI's form, used with `RAW_CALLS`; set once the environment has started."""
 
     tool_methods: ClassVar[tuple[str, ...]] = ()
-    """The methods that `@tool` marks."""
+    """The methods marked with `@tool`."""
 
     task: Task
 
@@ -180,33 +182,33 @@ class Environment:
 
     @classmethod
     def gold(cls, task: Task) -> Gold:
-        """What earns the full reward, made from the task alone: one answer or one action a turn, an action being text
-        or calls of tools; None if unknown."""
+        """Return the solution that earns the full reward, made from the task alone: one answer, or a list with one
+        action a turn. An action is text or tool calls. None if unknown."""
         return None
 
     @classmethod
     def render(cls, trace: Trace) -> Rendered | str | None:
-        """Return what a person reads beside the messages of a trace, such as a board, a path or a shell session. It
-        sees only the trace, which may have ended at any turn, or failed. None: nothing more to show."""
+        """Return what a person sees next to the messages of a trace, such as a board, a path or a shell session. It
+        gets only the trace, which may have ended at any turn or failed. None adds nothing."""
         return None
 
     def __init__(self, task: Task) -> None:
         self.task = task
 
     def start(self) -> Any:
-        """Return what the policy sees first. The task's prompt unless overridden, or where it returns None."""
+        """Return the first observation. By default, or if it returns None, that is the task's prompt."""
         return self.task.messages
 
     def step(self, action: Action) -> Any:
-        """Return a `Step` for an answer of the policy."""
+        """Return a `Step` for the policy's action."""
         raise NotImplementedError(f"{type(self).__name__} has no step()")
 
     def close(self) -> Any:
-        """Runs whatever happened."""
+        """Release resources. Always called, whatever happened in the episode."""
 
 
 class SingleTurn(Environment):
-    """One answer, scored by the taskset's `reward`: what a task without an `env_class` gets."""
+    """One answer, scored by the taskset's `reward`. The environment of tasks without an `env_class`."""
 
     def __init__(self, task: Task, taskset: Rewarding) -> None:
         super().__init__(task)
@@ -220,12 +222,12 @@ class SingleTurn(Environment):
 
 
 def register(*, id: str, entry_point: str | type) -> None:
-    """Make an environment known by an id in this process. One of skyrl-gym's own (`skyrl_gym.Env`) will do too."""
+    """Register an environment under an id in this process. Environments of skyrl-gym (`skyrl_gym.Env`) work too."""
     environments.register(id, entry_point)
 
 
 def make(env_class: str, task: Task, **settings: Any) -> Environment:
-    """The environment of a task, by registered id, installed package, `module:Class` or `file.py:Class`."""
+    """Make the environment of a task, from a registered id, installed package, `module:Class` or `file.py:Class`."""
     cls = environments.resolve(env_class, current_origin())
     try:
         environment = cls(task, **settings)
@@ -240,7 +242,7 @@ def make(env_class: str, task: Task, **settings: Any) -> Environment:
 
 
 def _takes(cls: type, task: Task, settings: dict[str, Any]) -> bool:
-    import inspect  # only where something is wrong already
+    import inspect  # only needed for the error message
 
     try:
         inspect.signature(cls).bind(task, **settings)
@@ -255,7 +257,7 @@ _shown: ContextVar[tuple[asyncio.AbstractEventLoop, Sink] | None] = ContextVar("
 
 
 def show(text: str) -> None:
-    """Shows a part of the observation to those who watch this step."""
+    """Send a part of the observation to the watchers of this step."""
     if (watched := _shown.get()) is None:
         return
     import asyncio
@@ -268,14 +270,14 @@ def show(text: str) -> None:
 
 
 def show_to(sink: Sink) -> None:
-    """From now on what is shown in this context goes to `sink`, on the event loop of now."""
-    import asyncio  # not above: reading and checking rows does without it
+    """Send what is shown in this context to `sink` from now on, on the running event loop."""
+    import asyncio  # imported here because reading and checking rows does not need it
 
     _shown.set((asyncio.get_running_loop(), sink))
 
 
 class Kind(StrEnum):
-    """Kinds of ground truth that a person writes."""
+    """Kinds of ground truth that people write."""
 
     TEXT = "text"
     NUMBER = "number"
@@ -287,10 +289,10 @@ class Kind(StrEnum):
 
 
 class Stored(StrEnum):
-    """How trainers' own environments read it from a row."""
+    """How trainers' own environments read the ground truth from a row."""
 
     TEXT = "text"
-    """As text: a number there scores 0 for ever."""
+    """As text: a number would always score 0 there."""
     TARGET = "target"
     """As `{"target": [...]}`."""
     JSON = "json"
@@ -299,10 +301,10 @@ class Stored(StrEnum):
 
 
 class TaskRequirements(msgspec.Struct, frozen=True, kw_only=True):
-    """What an environment requires of its tasks, as its `CONTRACT`: their ground truths, keys and turns."""
+    """An environment's requirements on its tasks, set as its `CONTRACT`: ground truths, keys and turns."""
 
     about: str
-    """What the environment is, in one line."""
+    """A one-line description of the environment."""
     takes: tuple[Kind, ...]
     """The kinds of ground truth it accepts."""
     stored: Stored = Stored.AS_IS
@@ -313,16 +315,16 @@ class TaskRequirements(msgspec.Struct, frozen=True, kw_only=True):
     choices: dict[str, tuple[str, ...]] = {}
     """The only values that some of those keys may have."""
     pattern: str | None = None
-    """What a stored text must match as a whole, for any answer to match it."""
+    """A pattern that the whole stored text must match, or no answer can be right."""
     rewards: str = "0 or 1"
-    """What rewards it gives."""
+    """The rewards that it gives."""
     max_turns: int = 1
-    """The most turns unless a row's `extra_info.max_turns` says otherwise."""
+    """The maximum number of turns unless a row sets `extra_info.max_turns`."""
     sandbox: bool = False
-    """Its episodes run code of the policy: they need a sandbox (`treetune.sandbox.probe` says whether there is one)."""
+    """Whether episodes run code that the policy wrote and so need a sandbox; `treetune.sandbox.probe` looks for one."""
 
     def problem(self, truth: Any) -> str | None:
-        """What is wrong with a ground truth, or None."""
+        """Return what is wrong with a ground truth, or None."""
         kind = kind_of(truth)
         if kind is None:
             return "is missing" if truth is None else f"is a {type(truth).__name__}"
@@ -331,13 +333,14 @@ class TaskRequirements(msgspec.Struct, frozen=True, kw_only=True):
         return f"is {kind.value}, expected {' or '.join(self.takes)}"
 
     def is_free(self, truth: Any) -> bool:
-        """Whether an answer that says nothing matches a ground truth, in the form in which it is stored."""
+        """Whether an empty answer matches a ground truth, in its stored form."""
         return False
 
     def encode(self, truth: Any, task: Task | None = None) -> Any:
-        """A natural ground truth in the form that trainers' environments read; what the task says may matter too."""
+        """Convert a natural ground truth to the form that trainers' environments read; the task may affect the
+        result."""
         if self.stored is Stored.TEXT and kind_of(truth) is Kind.NUMBER:
-            # 42.0 as "42": environments compare text, and an answer says 42.
+            # 42.0 becomes "42": environments compare text, and an answer says 42.
             return str(int(truth)) if isinstance(truth, float) and truth.is_integer() else str(truth)
         if self.stored is Stored.TARGET and not (isinstance(truth, dict) and "target" in truth):
             return {"target": truth if isinstance(truth, list) else [truth]}
@@ -361,8 +364,8 @@ _DATA = Origin("data")
 
 
 def contract_of(env_class: str | None) -> TaskRequirements | None:
-    """The contract of an environment that is known by an id; None where there is none. A file or module is never loaded
-    for it: reading and writing data must not run code that the data names."""
+    """The contract of an environment with a registered id; None if it has none. Files and modules are never loaded for
+    this, because reading and writing data must not run code that the data names."""
     if env_class is None or ":" in env_class:
         return None
     try:

@@ -1,10 +1,10 @@
-"""What is wrong with tasks, with rows or with rollouts: a Rule, a Finding against it, and the Report of them all.
+"""Problems with tasks, rows or rollouts: a Rule, a Finding for each rule that is broken, and a Report of findings.
 
     RULES = Rules()
     RULES.add("empty-prompt", "at least one message", "add one, or leave the row out")
     report.note(RULES["empty-prompt"].make_finding("an empty list", file="train.jsonl", unit="line", rows=[3]))
 
-`treetune validate`, `treetune audit` and the viewer have rules of their own, and the same findings and report.
+`treetune validate`, `treetune audit` and the viewer have their own rules but share findings and reports.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import msgspec
 from treetune.errors import plural
 
 SHOWN = 10
-"""How many rows a finding names."""
+"""The maximum number of rows that a finding lists."""
 
 
 class Severity(StrEnum):
     ERROR = "error"
-    """It breaks the training, or spoils it silently."""
+    """Breaks training or silently spoils it."""
     WARNING = "warning"
-    """It may be meant."""
+    """Could be intended."""
     NOTE = "note"
-    """It is worth knowing."""
+    """Good to know."""
 
 
 ERROR, WARNING, NOTE = Severity
@@ -36,20 +36,20 @@ _ORDER = {severity: place for place, severity in enumerate(Severity)}
 
 
 class Finding(msgspec.Struct, omit_defaults=True):
-    """One rule that a file, a taskset or a trace breaks."""
+    """A rule that a file, a taskset or a trace breaks."""
 
     rule: str
     severity: Severity
     file: str
-    """The file, or the taskset; empty where the report is of one."""
+    """The file or the taskset; empty if the report covers only one."""
     unit: str
-    """What `rows` counts: `row` from 0, `line` from 1, or `task` by its idx."""
+    """The unit of `rows`: `row` from 0, `line` from 1, or `task` by its idx."""
     rows: list[int]
-    """The first ten; none where the whole is meant."""
+    """The first ten; empty if the finding is about the whole file or taskset."""
     count: int
-    """How many rows; 0 where the whole is meant."""
+    """The number of rows; 0 if the finding is about the whole file or taskset."""
     found: str
-    """In one sentence, with its figures."""
+    """One sentence, with figures."""
     expected: str
     remedy: str = msgspec.field(name="fix")
     evidence: list[str] = []
@@ -65,16 +65,16 @@ class Finding(msgspec.Struct, omit_defaults=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What is expected, and what to do where it is not so."""
+    """What is expected, and how to fix a violation."""
 
     name: str
     expected: str
     remedy: str
     severity: Severity = ERROR
-    """Unless a finding has another: a rule may be broken a little."""
+    """The default severity; a finding may override it, because a rule may be broken only slightly."""
     family: str = ""
     fixable: bool = False
-    """Whether `treetune validate --fix` does it."""
+    """Whether `treetune validate --fix` can fix it."""
 
     def make_finding(
         self,
@@ -104,20 +104,20 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Rules(dict[str, Rule]):
-    """Rules by their names, in the order of a report. They are declared beside the code that tries them."""
+    """Rules by name, in the order of a report. They are declared next to the code that checks them."""
 
     def add(self, name: str, expected: str, remedy: str, severity: Severity = ERROR, **more: Any) -> None:
         self[name] = Rule(name, expected, remedy, severity, **more)
 
     def add_family(self, family: str, rules: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
-        """Several, each with what is expected and the remedy; gives their names."""
+        """Add several rules, each given as what is expected and the remedy; return their names."""
         for name, (expected, remedy) in rules.items():
             self.add(name, expected, remedy, family=family)
         return tuple(rules)
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What was found: the gravest first, then in the order of the rules."""
+    """The findings, sorted by severity and then by the order of the rules."""
 
     RULES: ClassVar[Rules]
     findings: list[Finding] = []
@@ -131,12 +131,12 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether it can be trained on: warnings and notes may stay."""
+        """Whether the data can be trained on: there are no errors. Warnings and notes are allowed."""
         return not self.count(ERROR)
 
 
 def name_rows(rows: Sequence[int], count: int) -> str:
-    """The first rows of `count`."""
+    """List the first rows, with an ellipsis if there are more."""
     return ", ".join(map(str, rows)) + (", ..." if count > len(rows) else "")
 
 
@@ -144,7 +144,7 @@ _COLOURS = {ERROR: "red", WARNING: "yellow", NOTE: "cyan"}
 
 
 def print_findings(findings: Iterable[Finding], console: Any) -> None:
-    """A block for each, which a narrow terminal shows as well as a wide one."""
+    """Print a block for each finding, readable in narrow and wide terminals."""
     from rich.text import Text
 
     for one in findings:
@@ -158,9 +158,9 @@ def print_findings(findings: Iterable[Finding], console: Any) -> None:
 
 
 class Flaw(msgspec.Struct, frozen=True):
-    """What is wrong with rows that tasks are made of: those that were left out, and those that no answer solves.
+    """A problem with rows that tasks are made of, such as rows that were left out or that no answer solves.
 
-    Who reads the tasks is warned of it, and `treetune validate` makes a finding of it.
+    Reading the tasks gives a warning; `treetune validate` reports a finding.
 
         flaw = Flaw("rows-dropped", "dropped: no ground truth", "answer is None", count=3, rows=[2, 5, 9])
         str(flaw)      # "3 rows dropped: no ground truth; row 2: answer is None"
@@ -168,19 +168,19 @@ class Flaw(msgspec.Struct, frozen=True):
 
     rule: str
     what: str
-    """What became of the rows, or what they are."""
+    """What happened to the rows, or what is wrong with them."""
     first: str
-    """What is wrong with the first of them."""
+    """What is wrong with the first row."""
     count: int
     rows: list[int]
-    """By their number in the source, from 0; once it is joined with others, the first ten."""
+    """Row numbers in the source, from 0; only the first ten after a join."""
 
     @classmethod
     def of(cls, rule: str, what: str, first: str, rows: Sequence[int]) -> Self:
         return cls(rule, what, first, len(rows), list(rows))
 
     def join(self, later: Flaw | None) -> Flaw:
-        """The same with further rows."""
+        """Add the rows of another flaw to this one."""
         rows, more = (later.rows, later.count) if later is not None else ([], 0)
         return msgspec.structs.replace(self, count=self.count + more, rows=[*self.rows, *rows][:SHOWN])
 

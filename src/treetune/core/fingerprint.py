@@ -1,4 +1,4 @@
-"""What a taskset is made of, so that a run or a cursor can say that it changed.
+"""Identifies what a taskset is made of, so that a run or a cursor can report changes.
 
 taskset_fingerprint(before).differences(taskset_fingerprint(now))     # ["level: 1 -> 2"]
 """
@@ -25,21 +25,21 @@ from treetune.system.digest import canonical, digest
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """What a taskset is made of, so that a run can say it changed."""
+    """The code, config and data of a taskset, so that a run can report what changed."""
 
     class_name: str
     code: str | None
-    """A hash of the files of the class and its bases, and of the code that its config names; None without a file."""
+    """A hash of the files of the class and its bases, and of the code that its config names; None if it has no file."""
     config: dict[str, Any]
     source: str | None
-    """What identifies the data, where the taskset says so."""
+    """Identifies the data, if the taskset says so."""
     parts: list[Fingerprint] = []
-    """Those of a mixture's sources."""
+    """The fingerprints of a mixture's sources."""
     profile: str | None = None
-    """Identifies the pass rates that it is drawn by."""
+    """Identifies the pass rates that tasks are drawn by."""
 
     def differences(self, now: Fingerprint, path: str = "") -> list[str]:
-        """What changed from this one to `now`, in words."""
+        """Describe what changed from this fingerprint to `now`."""
         changes = []
         if self.class_name != now.class_name:
             changes.append(f"{path}class: {self.class_name} -> {now.class_name}")
@@ -67,22 +67,22 @@ def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
             problem, remedy="set it to one of treetune.scorers, such as includes(), or name it otherwise"
         )
     if scorer is not None and (whole := scorer.without_files()) != scorer:
-        config["scorer"] = conceal(to_plain(whole))  # a file that it names, such as a rubric, by its content
+        config["scorer"] = conceal(to_plain(whole))  # identifies a file that it names, such as a rubric, by content
     if parts:
-        config.pop("sources", None)  # each is a part, whichever way it was written
+        config.pop("sources", None)  # each source is a part, however it was written
     named = taskset.config.profile
     profile = Rates(named).digest if named is not None and named.path is not None else None
     return Fingerprint(type(taskset).__name__, _code_of(taskset), config, taskset.source(), parts, profile)
 
 
 def _code_of(taskset: Taskset[Any, Any]) -> str | None:
-    """The code of the taskset, and what its config names: an environment, which scores too, and files."""
+    """The code of the taskset, and what its config names: files, and an environment, which may score too."""
     own = code_hash(base for base in type(taskset).__mro__ if base not in Taskset.__mro__)
     if own is None:
         return None
     named: list[Any] = []
     if isinstance(env_class := getattr(taskset.config, "env_class", None), str):
-        with suppress(TreetuneError):  # reported where the environment is made
+        with suppress(TreetuneError):  # reported when the environment is made
             named.append(code_hash([taskset.environment_class(env_class)]))
     for specs in declared_values(taskset.config, CodeName).values():
         files = [plugins.file_of(spec) for spec in specs]

@@ -1,8 +1,8 @@
-"""A taskset from its node in a config.
+"""Builds a taskset from its node in a config.
 
     taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
 
-And back: `describe` gives the node that builds a taskset again.
+`describe` does the reverse: it returns the node that rebuilds a taskset.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from treetune.errors import (
 )
 
 UNTRUSTED = "untrusted"
-"""The key of a node that was read from data. Its value, such as `a row`, is the origin of its names."""
+"""The key that marks a node read from data. Its value, such as `a row`, is the origin of the names in the node."""
 
 
 def expand_ready(node: Any) -> Any:
-    """A node whose id is a ready set as its file has it, with the node's own keys laid over that; `split` picks the
-    list. Any other node as it is."""
+    """Expand a node whose id names a ready-made taskset: the node's own keys override those of its file, and `split`
+    selects the task list. Any other node is returned unchanged."""
     file = plugins.find_ready(str(node["id"])) if isinstance(node, Mapping) and "id" in node else None
     if file is None:
         return node
@@ -71,9 +71,9 @@ def build_taskset(
     elsewhere: Sequence[str] = (),
     **options: Any,
 ) -> Taskset[Any, Any]:
-    """The taskset of a config node: `id` (or `custom_cls.path` and `custom_cls.name`) and its own keys. `cls` is its
-    class where that is known already, and the `options` are those of the class. `elsewhere` are keys of the node that
-    the caller has read."""
+    """Build the taskset of a config node: `id` (or `custom_cls.path` and `custom_cls.name`) and the taskset's own keys.
+    `cls` is its class if already known, and `options` are options of that class. `elsewhere` lists keys of the node
+    that the caller reads itself."""
     node = expand_ready({"id": node} if isinstance(node, str) else node)
     if not isinstance(node, Mapping):
         raise ConfigError([(path, "expected an id, or keys and values with an id")], source=source)
@@ -96,7 +96,7 @@ def build_taskset(
     try:
         with user_code(f"making {cls.__name__}"):
             taskset = cls.from_config(config, **options)
-    except ConfigError as error:  # of its sources, which know neither where it stands nor in which file
+    except ConfigError as error:  # raised by its sources, which do not know their path or file
         faults = [(re.sub(r"^taskset\b", path, key).removeprefix("."), problem) for key, problem in error.faults]
         raise ConfigError(faults, source=source, remedy=error.remedy) from error
     if not hasattr(taskset, "config"):
@@ -111,7 +111,7 @@ def build_taskset(
 def _by_parameter(
     node: Mapping[str, Any], cls: type[Taskset[Any, Any]], config: Any, path: str, source: str
 ) -> Taskset[Any, Any]:
-    """The taskset with each of the values of a parameter, which its profile names."""
+    """Build the taskset once for each value of the parameter that its profile names."""
     profile, at = config.profile, f"{path}.profile" if path else "profile"
     key = profile.parameter
     faults: Faults = []
@@ -139,7 +139,7 @@ def _by_parameter(
 
 
 def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskset[Any, Any]] | None:
-    """The class that a node names; None where it names none."""
+    """The class that a node names, or None if it names none."""
     with names_from(_origin_of(node)):
         if names_class(node):
             cls = custom_class(node["custom_cls"], f"{path}.custom_cls")
@@ -153,7 +153,7 @@ def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskse
 
 
 def _origin_of(node: Mapping[str, Any]) -> Origin:
-    """Where the names in a node come from: its own word, which can only make it less trusted, or what it came in."""
+    """The origin of the names in a node: the node's own mark, which can only lower trust, or the current origin."""
     return Origin(str(node[UNTRUSTED])) if UNTRUSTED in node else current_origin()
 
 
@@ -166,7 +166,8 @@ class _CustomClass(msgspec.Struct):
 
 
 def names_class(node: Mapping[str, Any]) -> bool:
-    """Whether `custom_cls` names a class beside the base; trainers' configs spell out `{path: null, name: Task}`."""
+    """Whether `custom_cls` names a class other than the base; trainers' configs spell out `{path: null, name:
+    Task}`."""
     custom = node.get("custom_cls")
     if not isinstance(custom, Mapping):
         return custom is not None
@@ -174,7 +175,7 @@ def names_class(node: Mapping[str, Any]) -> bool:
 
 
 def custom_class(node: Any, path: str) -> type:
-    """The class in a file, which may be written `file://…`, or in a module: `pkg://module`."""
+    """The class in a file, given as a path or `file://…`, or in a module: `pkg://module`."""
     custom = convert(node, _CustomClass, path=path)
     place, name = custom.path, custom.name or "Task"
     if not place:
@@ -193,8 +194,8 @@ def custom_class(node: Any, path: str) -> type:
 
 
 def find_files(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]] | None = None) -> Any:
-    """A node whose files and code are looked for in `folders`: its class, and the keys that the config of that class
-    declares as `FileName` or `CodeName`. `usual` is the class of a node that names none."""
+    """Resolve the files and code that a node names against `folders`: its class, and the keys that the config of that
+    class declares as `FileName` or `CodeName`. `usual` is the class of a node that names none."""
     node = expand_ready({"id": node} if isinstance(node, str) else node)
     if not isinstance(node, Mapping):
         return node
@@ -209,7 +210,7 @@ def find_files(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]
         found["sources"] = [find_files(source, folders) for source in node["sources"]]
     try:
         cls = taskset_class(found) or usual
-    except TreetuneError:  # reported when it is made
+    except TreetuneError:  # reported when the taskset is made
         cls = usual
     if cls is not None:
         for kind, find in ((FileName, plugins.absolute_path), (CodeName, plugins.absolute_spec)):
@@ -224,7 +225,7 @@ def find_files(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]
 
 
 def _find_declared(folders: Sequence[Path], kind: Any, name: str) -> str:
-    """A file, code or a model, where it is looked for in folders."""
+    """A file, code or model name, resolved against folders."""
     if kind is ModelName:
         scripted = name.startswith("scripted:")
         return f"scripted:{plugins.absolute_spec(name.removeprefix('scripted:'), folders)}" if scripted else name
@@ -238,7 +239,7 @@ def _find_each(value: Any, find: Callable[[str, Sequence[Path]], str], folders: 
 
 
 def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
-    """The node that builds this taskset again, with every key spelled out and file paths made absolute."""
+    """The node that rebuilds this taskset, with every key spelled out and file paths made absolute."""
     found = find_files(node, [Path.cwd()])
     named = {key: found[key] for key in ("id", "custom_cls", "weight") if key in found}
     config = to_plain(taskset.config)
@@ -248,5 +249,5 @@ def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
     if "sources" in config:
         built = zip(getattr(taskset, "sources", []), config["sources"], strict=False)
         config["sources"] = [describe(source, node) for source, node in built]
-    # The weight is the mixture's, which its source was made without.
+    # The weight belongs to the mixture; its source was built without it.
     return {**named, **config, **further} | named

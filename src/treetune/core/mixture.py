@@ -1,10 +1,10 @@
-"""Several tasksets as one. `Mixture` draws by weight and never ends; `Union` has every task of its sources once.
+"""Combines several tasksets. `Mixture` draws by weight and never ends; `Union` has each task of its sources once.
 
     Mixture.of([Arithmetic(), ReverseText()], weights=[3, 1]).at(1000)
 
-A draw is a pure function of its index: which source, and which of that source's own draws. Finite sources loop
-over epochs, each a pass over all their tasks; infinite ones are drawn lazily. Each source comes in the order that it
-has alone. `ByParameter` is a taskset with several values of one of its keys, drawn by their pass rates.
+A draw is a pure function of its index, which gives the source and the position among that source's own draws. Finite
+sources repeat in epochs, each a pass over all their tasks; infinite ones are drawn lazily. Each source keeps the order
+it has alone. `ByParameter` is one taskset with several values of one of its keys, drawn by their pass rates.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ class UnionConfig(TasksetConfig, frozen=True, kw_only=True):
 
 class MixtureConfig(TasksetConfig, frozen=True, kw_only=True):
     sources: list[dict[str, Any]] = []
-    """The tasksets, each with its `id`, own keys, and `weight` (1 unless given). Where the mixture has `shuffle`, a
-    source without one (an infinite one: without `seed` too) is shuffled by a seed of its own, derived from it."""
+    """The tasksets, each with its `id`, own keys, and `weight` (1 by default). If the mixture has `shuffle`, each
+    source without one (and, if infinite, without `seed`) is shuffled by its own seed, derived from the mixture's
+    seed."""
 
 
 def ask_owner(method: str) -> Any:
-    """A method of a taskset that another one answers: the one to which `_owner` says that its task belongs."""
+    """Make a taskset method that calls the same method of the taskset that owns the task, as given by `_owner`."""
 
     def ask(self: Any, task: Task, *args: Any) -> Any:
         owner, inner = self._owner(task)
@@ -51,7 +52,7 @@ def ask_owner(method: str) -> Any:
 
 
 class _Sources(Taskset[Task, ConfigT]):
-    """What both have in common: a task belongs to one source, found from its index, and that source answers."""
+    """The base of `Mixture` and `Union`: a task belongs to one source, found by its index, which handles the task."""
 
     sources: Sequence[Taskset[Any, Any]]
 
@@ -65,7 +66,7 @@ class _Sources(Taskset[Task, ConfigT]):
         return task
 
     def _set_position(self, task: Task, position: int) -> Task:
-        # The source has checked its own type already.
+        # The source has already checked the task's type.
         return msgspec.structs.replace(task, idx=position)
 
     def _owner(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
@@ -86,7 +87,7 @@ class _Sources(Taskset[Task, ConfigT]):
         return bool(self.config.tools) or owner.offers_tools(inner)
 
     def tools_for(self, task: Task) -> list[Tool | ToolSource]:
-        # Those of its own config are offered in the tasks of every source.
+        # The tools in the mixture's own config are offered in the tasks of every source.
         owner, inner = self._owner(task)
         return [*super().tools_for(msgspec.structs.replace(task, tools=[])), *owner.tools_for(inner)]
 
@@ -104,14 +105,14 @@ class _Sources(Taskset[Task, ConfigT]):
 
 
 def owner_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Taskset[Any, Any], Task]:
-    """The taskset that a task of a mixture or union comes from, and the task as it is there."""
+    """The taskset that a task of a mixture or union comes from, and the task as that taskset has it."""
     while isinstance(taskset, _Sources):
         taskset, task = taskset._owner(task)
     return taskset, task
 
 
 def is_made_alone(taskset: Taskset[Any, Any], position: int) -> bool:
-    """Whether the task at a position is made by itself; where not, its source keeps all of its tasks in memory."""
+    """Whether the task at a position can be made alone; if not, its source keeps all of its tasks in memory."""
     while isinstance(taskset, _Sources):
         number, position = taskset.place(position)
         taskset = taskset.sources[number]
@@ -119,14 +120,14 @@ def is_made_alone(taskset: Taskset[Any, Any], position: int) -> bool:
 
 
 def parts_of(taskset: Taskset[Any, Any]) -> Iterator[Taskset[Any, Any]]:
-    """Itself, and the sources that it mixes."""
+    """Yield the taskset and all sources in it."""
     yield taskset
     for source in getattr(taskset, "sources", []):
         yield from parts_of(source)
 
 
 class Mixture(_Sources[MixtureConfig]):
-    """Several tasksets drawn by weight, without end."""
+    """An endless taskset that draws from several tasksets by weight."""
 
     INFINITE = True
 
@@ -150,11 +151,11 @@ class Mixture(_Sources[MixtureConfig]):
         self._interleave = Interleave(self.weights, seed)
         self._seed = seed
         self._by_position = _learns(self) or self.config.profile is not None
-        """Whether a position holds the source's own position: where shares follow pass rates, or a source learns."""
+        """Whether `idx` encodes the source's own position, because shares follow pass rates or a source learns."""
 
     @classmethod
     def of(cls, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None = None) -> Self:
-        """A mixture of tasksets that exist already, each with its own config."""
+        """Mix tasksets that already exist, each with its own config."""
         return cls(None, sources, weights, seed)
 
     def place(self, index: int) -> tuple[int, int]:
@@ -187,7 +188,7 @@ class Mixture(_Sources[MixtureConfig]):
 
 
 class Union(_Sources[UnionConfig]):
-    """Several finite tasksets as one, every task once; the first of them are some of each, in proportion."""
+    """Several finite tasksets as one, with every task once. The first tasks come from all sources in proportion."""
 
     def __init__(self, config: UnionConfig | None = None, sources: Sequence[Taskset[Any, Any]] | None = None) -> None:
         super().__init__(config)
@@ -195,7 +196,7 @@ class Union(_Sources[UnionConfig]):
         endless = [source.name for source in self.sources if source.endless]
         if endless:
             raise UsageError(f"{', '.join(endless)} never ends", remedy="use a mixture, with a weight for each source")
-        # Of each source: how many tasks it has, and how many of them an epoch has.
+        # Per source: the number of its tasks, and the number of tasks in an epoch.
         self._starts = [0, *accumulate(source._count() or 0 for source in self.sources)]
         self._sizes = [(source._size() if source._count() else 0) or 0 for source in self.sources]
         self._ends = list(accumulate(self._sizes))
@@ -203,7 +204,7 @@ class Union(_Sources[UnionConfig]):
 
     @classmethod
     def of(cls, sources: Sequence[Taskset[Any, Any]]) -> Self:
-        """A union of tasksets that exist already."""
+        """Unite tasksets that already exist."""
         return cls(None, sources)
 
     def count(self) -> int:
@@ -216,8 +217,8 @@ class Union(_Sources[UnionConfig]):
         return number, index - self._starts[number]
 
     def position_at(self, index: int, size: int | None) -> int:
-        """In each epoch the sources come in proportion, so that the first hundred tasks are some of each; each source
-        in the order that it has alone. A shuffle of the union itself mixes them all."""
+        """In each epoch the sources come in proportion, so the first hundred tasks include some of each. Each source
+        keeps the order it has alone. A shuffle of the union itself mixes all tasks."""
         if self.config.profile is not None or self.in_load_order:
             return super().position_at(index, size)
         total = sum(self._sizes)
@@ -244,12 +245,12 @@ class Union(_Sources[UnionConfig]):
 
 
 class ByParameter(_Sources[TasksetConfig]):
-    """An endless taskset with several values of one of its keys, such as `level`: a source for each value."""
+    """An endless taskset with several values of one of its keys, such as `level`; each value is a source."""
 
     INFINITE = True
 
     def __init__(self, config: TasksetConfig, sources: Sequence[Taskset[Any, Any]], name: str) -> None:
-        """`config` is that of the taskset; the `sources` have it with one of the values each."""
+        """`config` is the taskset's config; each of the `sources` has the same config with one of the values."""
         self.config_type = type(config)  # type: ignore[misc]
         super().__init__(config)
         assert config.profile is not None
@@ -261,11 +262,11 @@ class ByParameter(_Sources[TasksetConfig]):
 
     def position_at(self, index: int, size: int | None) -> int:
         if self.profile.path is None and self.profile.schedule is None:
-            return index  # nothing is known: the values take turns
+            return index  # no pass rates are known: the values take turns
         return super().position_at(index, size)
 
     def value_of(self, task: Task) -> Any:
-        """The value that a task was made with."""
+        """The value of the parameter that a task was made with."""
         return self.profile.values[self.place(task.idx)[0]]
 
     @cached_property
@@ -287,7 +288,7 @@ class ByParameter(_Sources[TasksetConfig]):
 
 
 def _learns(taskset: Taskset[Any, Any]) -> bool:
-    """Whether it, or a source of it, has pass rates that move."""
+    """Whether the taskset or one of its sources has pass rates that change."""
     return any(part.config.profile is not None and part.config.profile.online for part in parts_of(taskset))
 
 
@@ -298,7 +299,7 @@ def _refuse_generators(taskset: _Sources[Any]) -> None:
 
 
 def _rates_of(arms: Sequence[Any], key: str, profile: ProfileConfig, name: str) -> list[float]:
-    """The pass rate of each source or value, which the lines of the profile name under `key`."""
+    """The pass rate of each source or value; lines of the profile name it under `key`."""
     rates = Rates(profile)
     known = rates.by(key)
     names = [arm.name if isinstance(arm, Taskset) else hashable(arm) for arm in arms]
@@ -313,7 +314,7 @@ def _rates_of(arms: Sequence[Any], key: str, profile: ProfileConfig, name: str) 
 
 
 def _shuffle_source(node: dict[str, Any], number: int, seed: int) -> dict[str, Any]:
-    """The node with a shuffle of its own. Two sources never share a seed: they might be the same taskset."""
+    """Give the node its own shuffle. Two sources never share a seed, because they may be the same taskset."""
     cls = taskset_class(node)
     if "shuffle" in node or cls is None or (cls.INFINITE and "seed" in node):
         return node

@@ -2,8 +2,8 @@
 
     locate(index=12, count=10, seed=0)   ->   (1, some position in 0..9)
 
-Each epoch is a fresh permutation in which every position appears exactly once. Nothing is stored but a few
-round keys, so resuming is one integer and 100 million tasks cost no more memory than ten.
+Each epoch is a new permutation in which every position appears exactly once. Only a few round keys are stored, so
+a resume needs one integer, and 100 million tasks take no more memory than ten.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from math import isqrt
 from treetune.errors import UsageError
 
 LAST = 2**62
-"""Where indices end."""
+"""The upper bound of indices, exclusive."""
 SMALL = 64
-"""Up to here an epoch is one whole cached shuffle: a Feistel network shows structure on few positions."""
+"""Up to this count an epoch is one cached shuffle, because a Feistel network shows structure on few positions."""
 
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
@@ -30,7 +30,7 @@ _MULTIPLIER = 0xD6E8FEB86659FD93
 
 
 def locate(index: int, count: int, seed: int | None = None) -> tuple[int, int]:
-    """Where the task with this global index lies. `seed` None keeps load order."""
+    """The epoch and position of the task at this global index. Without a `seed`, the order is load order."""
     epoch, offset = divmod(index, count)
     if seed is None or count == 1:
         return epoch, offset
@@ -40,7 +40,7 @@ def locate(index: int, count: int, seed: int | None = None) -> tuple[int, int]:
 
 
 def read_index(index: object) -> int:
-    """An index as a number; refused where no task can have it."""
+    """Convert an index to an int; raises `UsageError` if no task can have it."""
     try:
         number = operator.index(index)  # type: ignore[arg-type]
     except TypeError:
@@ -51,12 +51,12 @@ def read_index(index: object) -> int:
 
 
 def stream_key(seed: int, use: str, number: int) -> bytes:
-    """64 bytes that depend on all three together: seeds are hashed, never added."""
+    """64 bytes that depend on all three arguments. Seeds are hashed together, never added."""
     return hashlib.blake2b(f"{seed}\x00{use}\x00{number}".encode(), person=b"treetune-order").digest()
 
 
 def derive_seed(seed: int, use: str) -> int:
-    """Another seed, for a use of its own."""
+    """Derive a separate seed for one use."""
     return int.from_bytes(stream_key(seed, use, 0)[:4], "little") >> 1
 
 
@@ -78,7 +78,7 @@ def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def _permute(offset: int, count: int, keys: tuple[int, ...]) -> int:
-    """A Feistel network over Z_rows x Z_columns; the few cells beyond `count` are walked past."""
+    """A Feistel network over Z_rows x Z_columns; cells beyond `count` are permuted again."""
     rows = isqrt(count - 1) + 1
     columns = (count + rows - 1) // rows
     value = offset
@@ -97,7 +97,7 @@ def _permute(offset: int, count: int, keys: tuple[int, ...]) -> int:
 
 
 def scramble(number: int, seed: int, epoch: int) -> int:
-    """A 64-bit rank of a number: sorted by it, numbers stand in the order of a shuffle of that epoch."""
+    """A 64-bit rank of a number. Sorting by rank shuffles the numbers for that epoch."""
     keys = _round_keys(seed, epoch)
     mixed = number & _MASK
     for key in keys[:2]:
@@ -109,7 +109,7 @@ def scramble(number: int, seed: int, epoch: int) -> int:
 
 _CIRCLE = 1 << 32
 _STEP = 2654435769
-"""The golden ratio's share of the circle, odd so that 2**32 draws visit every point once."""
+"""The golden section of the circle, odd so that 2**32 draws visit every point once."""
 
 
 class Interleave:
@@ -125,11 +125,11 @@ class Interleave:
         if any(start == end for start, end in zip([0, *self._ends], self._ends, strict=False)):
             raise UsageError("a weight is too small beside the others (less than one draw in four thousand million)")
         self._offset = 0 if seed is None else int.from_bytes(stream_key(seed, "interleave", 0)[:8], "little") % _CIRCLE
-        # Draws mostly come in order: knowing the counts before the next index saves the closed form.
+        # Draws mostly come in order. Keeping the counts before the next index avoids computing them.
         self._cursor = (0, [0] * len(self._ends))
 
     def at(self, index: int) -> tuple[int, int]:
-        """The stream that draw `index` takes from, and which of that stream's own draws it is."""
+        """The stream for draw `index`, and the number of the draw within that stream."""
         reached, before = self._cursor
         if index != reached:
             before = self.counts_before(index)
@@ -142,26 +142,26 @@ class Interleave:
         return stream, within
 
     def counts_before(self, index: int) -> list[int]:
-        """How often each stream came before `index`: the draws on a point below its end, less the streams before it."""
+        """How often each stream was drawn before `index`: draws below its end point, minus those of earlier streams."""
         start, rounds = self._offset, _floor_sum(index, _CIRCLE, _STEP, self._offset)
         below = [index + rounds - _floor_sum(index, _CIRCLE, _STEP, start + _CIRCLE - end) for end in self._ends]
         return [high - low for low, high in zip([0, *below], below, strict=False)]
 
 
 class Spread:
-    """Item j of a stream of n stands at j / n, and all items come in the order of where they stand. So every stretch
-    from the beginning has each stream in proportion, and the first items of all streams come first."""
+    """Merges streams in proportion: item j of a stream with n items is placed at j / n, and items are sorted by place.
+    Every prefix has each stream in proportion, and the first items of all streams come first."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
         self._total = sum(sizes)
 
     def at(self, index: int) -> tuple[int, int]:
-        """The stream of the item at `index`, and which of that stream's items it is."""
+        """The stream of the item at `index`, and the number of the item within that stream."""
         for stream, size in enumerate(self._sizes):
             if not size:
                 continue
-            # The item is at most as many places behind its share as there are streams.
+            # An item lags its proportional place by at most as many places as there are streams.
             for within in range(min(index * size // self._total, size - 1), -1, -1):
                 before = self._before(stream, within)
                 if before == index:
@@ -171,7 +171,7 @@ class Spread:
         raise IndexError(index)
 
     def _before(self, stream: int, within: int) -> int:
-        """How many items stand before this one; of those at the same place, the ones of earlier streams do."""
+        """How many items come before this one. At the same place, earlier streams come first."""
         size = self._sizes[stream]
         before = 0
         for number, other in enumerate(self._sizes):

@@ -1,4 +1,4 @@
-"""A Policy is what answers: a model behind an endpoint, a local model, a script.
+"""A Policy answers prompts: a model behind an endpoint, a local model, or a script.
 
 class Shout:
     name = "shout"
@@ -21,19 +21,19 @@ from treetune.errors import PolicyError
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """Absent: what the model or its server defaults to."""
+    """Absent: the default of the model or its server."""
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     """Nucleus sampling: keep the likeliest tokens up to this probability."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The most tokens of one completion."""
+    """The maximum number of tokens of one completion."""
     stop: list[str] = []
-    """Strings at which a completion ends."""
+    """Strings that end a completion."""
     seed: int | None = None
-    """Makes sampling reproducible where the model supports it; each rollout derives its own from it."""
+    """Makes sampling reproducible if the model supports it. Each rollout derives its own seed from it."""
     logprobs: bool = False
-    """Ask an endpoint for the log-probability of each sampled token."""
+    """Request the log-probability of each sampled token from the endpoint."""
     extra: dict[str, Any] = {}
-    """Further fields of an endpoint's request body, passed as they are (`top_k`, `chat_template_kwargs`)."""
+    """Further fields of an endpoint's request body, passed unchanged (`top_k`, `chat_template_kwargs`)."""
 
     def __post_init__(self) -> None:
         for field in self.extra:
@@ -41,7 +41,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"extra has a field {field!r}, which has a space in it: write {{NAME: VALUE}}")
 
     def over(self, usual: Sampling) -> Sampling:
-        """These settings, and those of `usual` where a value here is not set."""
+        """These settings, with values of `usual` for those that are not set here."""
         unsaid = Sampling()
         if usual == unsaid:
             return self
@@ -52,9 +52,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class Usage(msgspec.Struct):
     prompt_tokens: int = 0
-    """The tokens that were given to the model, over all turns."""
+    """The prompt tokens, summed over all turns."""
     completion_tokens: int = 0
-    """The tokens that it sampled."""
+    """The sampled tokens."""
 
 
 class Request(msgspec.Struct):
@@ -65,26 +65,26 @@ class Request(msgspec.Struct):
     task: Task
     turn: int
     key: str
-    """Names the rollout (task, occurrence, number). A policy derives its random seed from it."""
+    """Identifies the rollout (task, occurrence, number). A policy derives its random seed from it."""
     tokens: Tokens | None = None
-    """The tokens of the rollout so far, where the policy gave any: it continues them in the prompts that it makes."""
+    """The tokens of the rollout so far, if the policy returned any. The policy's next prompt extends them."""
     continues: bool = False
-    """The last message is the beginning of the answer. A policy continues it and gives the whole message; one that
-    cannot raises `cannot_continue`."""
+    """Whether the last message is the beginning of the answer. A policy continues it and returns the whole message; one
+    that cannot raises `cannot_continue`."""
     tools: list[dict[str, Any]] = []
-    """What it may call, in OpenAI's form; calls are in the `tool_calls` of the message that it answers."""
+    """The tools that it may call, in OpenAI's form. Calls are returned in `tool_calls` of the answer's message."""
     partial: Completion | None = None
-    """The answer so far of a call that was aborted (`finish_reason: abort`). A policy that works on tokens
-    continues it, and gives the whole with `resumed`; any other answers anew."""
+    """The partial answer of an aborted call (`finish_reason: abort`). A policy that works on tokens continues it and
+    returns the whole answer with `resumed` set; other policies start over."""
 
     @property
     def prefix(self) -> str:
-        """How the answer begins; nothing where all of it is the policy's."""
+        """The given beginning of the answer; empty if there is none."""
         return (text_of(self.messages[-1].get("content")) or "") if self.continues else ""
 
 
 class Completion(msgspec.Struct):
-    """What a policy answers to one `Request`.
+    """A policy's answer to one `Request`.
 
     class Shout:
         name = "shout"
@@ -99,31 +99,32 @@ class Completion(msgspec.Struct):
     text: str = ""
     """The answer as text."""
     message: Message | None = None
-    """The whole assistant message where there is more than text (tool calls, reasoning)."""
+    """The whole assistant message, if it has more than text (tool calls, reasoning)."""
     finish_reason: Literal["stop", "length", "tool_calls"] | str = "stop"
     usage: Usage | None = None
     prompt_ids: list[int] | None = None
-    """The exact tokens the model was given."""
+    """The exact prompt tokens."""
     completion_ids: list[int] | None = None
-    """The exact tokens it sampled, end token included."""
+    """The exact sampled tokens, including the end token."""
     logprobs: list[float] | None = None
     """The model's own log-probability of each sampled token, before temperature and top-p."""
     prompt: Prompt | None = None
-    """The same with its text, where a chat template was applied here: the prompt of the next turn continues it."""
+    """The prompt tokens with their text, if the chat template was applied locally. The next turn's prompt extends
+    it."""
     version: int | None = None
-    """The version of the weights that answered, where their server reports it."""
+    """The version of the weights that answered, if the server reports it."""
     versions: list[int] | None = None
-    """The same of each sampled token, where that is known."""
+    """The version of the weights for each sampled token, if known."""
     resumed: int = 0
-    """How many of its first tokens are those of `Request.partial`."""
+    """How many of its first tokens come from `Request.partial`."""
 
     def as_message(self) -> Message:
         return self.message if self.message is not None else {"role": "assistant", "content": self.text}
 
 
 def check_continues(request: Request, completion: Completion, name: str) -> None:
-    """Refuses an answer that stands beside its beginning instead of going on with it. One that has become calls holds
-    only the text beside them."""
+    """Raise if an answer repeats the conversation from the start instead of continuing its given beginning. An answer
+    with tool calls is not checked: it holds only the text next to them."""
     message = completion.as_message()
     if message.get("tool_calls"):
         return
@@ -139,8 +140,8 @@ def cannot_continue(problem: str, remedy: str = "use a model that can: local:PAT
 
 
 class RetryCount:
-    """How often calls of a model were repeated (429, 5xx, a cut connection, no answer in time) within it, whichever
-    code made them:
+    """Counts how often model calls made inside the `with` block were retried (429, 5xx, a cut connection, a timeout),
+    whichever code made them:
 
     with retries:
         await policy.complete(request)
@@ -165,7 +166,7 @@ _retries: ContextVar[RetryCount | None] = ContextVar("retries", default=None)
 
 
 def count_retry() -> None:
-    """A call is about to be repeated."""
+    """Record that a call is about to be retried."""
     if (count := _retries.get()) is not None:
         count.number += 1
 

@@ -1,13 +1,13 @@
-"""A profile says how often each task was solved, by model: a line of JSON for each task, a column for each model.
+"""A profile records how often each task was solved, by model: one JSON line per task, one column per model.
 
     {"uid": "5f0c...", "source": "gsm8k", "avg@8_my-model": 0.25}
 
-`treetune profile` writes it; the key `profile` of a taskset reads it, for which tasks are drawn and how often. Where
-tasks were made by a parameter, its value stands in the line too: `"level": 3`.
+`treetune profile` writes it. The `profile` key of a taskset reads it to decide which tasks are drawn and how often. If
+tasks were made from a parameter, its value is in the line too: `"level": 3`.
 
-A schedule says how often each pass rate is drawn, and how that changes as a stream goes on: `Pools`, `Gaussian`. It
-draws arms: the tasks of one pass rate, the sources of a mixture, the values of a parameter. `Staged` gives the arm at
-an index, as a pure function; `Credits` does the same one draw at a time, for shares that change.
+A schedule (`Pools`, `Gaussian`) sets how often each pass rate is drawn, and how that changes over a stream. It draws
+arms: the tasks of one pass rate, the sources of a mixture, or the values of a parameter. `Staged` computes the arm at
+an index as a pure function; `Credits` draws one arm at a time, for shares that change.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from treetune.errors import ConfigError, did_you_mean
 from treetune.system.digest import digest
 
 PRIOR = 0.5
-"""The pass rate of tasks of which nothing is known yet."""
+"""The pass rate of tasks without any data."""
 SOLVED = 0.99
-"""The pass rate from which a task counts as solved."""
+"""A task with at least this pass rate counts as solved."""
 
 UNRATED, OUTSIDE = "no pass rate", "pass rate"
-"""Why a task is left out."""
+"""Reasons why a task is left out."""
 
 
 class ProfileConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     path: FileName | None = None
-    """The file that `treetune profile` wrote; absent: nothing is known at the start, and `online` learns it."""
+    """The file written by `treetune profile`. Absent: no rates are known at first, and `online` learns them."""
     model: str | None = None
-    """Whose pass rates: a model, or the name of a column (`avg@8_my-model`); absent: the only one."""
+    """The model whose pass rates are used, or a column name (`avg@8_my-model`). Absent: the only one in the file."""
     min_solve_rate: Rate = 0.0
-    """Leave out tasks that are solved less often."""
+    """Leave out tasks with a lower pass rate."""
     max_solve_rate: Rate = 1.0
-    """Leave out tasks that are solved more often."""
+    """Leave out tasks with a higher pass rate."""
     drop_solved: bool = False
-    """Leave out tasks that are always solved; `online`, also those that come to be."""
+    """Leave out tasks that are always solved; with `online`, also tasks that become so."""
     unrated: Rate | Literal["drop"] | None = None
-    """Tasks without a pass rate: `drop`, or the rate that they count with. Absent: drop; without a file 0.5."""
+    """How to treat tasks without a pass rate: `drop`, or a rate to assume. Absent: drop; 0.5 if there is no file."""
     schedule: Schedule | None = None
-    """How often each pass rate is drawn; absent: every task that is kept, once an epoch."""
+    """How often each pass rate is drawn. Absent: every kept task, once an epoch."""
     shares: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
-    """With a schedule: the fixed share of each `data_source`; absent: the schedule knows no sources."""
+    """With a schedule: the fixed share of each `data_source`. Absent: the schedule ignores sources."""
     online: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     """With a schedule: how far an observed reward moves the pass rate of its task: rate += online * (reward - rate)."""
     parameter: str | None = None
-    """Of a taskset that never ends: the key of its config that has a pass rate for each value, such as `level`."""
+    """For an endless taskset: the config key with a pass rate for each value, such as `level`."""
     values: list[Any] = []
-    """The values of that key which are drawn."""
+    """The values of that key to draw from."""
     rows: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """With a schedule: how many draws the file of a dataset task has; absent: as many as tasks are kept."""
+    """With a schedule: the number of draws in a dataset task's file. Absent: the number of kept tasks."""
 
     def __post_init__(self) -> None:
         if self.min_solve_rate > self.max_solve_rate:
@@ -82,7 +82,7 @@ class ProfileConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def selection(self) -> ProfileConfig | None:
-        """Only what decides which tasks there are; None where all are kept."""
+        """Only the settings that decide which tasks are kept; None if all are."""
         return msgspec.structs.replace(self, schedule=None, shares={}, online=None, rows=None) if self.path else None
 
     def keeps(self, rate: float) -> bool:
@@ -91,14 +91,14 @@ class ProfileConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Rates:
-    """The pass rates that a config asks for."""
+    """The pass rates that a config selects."""
 
     def __init__(self, config: ProfileConfig) -> None:
         self._config = config
         self._profile = None if config.path is None else Profile.read(config.path)
         unrated = config.unrated if config.unrated is not None else PRIOR if config.path is None else "drop"
         self.unrated: float | None = None if unrated == "drop" else float(unrated)
-        """What tasks without a rate count with; None: they are dropped."""
+        """The rate assumed for tasks without one; None if they are dropped."""
 
     @cached_property
     def by_uid(self) -> dict[str, float]:
@@ -109,7 +109,7 @@ class Rates:
         return {} if self._profile is None else self._profile.rates(key, self._config.model)
 
     def of(self, uid: str) -> float | None:
-        """Of a task; None: it has none, and is dropped."""
+        """The pass rate of a task; None if it has none and is dropped."""
         return self.by_uid.get(uid, self.unrated)
 
     @property
@@ -146,11 +146,11 @@ class Profile:
 
     @property
     def columns(self) -> list[str]:
-        """Those with pass rates."""
+        """The columns with pass rates."""
         return list(dict.fromkeys(key for line in self.lines for key in line if key.startswith(self.PREFIX)))
 
     def column(self, model: str | None) -> str:
-        """The column of a model; what is wrong with its name is a fault of the config."""
+        """The column of a model. A wrong name is a `ConfigError`."""
         columns = self.columns
         models = [_model_of(column) for column in columns]
         found = [column for column, name in zip(columns, models, strict=True) if model in (None, name, column)]
@@ -164,7 +164,7 @@ class Profile:
         raise ConfigError([("profile.model", f"{self.path} has no {model!r}{near}; it has: {', '.join(models)}")])
 
     def rates(self, key: str, model: str | None) -> dict[Any, float]:
-        """The pass rate of each value of `key`: of each uid, or the mean over all lines with that value."""
+        """The pass rate for each value of `key`: per uid, or the mean over all lines with that value."""
         column = self.column(model)
         found: dict[Any, list[float]] = defaultdict(list)
         for number, line in enumerate(self.lines, 1):
@@ -185,7 +185,7 @@ class Profile:
         self.lines = [line for line in kept if any(key.startswith(self.PREFIX) for key in line)]
 
     def merge(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Puts lines beside those that are there: of one task there is one."""
+        """Merge lines into the existing ones, one per task."""
         by_uid = {line["uid"]: line for line in self.lines}
         for line in lines:
             by_uid.setdefault(line["uid"], {}).update(line)
@@ -204,7 +204,7 @@ def _model_of(column: str) -> str:
 
 
 def hashable(value: Any) -> Any:
-    """A value of a column as a key of a mapping."""
+    """Make a value of a column usable as a mapping key."""
     return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else value
 
 
@@ -212,20 +212,20 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0)]
 
 BINS = 80
-"""Pass rates are distinguished to 1/80: rates of 4, 5, 8, 10, 16 and 20 rollouts are kept as they are."""
+"""Pass rates are rounded to 1/80, which is exact for rates of 4, 5, 8, 10, 16 and 20 rollouts."""
 STAGES = 100
-"""In so many steps a Gaussian falls."""
+"""The number of steps in which a Gaussian's mean moves."""
 LEAST_SHARE = 1e-6
 """An arm with a smaller share is not drawn."""
 
 
 class Pools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="pools", tag_field="kind"):
     hard: Weight = 0.2
-    """The weight of tasks that are seldom solved; the share of a pool is its weight, however many tasks it has."""
+    """The weight of rarely solved tasks. The share of a pool depends on its weight, not on its number of tasks."""
     normal: Weight = 1.0
-    """The weight of those between."""
+    """The weight of tasks in between."""
     easy: Weight = 0.2
-    """The weight of tasks that are mostly solved."""
+    """The weight of mostly solved tasks."""
     hard_to: Rate = 0.25
     """The highest pass rate of a hard task."""
     easy_above: Rate = 0.75
@@ -244,19 +244,19 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return (self.hard, self.normal, self.easy)[bin]
 
     def starts(self) -> list[int]:
-        """The index at which each stage begins; the last never ends."""
+        """The index at which each stage begins. The last stage never ends."""
         return [0]
 
 
 class Gaussian(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gaussian", tag_field="kind"):
     start: Rate = 0.8
-    """The pass rate that is drawn most at the beginning."""
+    """The pass rate drawn most at the beginning."""
     end: Rate = 0.2
-    """The one that is drawn most from the draw `over` on."""
+    """The pass rate drawn most after `over` draws."""
     width: Annotated[float, msgspec.Meta(gt=0)] = 0.15
     """The standard deviation."""
     over: Annotated[int, msgspec.Meta(ge=1)] = 10_000
-    """The number of draws over which the mean goes from `start` to `end`, evenly."""
+    """The number of draws over which the mean moves evenly from `start` to `end`."""
 
     def bin_of(self, rate: float) -> int:
         return round(rate * BINS)
@@ -275,7 +275,7 @@ Schedule = Pools | Gaussian
 
 
 def normalise(weights: Sequence[float]) -> list[float]:
-    """Shares that sum to 1, where tiny ones are 0. Where all weights vanish, the arms have equal shares."""
+    """Shares that sum to 1; tiny ones become 0. If all weights are 0, the arms have equal shares."""
     total = math.fsum(weights)
     if not total:
         return [1 / len(weights)] * len(weights)
@@ -283,21 +283,21 @@ def normalise(weights: Sequence[float]) -> list[float]:
 
 
 class Staged:
-    """Arms whose shares change from stage to stage: any index is reached without the ones before it."""
+    """Arms whose shares change from stage to stage. Any index can be computed without the ones before it."""
 
     def __init__(
         self, starts: Sequence[int], shares: Callable[[int], Sequence[float]], seed: int | None = None
     ) -> None:
-        """`shares` gives those of all arms in a stage."""
+        """`shares` returns the shares of all arms in a stage."""
         self._starts = starts
         self._seed = seed
         self._shares = shares
         self._stages: list[_Stage] = []
         self._lock = threading.Lock()
-        """Tasks are made in several threads, and stages are worked out as they are reached."""
+        """Several threads make tasks, and stages are computed when they are first reached."""
 
     def at(self, index: int) -> tuple[int, int]:
-        """The arm that draw `index` takes from, and which of that arm's own draws it is."""
+        """The arm for draw `index`, and the number of the draw within that arm."""
         stage = self._stage(bisect_right(self._starts, index) - 1)
         number, within = stage.interleave.at(index)
         return stage.arms[number], stage.offsets[number] + within
@@ -322,7 +322,7 @@ class Staged:
             for arm, offset, count in zip(before.arms, before.offsets, counts, strict=True):
                 drawn[arm] = offset + count
         interleave = Interleave([shares[arm] for arm in arms], self._seed)
-        # Its points continue those of the stage before, so only what it gives from here on counts.
+        # The new interleave continues the points of the previous stage, so only draws from `start` on count.
         counts = interleave.counts_before(start)
         offsets = [drawn[arm] - count for arm, count in zip(arms, counts, strict=True)]
         return _Stage(arms, interleave, offsets, drawn)
@@ -330,17 +330,17 @@ class Staged:
 
 class _Stage(msgspec.Struct):
     arms: list[int]
-    """Those that are drawn in it."""
+    """The arms drawn in this stage."""
     interleave: Interleave
     offsets: list[int]
-    """What to add to an arm's number in the interleave for its number among all its draws."""
+    """For each arm: what to add to its count in the interleave to get its count over all draws."""
     drawn: list[int]
-    """How often each arm of all was drawn before it."""
+    """How often each arm was drawn before this stage."""
 
 
 class Credits:
-    """Draws arms by shares that may be others at every draw: each arm earns its share, and the one with most pays 1.
-    So every arm is within a few draws of what its shares sum to."""
+    """Draws arms by shares that may differ at every draw: each arm earns its share, and the arm with the most credit
+    pays 1. So every arm stays within a few draws of the sum of its shares."""
 
     def __init__(self, arms: int) -> None:
         self.values = [0.0] * arms

@@ -1,4 +1,4 @@
-"""What a scorer says of an answer, and what a taskset says of a task.
+"""The result of scoring an answer (`Score`), and of validating a task (`Verdict`).
 
 def reward(self, task, answer):
     number = last_number(answer)
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class Score(msgspec.Struct, frozen=True):
-    """A reward with its reasons. A plain number is enough where there is nothing more to say."""
+    """A reward with an explanation. Return a plain number if there is nothing to explain."""
 
     reward: float
     answer: str | None = None
-    """What was extracted from the text and compared."""
+    """The text extracted from the answer and compared."""
     explanation: str | None = None
-    """Why it got this reward, for a person who looks at the trace."""
+    """Why it got this reward, shown to people who read the trace."""
     metrics: dict[str, float] = {}
-    """Named figures, averaged over a run."""
+    """Named numbers, averaged over a run."""
 
     @classmethod
     def of(cls, value: Any) -> Score:
@@ -41,10 +41,10 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class NotANumberError(EnvironmentFault, ValueError):
-    """A reward that is no finite number. An answer may be the cause: `float("nan")`."""
+    """A reward that is not a finite number. The answer may be the cause: `float("nan")`."""
 
     got = ""
-    """What it was instead: `str '0.0'`, `None`, `nan`."""
+    """The value instead: `str '0.0'`, `None`, `nan`."""
 
     @classmethod
     def of(cls, what: str, expected: str, got: str) -> NotANumberError:
@@ -54,13 +54,13 @@ class NotANumberError(EnvironmentFault, ValueError):
 
 
 class NoScoreError(NotANumberError):
-    """What `reward` returned is no score."""
+    """`reward` did not return a score."""
 
 
 def finite(value: Any, what: str) -> float:
-    """`value` as a float; a NaN or a wrong type is a fault of the scorer, never a silent 0."""
+    """Return `value` as a float. NaN or a wrong type is a fault of the scorer, never a silent 0."""
     try:
-        if isinstance(value, str | bytes):  # which float() would read
+        if isinstance(value, str | bytes):  # float() would parse these
             raise TypeError
         number = float(value)
     except (TypeError, ValueError):
@@ -74,7 +74,7 @@ def finite(value: Any, what: str) -> float:
 
 
 def total(rewards: Iterable[float]) -> float:
-    """The reward of an episode, of those of its steps: summed exactly and rounded once, so that ten times 0.1 is 1."""
+    """The reward of an episode from its steps: summed exactly and rounded once, so that ten times 0.1 is 1."""
     return math.fsum(rewards)
 
 
@@ -82,11 +82,11 @@ _BY_DATA = (
     *(ValueError, ArithmeticError, LookupError, TypeError, AttributeError, AssertionError, SyntaxError),
     *(RecursionError, MemoryError, re.error),
 )
-"""What code raises on unexpected input. An error of a file or an address is none of these."""
+"""Exceptions that code raises on unexpected input. File and network errors are not among them."""
 
 
 class Rewarding(Protocol):
-    """What scores answers to tasks: every `Taskset`."""
+    """The interface of what scores answers to tasks; every `Taskset` has it."""
 
     name: str
 
@@ -96,15 +96,15 @@ class Rewarding(Protocol):
 
 
 async def judge(taskset: Rewarding, task: Task, answer: str) -> Score:
-    """The `reward` of an answer. Where that raises, other answers are scored too, to tell a bad answer
-    from a broken scorer: if one of them is scored, this answer is invalid and earns 0."""
+    """The `reward` of an answer. If `reward` raises, other answers are scored too, to tell a bad answer from a broken
+    scorer: if one of them is scored, this answer is invalid and earns 0."""
     try:
         return await score_answer(taskset, task, answer)
     except _BY_DATA as error:
         if isinstance(error, OSError):
             raise
         raised = error
-    with suppress(*_BY_DATA):  # the answer is not the cause of what passes now
+    with suppress(*_BY_DATA):  # if scoring succeeds now, the answer was not the cause
         return await score_answer(taskset, task, answer)
     if not await _takes_another(taskset, task, answer):
         raise raised
@@ -118,8 +118,8 @@ async def judge(taskset: Rewarding, task: Task, answer: str) -> Score:
 
 
 async def score_answer(taskset: Rewarding, task: Task, answer: str) -> Score:
-    """What `reward` says of an answer; raises what it raises, and `NoScoreError` where it returned something else."""
-    from treetune.system.threads import call  # here, for reading and checking rows does without asyncio
+    """Call `reward` on an answer. Its exceptions propagate; raises `NoScoreError` if it returned something else."""
+    from treetune.system.threads import call  # here, because reading rows does not need asyncio
 
     value = await call(taskset.reward, task, answer)
     try:
@@ -130,7 +130,7 @@ async def score_answer(taskset: Rewarding, task: Task, answer: str) -> Score:
 
 
 async def _takes_another(taskset: Rewarding, task: Task, answer: str) -> bool:
-    """Whether it scores the gold answer, or else a plain one."""
+    """Whether the gold answer, or else a plain one, can be scored."""
     gold: Any = None
     with suppress(Exception):
         gold = await taskset.gold_of(task)
@@ -149,18 +149,18 @@ class Validity(StrEnum):
     INVALID = "invalid"
     """A check failed."""
     UNCHECKED = "unchecked"
-    """Nothing checked it."""
+    """Nothing was checked."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What `Taskset.validate` answers: use `VALID`, `UNCHECKED` or `invalid("why")`."""
+    """The result of `Taskset.validate`: use `VALID`, `UNCHECKED` or `invalid("why")`."""
 
     validity: Validity
     reason: str | None = None
 
     @classmethod
     def of(cls, value: Any) -> Verdict:
-        """Also understands True (valid), False (invalid) and None (unchecked)."""
+        """Also accepts True (valid), False (invalid) and None (unchecked)."""
         if isinstance(value, Verdict):
             return value
         if value is None:

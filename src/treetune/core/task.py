@@ -2,7 +2,7 @@
 
     Task(prompt="What is 2 + 3?", ground_truth="5")
 
-Subclass it to add typed fields; they travel with the task and come back as the concrete type.
+Subclass it to add typed fields. They are sent and saved with the task, and read back as the concrete type.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from treetune.system.digest import canonical
 
 
 class _TaskMeta(msgspec.StructMeta):
-    """Makes `Task(ground_truth="5")` the same as `Task(reward_spec={"ground_truth": "5"})`, the form in memory,
-    in files and on the wire."""
+    """Makes `Task(ground_truth="5")` the same as `Task(reward_spec={"ground_truth": "5"})`, which is the form used in
+    memory, in files and on the wire."""
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
         if "ground_truth" in fields and "ground_truth" not in cls.__struct_fields__:
@@ -41,7 +41,7 @@ _construct = msgspec.StructMeta.__call__
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TaskMeta):
-    """One problem: what the model sees, and what its answer is scored by.
+    """One problem: the prompt that the model sees, and the data that its answer is scored by.
 
     Subclass it to add typed fields:
 
@@ -57,29 +57,29 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TaskMeta):
     """
 
     idx: int = -1
-    """Its position in the taskset, set by the taskset when the task is drawn: `taskset[task.idx] == task`."""
+    """The position in the taskset, set by the taskset when the task is drawn: `taskset[task.idx] == task`."""
 
     prompt: str | list[Message] | None = None
-    """A string (one user message), chat messages, or None where the environment opens the conversation."""
+    """A string (one user message), chat messages, or None if the environment opens the conversation."""
 
     data_source: str = ""
-    """Where it comes from; the taskset's name unless set. Results are reported per data source."""
+    """Where the task comes from; the taskset's name by default. Results are reported per data source."""
 
     env_class: str | None = None
-    """The environment that runs it: a registered id, `module:Class` or `file.py:Class`. None: one answer."""
+    """The environment that runs the task: a registered id, `module:Class` or `file.py:Class`. None: one answer."""
 
     reward_spec: dict[str, Any] = {}
-    """What the scorer needs. `Task(ground_truth="5")` is short for `Task(reward_spec={"ground_truth": "5"})`."""
+    """The data for the scorer. `Task(ground_truth="5")` is short for `Task(reward_spec={"ground_truth": "5"})`."""
 
     ability: str | None = None
     """A category such as `math` or `code`."""
 
     tools: list[str] = []
-    """Names of tools that a model may call beside the environment's: ready ones, installed ones, `module:name` or
-    `file.py:name`. What they need to know (a command, a file) is in a config, never here."""
+    """Names of tools that a model may call in addition to the environment's: built-in or installed ones, `module:name`
+    or `file.py:name`. Their settings (a command, a file) belong in a config, never here."""
 
     extra_info: dict[str, Any] = {}
-    """Anything else; it never changes the uid."""
+    """Anything else. It never affects the uid."""
 
     @property
     def messages(self) -> list[Message]:
@@ -96,11 +96,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TaskMeta):
 
         @property
         def ground_truth(self) -> Any:
-            """What a right answer is compared with; None where the task has none."""
+            """The right answer, for comparison; None if the task has none."""
             return self.reward_spec.get("ground_truth")
 
     def __repr__(self) -> str:
-        """What is set, each value cut short, and images by name."""
+        """The fields that are set, with long values shortened and images replaced by names."""
         from treetune.chat.images import name_images, shorten  # only for people
 
         asked = name_images(self.prompt[-1].get("content")) if isinstance(self.prompt, list) and self.prompt else None
@@ -112,8 +112,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TaskMeta):
 
     @property
     def uid(self) -> str:
-        """A hash of the problem. It survives filtering, reordering and file formats. Equal problems share it, so what
-        is keyed by uid also counts occurrences."""
+        """A hash of the problem. It is stable under filtering, reordering and changes of file format. Equal problems
+        share it, so anything keyed by uid also counts occurrences."""
         own = own_values(self)
         return uid_of(
             self.messages, self.reward_spec, self.env_class, {**own, "tools": self.tools} if self.tools else own
@@ -121,7 +121,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TaskMeta):
 
 
 class ForeignTask(Task, frozen=True, kw_only=True):
-    """A task of an unknown class: the fields of its subclass are in `own`, and can be read as attributes."""
+    """A task of an unknown class. The fields of its subclass are in `own`, and can be read as attributes."""
 
     own: dict[str, Any] = {}
 
@@ -139,25 +139,25 @@ def own_fields(task_type: type[Task]) -> tuple[str, ...]:
 
 
 def own_values(task: Task) -> dict[str, Any]:
-    """The fields of a task that its subclass adds, with their values."""
+    """The fields that the task's subclass adds, with their values."""
     if isinstance(task, ForeignTask):
         return task.own
     return {name: getattr(task, name) for name in own_fields(type(task))}
 
 
 UID_VERSION = 1
-"""Of what a uid is made of. Built files hold uids, and their keys hold this."""
+"""The version of the uid's definition. Built files hold uids, and their keys include this version."""
 _SIZE = 16
-"""Bytes of the hash."""
+"""The size of the hash in bytes."""
 UID_LENGTH = 2 * _SIZE
 
 
 def uid_of(
     prompt: Sequence[Message], reward_spec: Mapping[str, Any], env_class: str | None, own: Mapping[str, Any] = {}
 ) -> str:
-    """A hash of what makes a problem; `own` are the fields of a subclass."""
+    """A hash of what defines a problem; `own` are the fields of a subclass."""
     problem = {**own, "prompt": prompt, "reward_spec": reward_spec}
-    if env_class is not None:  # without it the quick way through `canonical` is open
+    if env_class is not None:  # leaving it out keeps the fast path of `canonical`
         problem["env_class"] = env_class
     return hashlib.blake2b(canonical(problem), digest_size=_SIZE).hexdigest()
 
@@ -170,8 +170,8 @@ def uids_of_texts(
     method: str,
     tools: Sequence[str] = (),
 ) -> list[str]:
-    """`uid_of` of each task that asks one text, after a system prompt, and has one ground truth."""
-    # Only the text and the truth differ: the JSON around them is written once.
+    """`uid_of` for tasks that each have one user message, after an optional system prompt, and one ground truth."""
+    # Only the text and the ground truth differ, so the JSON around them is encoded once.
     text_mark, truth_mark = "\x00text", "\x00truth"
     system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
     spec = {"ground_truth": truth_mark, "method": method} if truths is not None else {}

@@ -1,7 +1,7 @@
-"""A Taskset is a source of tasks, and says how their answers are scored.
+"""A Taskset is a source of tasks, and defines how their answers are scored.
 
-`Taskset` has what an author writes, `draws.Draws` how its tasks are read and drawn. `GivenTasks` plays and scores tasks
-that come from elsewhere, such as rows.
+`Taskset` has the methods that an author writes; `draws.Draws` reads and draws its tasks. `GivenTasks` plays and scores
+tasks that come from elsewhere, such as rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Taskset(Draws[TaskT, ConfigT]):
-    """A source of tasks, finite or infinite, and how their answers are scored.
+    """A source of tasks, finite or infinite, that also scores their answers.
 
         from treetune import Task, Taskset
         from treetune.scorers import number
@@ -55,37 +55,37 @@ class Taskset(Draws[TaskT, ConfigT]):
                 for n in range(100):
                     yield Task(prompt=f"Double {n}.", ground_truth=2 * n)
 
-    Try it: `treetune eval doubles.py:Doubles -m scripted:gold`. Write `task_at` and `count` in place of `load_tasks`
-    for random access: then any worker can serve any index, and no tasks are held in memory.
+    Try it: `treetune eval doubles.py:Doubles -m scripted:gold`. For random access, write `task_at` and `count` instead
+    of `load_tasks`: then any worker can serve any index, and no tasks are held in memory.
     """
 
     MULTI_TURN: ClassVar[bool] = False
-    """What its own `environment()` makes has several turns, or tools: verl plays its rows by our agent loop."""
+    """Whether the environments made by `environment()` have several turns or tools; verl then uses our agent loop."""
     NEEDS_CONTAINER: ClassVar[bool] = False
-    """Its tasks run code or commands: refused before the first task where no sandbox can serve it."""
+    """Whether its tasks run code or commands; refused before the first task if no sandbox is available."""
 
     RUNS_CODE: ClassVar[bool] = False
-    """Its config names code to run, or a server to call: rows that name it are played where a build of this user's
-    wrote them."""
+    """Whether its config names code to run or a server to call. Rows that name such a taskset are played only if this
+    user built them."""
 
     scorer: Any = None
-    """Scores its answers, where it has no `reward` of its own: `scorer = includes()`, from `treetune.scorers`."""
+    """Scores answers if there is no `reward` method: `scorer = includes()`, from `treetune.scorers`."""
 
     default_scorer: Any = None
-    """Scores answers to tasks with a ground truth where `scorer` is None: the rule, in tasksets of rows."""
+    """Scores tasks with a ground truth if `scorer` is None; tasksets of rows use the rule scorer."""
 
     OPEN_KEYS: ClassVar[bool] = True
-    """Whether `custom_cls` may give it any key: so where it has no config type of its own."""
+    """Whether `custom_cls` accepts any config key, which it does if the class has no config type of its own."""
 
     _declared: Declared = Declared()
-    """Where its config stands."""
+    """Where its config was declared."""
 
     _origin: Origin = USER
-    """Where the names of code in its config and its tasks come from."""
+    """The origin of the code names in its config and its tasks."""
     _length: int | None = None
-    """How many tasks were loaded. It is pickled, so that another process need not load them to know."""
+    """The number of tasks once loaded. It is pickled, so that another process need not load them to count."""
     tool_methods: ClassVar[tuple[str, ...]] = ()
-    """The methods that `@tool` marks: what a model may call in every task."""
+    """The methods marked with `@tool`, which a model may call in every task."""
     config_type: ClassVar[type[TasksetConfig]] = TasksetConfig
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -108,7 +108,7 @@ class Taskset(Draws[TaskT, ConfigT]):
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
             raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
         check_methods(type(self), Taskset)
-        self.named_tools()  # a wrong name is an error now
+        self.named_tools()  # raises early for a wrong name
         if self.INFINITE and self.config.shuffle is not None and not may_read_seed(type(self), Taskset):
             warnings.warn(
                 f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "
@@ -118,7 +118,7 @@ class Taskset(Draws[TaskT, ConfigT]):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
-        """The taskset of a typed config, as a config file declares it."""
+        """Make the taskset from a typed config, as read from a config file."""
         return cls(config, **options)
 
     # What an author writes
@@ -129,7 +129,8 @@ class Taskset(Draws[TaskT, ConfigT]):
         return (self.task_at(index) for index in (count_from() if count is None else range(count)))
 
     def task_at(self, index: int) -> TaskT:
-        """Return the task at a position: a pure function of (seed, index). Optional; it makes every access O(1)."""
+        """Return the task at a position; must be a pure function of (seed, index). Optional; makes every access
+        O(1)."""
         if self.INFINITE:
             return self._forward(index)
         if index >= len(self._loaded):
@@ -137,20 +138,21 @@ class Taskset(Draws[TaskT, ConfigT]):
         return self._loaded[index]
 
     def count(self) -> int | None:
-        """How many tasks there are; None where INFINITE."""
+        """Return the number of tasks; None if INFINITE."""
         if self._length is None and not self.INFINITE:
             self._length = len(self._loaded)
         return self._length
 
     def check_source(self) -> None:
-        """Raises what is wrong with the source of the tasks. Called before the first one is drawn."""
+        """Raise if the source of the tasks is unusable. Called before the first task is drawn."""
 
     def find_flaws(self) -> list[Flaw]:
-        """What is wrong with the source of the tasks, where there are tasks all the same: rows that were left out."""
+        """Return problems of the source that do not prevent reading tasks, such as rows that were left out."""
         return []
 
     def validate(self, task: TaskT) -> Any:
-        """Is the task well-formed and solvable? `VALID`, `invalid("why")`, or `UNCHECKED`. May be async."""
+        """Check that the task is well-formed and solvable. Return `VALID`, `invalid("why")`, or `UNCHECKED`. May be
+        async."""
         if self.default_scorer is None:
             return UNCHECKED
         if self.scorer is not None and task.env_class is None:
@@ -159,13 +161,13 @@ class Taskset(Draws[TaskT, ConfigT]):
         return VALID if task.ground_truth is not None and task.messages else UNCHECKED
 
     def scorer_for(self, task: TaskT) -> Any:
-        """The scorer of a task that names no environment; None where there is none, or `reward` is written."""
+        """The scorer of a task that names no environment; None if there is none, or if `reward` is overridden."""
         if self.scorer is not None or task.ground_truth is None:
             return self.scorer
         return self.default_scorer
 
     def reward(self, task: TaskT, answer: str) -> Any:
-        """The reward of a single answer, a number or a `Score`: what `scorer` says, where it has one. May be async."""
+        """Return the reward of a single answer, a number or a `Score`. Uses `scorer` by default. May be async."""
         if (scorer := self.scorer_for(task)) is not None:
             return scorer.score(answer, task.ground_truth, task)
         if self.overrides("score_group"):
@@ -177,8 +179,8 @@ class Taskset(Draws[TaskT, ConfigT]):
         raise TasksetError(f"{self.name} cannot score its task {task.idx}", remedy=remedy)
 
     def gold(self, task: TaskT) -> Any:
-        """The right answer, a list of actions, or None where it is not known: what the environment says. May be
-        async."""
+        """Return the right answer, a list of actions, or None if unknown. By default, the scorer or environment gives
+        it. May be async."""
         if task.env_class is None:
             scorer = self.scorer_for(task)
             return None if scorer is None else scorer.gold(task.ground_truth, task)
@@ -186,13 +188,13 @@ class Taskset(Draws[TaskT, ConfigT]):
         return cls.gold(task)
 
     def score_group(self, task: TaskT, traces: Sequence[Trace]) -> Any:
-        """Rewards of several traces of one task, scored together. Optional; may be async."""
+        """Return the rewards of several traces of one task, scored together. Optional; may be async."""
         if self.scorer is None or not self.scorer.scores_groups:
             raise NotImplementedError
         return self.scorer.score_group(task, traces)
 
     def environment(self, task: TaskT) -> Environment:
-        """The environment that runs this task."""
+        """Return the environment that runs this task."""
         from treetune.core.environment import SingleTurn, make
 
         if task.env_class is None:
@@ -202,12 +204,12 @@ class Taskset(Draws[TaskT, ConfigT]):
 
     @classmethod
     def render(cls, trace: Trace) -> Rendered | str | None:
-        """What a person reads beside the messages of a trace, where this taskset makes its environments itself; those
-        that tasks name have a `render` of their own."""
+        """Return what a person sees next to the messages of a trace. Used if this taskset makes its environments
+        itself; environments that tasks name have their own `render`."""
         return None
 
     def environment_spec(self, env_class: str) -> str:
-        """The name of an environment; `file.py:Name` is looked for beside the taskset's own file."""
+        """Resolve the name of an environment; `file.py:Name` is looked up next to the taskset's own file."""
         return absolute_spec(env_class, folders_of(type(self)))
 
     def environment_class(self, env_class: str) -> type:
@@ -219,16 +221,16 @@ class Taskset(Draws[TaskT, ConfigT]):
 
     @property
     def tasks_origin(self) -> Origin:
-        """Where the names of code in its tasks come from: the taskset, unless it reads tasks that others wrote."""
+        """The origin of code names in its tasks: the taskset's origin, unless it reads tasks that others wrote."""
         return self._origin
 
     def offers_tools(self, task: TaskT) -> bool:
-        """Whether `tools_for` has any, known without making them."""
+        """Whether `tools_for` returns any tools, determined without making them."""
         return bool(self.tool_methods or self.config.tools or task.tools)
 
     def tools_for(self, task: TaskT) -> list[Tool | ToolSource]:
-        """What a model may call in this task beside its environment's tools: the taskset's own `@tool` methods, what
-        its config names, what the task names. Made anew for each episode."""
+        """The tools that a model may call in this task besides the environment's: the taskset's own `@tool` methods,
+        those that its config names and those that the task names. Made anew for each episode."""
         own = name_tools(self.config.tools, ())
         found: list[Tool | ToolSource] = [*bind_tools(self, task)]
         for named in name_tools(self.config.tools, task.tools):
@@ -237,15 +239,15 @@ class Taskset(Draws[TaskT, ConfigT]):
         return found
 
     def named_tools(self) -> list[Any]:
-        """What its config names for all tasks: functions, and classes of sources."""
+        """The tools that its config names for all tasks: functions and tool source classes."""
         return [check_tool(self._tool_spec(named), self._origin) for named in name_tools(self.config.tools, ())]
 
     def _tool_spec(self, named: NamedTool) -> NamedTool:
-        """`file.py:name` is looked for beside the taskset's own file."""
+        """Look up `file.py:name` next to the taskset's own file."""
         return named._replace(name=absolute_spec(named.name, folders_of(type(self)))) if ":" in named.name else named
 
     def source(self) -> str | None:
-        """What identifies the data behind the tasks (a file's hash, a revision), for the fingerprint."""
+        """Return an identifier of the data behind the tasks (a file's hash, a revision), for the fingerprint."""
         return None
 
     # What a run uses
@@ -259,7 +261,7 @@ class Taskset(Draws[TaskT, ConfigT]):
         return self.scores_groups
 
     def scores_alone(self, task: TaskT) -> bool:
-        """Whether one answer to the task has a reward; where not, only `score_group` gives rewards."""
+        """Whether a single answer to the task has a reward; if not, only `score_group` gives rewards."""
         if not self.scores_group_of(task) or task.env_class is not None or self.overrides("environment"):
             return True
         if self.scorer is not None and not self.overrides("reward"):
@@ -267,15 +269,15 @@ class Taskset(Draws[TaskT, ConfigT]):
         return self.overrides("reward") or self.default_scorer is not None
 
     def type_of(self, task: Task) -> type[Task]:
-        """The concrete type of a task that came back over a wire or from a file."""
+        """The concrete type of a task that was received over the wire or read from a file."""
         return self.task_type
 
     def overrides(self, method: str) -> bool:
-        """Whether the class has a method of its own in place of the one here."""
+        """Whether the class overrides a method of `Taskset`."""
         return getattr(type(self), method) is not getattr(Taskset, method)
 
     async def gold_of(self, task: TaskT) -> Gold:
-        """`gold`, off the event loop where it is synchronous, and of a right type."""
+        """`gold`, type-checked, and called off the event loop if it is synchronous."""
         from treetune.system.threads import call
 
         gold = await call(self.gold, task)
@@ -288,21 +290,21 @@ class Taskset(Draws[TaskT, ConfigT]):
         raise TasksetError(problem, remedy=remedy)
 
     async def check(self, task: TaskT) -> Verdict:
-        """`validate`, off the event loop where it is synchronous."""
+        """`validate`, called off the event loop if it is synchronous."""
         from treetune.system.threads import call
 
         return Verdict.of(await call(self.validate, task))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What can be worked out again stays behind: a pickled taskset is small, and holds no open generator."""
+        """Leave out cached values and open generators, to keep a pickled taskset small."""
         again = {key for key in self.__dict__ if isinstance(getattr(type(self), key, None), cached_property)}
         kept = {key: value for key, value in self.__dict__.items() if key not in again}
         return {**kept, "_reader": None, "_read": 0}
 
 
 class GivenTasks(Taskset[Task, TasksetConfig]):
-    """Plays and scores tasks that come from elsewhere, such as rows: by a scorer, by one environment, or each by the
-    environment that it names."""
+    """Plays and scores tasks that come from elsewhere, such as rows: with a scorer, with one environment, or each with
+    the environment that it names."""
 
     def __init__(
         self,
@@ -334,7 +336,7 @@ class GivenTasks(Taskset[Task, TasksetConfig]):
 
     @cached_property
     def _finds_tools(self) -> Any:
-        """Of an environment that stands for others, such as `scored`: finds the tools of a task."""
+        """The method that finds the tools of a task, if the environment stands for others, such as `scored`."""
         from treetune.config.plugins import environments
 
         named = self._environment

@@ -1,4 +1,4 @@
-"""What a taskset promises, and how it is seen that it does not keep it.
+"""Checks that a taskset keeps its promises: its methods, its tasks and their types.
 
 task = check_task(task, Task, of="doubles", by="Doubles", position=3)
 """
@@ -23,15 +23,16 @@ TaskT = TypeVar("TaskT", bound=Task)
 
 
 def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position: int) -> TaskT:
-    """The task as its record holds it, of the type that was declared; `of` names the taskset, `by` its class."""
+    """Return the task as read back from its record, in its declared type. `of` is the taskset's name, `by` its
+    class."""
     if type(task) is not declared:
         kind = type(task).__name__
         remedy = f"declare it: class {by}(Taskset[{kind}, ...])"
         problem = f"{of} declares tasks of type {declared.__name__}, but gave a {kind}"
         raise TasksetError(problem, remedy=remedy if isinstance(task, Task) else "give Task(prompt=...) objects")
     try:
-        # A struct does not check its fields when it is made. From here on it holds what its record holds, wherever it
-        # is played: a date in `extra_info` is its text.
+        # Structs do not check their fields when made. After this round trip, the task holds the same values wherever it
+        # is played: a date in `extra_info` becomes text.
         kept: TaskT = _decoder(declared).decode(_encoder.encode(task))  # type: ignore[assignment]
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         problem = f"{of}: task {position} cannot be saved as JSON and read back: {error}"
@@ -46,7 +47,7 @@ def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position:
 
 
 def suggest_fields(error: Exception, task_type: type[Task]) -> str | None:
-    """What to write where a task was made of fields that it does not have; None where another error was raised."""
+    """Suggest how to fix a task made with fields that it does not have; None if another error was raised."""
     kind, said = task_type.__name__, str(error)
     if not isinstance(error, TypeError):
         return None
@@ -83,15 +84,15 @@ _METHODS = {
     "score_group": ("task", "traces"),
     "environment": ("task",),
 }
-"""What an author may write, and what each is given."""
+"""The methods that an author may write, with the arguments that each receives."""
 
 
 _sound: WeakSet[type] = WeakSet()
-"""Classes that were looked at already: tasksets are also made in the middle of a rollout."""
+"""Classes that were already checked; tasksets are also made during rollouts."""
 
 
 def check_methods(cls: type, base: type) -> None:
-    """Refuses a method that cannot be called as it will be: `def reward(self, answer)`."""
+    """Raise if a method cannot be called with its arguments, such as `def reward(self, answer)`."""
     if cls in _sound:
         return
     for name, given in _METHODS.items():
@@ -102,7 +103,7 @@ def check_methods(cls: type, base: type) -> None:
         takes_self = inspect.isfunction(written)
         try:
             signature = inspect.signature(method)
-        except ValueError:  # of a function in C, which does not tell
+        except ValueError:  # a C function without a signature
             continue
         except TypeError:
             problem = f"{cls.__name__}.{name} is a {type(method).__name__}, not a method"
@@ -120,8 +121,8 @@ def _write(name: str, given: tuple[str, ...]) -> str:
 
 
 def may_read_seed(cls: type, upto: type) -> bool:
-    """Whether the code of a class, or of one between it and `upto`, speaks of a seed; a config that is handed on whole
-    may be read anywhere."""
+    """Whether the source of a class, or of a base below `upto`, mentions a seed. A config that is passed on whole
+    counts, because it may be read anywhere."""
     bases = cls.__mro__[: cls.__mro__.index(upto)]
     try:
         source = "".join(parse_again(lambda: list(map(inspect.getsource, bases))))

@@ -1,4 +1,4 @@
-"""A Tool is a function that a model may call: its name, what it does, the JSON schema of its arguments.
+"""A Tool is a function that a model may call, with a name, a description and a JSON schema of its arguments.
 
     class Shop(Environment):
         @tool
@@ -8,8 +8,8 @@
         @tool(final=True)
         def buy(self, item: str) -> Step: ...
 
-The schema comes from the signature, the docstring and msgspec's types. A parameter of type `Task` is not the model's:
-it is given the task. What an environment offers are its methods; a `ToolSource` has tools that live for one episode.
+The schema comes from the signature, the docstring and msgspec's types. A parameter of type `Task` is hidden from the
+model and receives the task. An environment offers its methods; a `ToolSource` has tools that live for one episode.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from treetune.errors import PluginError, UsageError
 
 Function = Callable[..., Any]
 Gold = str | list[Any] | None
-"""An answer, a list of actions, or None where it is not known. An action is text, a call of a tool as
-`{"tool": name, "arguments": {...}}`, or a list of calls that one answer makes."""
+"""An answer, a list of actions, or None if unknown. An action is text, a tool call as
+`{"tool": name, "arguments": {...}}`, or a list of calls made in one answer."""
 _MARK = "__treetune_tool__"
 
 
 class Tool:
-    """`run` is given the arguments as a dict, and may be async. A `ToolError` says what the model did wrong."""
+    """`run` receives the arguments as a dict, and may be async. It raises `ToolError` for mistakes of the model."""
 
     def __init__(
         self,
@@ -52,19 +52,19 @@ class Tool:
         self._run = run
 
     async def call(self, arguments: dict[str, Any]) -> Any:
-        from treetune.system.threads import call  # here, for reading and checking rows does without asyncio
+        from treetune.system.threads import call  # here, because reading rows does not need asyncio
 
         return await call(self._run, arguments)
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As OpenAI's API and chat templates want it."""
+        """The schema as OpenAI's API and chat templates expect it."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
     @classmethod
     def of(cls, function: Function, task: Task | None = None) -> Tool:
-        """The tool of a function or bound method that `@tool` marks."""
+        """The tool of a function or bound method marked with `@tool`."""
         mark: _Mark = getattr(function, _MARK)
         return _FunctionTool(mark, function, task)
 
@@ -87,7 +87,7 @@ class _FunctionTool(Tool):
 
 
 class _Mark:
-    """What `@tool` says of a function. Its types are read when they are first needed: then all of them are defined."""
+    """The settings of `@tool` on a function. Types are resolved on first use, when all of them are defined."""
 
     def __init__(self, function: Function, final: bool, timeout: float | None, name: str | None) -> None:
         if not inspect.isfunction(function):
@@ -113,8 +113,8 @@ def tool(*, final: bool = False, timeout: float | None = None, name: str | None 
 def tool(
     function: Function | None = None, /, *, final: bool = False, timeout: float | None = None, name: str | None = None
 ) -> Any:
-    """Offers a function or method to models. A `final` one ends the episode: it gives a `Step`, a `Score` or a reward.
-    `timeout` is how many seconds a call may take."""
+    """Mark a function or method as a tool that models may call. A `final` tool ends the episode and returns a `Step`, a
+    `Score` or a reward. `timeout` limits the seconds that a call may take."""
 
     def mark(function: Function) -> Function:
         from treetune.core.tool_schema import check_parameters
@@ -132,14 +132,14 @@ def is_tool(value: Any) -> bool:
 
 
 def find_tools(cls: type) -> tuple[str, ...]:
-    """The methods of a class that are tools, in the order in which they are written."""
+    """The methods of a class that are tools, in definition order."""
     names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
     return tuple(name for name in names if is_tool(getattr(cls, name, None)))
 
 
 def read_tools(cls: type, base: type) -> tuple[str, ...]:
-    """The same of a class that was just made; refuses a method that would take the place of one of `base`, and one that
-    cannot be called."""
+    """The tool methods of a class that was just defined. Raises if a method would replace one of `base`, or cannot be
+    called."""
     taken = {*dir(base), *(name for each in base.__mro__ for name in inspect.get_annotations(each))}
     names = find_tools(cls)
     for name in names:
@@ -159,9 +159,10 @@ def bind_tools(owner: Any, task: Task | None = None) -> list[Tool]:
 
 
 class ToolSource:
-    """Tools that live for one episode: made and opened with it, closed with it. By default its `@tool` methods.
+    """Tools that live for one episode: made, opened and closed with it. By default its `@tool` methods.
 
-    `settings` come from a config or code, never from a row: they may name commands, files and addresses."""
+    `settings` come from a config or from code, never from a row, because they may name commands, files and
+    addresses."""
 
     task: Task
 
@@ -176,29 +177,29 @@ class ToolSource:
 
     @classmethod
     def check(cls, settings: Mapping[str, Any]) -> None:
-        """Raises what is wrong with settings, as far as that is known before an episode."""
+        """Raise if settings are wrong, as far as that is known before an episode."""
 
     @classmethod
     def require(cls) -> None:
-        """Raises `MissingExtraError` where this machine lacks what its tools need to be called."""
+        """Raise `MissingExtraError` if this machine lacks a dependency of the tools."""
 
     async def open(self) -> list[Tool]:
-        """What it offers. An error here fails the episode before it begins, for no model can help it."""
+        """Return the tools. An error here fails the episode before it begins, because a model cannot fix it."""
         return bind_tools(self, self.task)
 
     async def close(self) -> None:
-        """Runs whatever happened, once."""
+        """Release resources. Always called once, whatever happened."""
 
 
 class NamedTool(NamedTuple):
-    """A tool as a task or a config names it: an id, `module:name` or `file.py:name`, and its settings."""
+    """A tool as named by a task or a config: an id, `module:name` or `file.py:name`, with its settings."""
 
     name: str
     settings: Mapping[str, Any] = {}
 
     @classmethod
     def of(cls, entry: Any) -> NamedTool:
-        """A name, or a mapping of one name to its settings: `{search: {corpus: docs.jsonl}}`."""
+        """Accepts a name, or a mapping of one name to its settings: `{search: {corpus: docs.jsonl}}`."""
         if isinstance(entry, str):
             return cls(entry)
         if isinstance(entry, Mapping) and len(entry) == 1:
@@ -209,8 +210,8 @@ class NamedTool(NamedTuple):
 
 
 def name_tools(config: Sequence[Any], task: Sequence[str]) -> list[NamedTool]:
-    """What a config and a task name: each once, and as often as a config gives it other settings. A task only names:
-    what it names has the settings of the config."""
+    """The tools that a config and a task name, without duplicates; a config may list one several times with different
+    settings. A task gives only names, and the config's settings apply to them."""
     named: list[NamedTool] = []
     for one in map(NamedTool.of, (*config, *task)):
         if not any(one == other or (one.name == other.name and not one.settings) for other in named):
@@ -219,7 +220,7 @@ def name_tools(config: Sequence[Any], task: Sequence[str]) -> list[NamedTool]:
 
 
 def check_tool(named: NamedTool, origin: Origin) -> Any:
-    """What a name of this origin stands for: a function, or a class of sources."""
+    """Resolve a name of this origin to a function or a tool source class."""
     found: Any = registry.resolve(named.name, origin)
     if isinstance(found, type) and issubclass(found, ToolSource):
         found.check(named.settings)
@@ -233,7 +234,7 @@ def check_tool(named: NamedTool, origin: Origin) -> Any:
 
 
 def find_tool(named: NamedTool, task: Task, origin: Origin) -> ToolSource:
-    """The tools of a name, made for one episode of a task."""
+    """Make the tools of a name for one episode of a task."""
     found = check_tool(named, origin)
     if not isinstance(found, type):
         return _OneTool(task, found)
@@ -245,7 +246,7 @@ def find_tool(named: NamedTool, task: Task, origin: Origin) -> ToolSource:
 
 
 class _OneTool(ToolSource):
-    """A function that needs no opening."""
+    """A source with one function, which needs no opening."""
 
     def __init__(self, task: Task, found: Tool | Function) -> None:
         super().__init__(task)
@@ -256,7 +257,7 @@ class _OneTool(ToolSource):
 
 
 def gold_calls(action: Any) -> list[dict[str, Any]] | None:
-    """The calls that an action of a gold answer makes; None where it is none."""
+    """The calls that an action of a gold answer makes; None if it is not a call."""
     calls = action if isinstance(action, list | tuple) else [action]
     named = (isinstance(call, dict) and isinstance(call.get("tool"), str) and not call.keys() - _KEYS for call in calls)
     return list(calls) if calls and all(named) else None
@@ -266,7 +267,7 @@ _KEYS = {"tool", "arguments"}
 
 
 def message_of_action(action: Any) -> Message:
-    """An action of a gold answer as a model says it."""
+    """An action of a gold answer as an assistant message."""
     calls = gold_calls(action)
     if calls is None:
         return {"role": "assistant", "content": str(action)}

@@ -1,4 +1,4 @@
-"""Results of tools as the messages that a model is shown, and actions that are messages.
+"""Converts tool results to the messages that a model sees, and reads actions that are messages.
 
 render([Item("red")])                        # '[{"name":"red"}]'
 """
@@ -14,11 +14,11 @@ from treetune.chat.message import Message, text_of, without_surrogates
 from treetune.core.environment import Action, Observation
 
 MOST_CHARACTERS = 30_000
-"""Of a result that a model is shown."""
+"""The maximum length of a result that a model sees."""
 
 
 def render(value: Any) -> Any:
-    """A result as the content of a message: text, JSON, or parts with images."""
+    """A result as message content: text, JSON, or parts with images."""
     if isinstance(value, Observation):
         if value.type == "image":
             return [{"type": "image_url", "image_url": {"url": value.content}}]
@@ -37,7 +37,7 @@ def render(value: Any) -> Any:
 
 
 def parts_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The contents of messages, one after the other; a system message is part of what is shown."""
+    """The contents of all messages, in order, including system messages."""
     parts: list[dict[str, Any]] = []
     for message in messages:
         content = render(message.get("content"))
@@ -60,7 +60,7 @@ def _cut(text: str) -> str:
 
 
 def message_of(action: Action) -> Message | None:
-    """The message that an action is, where it is one with calls or a role; else None."""
+    """The message in an action, if it has tool calls or the assistant role; else None."""
     content = action.content
     if isinstance(content, dict) and ("tool_calls" in content or content.get("role") == "assistant"):
         return content
@@ -68,14 +68,14 @@ def message_of(action: Action) -> Message | None:
 
 
 def split_action(action: Action) -> tuple[str, list[Any]]:
-    """What an action says, and the calls that it makes, as its message has them."""
+    """The text of an action, and the tool calls in its message."""
     if (message := message_of(action)) is None:
         return action.text, []
     return str(render(message.get("content")) or ""), message.get("tool_calls") or []
 
 
 def as_text(message: Message) -> Action:
-    """A message without calls, for the `step` of an environment."""
+    """Convert a message without calls to an action for the `step` of an environment."""
     content = message.get("content")
     text = text_of(content)
     return Action("text", text) if text is not None else Action("json", content)

@@ -1,4 +1,4 @@
-"""The signature of a tool: from a Python function to the JSON schema that a model reads, and back from its arguments.
+"""Converts a function's signature to the JSON schema that a model reads, and a model's arguments to Python values.
 
 signature = read_signature(search)
 signature.parameters                         # {"type": "object", "properties": {"query": ...}, ...}
@@ -25,15 +25,16 @@ _OWNER = ("self", "cls")
 class Signature(msgspec.Struct):
     description: str
     parameters: dict[str, Any]
-    """The JSON schema of an object."""
+    """The JSON schema of the arguments, an object."""
     names: tuple[str, ...]
-    """The arguments that a model may give."""
+    """The arguments that a model may pass."""
     arguments: type[msgspec.Struct]
     task_parameter: str | None = None
-    """Is given the task, and is no argument."""
+    """The parameter that receives the task; it is not an argument of the model."""
 
     def decode(self, given: Any) -> dict[str, Any]:
-        """The arguments as the function's types; a `ToolError` says which is wrong, and what was expected."""
+        """Convert arguments to the function's types. Raises `ToolError` with the wrong argument and what was
+        expected."""
         try:
             values = msgspec.convert(given, self.arguments)
         except msgspec.ValidationError as error:
@@ -44,7 +45,7 @@ class Signature(msgspec.Struct):
 
 
 def check_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that need a value; refuses those that no schema can tell a model of."""
+    """The parameters that need a value. Raises for parameters that a schema cannot describe."""
     where = f"tool {function.__qualname__}"
     parameters = list(inspect.signature(function).parameters.values())
     if parameters and parameters[0].name in _OWNER:
@@ -60,9 +61,9 @@ def check_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def check_owner(owner: str, name: str, method: Any) -> None:
-    """Refuses a function in a class that cannot take the object that it is called on: a forgotten `self`."""
+    """Raise if a function in a class lacks `self`."""
     if not inspect.isfunction(method):
-        return  # a static method, or one of the class
+        return  # a static method or a class method
     parameters = list(inspect.signature(method).parameters)
     if not parameters or parameters[0] not in _OWNER:
         remedy = f"write def {name}({', '.join(('self', *parameters))}), or @staticmethod above @tool"
@@ -92,7 +93,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 
 def _resolve_types(function: Callable[..., Any], parameters: list[inspect.Parameter], where: str) -> dict[str, Any]:
-    # What it returns need not be known here: it may be imported for type checkers alone.
+    # The return type is not resolved: it may be imported only for type checkers.
     written = SimpleNamespace(__annotations__={parameter.name: parameter.annotation for parameter in parameters})
     around = dict(inspect.getclosurevars(function).nonlocals)
     try:
@@ -116,7 +117,7 @@ def _make_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     whole = parts.pop("Arguments")
     assert schema == {"$ref": "#/$defs/Arguments"}
     whole.pop("title", None)
-    # Many templates and trainers know no references: only a type that holds itself keeps one.
+    # Many templates and trainers do not support references, so only recursive types keep one.
     kept: dict[str, Any] = {}
     inlined: dict[str, Any] = _inline(whole, parts, (), kept)
     if kept:
@@ -142,7 +143,7 @@ def _inline(node: Any, parts: dict[str, Any], within: tuple[str, ...], kept: dic
 
 
 def _holds(node: Any, name: str, parts: dict[str, Any], seen: set[str]) -> bool:
-    """Whether a schema refers to `name`, itself or through others."""
+    """Whether a schema refers to `name`, directly or indirectly."""
     if isinstance(node, list):
         return any(_holds(item, name, parts, seen) for item in node)
     if not isinstance(node, dict):
@@ -161,7 +162,7 @@ _VERL_KEEPS = {"type", "description", "enum"}
 
 
 def lost_for_verl(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What verl's schema of a tool would lose, which keeps three keys of a property: `search.limit: default`."""
+    """What verl's schema of a tool, which keeps three keys of a property, would lose: `search.limit: default`."""
     lost = []
     for tool in tools:
         function = tool["function"]
@@ -176,8 +177,8 @@ _REST = re.compile(r"^[ \t]*(?:Returns?|Raises|Yields|Examples?)[ \t]*:|^[ \t]*:
 
 
 def read_docstring(text: str, names: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """What a docstring says of the function and of its parameters: `name: text`, in lines, in Google's `Args:`, after
-    `:param`, or behind a sentence."""
+    """Read the description of a function and of its parameters from a docstring: `name: text` on its own line, in
+    Google's `Args:`, after `:param`, or after a sentence."""
     text = _SECTION.sub("", inspect.cleandoc(text))
     if (rest := _REST.search(text)) is not None:
         text = text[: rest.start()]
@@ -195,13 +196,13 @@ def read_docstring(text: str, names: tuple[str, ...]) -> tuple[str, dict[str, st
 
 
 def _join(text: str) -> str:
-    """Paragraphs, each as one line."""
+    """Put each paragraph on one line."""
     paragraphs = re.split(r"\n[ \t]*\n", text.strip())
     return "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip())
 
 
 def _explain(error: str, given: Any, names: tuple[str, ...]) -> str:
-    """What msgspec says is wrong, in the words of a call."""
+    """Rephrase msgspec's error in terms of the call."""
     problem, _, place = error.partition(" - at `$")
     place = place.rstrip("`").removeprefix(".").removeprefix("[...]")
     if (missing := re.fullmatch(r"Object missing required field `(.*)`", problem)) is not None:

@@ -3,7 +3,7 @@
 for trace in read_traces(path):
     print(trace.task.idx, trace.outcome, trace.reward, trace.answer)
 
-A Judgement is one call of a judge. An episode records all of them: `with recording(trace.judgements): ...`.
+A Judgement is one call to a judge. An episode records all of them: `with recording(trace.judgements): ...`.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ from treetune.core.task import Task
 from treetune.errors import place_of, traceback_of
 
 _BRIEF = 300
-"""How much of a failure a line of a summary or of a table has."""
+"""The maximum length of a failure in a line of a summary or table."""
 
 
 class Outcome(StrEnum):
     COMPLETED = "completed"
-    """The environment ended the episode; a wrong answer is a completed one."""
+    """The environment ended the episode. Wrong answers count as completed."""
     TRUNCATED = "truncated"
-    """A limit ended it: turns or tokens. It is scored with what it had."""
+    """A limit on turns or tokens ended the episode. It is scored as far as it got."""
     TIMEOUT = "timeout"
-    """The rollout's deadline passed. It has a reward only where `limits.timeout_reward` gives one."""
+    """The rollout's deadline passed. It has a reward only if `limits.timeout_reward` sets one."""
     ENVIRONMENT_ERROR = "environment_error"
     """The environment or the scorer failed."""
     POLICY_ERROR = "policy_error"
-    """The policy failed: an endpoint that does not answer, a model out of memory."""
+    """The policy failed: an endpoint did not answer, or a model ran out of memory."""
     CANCELLED = "cancelled"
-    """Somebody stopped it."""
+    """The rollout was stopped."""
     STALE = "stale"
-    """Cut off: the weights had moved on too far since it began (`max_staleness`)."""
+    """Stopped because its weights were more than `max_staleness` versions behind."""
 
     @property
     def scored(self) -> bool:
-        """Whether the environment scored it. A timeout may have a reward too, of the limits'."""
+        """Whether the environment scored it. A timeout may also have a reward, set by the limits."""
         return self in (Outcome.COMPLETED, Outcome.TRUNCATED)
 
 
 class Failure(msgspec.Struct):
-    """Why a rollout ended badly."""
+    """Why a rollout failed."""
 
     type: str
-    """The kind of exception, such as `TimeoutError`."""
+    """The exception class, such as `TimeoutError`."""
     message: str
-    """What it said."""
+    """The exception's message."""
     phase: str
     """start, policy, environment or score_group."""
     traceback: str = ""
-    """Python's own account of it; none where Treetune refused something, and the message says all."""
+    """Python's traceback; empty if Treetune raised the error itself and the message explains it."""
     place: str = ""
-    """The line of the author's own code that raised: `tasks.py:12`."""
+    """The line of the author's code that raised: `tasks.py:12`."""
 
     @classmethod
     def of(cls, error: BaseException, phase: str) -> Failure:
         try:
             message = str(error) or type(error).__name__
-        except Exception:  # an author's `__str__` may fail too
+        except Exception:  # a user's `__str__` may fail too
             message = type(error).__name__
         return cls(type(error).__name__, message, phase, traceback_of(error), place_of(error))
 
     @property
     def brief(self) -> str:
-        """What it said, in a line; nothing where it only has a type. A long text is cut, and its remedy is not."""
+        """The message on one line, or empty if there is only a type. Long messages are cut, remedies are not."""
         if self.message == self.type:
             return ""
         said, arrow, remedy = self.message.partition("\n  -> ")
@@ -83,71 +83,72 @@ class Failure(msgspec.Struct):
 
     @property
     def told(self) -> str:
-        """What it said; where it was raised by the author's own code, with its kind and that line."""
+        """The message; if the author's code raised it, with the exception class and the line."""
         return f"{self.type} at {self.place}: {self.message}" if self.place else self.message
 
 
 class Turn(msgspec.Struct):
     observed: list[Message] = []
-    """The messages that were new to the policy."""
+    """The messages that were new to the policy in this turn."""
     message: Message | None = None
-    """What it answered, with a beginning that the task had written; None in a turn that ended before it did."""
+    """The policy's answer, including a beginning that the task gave; None if the turn ended before it answered."""
     reward: float = 0.0
-    """What the environment gave for this answer."""
+    """The environment's reward for this answer."""
     info: dict[str, Any] = {}
-    """What else the environment said of it."""
+    """Further information from the environment about this answer."""
     finish_reason: str | None = None
-    """Why the model stopped, as its server says: `stop`, `length`, `tool_calls`."""
+    """Why the model stopped, as reported by its server: `stop`, `length`, `tool_calls`."""
     calls: list[ToolCall] = []
-    """The tools that it called, and what came of it."""
+    """The tool calls of this turn, with their results."""
     policy_seconds: float = 0.0
-    """Until the policy had answered."""
+    """The seconds until the policy answered."""
     environment_seconds: float = 0.0
-    """Until the environment had."""
+    """The seconds until the environment answered."""
 
 
 class Timing(msgspec.Struct):
     """Seconds per phase."""
 
     start: float = 0.0
-    """Making the environment, until its first observation."""
+    """Making the environment, up to its first observation."""
     policy: float = 0.0
     """Waiting for the policy."""
     environment: float = 0.0
-    """The steps, a taskset's `reward` included."""
+    """The steps, including a taskset's `reward`."""
     score: float = 0.0
-    """Of these: a taskset's `reward`; and beside these the `score_group` of all rollouts of its task."""
+    """A taskset's `reward`, also counted in `environment`, plus the `score_group` of the task's rollouts, which is
+    not."""
     close: float = 0.0
     """Closing the environment."""
     paused: float = 0.0
-    """While the weights were being changed; no limit on time counts it."""
+    """While weights were being updated; time limits do not count it."""
     total: float = 0.0
-    """From the beginning to the end."""
+    """From beginning to end."""
     began: float | None = None
-    """When it began, in seconds since 1970; None where it is not known."""
+    """When it began, in seconds since 1970; None if unknown."""
 
 
 class Judgement(msgspec.Struct, kw_only=True):
     model: str
-    """Who was asked."""
+    """The model that was asked."""
     asked: str
-    """What about: `grade`, the name of a criterion, which of two answers stood first."""
+    """The subject: `grade`, the name of a criterion, or which of two answers came first."""
     prompt: str
-    """What the judge was shown."""
+    """The prompt of the judge."""
     answer: str = ""
-    """What it said."""
+    """The judge's answer."""
     verdict: dict[str, str] | None = None
-    """What was decided, by what it is about; None where the answer could not be read."""
+    """The decisions, by subject; None if the answer could not be parsed."""
     failure: str | None = None
     """Why there is no verdict."""
     cached: bool = False
-    """Nothing was paid: the same had been asked before, or was being asked at the time."""
+    """Whether the answer was reused at no cost, from an equal call that was finished or in progress."""
     usage: Usage = msgspec.field(default_factory=Usage)
-    """The judge's tokens, also those of a verdict that was paid for earlier."""
+    """The judge's tokens, including those of a reused verdict, which were paid for earlier."""
     seconds: float = 0.0
-    """How long it took."""
+    """The duration of the call."""
     retries: int = 0
-    """How often the call was repeated: 429, 5xx, a cut connection, no answer in time."""
+    """How often the call was retried: 429, 5xx, a cut connection, a timeout."""
 
 
 _list: ContextVar[list[Judgement] | None] = ContextVar("judgements", default=None)
@@ -155,7 +156,7 @@ _list: ContextVar[list[Judgement] | None] = ContextVar("judgements", default=Non
 
 @contextmanager
 def recording(judgements: list[Judgement]) -> Iterator[None]:
-    """Within it the calls of judges in this context are added to the list."""
+    """Add judge calls made in this context to the list, for the duration of the `with` block."""
     token = _list.set(judgements)
     try:
         yield
@@ -169,71 +170,71 @@ def record(judgements: Iterable[Judgement]) -> None:
 
 
 POLICY_FIELDS = ("model", "usage", "retries", "tokens", "timing", "version", "last_version", "stale")
-"""Those fields of a trace that the policy made: scoring it again leaves them as they are."""
+"""The fields of a trace that depend only on the policy. Rescoring leaves them unchanged."""
 
 
 class Trace(msgspec.Struct, kw_only=True):
     task: Task
-    """What was to be solved, whole."""
+    """The complete task."""
     uid: str
     """A hash of the problem: the same in every run and every file format."""
     occurrence: int = 0
-    """Equal tasks share a uid: which of them this is."""
+    """Distinguishes equal tasks, which share a uid."""
     attempt: int = 0
-    """How often the task was given out before, to a client that let its lease run out."""
+    """How often the task was handed out before, to clients whose leases expired."""
     rollout: int = 0
-    """Which of the rollouts of this task."""
+    """The number of the rollout among those of this task."""
     step: int | None = None
-    """The trainer's step in which it was requested, where that is known."""
+    """The trainer's step that requested it, if known."""
     model: str = ""
-    """Who answered."""
+    """The model that answered."""
     version: int | None = None
-    """The version of the weights that sampled its first token, where it is known. `tokens` has that of each."""
+    """The version of the weights that sampled the first token, if known. `tokens` has the version of each token."""
     last_version: int | None = None
-    """The version of those that sampled its last."""
+    """The version of the weights that sampled the last token."""
     stale: bool = False
-    """The weights had moved on by more than `max_staleness` versions when it ended."""
+    """Whether the weights were more than `max_staleness` versions ahead when it ended."""
     outcome: Outcome = Outcome.COMPLETED
-    """How it ended."""
+    """How the episode ended."""
     reward: float | None = None
-    """The sum over the turns, or what `score_group` gave; None where it failed: a failure has no reward."""
+    """The sum over the turns, or the result of `score_group`; None if the rollout failed."""
     turns: list[Turn] = []
-    """What was shown and answered, one after the other."""
+    """The turns, in order."""
     tools: list[dict[str, Any]] = []
-    """What could be called, in OpenAI's form."""
+    """The tools that were offered, in OpenAI's form."""
     final: list[Message] = []
-    """What the environment said last, after the last answer."""
+    """The environment's messages after the last answer."""
     answer: str | None = None
-    """What the scorer took for the answer, where it says so."""
+    """The answer that the scorer extracted, if it reports one."""
     explanation: str | None = None
-    """Why it earned what it did, where the scorer says so."""
+    """The scorer's explanation of the reward, if it gives one."""
     success: bool | None = None
-    """What the environment says of success, where it says anything."""
+    """Whether the environment reports success; None if it does not say."""
     metrics: dict[str, float] = {}
-    """Named numbers of the environment and the scorer."""
+    """Named numbers from the environment and the scorer."""
     judgements: list[Judgement] = []
-    """Each call of a judge that scored it: prompt, answer, verdict, tokens. Those of a comparison are with the first of
-    the two."""
+    """All judge calls that scored it: prompt, answer, verdict, tokens. Comparisons are recorded with the first of the
+    two rollouts."""
     failure: Failure | None = None
-    """Why it ended badly, where it did."""
+    """Why the rollout failed, if it did."""
     warnings: list[str] = []
-    """What makes its reward doubtful."""
+    """Reasons to doubt the reward."""
     usage: Usage = msgspec.field(default_factory=Usage)
-    """The tokens of the policy."""
+    """The policy's tokens."""
     retries: int = 0
-    """How often calls of the policy were repeated: 429, 5xx, a cut connection, no answer in time. Those of judges are
-    in `judgements`."""
+    """How often calls of the policy were retried: 429, 5xx, a cut connection, a timeout. Retries of judges are in
+    `judgements`."""
     timing: Timing = msgspec.field(default_factory=Timing)
-    """Where the seconds went."""
+    """Seconds per phase."""
     tokens: Tokens | None = None
-    """Present where the policy gives token ids. The last field: what stands before it in a line is text."""
+    """Set if the policy returns token ids. This is the last field, so that what precedes it in a line is text."""
 
     def __repr__(self) -> str:
-        """What it was and came to, in a line."""
+        """A one-line summary."""
         came_to = f"reward {self.reward:g}" if self.reward is not None else "no reward"
         turns = f"{len(self.turns)} turn{'s' if len(self.turns) != 1 else ''}"
         said = self.failure.message if self.failure is not None else self.answer
-        from treetune.chat.images import shorten  # only for people
+        from treetune.chat.images import shorten  # only needed for display
 
         more = f", {shorten(said)}" if said else ""
         of = f"task {self.task.idx} of {self.task.data_source or 'no source'}"
@@ -241,12 +242,12 @@ class Trace(msgspec.Struct, kw_only=True):
 
     @property
     def scored(self) -> bool:
-        """Whether it has a reward, which says something of the policy."""
+        """Whether it has a reward, and so says something about the policy."""
         return self.reward is not None
 
     @property
     def all_retries(self) -> int:
-        """Those of the policy and of judges."""
+        """The retries of the policy and the judges."""
         return self.retries + sum(judgement.retries for judgement in self.judgements)
 
     @property
@@ -261,18 +262,18 @@ class Trace(msgspec.Struct, kw_only=True):
             conversation += turn.observed
             if turn.message is not None:
                 if begins_answer(turn.observed):
-                    conversation.pop()  # the beginning of the answer, which the answer holds
+                    conversation.pop()  # the given beginning of the answer, which the answer repeats
                 conversation.append(turn.message)
         return conversation + self.final
 
     @property
     def exchanges(self) -> list[tuple[Turn, list[Message]]]:
-        """Each turn, and what the environment said to it: nothing yet where it failed."""
+        """Each turn with the environment's response; empty if the turn failed."""
         said = [*(turn.observed for turn in self.turns[1:]), self.final]
         return list(zip(self.turns, said, strict=True)) if self.turns else []
 
     def passed(self, threshold: float = 1.0) -> bool:
-        """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold."""
+        """Whether it counts as solved: the environment's `success` if set, else a reward of at least `threshold`."""
         if self.reward is None:
             return False
         return self.success if self.success is not None else self.reward >= threshold
@@ -282,8 +283,8 @@ class Trace(msgspec.Struct, kw_only=True):
 
 
 def encode_trace(trace: Trace | Turn) -> bytes:
-    """One line of JSON, of a trace or a part of it; a task's own fields included, and what JSON cannot hold as its
-    `repr`."""
+    """Encode a trace or a part of it as one line of JSON, including a task's own fields. Values that JSON cannot hold
+    are written as their `repr`."""
     try:
         return msgspec.json.encode(trace, enc_hook=repr)
     except UnicodeEncodeError:
@@ -291,7 +292,7 @@ def encode_trace(trace: Trace | Turn) -> bytes:
 
 
 def decode_trace(line: bytes, type_of: Callable[[Task], type[Task]] | None = None) -> Trace:
-    """A trace, with its task as the concrete type that `type_of` (a taskset's) gives. Raises `msgspec.MsgspecError`."""
+    """Decode a trace, with its task as the type that `type_of` (of a taskset) returns. Raises `MsgspecError`."""
     try:
         trace = _decoder.decode(line)
     except msgspec.ValidationError as error:
@@ -306,8 +307,8 @@ def decode_trace(line: bytes, type_of: Callable[[Task], type[Task]] | None = Non
 
 
 def _without_null_numbers(line: bytes, error: msgspec.ValidationError) -> Trace:
-    """A trace that had a NaN or an infinite number, which JSON has as null: without its tokens where they have one, and
-    without such metrics and rewards of turns. Its own reward is what counts, and stays."""
+    """Decode a trace in which JSON recorded NaN or infinite numbers as null. Such metrics, turn rewards and tokens are
+    left out. The trace's own reward is kept."""
     values = msgspec.json.decode(line)
     if not isinstance(values, dict):
         raise error
