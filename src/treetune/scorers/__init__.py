@@ -1,11 +1,11 @@
-"""Scorers: what an answer earns, the same in YAML, in rows and in Python.
+"""Scorers compute the reward of an answer. They are the same in YAML, in rows and in Python.
 
     from treetune.scorers import choice, includes
 
     class Capitals(Taskset):
         scorer = includes()
 
-In YAML: `scorer: includes`, or `scorer: {kind: number, tolerance: 0.01}`. docs/scoring.md has every kind.
+In YAML: `scorer: includes`, or `scorer: {kind: number, tolerance: 0.01}`. See docs/scoring.md for all kinds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from treetune.scorers.scorer import read_scorer as read_scorer
 
 
 def __getattr__(name: str) -> Any:
-    """What makes a scorer of a kind, by its name: `includes(answer={"after": "####"})`, keys and values as in YAML."""
+    """Return a function that makes a scorer of the named kind: `includes(answer={"after": "####"})`, with keys as in
+    YAML."""
     if name not in KINDS:
         raise AttributeError(f"module 'treetune.scorers' has no attribute {name!r}")
     return partial(make_scorer, name)

@@ -1,4 +1,4 @@
-"""Scorers made of scorers: `weighted` and `all_of`."""
+"""Scorers that combine other scorers: `weighted` and `all_of`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from treetune.scorers.scorer import Scorer
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     weight: float
-    """Its share of the reward."""
+    """The part's share of the reward."""
     scorer: Scorer
-    """What scores this part."""
+    """The scorer of this part."""
     name: str | None = None
-    """Names it in explanations and metrics; its kind unless set."""
+    """The name in explanations and metrics; the kind by default."""
 
     @classmethod
     def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> Part:
@@ -32,7 +32,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Combination(Scorer, frozen=True):
-    """What both have in common: each part scores the reply for itself."""
+    """The base of both combinations: each part scores the reply independently."""
 
     def combine(self, rewards: Sequence[float]) -> float:
         raise NotImplementedError
@@ -62,7 +62,7 @@ class Combination(Scorer, frozen=True):
         return Score(self.combine([score.reward for score in scores]), answer=said, explanation=why, metrics=metrics)
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
-        """The first reply of a part that no part takes anything off."""
+        """The first gold reply of a part that gets the full reward from all parts."""
         for _, scorer in self.named():
             reply = scorer.gold(truth, task)
             if reply is not None and self._is_right(reply, truth, task):
@@ -73,7 +73,7 @@ class Combination(Scorer, frozen=True):
         for _, scorer in self.named():
             score = scorer.score(reply, truth, task)
             if inspect.iscoroutine(score):
-                score.close()  # it cannot be waited for here
+                score.close()  # cannot be awaited here
             elif Score.of(score).reward < 1:
                 return False
         return True
@@ -100,7 +100,7 @@ class Combination(Scorer, frozen=True):
 
 class Weighted(Combination, frozen=True, tag="weighted"):
     parts: list[Part]
-    """Each with its `weight` and its `scorer`; the weights sum to 1."""
+    """The parts, each with its `weight` and `scorer`. The weights must sum to 1."""
 
     def __post_init__(self) -> None:
         _check_parts(self.parts, "parts", lambda part: part.scorer, self.answer)
@@ -123,7 +123,7 @@ class Weighted(Combination, frozen=True, tag="weighted"):
 
 class AllOf(Combination, frozen=True, tag="all_of"):
     scorers: list[Scorer]
-    """All of them must be content: the reward is the least of theirs."""
+    """The scorers. The reward is the lowest of theirs, so all must accept the answer."""
 
     def __post_init__(self) -> None:
         _check_parts(self.scorers, "scorers", lambda scorer: scorer, self.answer)
@@ -150,7 +150,7 @@ def _check_parts(parts: Sequence[Any], key: str, scorer_of: Callable[[Any], Any]
 
 
 def _named(scorers: Sequence[Scorer], names: Sequence[str | None]) -> list[tuple[str, Scorer]]:
-    """Each by a name of its own."""
+    """Give each scorer a unique name."""
     found: dict[str, Scorer] = {}
     for scorer, given in zip(scorers, names, strict=True):
         name = given or str(scorer.__struct_config__.tag)

@@ -1,4 +1,4 @@
-"""The scorer of numbers: `number`."""
+"""The scorer for numbers: `number`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from treetune.scorers.scorer import Scorer, expected, require_truths
 
 class Number(Scorer, frozen=True, tag="number"):
     tolerance: float | None = None
-    """How far the answer may be off: `0.01` is a hundredth of one."""
+    """The absolute tolerance: `0.01` is a hundredth of one."""
     relative: float | None = None
-    """How far it may be off as a share of the ground truth: `0.01` is one percent of it."""
+    """The relative tolerance, as a share of the ground truth: `0.01` is one percent of it."""
 
     def __post_init__(self) -> None:
         faults = [
@@ -40,7 +40,8 @@ class Number(Scorer, frozen=True, tag="number"):
             raise ConfigError(faults)
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the answer is the number of the ground truth: `5`, `$5`, `5%`, `5 apples` and `x = 5` are 5."""
+        """Whether the answer equals the number in the ground truth: `5`, `$5`, `5%`, `5 apples` and `x = 5` all equal
+        5."""
         truths = (truth,) if isinstance(truth, str) else require_truths(truth, task)
         reply = strip_thinking(answer)
         found = final_number(reply) if self.answer is None else self._find(reply, self.answer)
@@ -94,14 +95,14 @@ def _read_quantity(text: str) -> Quantity | None:
 
 
 def _unit_beside(text: str, number: str) -> str | None:
-    """The unit of measure that is written with the last such number of a text, if it is a known one."""
+    """The unit of measure next to the last occurrence of a number in a text, if it is a known unit."""
     begin = text.rfind(number)
     end = begin + len(number)
     around = (number, text[max(0, begin - 2) : begin], text[end : end + 30])
     for sign, unit in _SIGNS.items():
         if any(sign in part for part in (number, around[1], around[2][:2])):
             return unit
-    if inside := _WORD.search(number):  # the answer holds its unit: "5 km"
+    if inside := _WORD.search(number):  # the answer includes its unit: "5 km"
         return _UNITS.get(inside[0].lower())
     word = _NEXT_WORD.match(around[2])
     return _UNITS.get(word[1].lower()) if word else None
@@ -142,4 +143,4 @@ _UNITS = {
     }.items()
     for word in words.split()
 }
-"""Units that another one makes wrong: 10 m is not 10 km. Any other word says of what there are so many."""
+"""Units that must match if both are given: 10 m is not 10 km. Other words only name the counted things."""

@@ -1,7 +1,7 @@
-"""Searches with a regular expression that may take for ever, in a process of its own: a worker, run as a program.
+"""Runs regular expressions that may take forever in a separate process. This module is the worker program.
 
-It reads `[pattern, flags, group, text, seconds, clock seconds]` a line and writes a list of what the group matched, as
-JSON. It needs nothing of Treetune. Past its time it is ended by a timer of the kernel.
+It reads `[pattern, flags, group, text, seconds, clock seconds]` from each line and writes a JSON list of what the group
+matched. It does not import Treetune. When its time is up, a kernel timer kills it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 
 MEMORY = 1 << 30
-"""The most bytes of a worker."""
+"""The memory limit of a worker in bytes."""
 
 
 def main() -> None:

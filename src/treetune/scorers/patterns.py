@@ -1,18 +1,18 @@
-r"""The scorer by a regular expression: `pattern`.
+r"""The scorer for regular expressions: `pattern`.
 
     pattern(r"####\s*(-?\d+)").score("so\n#### 42", "42").reward      # 1.0
 
-A pattern that is known to be quick on a text of this length runs here, in microseconds. Any other runs in a process
-that is ended after its time, since Python's `re` cannot be interrupted.
+If a pattern is known to be fast on a text of this length, it runs in this process, in microseconds. Otherwise it runs
+in a separate process that is killed after a time limit, because Python's `re` cannot be interrupted.
 
-`bound_of` works out from the parts of a pattern how long a search takes at most, `ways * len(text) ** power`:
+`bound_of` computes an upper bound on the cost of a search from the pattern's parts, `ways * len(text) ** power`:
 
     bound_of(re.compile(r"####\s*(-?\d+)"))      # Bound(power=1, ways=1): linear
     bound_of(re.compile(r"(\d+)\s*$"))           # Bound(power=2, ways=1)
-    bound_of(re.compile(r"(a+)+b"))              # None: exponential, or not known
+    bound_of(re.compile(r"(a+)+b"))              # None: exponential, or unknown
 
-A part that repeats is harmless where what follows it cannot begin with what it repeats, for then there is one place
-only where it can end. The bound is never too low; it may be too high.
+A repeated part is harmless if the part after it cannot begin with the same letters, because then the repetition can
+end at only one place. The bound is never too low, but may be too high.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from re import _parser  # type: ignore[attr-defined]  # isort: skip
 
 
 STEPS = 10_000_000
-"""The most steps of a search in this process: about a tenth of a second."""
+"""The most steps of a search in this process, about a tenth of a second."""
 LONGEST = 2000
-"""The most characters of a pattern."""
+"""The maximum length of a pattern in characters."""
 SECONDS = 2.0
-"""Processor time of a search in another process."""
+"""The CPU time limit of a search in another process."""
 
 
 class Pattern(Scorer, frozen=True, tag="pattern"):
     pattern: str
-    """The regular expression that is searched for in the reply."""
+    """The regular expression to search for in the reply."""
     group: int | str | None = None
-    """The group that is the answer, by number or name; the first one, or all of the match where there is none."""
+    """The group with the answer, by number or name. Absent: the first group, or the whole match if there is none."""
     which: Literal["only", "first", "last"] = "only"
-    """Which match counts where there are several; `only`: they must all say the same."""
+    """Which match counts if there are several. `only`: all must say the same."""
     ignore_case: bool = False
-    """Whether capitals and small letters are the same."""
+    """Whether to ignore case."""
     strip: bool = True
-    """Whether numbers are compared as numbers, and texts without markdown, quotes and a full stop around them."""
+    """Whether to compare numbers by value, and texts without surrounding markdown, quotes and a full stop."""
     match_only: bool = False
-    """Whether the match alone earns 1, whatever it says: for a format, as a part of others."""
+    """Whether any match earns 1, whatever it says. Use it to check a format, as a part of other scorers."""
 
     def __post_init__(self) -> None:
         if len(self.pattern) > LONGEST:
@@ -70,7 +70,7 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
             raise ConfigError([("group", f"the pattern has no group {self.group!r}; there are {known}")])
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether what the pattern finds says what the ground truth says."""
+        """Whether the text that the pattern finds matches the ground truth."""
         truths = [] if self.match_only else require_truths(truth, task)
         reply = strip_thinking(answer)
         if self.answer is not None:
@@ -90,7 +90,7 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
         return Score(float(right), answer=found.text, explanation="right" if right else expected(truths))
 
     def search(self, text: str) -> list[str] | None:
-        """What the group of each match holds; None where that takes too long."""
+        """The group of each match; None if the search takes too long."""
         compiled, group = _compile(self.pattern, self.ignore_case), self._group()
         bound = bound_of(compiled)
         if bound is not None and bound.steps(len(text)) <= STEPS:
@@ -99,7 +99,7 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
         return replies[0] if replies else None
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
-        """What the pattern finds the ground truth in, where a few usual ways of writing it do."""
+        """A reply in which the pattern finds the ground truth, if one of a few usual forms works."""
         if self.match_only:
             return None
         text = str(require_truths(truth, task)[0])
@@ -137,7 +137,7 @@ def _compile(pattern: str, ignore_case: bool) -> re.Pattern[str]:
 
 
 def _literal_prefix(pattern: str) -> str:
-    """The letters that a pattern begins with, as far as each stands for itself."""
+    """The literal text that a pattern begins with."""
     match = re.match(r"(?:\\[^\w\s]|[^\\.^$*+?{}\[\]|()])*(?![*+?{])", pattern)
     return re.sub(r"\\(.)", r"\1", match[0]) if match else ""
 
@@ -150,9 +150,10 @@ def _workers() -> WorkerPool:
 
 
 SMALL = 32
-"""The most repetitions that count as a constant."""
+"""Up to this number, repetitions count as a constant."""
 EVERYTHING = (1 << 132) - 1
-"""Letters as bits: the ASCII ones, and of all others the spaces, the digits, the rest of words, and the rest."""
+"""Sets of letters as bits: one for each ASCII letter, and one each for other spaces, digits, word characters and the
+rest."""
 _SPACES, _DIGITS, _WORDS, _REST = (1 << bit for bit in range(128, 132))
 _OTHERS = _SPACES | _DIGITS | _WORDS | _REST
 
@@ -160,7 +161,7 @@ _OTHERS = _SPACES | _DIGITS | _WORDS | _REST
 class Bound(NamedTuple):
     power: int
     ways: int
-    """In how many ways the parts that do not grow with the text can be run through."""
+    """The number of ways to match the parts whose cost does not grow with the text."""
 
     def steps(self, length: int) -> int:
         return int(self.ways * length**self.power)
@@ -168,20 +169,20 @@ class Bound(NamedTuple):
 
 class Cost(NamedTuple):
     power: int
-    """Of the time that one attempt may take before it fails."""
+    """The power of the time of one attempt that fails."""
     first: int
-    """The letters that it may begin with."""
+    """The letters that it can begin with."""
     fails: bool
-    """Whether it may fail at all."""
+    """Whether it can fail."""
 
 
 class Unknown(Exception):
-    """A construct whose cost is not worked out here."""
+    """A construct whose cost cannot be computed."""
 
 
 @lru_cache(maxsize=256)
 def bound_of(pattern: re.Pattern[str]) -> Bound | None:
-    """What bounds the time of a search; None where nothing is known to."""
+    """The bound on the time of a search; None if no bound is known."""
     try:
         items = list(_parser.parse(pattern.pattern, pattern.flags))
         walk = _Walk(pattern.flags)
@@ -189,7 +190,7 @@ def bound_of(pattern: re.Pattern[str]) -> Bound | None:
         start = walk.start(items)
     except (Unknown, RecursionError):
         return None
-    # Where no attempt begins inside of what another one ran over, all of them together run over the text once.
+    # If no attempt begins inside the text that another one matched, all attempts together pass over the text once.
     apart = start is not None and not start & walk.repeated
     return Bound(max(1, cost.power) if apart or cost.power == 0 else 1 + cost.power, walk.ways)
 
@@ -200,10 +201,10 @@ class _Walk:
         self.dot_all = bool(flags & re.DOTALL)
         self.ways = 1
         self.repeated = 0
-        """The letters that parts repeat which are followed by something that may fail."""
+        """The letters of repeated parts that are followed by something that can fail."""
 
     def sequence(self, items: Iterable[Any], rest: Cost) -> Cost:
-        """From the last to the first: what a part costs depends on what follows it."""
+        """Compute the cost from the last part to the first, because a part's cost depends on what follows it."""
         for kind, value in reversed(list(items)):
             rest = self.part(kind, value, rest)
         return rest
@@ -250,7 +251,7 @@ class _Walk:
         return Cost(power, first, fails)
 
     def fixed(self, items: Iterable[Any], times: int = 1) -> None:
-        """Raises unless a part can be run through in one way only, of no more than a few letters."""
+        """Raise unless a part can be matched in only one way, with a small fixed length."""
         if times > SMALL:
             raise Unknown(times)
         for kind, value in items:
@@ -273,7 +274,7 @@ class _Walk:
         return found
 
     def start(self, items: list[Any]) -> int | None:
-        """The letters that every match begins with; None where that is not one part."""
+        """The letters that every match begins with; None if the pattern does not begin with a single part."""
         for kind, value in items:
             if kind in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
                 return self.letters(kind, value)
@@ -311,7 +312,7 @@ class _Walk:
             return EVERYTHING if self.ignore_case else _OTHERS
         if not self.ignore_case:
             return 1 << code
-        # k and s have relatives that are not ASCII.
+        # k and s have non-ASCII case variants.
         return 1 << ord(chr(code).lower()) | 1 << ord(chr(code).upper()) | _OTHERS
 
 
@@ -331,7 +332,7 @@ _CATEGORIES = {
     getattr(op, f"CATEGORY_{name}"): _class(expression, others)
     for name, expression, others in (
         ("DIGIT", r"\d", _DIGITS),
-        ("NOT_DIGIT", r"\D", _OTHERS),  # what is no digit in Unicode is none in ASCII, but flags may differ
+        ("NOT_DIGIT", r"\D", _OTHERS),  # non-digits in Unicode are non-digits in ASCII, but flags may differ
         ("SPACE", r"\s", _SPACES),
         ("NOT_SPACE", r"\S", _OTHERS),
         ("WORD", r"\w", _DIGITS | _WORDS),

@@ -1,4 +1,4 @@
-"""JSON schemas of the usual keywords: what is wrong with one, and with a value by one.
+"""Checks values against JSON schemas with common keywords, and checks the schemas themselves.
 
 find_schema_faults({"type": "objekt"})                       # [(".type", "...")]
 find_value_fault({"age": "7"}, {"properties": {"age": {"type": "integer"}}})      # "age is no integer"
@@ -37,7 +37,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def find_schema_faults(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The faults of a schema: a keyword that is not checked here is one, so that it does not seem to be checked."""
+    """The faults of a schema. Unsupported keywords are faults, so that they do not appear to be checked."""
     if not isinstance(schema, dict):
         yield path, f"expected keys and values, got {schema!r:.60}"
         return
@@ -69,7 +69,7 @@ def find_schema_faults(schema: Any, path: str = "") -> Iterator[tuple[str, str]]
 
 
 def find_value_fault(value: Any, schema: dict[str, Any], path: str = "") -> str | None:
-    """What a value has that its schema does not allow; None where nothing is."""
+    """The first violation of the schema by a value; None if it is valid."""
     name = path or "the value"
     types = schema.get("type")
     if types is not None:

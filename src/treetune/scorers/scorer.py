@@ -1,18 +1,18 @@
-r"""A Scorer says what an answer earns: config, so that YAML and rows can name it, and one method.
+r"""A Scorer computes the reward of an answer. It is a config, so that YAML and rows can name it, with one main method.
 
     scorer = read_scorer({"kind": "includes", "ignore_case": False})
     scorer.score("The capital of France is Paris.", "Paris").reward      # 1.0
 
-Kinds are looked up by name when they are first used: each may live in a module of its own. `Rule`, which scores a task
-that names no scorer, is here: does the answer say what the ground truth says?
+Kinds are looked up by name on first use, and each may live in its own module. This module has `Rule`, which scores
+tasks that name no scorer: does the answer say the same as the ground truth?
 
-`find_unpaid` says a gold answer in the ways in which models do, and finds the first that a scorer does not accept:
+`find_unpaid` writes a gold answer in the usual ways of models, and returns the first that a scorer does not accept:
 
     find_unpaid(rule(), Task(prompt="Capital of France?", ground_truth="Paris"))
     # ("The answer is Paris.", "use scorer: includes")
 
 The ways are a sentence around it, bold, a full stop, `\boxed{}`, and for an option its letter in brackets and its
-text. A prompt that says the form of the answer limits them to that form.
+text. If the prompt specifies a form for the answer, only that form is tried.
 """
 
 from __future__ import annotations
@@ -52,68 +52,69 @@ class Scorer(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True
 ):
     answer: Place | None = None
-    """Where the answer stands: `{after: "####"}`, `{tag: answer}`, `{boxed: true}`, `{last_line: true}`. Without it the
-    kind looks where people usually put it."""
+    """Where to find the answer: `{after: "####"}`, `{tag: answer}`, `{boxed: true}`, `{last_line: true}`. Absent: the
+    usual places for the kind."""
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Any:
-        """What a reply earns, a `Score`. May be async."""
+        """The `Score` of a reply. May be async."""
         raise NotImplementedError
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
-        """A reply that is right; None where none is known."""
+        """A right reply; None if unknown."""
         truths = truths_of(truth)
         return self.say(str(truths[0])) if truths else None
 
     def say(self, text: str) -> str:
-        """A reply that gives a text as its answer, where this scorer looks for it."""
+        """A reply with a text as its answer, in the place where this scorer looks."""
         return text if self.answer is None else self.answer.fill(text)
 
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
-        """What is wrong with a ground truth, such that no answer is right; None where nothing is."""
+        """What makes a ground truth unusable, so that no answer is right; None if it is usable."""
         return self.fault(truth, task) if truths_of(truth) else "is missing"
 
     def fault(self, truth: Any, task: Task | None) -> str | None:
-        """What is wrong with a ground truth that is there."""
+        """What is wrong with a ground truth that is present."""
         return None
 
     @property
     def scores_groups(self) -> bool:
-        """Whether it compares the rollouts of a task with each other (`score_group`): one alone has no reward then."""
+        """Whether it compares the rollouts of a task with each other (`score_group`); a single rollout then has no
+        reward."""
         return False
 
     @property
     def calls_models(self) -> bool:
-        """Whether it asks a model: untrusted rows may not choose which."""
+        """Whether it calls a model. Untrusted rows may not choose the model."""
         return False
 
     def check(self) -> None:
-        """Raises what is wrong with what it needs beside its config, before the first answer."""
+        """Raise if something it needs besides its config is invalid. Called before the first answer."""
 
     def check_reachable(self) -> None:
-        """Asks the models that it needs whether they answer, and raises where one does not. Not within a loop."""
+        """Raise if a model that it needs does not answer. Must not be called from an event loop."""
 
     def without_files(self) -> Self:
-        """The same with the contents of the files that it names: what a row carries to any machine."""
+        """Replace files that it names by their contents, so that a row works on any machine."""
         return self
 
     def columns(self) -> list[str]:
-        """Keys of `extra_info` that it reads: a dataset task carries these columns along."""
+        """The keys of `extra_info` that it reads. A dataset task includes these columns."""
         return []
 
     def find(self, answer: str) -> Found:
-        """The answer of a reply."""
+        """The answer in a reply."""
         reply = strip_thinking(answer)
         return final_text(reply) if self.answer is None else placed(reply, self.answer)
 
     @classmethod
     def struct_of(cls, value: Any) -> type[Scorer] | None:
-        """The kind that a value of a config is of; None where it is none."""
+        """The kind that a config value names; None if it names none."""
         named = value.get("kind") if isinstance(value, Mapping) else value
         return kind_named(named) if isinstance(named, str) and named in KINDS else None
 
     @classmethod
     def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> Scorer:
-        """The scorer that a value of a config says: `{kind: choice, ...}` or `choice`."""
+        """Parse a config value: `{kind: choice, ...}` or `choice`."""
         if isinstance(value, Scorer):
             return value
         key = path if isinstance(value, str) else f"{path}.kind".removeprefix(".")
@@ -129,14 +130,14 @@ class Scorer(
         try:
             return convert(keys, kind_named(named), path=path, raw=raw)
         except ConfigError as error:
-            # What a kind finds wrong with its own values stands under its own keys.
+            # Prefix faults in a kind's own values with the path.
             inside = f"{path}." if path else ""
             named_by = [(key if key.startswith(path) else f"{inside}{key}", problem) for key, problem in error.faults]
             raise ConfigError(named_by, source=error.source) from None
 
 
 def read_scorer(value: Any, source: str = "the scorer") -> Scorer:
-    """The scorer of plain values; raises one `ConfigError` with every fault in them."""
+    """Make a scorer from plain values. Raises one `ConfigError` with all faults."""
     try:
         return Scorer.read_config(value, "scorer")
     except ConfigError as error:
@@ -144,7 +145,7 @@ def read_scorer(value: Any, source: str = "the scorer") -> Scorer:
 
 
 def make_scorer(kind: str, /, *values: Any, **keys: Any) -> Scorer:
-    """The scorer of a kind, from values as a config has them or as objects."""
+    """Make a scorer of a kind, from values as in a config or from objects."""
     keys |= zip(kind_named(kind).__struct_fields__, values, strict=False)
     return read_scorer({"kind": kind, **msgspec.to_builtins(keys, enc_hook=str)}, f"{kind}()")
 
@@ -156,7 +157,7 @@ def kind_named(name: str) -> type[Scorer]:
 
 
 def truths_of(truth: Any) -> list[Any]:
-    """The ground truths, any of which will do."""
+    """The acceptable ground truths, as a list."""
     if isinstance(truth, list):
         return truth
     return [] if truth is None else [truth]
@@ -192,21 +193,21 @@ class Rule(Scorer, frozen=True, tag="rule"):
 
 
 TRIED = ("rule", "exact", "includes", "number", "choice", "math")
-"""Kinds of which any usual form is expected to be paid; others say themselves what the form is."""
+"""Kinds that should accept any usual form. Other kinds define the form themselves."""
 LONGEST = 100
-"""The most characters of an answer that a model would put into a sentence."""
+"""The maximum length of an answer that a model would put into a sentence."""
 _LETTER = re.compile(r"[A-J]")
 _TOLD = re.compile(r"\b(?:only|just|exactly|nothing else|one word|single word|no other)\b", re.I)
 
 
 def find_unpaid(scorer: Scorer, task: Task) -> tuple[str, str] | None:
-    """The first usual way to say the gold answer that earns nothing, and the remedy; None where all are paid."""
+    """The first usual way to write the gold answer that earns nothing, and the remedy; None if all are accepted."""
     kind = str(scorer.__struct_config__.tag)
     if kind not in TRIED or scorer.problem(task.ground_truth, task) is not None:
         return None
     gold = scorer.gold(task.ground_truth, task)
     if gold is None or not _pays(scorer, gold, task):
-        return None  # another rule says so
+        return None  # reported by another rule
     for reply in _ways(scorer, task):
         if not _pays(scorer, reply, task):
             return reply, f"use scorer: {_better(task)}, or tell the form of the answer in the prompt"
@@ -236,7 +237,7 @@ def _ways(scorer: Scorer, task: Task) -> Iterator[str]:
 
 
 def _place_in(prompt: str) -> Place | None:
-    """Where a prompt says that the answer must stand."""
+    """The place that a prompt prescribes for the answer."""
     if "####" in prompt:
         return Place(after="####")
     if "\\boxed" in prompt:

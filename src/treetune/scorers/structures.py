@@ -1,4 +1,4 @@
-"""The scorer of JSON: `json`."""
+"""The scorer for JSON: `json`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NONE = object()
 
 class Json(Scorer, frozen=True, tag="json"):
     schema: dict[str, Any] | None = None
-    """What the value must look like: a JSON schema of the usual keywords (`type`, `properties`, `required`, `enum`)."""
+    """A JSON schema that the value must match, with common keywords (`type`, `properties`, `required`, `enum`)."""
     fields: list[str] | None = None
-    """The keys that must be as the ground truth has them, with dots for keys inside (`address.city`). Without them all
-    of the value must be, where there is a ground truth and no schema."""
+    """The keys whose values must equal those of the ground truth, with dots for nested keys (`address.city`). Absent:
+    the whole value must be equal, if there is a ground truth and no schema."""
     partial: bool = False
-    """Whether each right field earns its share."""
+    """Whether each right field earns its share of the reward."""
     ignore_case: bool = False
-    """Whether capitals and small letters are the same."""
+    """Whether to ignore case."""
     strip: bool = False
-    """Whether texts are compared without spaces, quotes and a full stop around them, and of numbers as numbers."""
+    """Whether to compare texts without surrounding spaces, quotes and full stops, and numbers by value."""
 
     def __post_init__(self) -> None:
         faults = (
@@ -48,7 +48,7 @@ class Json(Scorer, frozen=True, tag="json"):
         return self.fields is not None or self.schema is None
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the reply holds JSON as it must be: by the schema, and by the fields of the ground truth."""
+        """Whether the reply contains JSON that matches the schema and the fields of the ground truth."""
         reply = strip_thinking(answer)
         if self.answer is not None:
             found = placed(reply, self.answer)
@@ -114,7 +114,7 @@ class Json(Scorer, frozen=True, tag="json"):
         return f"has no {missing[0]}" if missing else None
 
     def _read_truths(self, truth: Any) -> list[Any]:
-        """A text is JSON; of a list of texts any will do; any other value is what it is."""
+        """Parse a text as JSON; for a list of texts, any is right; other values are used as they are."""
         if isinstance(truth, str):
             return [_decode_truth(truth)]
         if isinstance(truth, list) and truth and all(isinstance(one, str) and one[:1] in "[{" for one in truth):
@@ -128,7 +128,7 @@ def _decode_truth(text: str) -> Any:
 
 
 def _find_value(reply: str) -> tuple[Any, str]:
-    """The one value that a reply holds, in a block of code, or else as the whole reply or the object or list in it."""
+    """The one value in a reply: in a code block, or else the whole reply, or the object or list in it."""
     blocks = [block.strip() for block in _blocks(reply)]
     if not blocks:
         begin, end = min(_places(reply, "{["), default=-1), max(_places(reply, "}]"), default=-1)

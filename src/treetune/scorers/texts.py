@@ -1,4 +1,4 @@
-"""Scorers of texts: `exact`, `includes`, `f1`, and `choice` among options."""
+"""Scorers for texts: `exact`, `includes`, `f1`, and `choice` for multiple choice."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from treetune.scorers.reading.answers import after as pieces_after
 from treetune.scorers.scorer import Scorer, expected, require_truths
 
 SHORT = 5
-"""The most words of a ground truth that is a name rather than prose."""
+"""The most words of a ground truth that counts as a name rather than prose."""
 
 
 class Exact(Scorer, frozen=True, tag="exact"):
     ignore_case: bool = False
-    """Whether capitals and small letters are the same."""
+    """Whether to ignore case."""
     strip: bool = True
-    """Whether spaces, quotes, markdown, `$` and a full stop around the answer are left out. Without it the whole reply
-    is compared letter by letter."""
+    """Whether to ignore spaces, quotes, markdown, `$` and a full stop around the answer. If not, the whole reply is
+    compared character by character."""
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the answer is the ground truth and nothing else."""
+        """Whether the answer is exactly the ground truth."""
         truths = require_truths(truth, task)
         found = self.find(answer) if self.strip or self.answer is not None else Found(strip_thinking(answer))
         if found.text is None:
@@ -59,7 +59,7 @@ class Exact(Scorer, frozen=True, tag="exact"):
 
 
 def _normal(text: str, ignore_case: bool, strip: bool) -> str:
-    # What begins and ends with a letter has nothing around it.
+    # Text that begins and ends with a letter or digit needs no stripping.
     if strip and not (text[:1].isalnum() and text[-1:].isalnum()):
         text = plain(text)
     return text.casefold() if ignore_case else text
@@ -70,11 +70,11 @@ _normal_truth = lru_cache(maxsize=4096)(_normal)
 
 class Includes(Scorer, frozen=True, tag="includes"):
     ignore_case: bool = True
-    """Whether capitals and small letters are the same."""
+    """Whether to ignore case."""
     strip: bool = True
-    """Whether spaces, quotes and a full stop around the ground truth are left out."""
+    """Whether to ignore spaces, quotes and full stops around the ground truth."""
     hedges: bool = False
-    """Whether a reply that denies it, leaves it open or names others beside it is right too."""
+    """Whether a reply is also right if it denies the ground truth, leaves it open or names other answers too."""
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the reply names the ground truth as its answer."""
@@ -101,7 +101,7 @@ class Includes(Scorer, frozen=True, tag="includes"):
         return Score(0.0, answer=reply[-200:].strip() or None, explanation=why or expected(truths))
 
     def _others(self, task: Task, truths: list[Any]) -> tuple[str, ...]:
-        """The other options of a task that has some."""
+        """The wrong options of a task with options."""
         choices = task.extra_info.get("choices")
         if isinstance(choices, dict):  # {"label": [...], "text": [...]}, as ARC has them, or {"A": "Paris"}
             choices = choices.get("text", list(choices.values()))
@@ -124,14 +124,14 @@ def _wanted(truth: str, ignore_case: bool, strip: bool) -> str:
 
 class F1(Scorer, frozen=True, tag="f1"):
     threshold: float | None = None
-    """From which F1 on the answer earns 1, and below it nothing; without it the reward is the F1."""
+    """The minimum F1 for a reward of 1; below it the reward is 0. Absent: the reward is the F1."""
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 < self.threshold <= 1:
             raise ConfigError([("threshold", f"must be more than 0 and at most 1, got {self.threshold:g}")])
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """How many words the answer shares with the ground truth, as SQuAD counts them."""
+        """The word overlap of the answer and the ground truth, as computed by SQuAD."""
         truths = require_truths(truth, task)
         found = self.find(answer)
         if found.text is None:
@@ -145,7 +145,7 @@ class F1(Scorer, frozen=True, tag="f1"):
         return Score(reward, answer=found.text, explanation=why, metrics={"f1": best})
 
     def _is_single(self, text: str, truths: list[Any]) -> bool:
-        """Prose may say `or` and `not`; a name may not, unless the ground truth does."""
+        """Prose may contain `or` and `not`; a name may not, unless the ground truth does."""
         if any(len(_words_of_truth(str(one))) > SHORT for one in truths):
             return True
         return names_one(text) or any(not names_one(str(one)) for one in truths)
@@ -163,7 +163,7 @@ def _f1(said: tuple[str, ...], truth: tuple[str, ...]) -> float:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """As SQuAD's evaluation: without case, punctuation and articles."""
+    """The words as in SQuAD's evaluation, without case, punctuation and articles."""
     return tuple(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
@@ -173,24 +173,24 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 LETTERS = tuple(ascii_uppercase[:10])
-"""The labels where the options are not known."""
+"""The labels if the options are unknown."""
 
 
 class Choice(Scorer, frozen=True, tag="choice"):
     choices: str | list[str] | dict[str, str] | None = None
-    """The options: their texts, which have the labels A, B, ...; texts by label (`{"1": yes, "2": no}`); or the column
-    (the key of `extra_info`) that holds them for each task. Without it they are `extra_info.choices`, where a task has
-    that, else the letters alone."""
+    """The options: a list of texts, labelled A, B, ...; texts by label (`{"1": yes, "2": no}`); or the column (the key
+    of `extra_info`) that holds them for each task. Absent: `extra_info.choices` if the task has it, else the letters
+    only."""
     truth: Literal["label", "index", "text"] | None = None
-    """What the ground truth is: a label, the place of the right option counted from 0, or its text. Without it a whole
-    number is a place, and a text is a label or else a text."""
+    """What the ground truth is: a label, the index of the right option from 0, or its text. Absent: an integer is an
+    index, and a text is a label or else an option's text."""
 
     def __post_init__(self) -> None:
         if isinstance(self.choices, list | dict) and len(self.choices) < 2:
             raise ConfigError([("choices", "there must be two options at least")])
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the reply settles on the right option, by its label or its text."""
+        """Whether the reply chooses the right option, by its label or its text."""
         options = self._options(task)
         right = self._labels_of(truth, options, task)
         reply = strip_thinking(answer)
@@ -231,7 +231,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
                 raise TasksetError(f"there is no extra_info.{self.choices} with the options")
         if given is None:
             return _LETTERS_ALONE
-        if not isinstance(given, list) and isinstance(given, Mapping):  # the latter is slow to ask
+        if not isinstance(given, list) and isinstance(given, Mapping):  # the Mapping check is slow
             if "label" in given and "text" in given:  # as ARC has them
                 return _make_options(tuple(map(str, given["label"])), tuple(map(str, given["text"])))
             return _make_options(tuple(map(str, given)), tuple(map(str, given.values())))

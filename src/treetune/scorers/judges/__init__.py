@@ -1,4 +1,4 @@
-"""Judges: models that score answers, and their rubrics. `Judge` is the scorer `kind: judge`."""
+"""Judges: models that score answers, and their rubrics. `Judge` is the scorer of `kind: judge`."""
 
 from treetune.scorers.judges.judge import Judge as Judge
 from treetune.scorers.judges.judge import JudgeError as JudgeError

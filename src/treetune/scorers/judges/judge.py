@@ -1,10 +1,10 @@
-"""A Judge is a scorer that asks a model: by an instruction, a reference, a rubric, or pair by pair within a group.
+"""A Judge is a scorer that asks a model, by an instruction, a reference, a rubric, or pairwise within a group.
 
     scorer = Judge(model="judge", rubric="helpful.yaml")
     score = await scorer.score(answer, truth, task)
 
-A verdict that cannot be had is a `JudgeError`: the rollout has failed, and earns no 0. Where the answer is the cause,
-it earns 0.
+If no verdict can be obtained, the scorer raises `JudgeError`: the rollout fails and does not earn 0. If the answer is
+the cause, it earns 0.
 """
 
 from __future__ import annotations
@@ -37,51 +37,51 @@ if TYPE_CHECKING:
 
 
 class JudgeError(TreetuneError):
-    """A judge that gave no verdict."""
+    """The judge gave no verdict."""
 
 
 class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
     model: ModelName = ""
-    """Who judges: a model behind the endpoint, `local:PATH`, or `scripted:file.py:Name`."""
+    """The model that judges: one behind the endpoint, `local:PATH`, or `scripted:file.py:Name`."""
     endpoint: EndpointConfig = EndpointConfig()
-    """Where it is served: its own address, key and retries, apart from those of the model that is judged."""
+    """The judge's endpoint: its own address, key and retries, separate from those of the judged model."""
     sampling: Sampling = JudgeModel().sampling
-    """How its verdicts are sampled. A verdict that is cut off by `max_tokens` cannot be read."""
+    """How verdicts are sampled. A verdict cut off by `max_tokens` cannot be parsed."""
     max_concurrent: Annotated[int, msgspec.Meta(ge=1)] = JudgeModel().max_concurrent
-    """The most calls under way at once in a process, whatever asks."""
+    """The maximum number of concurrent calls per process."""
     retries: Annotated[int, msgspec.Meta(ge=0)] = JudgeModel().retries
-    """How often it is asked again where its verdict cannot be read. Then the rollout has failed, or the answer earns 0
-    where the judge reads a neutral one well."""
+    """How often to ask again if a verdict cannot be parsed. After that the rollout fails; or the answer earns 0, if the
+    judge gives a verdict on a neutral answer."""
     method: Literal["grade", "equal", "rubric", "pairwise"] | None = None
-    """Absent: `rubric` where there is one, else `grade`."""
+    """Absent: `rubric` if one is given, else `grade`."""
     instruction: str | None = None
-    """What to judge by. Absent: whether the answer says what the ground truth says."""
+    """What to judge by. Absent: whether the answer says the same as the ground truth."""
     partial: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
-    """What a P of `grade` is worth."""
+    """The reward for a P of `grade`."""
     rubric: FileName | None = None
     """A YAML or TOML file with criteria."""
     criteria: list[Criterion] = []
-    """The same, in place of a file."""
+    """The criteria, instead of a file."""
     calls: Literal["each", "once"] = "each"
-    """A call for each criterion, cached one by one, or one call for all of them."""
+    """One call for each criterion, cached separately, or one call for all of them."""
     opponents: Annotated[int, msgspec.Meta(ge=2)] | None = None
-    """How many others an answer is compared with by `pairwise`; absent: all of its group."""
+    """How many other answers each answer is compared with by `pairwise`. Absent: all others of its group."""
     judges: list[JudgeModel] = []
-    """Several judges in place of `model`: each is asked everything."""
+    """Several judges instead of `model`; each is asked every question."""
     combine: Literal["mean", "majority"] = "mean"
-    """What several judges give: their mean, or the highest reward that more than half of them reach."""
+    """How to combine several judges: the mean, or the highest reward that more than half of them reach."""
 
     def __post_init__(self) -> None:
         if bool(self.model) == bool(self.judges):
             raise ValueError("a judge needs either model: NAME or judges: [{model: NAME}, ...]")
-        _ = self.models  # raises where one may not run
+        _ = self.models  # raises if a model may not run
         if self.rubric is not None and self.criteria:
             raise ValueError("give the rubric as a file, or its criteria, not both")
         has_rubric = self.rubric is not None or bool(self.criteria)
         if has_rubric != (self.way == "rubric"):
             raise ValueError(f"method: {self.way} and a rubric do not go together")
         if self.criteria:
-            Rubric(criteria=self.criteria)  # raises what is wrong with it
+            Rubric(criteria=self.criteria)  # raises if it is invalid
 
     @property
     def way(self) -> str:
@@ -94,7 +94,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
 
     @property
     def scores_groups(self) -> bool:
-        """Whether answers are compared with each other, so that one alone has no reward."""
+        """Whether answers are compared with each other; a single answer then has no reward."""
         return self.way == "pairwise"
 
     @property
@@ -102,7 +102,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
         return True
 
     def check(self) -> None:
-        """Raises what is wrong with its models and its rubric, before anything is asked."""
+        """Raise if the models or the rubric are invalid, before anything is asked."""
         for model in self.models:
             model.check()
         if self.way == "rubric":
@@ -130,7 +130,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
         return rubric if self.instruction is None else msgspec.structs.replace(rubric, instruction=self.instruction)
 
     def without_files(self) -> Judge:
-        """The same with the rubric itself in place of its file: what a row carries to any machine."""
+        """Replace the rubric file by its contents, so that a row works on any machine."""
         if self.rubric is None:
             return self
         read = self.read_rubric()
@@ -156,15 +156,15 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
         return self._together([plan.decide(verdicts[at : at + step]) for at in range(0, len(verdicts), step)], answer)
 
     async def score_group(self, task: Task, traces: Sequence[Trace]) -> list[float]:
-        """Of each trace, how it fared against the others: 1 for a win, half for a tie. The traces get their
-        judgements."""
+        """The mean result of each trace against the others: 1 for a win, half for a tie. Judgements are added to the
+        traces."""
         if len(traces) < 2:
             raise TasksetError(
                 "a judge that compares needs several scored rollouts of a task", remedy="pass -r 2 or more"
             )
         answers = [self._answer_of(trace) for trace in traces]
         firsts = {answer: number for number, answer in reversed(list(enumerate(answers))) if answer}
-        different = {number: answers[number] for number in sorted(firsts.values())}  # equal ones earn the same
+        different = {number: answers[number] for number in sorted(firsts.values())}  # equal answers earn the same
         comparisons = methods.compare(different, task.ground_truth, task, self.instruction, self.opponents)
         calls, asked = await self._ask([question for comparison in comparisons for question in comparison.questions])
         step = 2 * len(comparisons)
@@ -191,7 +191,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
                 for place, point in zip(comparison.pair, comparison.points(said), strict=True):
                     points[place].append(point)
                     splits[place] += comparison.is_split(said)
-            # Where all say the same there is nothing to compare, and each has its half of a tie.
+            # If all answers are equal there is nothing to compare, and each gets half a point as for a tie.
             rewards.append({number: _mean(of_one or [0.5]) for number, of_one in points.items()})
         combined = {number: self._combined([of_judge[number] for of_judge in rewards]) for number in different}
         combined |= dict.fromkeys(at_fault, 0.0)
@@ -203,7 +203,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
         return [combined[firsts[answer]] if answer else 0.0 for answer in answers]
 
     async def _ask(self, questions: Sequence[Question]) -> tuple[list[Call], list[Asked]]:
-        """Every question to every judge, one judge after the other, all under way at once."""
+        """Ask every judge every question, concurrently; results are ordered by judge."""
         calls = [(model, question) for model in self.models for question in questions]
         return calls, await asyncio.gather(*(ask(model, question) for model, question in calls))
 
@@ -226,11 +226,11 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
         return Score(self._combined(rewards), answer=answer, explanation=told, metrics=metrics)
 
     def _answer_of(self, trace: Trace) -> str:
-        """What is compared, the same that a score of its own would look at; nothing where it gave no answer."""
+        """The answer to compare, extracted as for a single score; empty if the policy gave none."""
         turn = next((turn for turn in reversed(trace.turns) if turn.message is not None), None)
         if turn is None or turn.message is None:
             return ""
-        if turn.calls:  # a final tool handed the answer in; text beside calls is none
+        if turn.calls:  # a final tool submitted the answer; text next to calls does not count
             return trace.answer or ""
         said = text_of(turn.message.get("content")) or ""
         return _spoken(said) if self.answer is None else self.find(said).text or ""
@@ -254,13 +254,13 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _verdicts(asked: Sequence[Asked], answer: str) -> list[dict[str, str]]:
-    """The verdicts; raises where one is missing."""
+    """The verdicts; raises if one is missing."""
     found = []
     for one in asked:
         if (verdict := one.verdict) is None:
             call = one.judgements[-1]
             if one.too_long and 2 * len(answer) > len(call.prompt):
-                # It is the answer that fills the prompt: an answer cannot choose not to be judged.
+                # The answer itself fills the prompt. An answer must not be able to avoid judgement.
                 raise InvalidAction(f"the answer of {len(answer)} characters is too long for the judge {call.model}")
             raise JudgeError(
                 f"the judge {call.model} gave no verdict on {call.asked}: {one.failure}",

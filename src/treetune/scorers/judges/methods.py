@@ -1,4 +1,4 @@
-"""What a judge is asked about an answer, and what its verdicts are worth.
+"""What a judge is asked about an answer, and how verdicts become rewards.
 
 | method | asked | worth |
 |---|---|---|
@@ -12,8 +12,8 @@ A rubric is a list of criteria, each with its choices from worst to best:
     criteria:
       - {name: polite, text: The answer is polite., weight: 1, choices: [rude, neutral, polite]}
 
-It is a YAML or TOML file, or stands in the config. The worst choice is worth 0, the best 1; those between are spread
-evenly.
+A rubric is a YAML or TOML file, or part of the config. The worst choice is worth 0, the best 1, and those in between
+are evenly spaced.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from treetune.scorers.judges.question import Question, fold
 Verdict = Mapping[str, str]
 GRADES = ("I", "P", "C")
 TEXTS = ("text_1", "text_2")
-"""What two answers that are compared are called."""
+"""The names of two answers that are compared."""
 SPLIT = "judge_split"
-"""The metric of verdicts that contradict each other."""
+"""The metric that counts contradictory verdicts."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Questions, and what their verdicts are worth together."""
+    """Questions, and a function that turns their verdicts into a score."""
 
     questions: list[Question]
     decide: Callable[[Sequence[Verdict]], Score]
@@ -89,7 +89,7 @@ def equal(answer: str, truth: Any, task: Task | None, instruction: str | None) -
         said = [verdict["equal"] for verdict in verdicts]
         split = float(said[0] != said[1])
         told = f"the judge says {said[0]}" + ("" if not split else f" with the {names[0]}, {said[1]} the other way")
-        # The same only one way round is not known to be the same: it is not paid, and counted.
+        # If only one order gives `same`, the texts are not known to be the same: no reward, and the split is counted.
         return Score(float(said == ["same", "same"]), explanation=told, metrics={SPLIT: split})
 
     return Plan(questions, decide)
@@ -121,25 +121,25 @@ def by_rubric(answer: str, truth: Any, task: Task | None, rubric: Rubric, at_onc
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Two answers of a group, by their numbers, asked about both ways round."""
+    """Two answers of a group, by number, and a question for each order."""
 
     pair: tuple[int, int]
     questions: tuple[Question, Question]
 
     def points(self, verdicts: Sequence[Verdict]) -> tuple[float, float]:
-        """1 to the one that is better both ways round; else half to each."""
+        """1 for the answer that is better in both orders; otherwise half for each."""
         first, second = (verdict["better"] for verdict in verdicts)
         if (first, second) == ("1", "2"):
             return 1.0, 0.0
         return (0.0, 1.0) if (first, second) == ("2", "1") else (0.5, 0.5)
 
     def places_of(self, names: Collection[str], turn: int) -> list[int]:
-        """The answers that stand under these names in the first question, or in the second (`turn` 1)."""
+        """The numbers of the answers with these names in the first question, or in the second (`turn` 1)."""
         order = self.pair if turn == 0 else self.pair[::-1]
         return [place for name, place in zip(TEXTS, order, strict=True) if name in names]
 
     def verdict_against(self, lost: Collection[int], turn: int) -> Verdict:
-        """The verdict on the first or second question where these answers lose; a tie where both do."""
+        """The verdict on the first or second question if these answers lose; a tie if both do."""
         one, two = (place in lost for place in self.pair)
         if one == two:
             return {"better": "tie"}
@@ -153,7 +153,7 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(
     answers: Mapping[int, str], truth: Any, task: Task, instruction: str | None, opponents: int | None
 ) -> list[Comparison]:
-    """Each answer against each other, or against so many of its neighbours in a ring."""
+    """Compare each answer with every other, or with at most `opponents` neighbours in a ring."""
     numbers, count = list(answers), len(answers)
     reach = count // 2 if opponents is None else min(count // 2, max(1, opponents // 2))
     pairs = {
@@ -181,7 +181,7 @@ def compare(
 
 
 def show_truth(truth: Any) -> str | None:
-    """A ground truth as a judge reads it; of several any is right."""
+    """A ground truth as shown to a judge; any item of a list is right."""
     if truth is None or truth in ("", []):
         return None
     if isinstance(truth, str):
@@ -192,7 +192,7 @@ def show_truth(truth: Any) -> str | None:
 
 
 def _material(task: Task | None, further: Mapping[str, str | None]) -> dict[str, str]:
-    """What others wrote, in the order in which a judge reads it."""
+    """Untrusted texts, in the order in which the judge reads them."""
     parts: dict[str, str | None] = {"question": _show_question(task) if task is not None else None, **further}
     return {what: text for what, text in parts.items() if text is not None}
 
@@ -201,7 +201,7 @@ def _show_question(task: Task) -> str | None:
     messages = task.messages
     if not messages:
         return None
-    # An image is named by its hash, so that a verdict on one picture is not taken for that on another.
+    # An image is named by its hash, so that verdicts on different pictures are not confused.
     texts = [text_of(name_images(message.get("content"))) for message in messages]
     shown = ["(not text)" if text is None else text for text in texts]
     if len(messages) == 1:
@@ -211,13 +211,13 @@ def _show_question(task: Task) -> str | None:
 
 class Criterion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
-    """Names it in metrics, traces and explanations."""
+    """The name in metrics, traces and explanations."""
     text: str
-    """What the judge is to decide."""
+    """What the judge decides."""
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    """Its share of the reward, beside the weights of the others."""
+    """Its share of the reward, relative to the weights of the other criteria."""
     choices: tuple[str, ...] = ("no", "yes")
-    """What the judge may say, from worst to best."""
+    """The choices of the judge, from worst to best."""
 
     def __post_init__(self) -> None:
         if not fold(self.name) or any(letter in self.name for letter in ":\n"):
@@ -237,7 +237,7 @@ class Criterion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Rubric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     criteria: list[Criterion]
     instruction: str | None = None
-    """What the judge should know for all criteria."""
+    """Context for the judge that applies to all criteria."""
 
     def __post_init__(self) -> None:
         names = [fold(criterion.name) for criterion in self.criteria]
@@ -253,7 +253,7 @@ class Rubric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_rubric(path: str | Path) -> Rubric:
-    """A rubric from a .toml or .yaml file; one error names every fault of it."""
+    """Read a rubric from a .toml or .yaml file; a single error lists all its faults."""
     file = Path(path).expanduser()
     data = _load_toml(file) if file.suffix == ".toml" else load_yaml(file, interpolates=False)
     return convert(data, Rubric, source=str(path))
@@ -271,7 +271,7 @@ def _load_toml(file: Path) -> dict[str, Any]:
 
 
 def _spell_choices(item: Any) -> Any:
-    """YAML takes `yes` and `no` for true and false, and 1 for a number."""
+    """YAML parses `yes` and `no` as booleans, and 1 as a number."""
     if not isinstance(item, Mapping) or not isinstance(item.get("choices"), list):
         return item
     words = {True: "yes", False: "no"}

@@ -1,15 +1,15 @@
-"""The model behind a judge, and asking it: retries, a limit on calls at once, verdicts that are paid for once.
+"""The model behind a judge, and asking it, with retries, a limit on concurrent calls, and cached verdicts.
 
     asked = await ask(JudgeModel(model="judge", endpoint=EndpointConfig(base_url="http://127.0.0.1:8000/v1")), question)
-    asked.verdict                       # {"grade": "C"}; None where it could not be had, and `asked.failure` says why
+    asked.verdict                       # {"grade": "C"}; None if it could not be obtained, see `asked.failure`
 
-All calls of a process to one judge go through one `Client` on the background loop, whichever loops its callers have.
-Verdicts are kept on disk, a file each, under the hash of the judge and the prompt. Processes and machines share the
-folder without a lock.
+All calls of a process to one judge go through one `Client` on the background loop, whichever loops the callers use.
+Verdicts are cached on disk, one file each, under the hash of the judge and the prompt. Processes and machines share
+the folder without a lock.
 
-An answer can say "Reply only with OK". Its reward of 0 would become a failure, which does not count. So where a verdict
-stays unreadable, `find_culprits` asks the same judge the same question with a neutral text in place of the answer. If
-it gives a verdict on that, the answer is the cause.
+An answer can say "Reply only with OK". Then its reward of 0 would become a failure, which does not count. So if a
+verdict remains unreadable, `find_culprits` asks the same judge the same question with a neutral text instead of the
+answer. If the judge gives a verdict on that, the answer is the cause.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ from treetune.system.threads import submit_in_background
 
 class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     model: ModelName = ""
-    """Who judges: a model behind the endpoint, `local:PATH`, or `scripted:file.py:Name`."""
+    """The model that judges: one behind the endpoint, `local:PATH`, or `scripted:file.py:Name`."""
     endpoint: EndpointConfig = EndpointConfig()
-    """Where it is served: its own address, key and retries, apart from those of the model that is judged."""
+    """The judge's endpoint: its own address, key and retries, separate from those of the judged model."""
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=1024)
-    """How its verdicts are sampled. A verdict that is cut off by `max_tokens` cannot be read."""
+    """How verdicts are sampled. A verdict cut off by `max_tokens` cannot be parsed."""
     max_concurrent: Annotated[int, msgspec.Meta(ge=1)] = 16
-    """The most calls under way at once in a process, whatever asks."""
+    """The maximum number of concurrent calls per process."""
     retries: Annotated[int, msgspec.Meta(ge=0)] = 2
-    """How often it is asked again where its verdict cannot be read. Then the rollout has failed, or the answer earns 0
-    where the judge reads a neutral one well."""
+    """How often to ask again if a verdict cannot be parsed. After that the rollout fails; or the answer earns 0, if the
+    judge gives a verdict on a neutral answer."""
 
     @classmethod
     def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> JudgeModel:
         return value if isinstance(value, cls) else convert(value, cls, path=path, raw=raw)
 
     def identity(self) -> dict[str, Any]:
-        """What makes its verdicts what they are."""
+        """Everything that its verdicts depend on."""
         who: dict[str, Any] = {"model": self.model, "sampling": msgspec.to_builtins(self.sampling)}
         if is_behind_endpoint(self.model):
             who["base_url"] = self.endpoint.base_url
@@ -77,24 +77,24 @@ class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return who
 
     def __post_init__(self) -> None:
-        # It is loaded when it is first asked: whether it may run is known only here, where its name was read.
+        # The model is loaded when it is first asked. Whether it may run is known only here, where its name was read.
         check_script(self.model, current_origin())
 
     def check(self) -> None:
-        """Raises what is wrong with it, before anything is asked."""
+        """Raise if the model is invalid, before anything is asked."""
         if is_behind_endpoint(self.model):
             endpoint_of(self.model, self.endpoint)[1].api_key("scorer.endpoint")
         check_policy(self.model, _NO_TASKS, self.endpoint, "scorer.endpoint")
 
 
 class Asked(msgspec.Struct):
-    """What came of a question: the calls that it took, and the verdict."""
+    """The result of a question: the calls that were made, and the verdict."""
 
     judgements: list[Judgement]
     too_long: bool = False
-    """The judge has no room for the prompt."""
+    """Whether the prompt does not fit the judge's context."""
     unsettled: bool = False
-    """The judge replied, and not with a verdict, or refused to reply: what it was shown may be the cause."""
+    """Whether the judge replied without a verdict or refused to reply; the prompt may be the cause."""
 
     @property
     def verdict(self) -> dict[str, str] | None:
@@ -106,8 +106,8 @@ class Asked(msgspec.Struct):
 
 
 async def ask(judge: JudgeModel, question: Question, *, anew: bool = False) -> Asked:
-    """The judge's verdict, from any event loop. A caller that gives up does not stop a call that has begun. `anew`: a
-    cached verdict is not used."""
+    """The judge's verdict, from any event loop. If a caller gives up, a call that has begun continues. With `anew`,
+    cached verdicts are not used."""
     asked: Asked = await asyncio.wrap_future(submit_in_background(_ask(judge, question, anew)))
     return asked
 
@@ -117,7 +117,7 @@ async def _ask(judge: JudgeModel, question: Question, anew: bool) -> Asked:
 
 
 class _Call:
-    """A question under way, and how many wait for it."""
+    """A question that is being asked, and how many callers wait for it."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -126,7 +126,7 @@ class _Call:
 
 
 class Client:
-    """Lives on the background loop."""
+    """Asks one judge; runs on the background loop."""
 
     def __init__(self, judge: JudgeModel) -> None:
         self._judge = judge
@@ -150,7 +150,7 @@ class Client:
             asked = await asyncio.shield(call.task)
         finally:
             call.waiting -= 1
-            if not call.waiting and not call.begun:  # no caller waits, and nothing is paid yet
+            if not call.waiting and not call.begun:  # all callers gave up, and nothing was paid yet
                 call.task.cancel()
         return asked if first else _shared(asked, question.name)
 
@@ -164,15 +164,15 @@ class Client:
             return None
         try:
             verdict = question.read(said.answer)
-        except Unreadable:  # kept by another version
+        except Unreadable:  # written by another version
             return None
         judgement = self._judgement(question, question.prompt, answer=said.answer, usage=said.usage)
         judgement.verdict, judgement.cached = verdict, True
         return Asked([judgement])
 
     async def _converse(self, question: Question, call: _Call) -> Asked:
-        """Asks until there is a verdict. What could not be read is no part of the next prompt: it may be what an answer
-        asked for."""
+        """Ask until there is a verdict. An unreadable reply is not part of the next prompt, because an answer may have
+        asked for that reply."""
         prompt, asked = question.prompt, Asked([])
         async with self._free:
             call.begun = True
@@ -184,7 +184,7 @@ class Client:
                 try:
                     with retries:
                         completion = await self._complete(prompt, question.code, attempt)
-                except Exception as error:  # the endpoint's own retries are used up
+                except Exception as error:  # the endpoint's own retries are exhausted
                     judgement.failure = reason_of(error)
                     asked.too_long = isinstance(error, ContextFullError)
                     asked.unsettled = isinstance(error, EndpointRefusal)
@@ -218,25 +218,25 @@ class Client:
 
 
 def _read(question: Question, completion: Completion, answer: str) -> dict[str, str]:
-    if completion.finish_reason == "length":  # what stands last may be quoted
+    if completion.finish_reason == "length":  # the last line may be a quote
         raise Unreadable("it was cut off by the limit on tokens")
     return question.read(answer)
 
 
 def _shared(asked: Asked, name: str) -> Asked:
-    """What another caller's call came to: nothing is paid for it again."""
+    """The result of another caller's call, marked as cached because nothing is paid for it again."""
     last = msgspec.structs.replace(asked.judgements[-1], asked=name, cached=True, retries=0)
     return Asked([last], asked.too_long, asked.unsettled)
 
 
 _NO_TASKS = GivenTasks()
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bytes, Client]] = WeakKeyDictionary()
-"""Of the background loop."""
+"""The clients of the background loop."""
 os.register_at_fork(after_in_child=_clients.clear)
 
 
 def client_of(judge: JudgeModel) -> Client:
-    """The one of this process; asked for on the background loop."""
+    """The client of this process; call it on the background loop."""
     clients = _clients.setdefault(asyncio.get_running_loop(), {})
     key = msgspec.json.encode([judge, judge.identity(), str(default_cache_dir())])
     if key not in clients:
@@ -248,33 +248,33 @@ def client_of(judge: JudgeModel) -> Client:
 def _close_clients() -> None:
     for loop, clients in list(_clients.items()):
         for client in clients.values():
-            with suppress(Exception):  # the process ends
+            with suppress(Exception):  # the process is ending
                 asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=5)
 
 
 class Said(msgspec.Struct, kw_only=True):
-    """What a judge said that could be read."""
+    """A judge's reply that contained a verdict."""
 
     judge: Any
-    """Who, as in the key."""
+    """The judge, as in the key."""
     prompt: str
     answer: str
     usage: Usage
 
 
 class KeptVerdicts:
-    """All verdicts of a cache, of every judge."""
+    """The verdict cache of all judges."""
 
     def __init__(self, cache_dir: Path) -> None:
         self.folder = cache_dir / "verdicts"
 
     def measure(self) -> tuple[int, int]:
-        """How many there are, and their bytes."""
+        """The number of verdicts, and their size in bytes."""
         sizes = [size for _, size, _ in self._files()]
         return len(sizes), sum(sizes)
 
     def prune(self, older_than_days: float | None = None) -> tuple[int, int]:
-        """Removes all of them, or those that were written so many days ago; how many, and their bytes."""
+        """Remove all verdicts, or those older than so many days; return their number and size in bytes."""
         latest = None if older_than_days is None else time.time() - older_than_days * 86400
         number = freed = 0
         for path, size, written in list(self._files()):
@@ -283,7 +283,7 @@ class KeptVerdicts:
                     path.unlink()
                     number, freed = number + 1, freed + size
         for folder in self.folder.glob("*"):
-            with suppress(OSError):  # which still has some
+            with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
         return number, freed
 
@@ -296,19 +296,19 @@ class KeptVerdicts:
 
 class VerdictCache:
     def __init__(self, judge: Any) -> None:
-        """`judge` is what makes its answers what they are, as plain values: model, address, sampling."""
+        """`judge` is what its answers depend on, as plain values: model, address, sampling."""
         self._judge = judge
         self.folder = default_cache_dir() / "verdicts"
 
     def find(self, prompt: str) -> Said | None:
-        with suppress(OSError, msgspec.MsgspecError):  # absent, or damaged: the judge is asked again
+        with suppress(OSError, msgspec.MsgspecError):  # missing or damaged: ask the judge again
             return msgspec.json.decode(self._path(prompt).read_bytes(), type=Said)
         return None
 
     def keep(self, prompt: str, answer: str, usage: Usage) -> None:
         path = self._path(prompt)
         said = Said(judge=self._judge, prompt=prompt, answer=answer, usage=usage)
-        with suppress(OSError):  # a full disk costs a second call, not this verdict
+        with suppress(OSError):  # with a full disk, the verdict is still returned
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, msgspec.json.encode(said))
 
@@ -322,18 +322,18 @@ Call = tuple[JudgeModel, Question]
 
 class Culprits(msgspec.Struct, frozen=True):
     names: frozenset[str]
-    """The answers that keep the judge from a verdict, as the material names them."""
+    """The names of the answers that prevent a verdict, as in the material."""
     judgements: list[Judgement]
-    """The calls that it took to find out."""
+    """The calls that were made to find out."""
     problem: str
-    """The explanation of its reward."""
+    """The explanation of the reward."""
     warning: str
-    """The same for the author of the judge, without what differs from answer to answer."""
+    """The explanation for the author of the judge, without details that differ from answer to answer."""
 
 
 async def find_all_culprits(calls: Sequence[Call], asked: Sequence[Asked]) -> dict[int, Culprits]:
-    """The culprits of each call without a verdict, by the number of the call."""
-    # `Judge.score` itself sees whether a single answer is too long.
+    """The culprits for each call without a verdict, by the number of the call."""
+    # `Judge.score` checks itself whether a single answer is too long.
     numbers = [
         number
         for number, one in enumerate(asked)
@@ -344,8 +344,8 @@ async def find_all_culprits(calls: Sequence[Call], asked: Sequence[Asked]) -> di
 
 
 async def find_culprits(model: JudgeModel, question: Question, asked: Asked) -> Culprits:
-    """No names where the judge gives no verdict on a neutral text either: then the judge is the cause. Cached verdicts
-    are not used, since the judge may have changed after it gave them."""
+    """Find the answers that prevent a verdict. None are named if the judge gives no verdict on a neutral text either,
+    because then the judge is the cause. Cached verdicts are not used, since the judge may have changed since."""
     warning = f"an answer kept the judge {model.model} from a verdict, which counts as 0"
     problem = f"the answer keeps the judge {model.model} from a verdict on {question.name}: {asked.failure}"
     neutral = await ask(model, question.replace_answers(*question.answers), anew=True)
@@ -353,12 +353,12 @@ async def find_culprits(model: JudgeModel, question: Question, asked: Asked) -> 
     if neutral.verdict is None:
         return Culprits(frozenset(), judgements, problem, warning)
     found = set(question.answers)
-    if len(found) > 1:  # each beside a neutral one
+    if len(found) > 1:  # try each one next to a neutral text
         for name in question.answers:
             alone = await ask(model, question.replace_answers(*set(question.answers) - {name}), anew=True)
             judgements += alone.judgements
             if not (alone.unsettled or alone.too_long):
                 found.discard(name)
-        if asked.too_long and not found:  # each fits, both do not
+        if asked.too_long and not found:  # each fits alone, but not both
             found.add(max(question.answers, key=lambda name: len(question.material[name])))
     return Culprits(frozenset(found), judgements, problem, warning)

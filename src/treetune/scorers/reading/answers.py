@@ -1,12 +1,12 @@
-r"""What a reply gives as its answer, and whether that is the right one: decided here, for every environment.
+r"""Extracts the answer of a reply, and compares it with the right one, in the same way for every environment.
 
     found = number_after(strip_thinking(reply), "####")     # "so\n#### 1,000 apples" -> Found("1,000 apples")
     found = final_number(strip_thinking(reply))             # after `####`, in `\boxed{}`, or at the end of the text
     right = same(found.text, "1000")
 
-A reply gives one answer. Where it gives several different ones, says what the answer is not, or leaves it open, nothing
-is found, and `why` says so: guessing twice must not earn more than guessing once. Markdown, LaTeX, units, thousands
-separators and a full stop change nothing. No text makes a function here raise, or take more than linear time.
+A reply must give one answer. If it gives several different ones, says what the answer is not, or leaves it open, no
+answer is found, and `why` explains it: guessing twice must not earn more than guessing once. Markdown, LaTeX, units,
+thousands separators and full stops are ignored. No text makes a function here raise, or take more than linear time.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ from treetune.scorers.reading.numerals import read_number as read_number
 from treetune.scorers.reading.numerals import read_truth as read_truth
 
 NEAR = 60
-"""How many characters before and after a number may deny it."""
+"""How many characters before and after a number are checked for a denial."""
 
 SEVERAL = "several different answers"
 
 
 class Found(msgspec.Struct, frozen=True):
     text: str | None
-    """The answer as it was given; None where there is none, or no single one."""
+    """The answer as given; None if there is none, or no single one."""
     why: str = ""
-    """Why there is none."""
+    """Why there is no answer."""
     value: Number | None = None
-    """Its value, where it was read already."""
+    """The value of the answer, if already parsed."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where the answer stands; one of these is given."""
+    """Where to look for the answer. Exactly one field must be set."""
 
     after: str | None = None
-    """A mark, such as `####` or `Answer:`: the rest of its line, or the next line that says something."""
+    """A mark, such as `####` or `Answer:`. The answer is the rest of its line, or the next nonempty line."""
     tag: str | None = None
     """The name of a tag: `answer` for `<answer>...</answer>`."""
     boxed: bool = False
-    r"""What `\boxed{...}` holds."""
+    r"""Whether the answer is in `\boxed{...}`."""
     last_line: bool = False
-    """The last line that says something."""
+    """Whether the answer is the last nonempty line."""
     first_line: bool = False
-    """The first one."""
+    """Whether the answer is the first nonempty line."""
 
     def __post_init__(self) -> None:
         if sum(bool(getattr(self, name)) for name in self.__struct_fields__) != 1:
@@ -76,7 +76,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"tag is the name without brackets, such as answer; got {self.tag!r:.60}")
 
     def fill(self, text: str) -> str:
-        """A reply with a text where the answer stands."""
+        """Make a reply that has a text in this place."""
         if self.after is not None:
             return f"{self.after} {text}"
         if self.tag is not None:
@@ -84,7 +84,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"\\boxed{{{text}}}" if self.boxed else text
 
     def pieces(self, text: str) -> list[str]:
-        """What stands there, each time."""
+        """All texts in this place."""
         if self.after is not None:
             return after(text, self.after)
         if self.tag is not None:
@@ -100,16 +100,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"<{self.tag}>" if self.tag is not None else "\\boxed{}" if self.boxed else "line"
 
 
-# Where the answer stands
+# Finding the answer
 
 
 def strip_thinking(text: str) -> str:
-    """A reply without its thinking: what follows the last `</think>`, up to a `<think>` that is never closed."""
+    """Remove the thinking from a reply: keep what follows the last `</think>`, up to an unclosed `<think>`."""
     return text.rpartition("</think>")[2].partition("<think>")[0] if "<" in text else text
 
 
 def tagged(text: str, tag: str) -> Iterator[str]:
-    """What stands between `<tag>` and the next `</tag>`, each time; a pattern would be quadratic in open tags."""
+    """The texts between each `<tag>` and the next `</tag>`. A regular expression would be quadratic in open tags."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     begin = text.find(opening)
     while begin >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
@@ -118,7 +118,7 @@ def tagged(text: str, tag: str) -> Iterator[str]:
 
 
 def after(text: str, mark: str) -> list[str]:
-    """What follows each mark: the rest of its line or, where that is empty, the next line that says something."""
+    """The text after each mark: the rest of its line or, if that is empty, the next nonempty line."""
     if mark not in text:
         return []
     pieces = _MARKS.split(text) if mark == "####" and "#####" in text else text.split(mark)
@@ -126,7 +126,7 @@ def after(text: str, mark: str) -> list[str]:
 
 
 def boxed(text: str) -> list[str]:
-    r"""What each `\boxed{...}` holds, braces inside it counted; of nested ones the outer."""
+    r"""The contents of each `\boxed{...}`, with balanced braces; of nested boxes only the outer one."""
     found = []
     begin = text.find(_BOX)
     while begin >= 0:
@@ -140,7 +140,7 @@ def boxed(text: str) -> list[str]:
 
 
 def one_of(given: Sequence[str], key: Callable[[str], Hashable], missing: str) -> Found:
-    """The answer that all of them are, told by a key; None is no answer."""
+    """The single answer that all texts give, compared by a key; a key of None means no answer."""
     if not given:
         return Found(None, missing)
     if len(given) == 1 and key is read_number:
@@ -155,7 +155,7 @@ def one_of(given: Sequence[str], key: Callable[[str], Hashable], missing: str) -
 
 
 def placed(text: str, place: Place) -> Found:
-    """The one answer that stands at a place."""
+    """The single answer in a place."""
     given = place.pieces(text)
     if len(given) == 1:
         return Found(given[0]) if given[0] else Found(None, f"nothing at {place}")
@@ -163,8 +163,8 @@ def placed(text: str, place: Place) -> Found:
 
 
 def number_after(text: str, mark: str) -> Found:
-    """The number after the last mark. Every other mark that a number follows must say the same; `#### Step 1` and
-    `#### 1. Add` are headings."""
+    """The number after the last mark. All other marks followed by a number must give the same one; `#### Step 1` and
+    `#### 1. Add` are headings and do not count."""
     given = after(text, mark)
     if len(given) == 1:
         return one_of(given, read_number, "")
@@ -173,7 +173,7 @@ def number_after(text: str, mark: str) -> Found:
 
 
 def final_number(text: str) -> Found:
-    r"""The number after `####`, else in `\boxed{}`, else the last of the text."""
+    r"""The number after `####`, else in `\boxed{}`, else the last number of the text."""
     if "####" in text:
         return number_after(text, "####")
     if "\\" in text and (boxes := boxed(text)):
@@ -182,16 +182,16 @@ def final_number(text: str) -> Found:
 
 
 def final_text(text: str) -> Found:
-    r"""What follows `####`, else what `\boxed{}` holds, else the whole text."""
+    r"""The text after `####`, else in `\boxed{}`, else the whole text."""
     given = after(text, "####") or boxed(text) or [text.strip()]
-    if len(given) == 1 and given[0][:1].isalnum():  # it says something
+    if len(given) == 1 and given[0][:1].isalnum():  # not empty
         return Found(given[0])
     return one_of(given, lambda said: plain(said) or None, "")
 
 
 def last_number(text: str) -> Found:
-    """The last number of a text in words, unless it is one of a list, an operand, denied or asked."""
-    # The last line first: a long text need not be split.
+    """The last number of a prose text, unless it is part of a list, an operand, denied or questioned."""
+    # Try the last line first, to avoid splitting a long text.
     line, numbers = _last_numbers(text[text.rfind("\n") + 1 :])
     if not numbers:
         line, numbers = _last_numbers(text)
@@ -200,9 +200,9 @@ def last_number(text: str) -> Found:
     *earlier, last = numbers
     prose = _PROSE_OF_SEVERAL if earlier else _PROSE
     in_prose = prose.match(line) and "=" not in line and "\\" not in line
-    # One number after words is what the line says, however it is said, and several are no number: neither is tried.
+    # In prose, a line is never parsed as one number: a single number stands for the line, and several are ambiguous.
     if not in_prose and (number := read_number(line)) is not None:
-        # A line each is a list too, but a line of work is not.
+        # One number per line is a list too, but a line of working is not.
         if is_bare(line):
             before, _ = _last_numbers(text, skip=1)
             if is_bare(before) and read_number(before) != number:
@@ -223,11 +223,11 @@ def last_number(text: str) -> Found:
     return Found(said, "", value) if value is not None else Found(None, f"no number: {said[:60]!r}")
 
 
-# What it says
+# Comparing answers
 
 
 def same(answer: str, truth: Any) -> bool:
-    """Whether an answer says what a ground truth says: as a number where that is one, else as a text."""
+    """Whether an answer equals a ground truth: compared as numbers if the truth is a number, else as texts."""
     first, second = answer, str(truth)
     if first.strip() == second.strip():
         return bool(first.strip())
@@ -237,7 +237,7 @@ def same(answer: str, truth: Any) -> bool:
 
 
 def same_numbers(one: str, other: str) -> bool:
-    """Whether two texts name the same numbers in the same order: `-5` is not `5`, and `1.5` is not `15`."""
+    """Whether two texts contain the same numbers in the same order: `-5` is not `5`, and `1.5` is not `15`."""
     first, second = (
         [read_number(number[0]) for number in find_numbers(with_usual_signs(text))] for text in (one, other)
     )
@@ -245,13 +245,13 @@ def same_numbers(one: str, other: str) -> bool:
 
 
 def list_items(text: str) -> list[str]:
-    """The lines that say something, without bullets, numbers and markdown around them."""
+    """The nonempty lines, without bullets, numbers and surrounding markdown."""
     lines = (plain(_BULLET.sub("", line.strip())) for line in text.splitlines())
     return [line for line in lines if line]
 
 
 def names_one(text: str) -> bool:
-    """Whether a text offers a single answer: no `or`, no `not`, no question mark."""
+    """Whether a text gives a single answer: no `or`, no `not`, no question mark."""
     return "?" not in text and not leaves_open(text)
 
 
@@ -261,18 +261,18 @@ _MARKS = re.compile("#{4,}")
 _BEGINS = re.compile(r"[*_`$\\({\s]*(?:boxed\{)?[-+−]?[$€£¥]?\.?\d")
 _HEADING = re.compile(r"\d+[.):]\s+\S")
 _PART = re.compile(r"(?:\\[dt]?frac\{(?:[^{}]{0,40}\}\{)?|\\sqrt(?:\[\d+\])?\{|[±√]|\\(?:pm|sqrt))\s*$")
-"""Before a number that is part of another one."""
+"""Precedes a number that is part of another one."""
 _ENDS_OF_PART = "{±√mt"
 _RAISED = re.compile(rf"\s?(?:\^(?!\{{?\\circ)|\*\*\d|[²³¹⁰⁴-⁹½⅓¼¾⅔∞√]|{GREEK}|{MATHS})|{VARIABLES}")
-"""After a number that is part of an expression: 5^n, 5π, 5xy."""
+"""Follows a number that is part of an expression: 5^n, 5π, 5xy."""
 _POWER_OF_UNIT = re.compile(r"(?:km|cm|mm|dm|m|ft|in|inch|inches|feet|yd|mi|s|meters?|metres?|units?)\}?\s?\^\{?$")
 _MAGNITUDE = re.compile(rf"\s?(?:{MAGNITUDES.replace(' ', '|')})\b|\s?[万亿千百]|\s?(?-i:[MB])[\s.*$)]*$", re.I)
-"""Words that make another number of the one before them."""
+"""Words that multiply the number before them."""
 _PROSE = re.compile(r"[*_\s]*[^\W\d_]+[ *]")
 _PROSE_OF_SEVERAL = re.compile(
     r"[*_\s]*(?!so|thus|therefore|hence|the|final|answer|result|total|sum|minus|negative)[^\W\d_]+[ *]", re.I
 )
-"""Words that no number can follow which has several in it, such as 1 1/2."""
+"""Begins a line that cannot be one number with several parts, such as 1 1/2."""
 _BULLET = re.compile(r"(?:[-*•]|\d{1,4}[.)])\s+")
 _OPERATORS = frozenset(("+", "*", "×", "·", "^", "÷", "x", "-", "/", "**", "\\times", "\\cdot"))
 _OFFERS = frozenset("or nor vs versus maybe perhaps possibly alternatively otherwise".split())
@@ -285,7 +285,7 @@ _REFUSED = re.compile(
 
 
 def _last_numbers(text: str, skip: int = 0) -> tuple[str, list[re.Match[str]]]:
-    """The last line that names numbers, and they; `skip` is how many such lines to leave out."""
+    """The last line that contains numbers, and its numbers; `skip` such lines are left out."""
     for line in reversed(text.splitlines()):
         usual = with_usual_signs(line)
         numbers = find_numbers(usual)
@@ -299,19 +299,19 @@ def _last_numbers(text: str, skip: int = 0) -> tuple[str, list[re.Match[str]]]:
 
 
 def _may_deny(text: str) -> bool:
-    """Whether a text has letters that denying words have: quicker than to look for the words."""
+    """Whether a text may contain a denial, by a few letters: faster than searching for the words."""
     low = text.lower()
     return "not" in low or "n't" in low or "never" in low or "≠" in low or "\\ne" in low or "!=" in low
 
 
 def _may_be_part(near: str) -> bool:
-    """Whether a text ends as `_PART` may: quicker than to look for it."""
+    """Whether a text may match `_PART`, by its last character: faster than the pattern."""
     last = near.rstrip()[-1:]
     return last in _ENDS_OF_PART if last else False
 
 
 def _links(between: str) -> bool:
-    """Whether two numbers with this between them are a list or an expression."""
+    """Whether this text between two numbers makes them a list or an expression."""
     words = words_of(between)
     if not words:
         return not between.strip(" \t,;/|&~-–—.+*×·^÷\\")

@@ -1,11 +1,11 @@
-"""The option that a reply in words settles on, by its label or by its text.
+"""Finds the option that a prose reply chooses, by its label or its text.
 
     options = Options(("A", "B", "C"))
     choose("The answer is **(B)**.", options), choose("B, as A and C are wrong.", options)      # Choice("B") twice
     choose("B or C", options)                                          # Choice(None, "several options are named")
 
-An option that is denied, asked or taken back is not chosen, and of several none is. No text makes a function here
-raise, or take more than linear time.
+An option that is denied, questioned or taken back is not chosen. If several options are named, none is chosen. No text
+makes a function here raise, or take more than linear time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from treetune.scorers.reading.mentions import (
 class Options(NamedTuple):
     labels: tuple[str, ...]
     texts: tuple[str, ...] = ()
-    """What each label stands for; none where only the labels are known."""
+    """The texts of the labels; empty if only the labels are known."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose(text: str, options: Options) -> Choice:
-    """The one option that a text settles on, by its label or its text."""
+    """The one option that a text chooses, by its label or its text."""
     patterns = _patterns(options)
     markers = find_markers(text) or _find_verdicts(text)
     if len(markers) == 1:
@@ -68,7 +68,7 @@ def choose(text: str, options: Options) -> Choice:
 
 
 def _affirms(line: str, patterns: _Patterns) -> bool:
-    """Whether a line says of an option that it is right."""
+    """Whether a line calls an option correct."""
     if "correct" not in line and "right" not in line:
         return False
     places = _find_options(line, patterns)
@@ -78,7 +78,7 @@ def _affirms(line: str, patterns: _Patterns) -> bool:
 
 
 def read_label(text: str, options: Options) -> str | None:
-    """The option that a text is, by its label or its text and nothing else."""
+    """The option that a text consists of, by its label or its text."""
     patterns = _patterns(options)
     label = patterns.bare.match(text[:LINE])
     return patterns.by_name.get(text.strip().replace(_MINUS, "-").casefold()) or (
@@ -88,18 +88,18 @@ def read_label(text: str, options: Options) -> str | None:
 
 class _Patterns(NamedTuple):
     bare: re.Pattern[str]
-    """A label and nothing else."""
+    """Matches a label and nothing else."""
     leading: re.Pattern[str]
-    """A line that begins with a label, as `B)` or `B.`"""
+    """Matches a line that begins with a label, as `B)` or `B.`"""
     label: re.Pattern[str]
-    """Every place where a label is named."""
+    """Matches every place where a label is named."""
     labels: tuple[str, ...]
     text: re.Pattern[str] | None
-    """Every place where the text of an option is named."""
+    """Matches every place where the text of an option is named."""
     texts: tuple[str, ...]
-    """The texts in small letters, to look for before the pattern is tried."""
+    """The texts in lower case, to search for before the pattern is tried."""
     by_name: dict[str, str]
-    """The label of each label and text."""
+    """The label for each label and text."""
 
     def label_of(self, place: re.Match[str]) -> str:
         return self.by_name.get(place[0].casefold(), place[0])
@@ -110,15 +110,15 @@ def _patterns(options: Options) -> _Patterns:
     labels = "|".join(re.escape(label) for label in options.labels)
     named = [text.strip().replace(_MINUS, "-") for text in options.texts]
     texts = sorted(filter(None, named), key=len, reverse=True)
-    # "A city" and "I think" name no option. The letter comes first: so the search can skip to it.
+    # "A city" and "I think" do not name an option. The letter comes first, so that the search can skip to it.
     goes_on = rf"(?:(?<![AI])|(?! (?!(?:{_AFTER_LABEL})\b)[a-z]))"
     if all(len(label) == 1 for label in options.labels):
         label = rf"[{re.escape(''.join(options.labels))}](?<![\w'’.\-\\].)(?![\w'’\-]){goes_on}"
     else:
         label = rf"(?<![\w'’.\-\\])(?:{labels})(?![\w'’\-])"
-    # An option that is one letter, such as the number i, is that letter and no word of a sentence.
+    # A one-letter option, such as the number i, matches only that letter, not a word of a sentence.
     names = [rf"(?-i:{re.escape(text)}){goes_on}" if len(text) == 1 else re.escape(text) for text in texts]
-    # Of `\frac{1}{2}` neither part is an option.
+    # The parts of `\frac{1}{2}` are not options.
     text = rf"(?<!\w)(?<!\d[.,])(?<!\}}\{{)(?:{'|'.join(names)})(?!\w)(?![.,]\d)(?!\}}\{{)" if texts else None
     by_name = {text.casefold(): label for label, text in zip(options.labels, named, strict=False)}
     by_name |= {label.casefold(): label for label in options.labels}
@@ -138,7 +138,7 @@ def _patterns(options: Options) -> _Patterns:
 
 
 def _read(said: str, patterns: _Patterns) -> Choice:
-    """The option that a piece of a text names, if it names one."""
+    """The option that a piece of text names, if any."""
     if len(said) <= LINE and (match := patterns.bare.match(said)):
         return Choice(patterns.by_name[match[1].casefold()])
     found = _find_options(said, patterns)
@@ -148,7 +148,7 @@ def _read(said: str, patterns: _Patterns) -> Choice:
     if not named:
         return Choice(None, DENIED)
     if len(named) > 1 and (reason := _REASON.search(said, named[0].end(), named[-1].start())):
-        said = said[: reason.start()]  # what follows says why, or what it is not
+        said = said[: reason.start()]  # the rest gives a reason or says what the answer is not
         named = [place for place in named if place.end() <= reason.start()]
     labels = {patterns.label_of(place) for place in named}
     if len(labels) > 1:
@@ -158,8 +158,9 @@ def _read(said: str, patterns: _Patterns) -> Choice:
 
 
 def _leave_out_refused(said: str, named: Sequence[re.Match[str]], patterns: _Patterns) -> list[re.Match[str]]:
-    """The places of options that are not denied: of `B. A and C are wrong.` the first. What is joined to a denied one
-    (`A and C are wrong`) is denied with it. A denied one is out wherever it stands, but for later sentences."""
+    """The mentions of options that are not denied: in `B. A and C are wrong.` the first. An option that is joined to a
+    denied one (`A and C are wrong`) is denied too. Earlier mentions of a denied option are dropped; those in later
+    sentences are kept."""
     denied: dict[str, int] = {}
     following = None
     for place in reversed(named):
@@ -176,7 +177,7 @@ def _leave_out_refused(said: str, named: Sequence[re.Match[str]], patterns: _Pat
 
 
 def _are_joined(said: str, one: re.Match[str], other: re.Match[str], patterns: _Patterns) -> bool:
-    """Whether two places are named in one breath: `A and B`, `A, B`, or a label and its own text."""
+    """Whether two options are named together: `A and B`, `A, B`, or a label and its own text."""
     gap = said[one.end() : other.start()]
     if len(gap) > _LONGEST_LINK:
         return False
@@ -186,8 +187,8 @@ def _are_joined(said: str, one: re.Match[str], other: re.Match[str], patterns: _
 
 
 def _find_options(said: str, patterns: _Patterns) -> list[re.Match[str]]:
-    """Every place where an option is named, by its label or its text."""
-    # To begin where the letters of a label are is quicker.
+    """Every mention of an option, by its label or its text."""
+    # Starting at the first letter of a label is faster.
     begins = [begin for label in patterns.labels if (begin := said.find(label)) >= 0]
     named = list(patterns.label.finditer(said, min(begins))) if begins else []
     if patterns.text is not None:
@@ -212,7 +213,7 @@ def _agree(choices: Sequence[Choice]) -> Choice:
 
 
 def _line_after(text: str, begin: int, end: int) -> str:
-    """The first line that says something."""
+    """The first nonempty line."""
     return text[begin:end].lstrip(EMPTY).partition("\n")[0]
 
 
@@ -224,15 +225,15 @@ def _find_verdicts(text: str) -> list[re.Match[str]]:
         while begin > 0:
             if text.endswith(_RIGHT, 0, begin - 1) and not text.endswith(WRONG, 0, begin - 1):
                 match = MARKER.match(text, begin - 1)
-                found += [match] if match and " for " not in match[0] else []  # for something else, perhaps
+                found += [match] if match and " for " not in match[0] else []  # `for` may refer to another question
             begin = text.find(letters, begin + 5)
     return sorted(found, key=lambda match: match.start())
 
 
 _RIGHT = ("orrect ", "ight ")
-"""What stands before `option is` where that is a verdict."""
+"""What precedes `option is` in a verdict."""
 _AFTER_LABEL = "is|was|are|were|or|and|because|since|but|would|seems|looks|might|could|cannot|must|isn"
-"""What may follow a label that is a word too: `A is`, `I would`."""
+"""Words that may follow a label that is also a word: `A is`, `I would`."""
 _MINUS = "\u2212"
 _REASON = re.compile(r"\b(?:because|since|whereas|while|not|rather than|instead of)\b", re.I)
 _DENIED_AFTER = re.compile(rf"\]?{CLOSING},?\s*(?:\?\s*no\b[.,!]?|{DENIAL})", re.I)
@@ -247,5 +248,5 @@ _LINK = re.compile(
     r"(?:[\s\\()\[\]{}$*_\"'“”‘’,/&+|]|\b(?:and|or|nor|as well as|along with|plus|also|both|options?|choices?|the)\b)+",
     re.I,
 )
-"""Between two options that something is said of together."""
+"""Links two options that are named together."""
 _SUPPOSES = re.compile(r"\b(?:if|unless|whether|suppose|assuming)\b[^.;,!?]*$", re.I)

@@ -1,10 +1,10 @@
-"""Whether a reply in words names a text as its answer.
+"""Checks whether a prose reply names a text as its answer.
 
     why_unnamed("The capital is Paris.", "Paris")       # "": it is named
     why_unnamed("Paris or London", "Paris")             # "left open"
 
-A text that is denied, left open, taken back or one of a list is not named: guessing twice must not earn more than
-guessing once. No text makes a function here raise, or take more than linear time.
+A text that is denied, left open, taken back or part of a list does not count as named: guessing twice must not earn
+more than guessing once. No text makes a function here raise, or take more than linear time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 NEAR = 80
-"""How many characters before and after a name may deny it or leave it open."""
+"""How many characters before and after a name are checked for a denial or a hedge."""
 LINE = 200
-"""The most characters of a line that may be a label alone."""
+"""The maximum length of a line that can be just a label."""
 
 
 def statement(text: str) -> str:
-    """The sentence that follows the last `answer is` or `answer:` of a text; all of it where there is none."""
+    """The sentence after the last `answer is` or `answer:` of a text; the whole text if there is none."""
     markers = find_markers(text)
     said = text[markers[-1].end() :].lstrip(EMPTY) if markers else ""
     if not said:
@@ -30,8 +30,8 @@ def statement(text: str) -> str:
 
 
 def why_unnamed(text: str, wanted: str, others: Iterable[str] = (), written: str | None = None) -> str:
-    """Why a text does not give `wanted` as its answer; "" where it does. `others` are answers that must not be given
-    beside it; `written` is the text as it was before its case was taken away."""
+    """Why a text does not give `wanted` as its answer; "" if it does. `others` are answers that must not be named in
+    addition; `written` is the text in its original case."""
     begin = _last_place(text, wanted)
     if begin < 0:
         return "not named"
@@ -46,7 +46,7 @@ def why_unnamed(text: str, wanted: str, others: Iterable[str] = (), written: str
 
 
 def why_doubtful(text: str, begin: int, end: int) -> str:
-    """Why what stands there is not the answer that the text gives; "" where it is."""
+    """Why the name at this place is not the answer of the text; "" if it is."""
     before, behind = text[max(0, begin - NEAR) : begin], text[end : end + NEAR]
     line = before[before.rfind("\n") + 1 :]
     sentence = line[max(line.rfind(". "), line.rfind("! "), line.rfind("? ")) + 1 :]
@@ -60,7 +60,7 @@ def why_doubtful(text: str, begin: int, end: int) -> str:
         return "one of several"
     if len(before) + len(behind) > NEAR // 2 and " is " not in before and _is_among_many(text, begin, end):
         return "one of several"
-    # Before a name, an item of a list has marks or one of a few words.
+    # An item of a list has marks or one of a few words before its name.
     may_be_item = not line[:2].isalpha() or line[:2].lower() in _ITEM_BEGINS
     if not behind:
         listed = (sentence and _is_listed(sentence, "", text[begin:end])) or (
@@ -68,7 +68,7 @@ def why_doubtful(text: str, begin: int, end: int) -> str:
         )
         return "one of several" if listed else ""
     said = behind
-    if len(behind) > 1:  # a full stop at the end needs none of this
+    if len(behind) > 1:  # not needed for a single full stop at the end
         stop = _ENDS.search(behind)
         said = behind[: stop.start() + 1] if stop else behind
         if _REFUSES.match(said):
@@ -86,7 +86,7 @@ def why_doubtful(text: str, begin: int, end: int) -> str:
 
 
 def _may_doubt(text: str) -> bool:
-    """Whether a text has letters that denying and hedging words have: quicker than to look for the words."""
+    """Whether a text may contain a denial or a hedge, by a few letters: faster than searching for the words."""
     low = text.lower()
     return (
         "or" in low or "not" in low or "n't" in low or "n’t" in low or "never" in low or "either" in low
@@ -98,7 +98,7 @@ def _may_doubt(text: str) -> bool:
 
 
 def _last_place(text: str, wanted: str) -> int:
-    """Where a text names another for the last time, as whole words and whole numbers; -1: nowhere."""
+    """The last place where a text contains another as whole words and whole numbers; -1 if there is none."""
     begin = text.rfind(wanted)
     while begin >= 0:
         end = begin + len(wanted)
@@ -109,7 +109,7 @@ def _last_place(text: str, wanted: str) -> int:
 
 
 def _joins(text: str, outside: int, inside: int) -> bool:
-    """Whether the letter outside of a name goes on with it."""
+    """Whether the character next to a name continues its word or number."""
     if not 0 <= outside < len(text):
         return False
     letter, edge = text[outside], text[inside]
@@ -124,7 +124,7 @@ def _joins(text: str, outside: int, inside: int) -> bool:
 
 
 def _is_listed(ahead: str, behind: str, wanted: str) -> bool:
-    """Whether other names of the same kind stand directly beside one: `Paris, London`, `Paris and London`."""
+    """Whether other names of the same kind are directly next to one: `Paris, London`, `Paris and London`."""
     capital = wanted[:1].isupper()
     if len(behind) > 1 and (after := _NEXT.match(behind)) and (not capital or not after["name"][0].islower()):
         return True
@@ -135,14 +135,14 @@ def _is_listed(ahead: str, behind: str, wanted: str) -> bool:
 
 
 def _is_among_numbers(ahead: str, behind: str) -> bool:
-    """Whether two further numbers stand beside one, with nothing but spaces between: `12 48 7`. One alone may be part
-    of what is said: `48 12-packs`, `in 2024 48 people`."""
+    """Whether two more numbers are next to one, separated only by spaces: `12 48 7`. A single one may be part of the
+    phrase: `48 12-packs`, `in 2024 48 people`."""
     words = [list(reversed(ahead.split()[-2:])), behind.partition("\n")[0].split(maxsplit=2)[:2]]
     return sum(len(list(takewhile(_NUMBER.fullmatch, side))) for side in words) > 1
 
 
 def _is_line_of_list(text: str, begin: int, end: int) -> bool:
-    """Whether a name is alone on its line, and so is another of its kind above or below it."""
+    """Whether a name is alone on its line, and the line above or below is a name of the same kind."""
     start, stop = text.rfind("\n", 0, begin) + 1, text.find("\n", end)
     if start == 0 and stop < 0:
         return False
@@ -159,20 +159,20 @@ def _is_line_of_list(text: str, begin: int, end: int) -> bool:
         apart = _kind_of_mark(item["lead"]) != _kind_of_mark(lead["lead"]) or ("(" in line) != ("(" in tail)
         introduces = line.startswith("```") or line.endswith("...") or _INTRODUCES.search(line) is not None
         introduces |= line.rstrip("*_ ").endswith(":") and ":" not in tail
-        # At the end of a text, a few words above may be a sentence, or a step.
+        # At the end of a text, a few words above may be a sentence, or a step of the solution.
         if not apart and not introduces and (below or len(line[item.end("lead") :].split()) <= 2):
             return True
     return False
 
 
 def _kind_of_mark(lead: str) -> str:
-    """Of an item of a list: `-`, `1` for any number, `a` for letters and words; nothing where it has none."""
+    """The kind of a list item's mark: `-`, `1` for any number, `a` for letters and words; empty if there is none."""
     first = lead.strip()[:1]
     return "1" if first.isdigit() else "a" if first.isalpha() else first
 
 
 def _is_among_many(text: str, begin: int, end: int) -> bool:
-    """Whether only names or numbers stand around one, and many: a list, however it is separated."""
+    """Whether a name is surrounded by many names or numbers and nothing else: a list, however it is separated."""
     first, last = max(0, begin - NEAR), end + NEAR
     if _OF_SENTENCES.search(text, first, begin) or _OF_SENTENCES.search(text, end, last):
         return False
@@ -182,7 +182,7 @@ def _is_among_many(text: str, begin: int, end: int) -> bool:
 
 
 def find_markers(text: str) -> list[re.Match[str]]:
-    """Every `answer is` and `answer:`; looked for by letters, which is quicker than by the pattern."""
+    """Every `answer is` and `answer:`. Searching for letters first is faster than the pattern."""
     found = []
     for letters in ("nswer", "NSWER"):
         begin = text.find(letters, 1)
@@ -201,7 +201,7 @@ _LINKS = (",", "/", "|", ";", "&", "+", "and", "、", "as well as", "then", "plu
 _LEADS = frozenset(
     "yes so sure well thus hence therefore ok okay answer finally overall indeed then now of in to as".split()
 )
-"""What may stand before a comma and a name without being another name."""
+"""Words that may precede a comma and a name without being a name themselves."""
 _OPENING, CLOSING = r"[*_`\"'“‘(]*", r"[*_`\"'”’)]*"
 _NAME = r"(?P<name>\w[\w'’-]*)(?: [\w'’-]+){0,2}"
 MARKER = re.compile(
@@ -210,7 +210,7 @@ MARKER = re.compile(
     re.I,
 )
 WRONG = ("wrong ", "Wrong ", "incorrect ", "Incorrect ")
-"""After these, `answer is` and `option is` name no answer."""
+"""After these, `answer is` and `option is` do not give the answer."""
 _ENDS = re.compile(r"[.!?;](?=\s)|\n")
 SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
 _SENTENCE = re.compile(r"(?<=\w\w\w)(?<!\bMrs)[*_\"'”’)]*[.!?][*_\"'”’)]*\s+(?=[A-Z])|\n")
@@ -232,7 +232,7 @@ DENIAL = (
     r"|(?:cannot|can['’]?t|could(?: not|n['’]t))\s(?:be (?:right|correct|true|it|the)\b|fit\b)"
     r"|can be (?:ruled out|eliminated|excluded)\b)"
 )
-"""What is said of a name, after it, where it is not the answer."""
+"""Follows a name to say that it is not the answer."""
 _REFUSES = re.compile(rf"\]?{CLOSING},?\s*(?:\?|(?:is|was|are|were)(?:n['’]t\b|\s[*_]*(?:not|never)\b)|{DENIAL})", re.I)
 _TAKES_BACK = re.compile(
     r"[.!?;,\n—-][ *_]{0,3}(?:no|wait|actually|sorry|correction|scratch that|i mean|on second thought)\b", re.I
@@ -259,7 +259,7 @@ _ITEM = re.compile(
 )
 _INTRODUCES = re.compile(r"\b(?:answer|conclusion|result|solution)\b", re.I)
 _OF_SENTENCES = re.compile(r"(?<!\S)[a-z]|=|:(?!\S)")
-"""What lists of names do not have: words in small letters, formulas, headings."""
+"""Occurs in sentences but not in lists of names: lower-case words, formulas, headings."""
 _BEFORE_NAMES = "\"'“”‘’()[]{}*_`-•–—.,;|/&+>#"
 _MANY = 8
-"""Names around a name: no sentence."""
+"""The number of surrounding names that makes a list rather than a sentence."""

@@ -1,9 +1,9 @@
-r"""Numbers as people and models write them, read whole or not at all.
+r"""Numbers as people and models write them. A text is read as a whole or not at all.
 
     read_number("$1,000"), read_number("5 apples"), read_number(r"\frac{1}{2}")      # 1000, 5, 1/2
     read_number("5 or 6"), read_number("5 million"), read_number("not 5")           # None
 
-Values are exact, however long; no text makes a function here raise, or take more than linear time.
+Values are exact, however long. No text makes a function here raise, or take more than linear time.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 Number = Decimal | Fraction
 
 LAYERS = 8
-"""Of marks around an answer, such as `**$\\boxed{5}$**`; more are no answer."""
+"""The most layers of marks around an answer, such as `**$\\boxed{5}$**`."""
 UNIT_WORDS = 6
 """The most words after a number that may be its unit; more are prose."""
 FRACTION_DIGITS = 300
-"""The most digits of a fraction's parts."""
+"""The maximum number of digits in the parts of a fraction."""
 SIDES = 20
-"""The most equals signs of one answer."""
+"""The maximum number of equals signs in an answer."""
 
 
 def plain(text: str) -> str:
-    r"""A text without spaces, quotes, markdown, LaTeX and a full stop around it: `**$\boxed{5}$.**` is `5`."""
+    r"""Strip surrounding spaces, quotes, markdown, LaTeX and full stops: `**$\boxed{5}$.**` is `5`."""
     for _ in range(LAYERS):
         before = text
         text = text.strip(_AROUND).rstrip(_STOPS)
-        if text[:1].isalnum() and text[-1:].isalnum():  # nothing is left around it
+        if text[:1].isalnum() and text[-1:].isalnum():  # nothing left to strip
             break
         if text.endswith("!") and not text[-2:-1].isdigit():  # 5! is 120
             text = text[:-1]
@@ -46,9 +46,9 @@ def plain(text: str) -> str:
 
 
 def read_number(text: str) -> Number | None:
-    """The value of a text that is one number, with or without its unit: `$1,000`, `5 apples`, `-2.50`, `1/2`, `5e9`,
+    """The value of a text that is one number, with or without a unit: `$1,000`, `5 apples`, `-2.50`, `1/2`, `5e9`,
     `x = 5`. None for anything else: `5 or 6`, `5?`, `5 million`, `not 5`."""
-    if simple := _SIMPLE.fullmatch(text):  # most are, and this is the quickest
+    if simple := _SIMPLE.fullmatch(text):  # the fast path, for most answers
         return Decimal((simple[1] or simple[2]).replace(",", ""))
     text = plain(with_usual_signs(text))
     if text.count("=") > SIDES:
@@ -64,7 +64,7 @@ def read_number(text: str) -> Number | None:
 
 
 def read_truth(truth: Any) -> Number | None:
-    """The value of a ground truth that is a number without a unit in words: `10 km` must not be right for `10 m`."""
+    """The value of a ground truth that is a number without a unit: `10 km` must not match `10 m`."""
     return _read_truth(str(truth))
 
 
@@ -75,9 +75,9 @@ def _read_truth(truth: str) -> Number | None:
 
 
 def find_numbers(text: str) -> list[re.Match[str]]:
-    """Every number that a text names, with its sign and currency."""
+    """Every number in a text, with its sign and currency."""
     digit = _DIGIT.search(text)
-    # A sign, a space, a currency and a point may come first; to begin there is quicker.
+    # A sign, a space, a currency and a point may come before the digit. Starting there is faster.
     found = None if digit is None else _TOKEN.search(text, max(0, digit.start() - 4))
     numbers = []
     while found is not None:
@@ -87,22 +87,22 @@ def find_numbers(text: str) -> list[re.Match[str]]:
 
 
 def is_bare(text: str) -> bool:
-    """Whether a text is a number and nothing else."""
+    """Whether a text is only a number."""
     return _TOKEN.fullmatch(plain(text)) is not None
 
 
 def with_usual_signs(text: str) -> str:
-    """Minus signs and digits of Unicode as those of the keyboard."""
+    """Replace Unicode minus signs and digits by ASCII ones."""
     return text if text.isascii() else text.translate(_USUAL)
 
 
 def leaves_open(text: str) -> bool:
-    """Whether a text has words that leave open what the answer is, or deny it."""
+    """Whether a text has words that leave the answer open or deny it."""
     return any(word in _OPEN for word in words_of(text))
 
 
 def is_negated(ahead: str) -> bool:
-    """Whether the number after this is called negative in words."""
+    """Whether the text before a number calls it negative in words."""
     low = ahead.lower()
     return ("minus" in low or "negative" in low) and _NEGATIVE.search(ahead) is not None
 
@@ -112,7 +112,7 @@ def words_of(text: str) -> list[str]:
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    """Where the brace closes that was opened before `start`."""
+    """The position of the brace that closes the one opened before `start`."""
     depth = 1
     for brace in _BRACE.finditer(text, start):
         depth += 1 if brace[0] == "{" else -1
@@ -162,7 +162,7 @@ def _divide(top: Number | None, bottom: Number | None) -> Fraction | None:
 
 
 def _is_unit(text: str) -> bool:
-    """Whether what follows a number only says of what it is."""
+    """Whether the text after a number is only its unit."""
     if not text.strip():
         return True
     match = None if _MATHS.match(text) else _UNIT.fullmatch(text)
@@ -201,7 +201,7 @@ _SIGNED = re.compile(
     rf"|(?P<number>{_PLAIN}{_EXPONENT})(?:\s?/\s?(?P<divisor>{_PLAIN}))?)(?P<unit>.*)",
     re.DOTALL,
 )
-# Most characters begin no number, and most numbers are digits alone: to ask that first is quicker.
+# Most characters do not begin a number, and most numbers are plain digits, so checking that first is faster.
 _TOKEN = re.compile(
     r"(?=[-+$€£¥.\d])(?:(?<![\w.)])[-+]\s?)?[$€£¥]?"
     rf"(?:\d+(?![\d,{{\\eE/%]|\s\d|\.[\deE/%])\.?|{_PLAIN}{_EXPONENT}(?:/\d+)?%?)"
@@ -210,7 +210,7 @@ _LEAD = re.compile(
     r"\s*(?:so |thus |therefore |hence )?,?\s*(?:the )?(?:final )?(?:answer|result|total|sum)\s?(?:is|:)*\s", re.I
 )
 _WORDY = re.compile(r"(?!minus|negative)[a-z]", re.I)
-"""What no number begins with."""
+"""Text that cannot begin a number."""
 _NEGATIVE = re.compile(r"(?:minus|negative)\s+(?=[\d$.]|$)", re.I)
 _WORD = re.compile(r"[a-z']+")
 _UNIT = re.compile(
@@ -218,26 +218,26 @@ _UNIT = re.compile(
     r"(?:(?P<words>[^\W\d_][^\d\\{}=+*<>?^]*)(?:\}?\^?\{?[23²³]\}?)?)?[\s)}]*"
 )
 MATHS = r"\\(?:pi|sqrt|ln|log|exp|sin|cos|tan|theta|alpha|beta|gamma|lambda|phi|infty|cdot|times|div|pm|[dt]?frac)\b"
-"""Commands of LaTeX that make a formula of the number before them; others may be its unit."""
+"""LaTeX commands that make a formula of the number before them. Other commands may be units."""
 GREEK = r"[\u0391-\u03a8\u03b1-\u03bb\u03bd-\u03c9](?!\w)"
-"""A letter that stands for a number: π, θ; μ and Ω are units."""
+"""A letter that stands for a number: π, θ. The letters μ and Ω are units."""
 VARIABLES = r"[abxyz]{2}(?![^\W_])"
-"""As in 5xy."""
+"""Variables, as in 5xy."""
 _SYMBOL = re.compile(rf"{GREEK}|[∞√½⅓¼¾⅔万亿千百]|\b[MB]\s*$")
-"""What makes another number of the one before it: 5π, 5M, 5万."""
+"""Symbols that change the value of the number before them: 5π, 5M, 5万."""
 _VARIABLES = re.compile(VARIABLES)
 _MATHS = re.compile(rf"[\s\\,;:!]*{MATHS}")
 _LETTERS = frozenset("m g l s h d".split())
-"""Letters that are units; any other is a variable: `5x`."""
+"""Single letters that are units. Any other letter is a variable: `5x`."""
 MAGNITUDES = "hundred thousand million billion trillion dozen lakh lakhs crore crores k"
 _JOINING = frozenset("or and nor vs versus".split())
 _OPEN = frozenset(
     "or nor not no never neither either maybe perhaps possibly isn't aren't wasn't don't but vs versus unless".split()
 )
-"""Words that leave open what the answer is, or deny it."""
+"""Words that leave the answer open or deny it."""
 _CHANGING = _OPEN | frozenset(
     f"{MAGNITUDES} and plus minus times over divided half quarter third point to "
     "than except is wrong incorrect if zero one two three four five six seven eight nine ten eleven twelve twenty "
     "thirty forty fifty sixty seventy eighty ninety squared cubed".split()
 )
-"""Words that make another number of the one before them, or take it back."""
+"""Words that change the value of the number before them, or take it back."""
