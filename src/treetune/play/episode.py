@@ -2,9 +2,9 @@
 
     episode = await Episode.start(taskset, task)
     step = await episode.step("an answer")
-    episode.result.reward                               # what all steps earned so far
+    episode.result.reward                               # the reward of all steps so far
 
-Rollouts, trainers and servers all play through it, so the same answers earn the same reward everywhere.
+Rollouts, trainers and servers all play through it, so equal answers earn the same reward everywhere.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from treetune.system.threads import call
 
 T = TypeVar("T")
 Recorded = Sequence[Sequence[ToolCall]]
-"""The calls of each answer of an episode that was played before."""
+"""The calls of each answer of an earlier episode."""
 CLOSE_SECONDS = 30.0
-"""How long an environment may take to clean up."""
+"""The time limit for an environment to clean up."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The most answers of one episode; absent: the environment decides."""
+    """The maximum number of answers per episode. Absent: the environment decides."""
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """The most seconds of one rollout, of scoring a group, and of each call of an episode that others step."""
+    """The maximum seconds of a rollout, of scoring a group, and of each call of an episode that a client steps."""
     timeout_reward: float | None = None
-    """The reward of an episode that ran over `timeout` after it was started; absent: it has none, and is a failure."""
+    """The reward of a started episode that exceeds `timeout`. Absent: it has no reward and counts as a failure."""
 
     max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] = 128
-    """The most tool calls in one episode. Further ones are refused. If the model keeps calling, the episode is
-    truncated."""
+    """The maximum number of tool calls per episode. Further calls are refused. If the model keeps calling, the episode
+    is truncated."""
 
     def __post_init__(self) -> None:
         if self.timeout_reward is not None and not math.isfinite(self.timeout_reward):
             raise ValueError("timeout_reward must be finite")
 
     def until(self) -> float | None:
-        """When the time that they allow from now on is over, by the loop's clock."""
+        """The loop's time at which these limits, counted from now, run out."""
         return None if self.timeout is None else asyncio.get_running_loop().time() + self.timeout
 
 
 class DeadlinePassed(TimeoutError):
-    """The time that the limits allow is over. A TimeoutError that an environment raises is a failure instead."""
+    """The time limit has passed. A TimeoutError raised by an environment is a failure instead."""
 
 
 async def with_deadline(work: Awaitable[T], limits: Limits, until: float | None = None) -> T:
-    """Waits for `work` until `until`, else for the time that the limits allow from now on; then raises
-    `DeadlinePassed`."""
+    """Wait for `work` until `until`, by default for the time that the limits allow from now on. Raises `DeadlinePassed`
+    after that."""
     until = limits.until() if until is None else until
     if until is None:
         return await work
@@ -79,12 +79,12 @@ async def with_deadline(work: Awaitable[T], limits: Limits, until: float | None 
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The answer to a start: the id of the episode, and what it shows first."""
+    """The response to a start: the id of the episode, its first observation and its tools."""
 
     episode: str
     observation: Observation
     tools: list[dict[str, Any]] = []
-    """What may be called, in OpenAI's form."""
+    """The tools that may be called, in OpenAI's form."""
 
 
 class EpisodeResult(msgspec.Struct):
@@ -93,19 +93,19 @@ class EpisodeResult(msgspec.Struct):
     reward: float = 0.0
     """The sum over the steps."""
     rewards: list[float] = []
-    """Of each step."""
+    """The reward of each step."""
     answer: str | None = None
     explanation: str | None = None
     success: bool | None = None
-    """Whether the environment calls it solved; None where it does not say."""
+    """Whether the environment reports success; None if it does not say."""
     metrics: dict[str, float] = {}
     warnings: list[str] = []
-    """For the author of the environment."""
+    """Warnings for the author of the environment."""
     judgements: list[Judgement] = []
-    """The calls of judges in its steps."""
+    """The judge calls made in its steps."""
 
     def add(self, step: Step) -> None:
-        """Adds a step. The only place that reads the `info` of steps."""
+        """Add a step. This is the only place that reads the `info` of steps."""
         info = step.info
         metrics = info.get("metrics") or {}
         if not isinstance(metrics, dict):
@@ -120,7 +120,7 @@ class EpisodeResult(msgspec.Struct):
             self.success = bool(success)
         if (warning := info.get("warning")) is not None:
             self.warnings.append(str(warning))
-        if judgements := info.get("judgements"):  # of a step that was played elsewhere
+        if judgements := info.get("judgements"):  # from a step that was played elsewhere
             self.judgements += msgspec.convert(judgements, list[Judgement])
         self.pay(step.reward)
 
@@ -129,12 +129,12 @@ class EpisodeResult(msgspec.Struct):
         self.reward = total(self.rewards)
 
     def write_to(self, trace: Trace) -> None:
-        """Puts what the environment said into the trace of the episode."""
+        """Copy the result into the trace of the episode."""
         trace.answer, trace.explanation, trace.success = self.answer, self.explanation, self.success
         trace.metrics, trace.judgements = self.metrics, self.judgements
 
     def passed(self, threshold: float = 1.0) -> bool:
-        """Whether it counts as solved: as the environment says, else by a reward that reaches the threshold."""
+        """Whether it counts as solved: the environment's `success` if set, else a reward of at least `threshold`."""
         return self.success if self.success is not None else self.reward >= threshold
 
 
@@ -148,36 +148,36 @@ class Episode:
         recorded: Recorded | None = None,
         in_group: bool = False,
     ) -> None:
-        """`until` is the loop's time at which the whole episode must have ended; without it `limits.timeout` holds for
-        each call. With `recorded` calls, tools that are no part of the rules are not run again. `in_group`: the caller
-        has the taskset's `score_group` score it with the others."""
+        """`until` is the loop's time at which the whole episode must end; by default, `limits.timeout` applies to each
+        call. With `recorded` calls, tools that do not belong to the environment or taskset are not run again. Set
+        `in_group` if the caller scores the episode with others by the taskset's `score_group`."""
         self._taskset, self._task = taskset, task
         self._limits = limits or Limits()
         self._until = until
         self._environment: Environment | None = None
-        """None before it is made and once it is closed, so that its memory can be freed."""
+        """None until it is made, and after it is closed, so that its memory can be freed."""
         self._closing: asyncio.Future[None] | None = None
         self._recorded, self._in_group = recorded, in_group
         self._toolbox: Toolbox | None = None
-        """None where nothing can be called."""
+        """None if there are no tools."""
         self.tools: list[dict[str, Any]] = []
-        """What a model may call, in OpenAI's form; known once it has begun."""
+        """The tools that a model may call, in OpenAI's form; set once the episode has begun."""
         self.observation = Observation()
-        """What the environment showed first."""
+        """The first observation."""
         self.result = EpisodeResult()
         self.finished = False
-        """A step said that it is done."""
+        """Whether a step ended the episode."""
         self.cut_short = False
-        """The limit on turns ended it, not its environment."""
+        """Whether the turn limit ended it, rather than its environment."""
         self.timed_out: DeadlinePassed | None = None
-        """The error where a step ran out of time and earned `timeout_reward`."""
+        """The error, if a step ran out of time and earned `timeout_reward`."""
         self._reported = 0
-        """How many judgements the steps of `with_ending` had so far."""
+        """The number of judgements already reported by `with_ending`."""
         self.start_seconds = self.step_seconds = self.close_seconds = 0.0
         self.score_seconds = 0.0
-        """Of the steps: where the taskset's `reward` is all there is to one."""
+        """The seconds of those steps that consist only of the taskset's `reward`."""
         self.close_failure: str | None = None
-        """What went wrong when the environment was closed. The reward stays."""
+        """The error from closing the environment, if any. It does not affect the reward."""
 
     @classmethod
     async def start(cls, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None) -> Self:
@@ -186,7 +186,7 @@ class Episode:
         return episode
 
     async def begin(self) -> Observation:
-        """Makes and starts the environment; returns what it shows first."""
+        """Make and start the environment; return its first observation."""
         began = time.perf_counter()
         try:
             self.observation = await with_deadline(self._open(), self._limits, self._until)
@@ -213,7 +213,7 @@ class Episode:
             problem = f"{taskset.name}.environment() gave a {type(made).__name__}"
             raise EnvironmentFault(problem, remedy="return a treetune.Environment")
         start = self._environment.start
-        # Where no author wrote it, there is nothing that could block.
+        # The default `start` cannot block, so it needs no thread.
         shown = await call(start) if _is_own(start) else start()
         if shown is None and not (shown := task.messages):
             problem = f"{type(self._environment).__name__}.start() returned None, and the task has no prompt"
@@ -225,7 +225,7 @@ class Episode:
         return observation
 
     async def _open_tools(self, environment: Environment) -> None:
-        """Tools of the environment and the taskset are part of the rules; the others are opened for this episode."""
+        """Tools of the environment and the taskset are always run; other tools are opened for this episode."""
         task = self._task
         offered = await call(self._taskset.tools_for, task)
         own = bind_tools(environment, task)
@@ -242,17 +242,17 @@ class Episode:
         self.tools = self._toolbox.schemas
 
     async def step(self, action: Any) -> Step:
-        """The answer to an action. The next action may come only after it."""
+        """Play an action and return the step. Wait for it before sending the next action."""
         return await self.play_turn(_make_readable(Action.of(action)))
 
     async def call(self, name: str, arguments: dict[str, Any], id: str) -> Step:
-        """A step that calls one tool. An environment that runs calls itself gets them as a message."""
+        """Play a step that calls one tool. An environment that runs calls itself gets the call as a message."""
         if self._toolbox is None:
             return await self.step(Action("json", call_message(name, arguments, id)))
         return await self.play_turn([ToolCall(id, name, without_surrogates(arguments))])
 
     async def play_turn(self, action: Action | list[ToolCall]) -> Step:
-        """The one way to a step, of an action or of calls that are read already."""
+        """Play a step from an action or from parsed calls. All steps go through this method."""
         if self._environment is None:
             raise UsageError("this episode is over", remedy="start another")
         step = await self._play(self._environment, action)
@@ -274,7 +274,7 @@ class Episode:
             try:
                 step = self._end_by(error)
             except BaseException:
-                # The state of an environment is unknown after a failed step.
+                # After a failed step the state of the environment is unknown.
                 await self.close()
                 raise
         finally:
@@ -287,7 +287,7 @@ class Episode:
         return step
 
     async def _answer(self, toolbox: Toolbox, environment: Environment, action: Action | list[ToolCall]) -> Step:
-        """A step where tools may be called: by them, or by the environment where the answer calls none."""
+        """Play a step of an episode with tools: run the calls, or pass an answer without calls to the environment."""
         has_step = type(environment).step is not Environment.step
         calls, message = (action, None) if isinstance(action, list) else ([], message_of(action))
         if message is not None and (written := message.get("tool_calls")):
@@ -305,7 +305,8 @@ class Episode:
         return toolbox.count(check_step(environment, await call(environment.step, action)))
 
     def _end_by(self, error: BaseException) -> Step:
-        """The last step of an episode that the policy's action or slowness ended; raises any other error."""
+        """The last step of an episode that ended because of the policy's action or a timeout; raises any other
+        error."""
         if isinstance(error, InvalidAction):
             info: dict[str, Any] = {"explanation": error.message, "success": False}
             if error.warning is not None:
@@ -313,7 +314,7 @@ class Episode:
             step = Step(reward=finite(error.reward, "reward"), done=True, info=info)
         elif isinstance(error, DeadlinePassed) and self._limits.timeout_reward is not None:
             self.timed_out = error
-            # The reward of the whole episode, whatever the steps before have earned.
+            # This is the reward of the whole episode, whatever earlier steps earned.
             reward = self._limits.timeout_reward - self.result.reward
             info = {"explanation": str(error), "success": False}
             step = Step(reward=reward, done=True, info=info, truncated=True)
@@ -325,12 +326,12 @@ class Episode:
         return step
 
     def extend(self, seconds: float) -> None:
-        """Moves the deadline by so many seconds, in which a pause kept it from being played."""
+        """Extend the deadline by the seconds during which a pause stopped the episode."""
         if self._until is not None:
             self._until += seconds
 
     async def close(self) -> None:
-        """Runs the environment's `close` once, and waits for it. Cancelling a caller does not stop it."""
+        """Run the environment's `close` once, and wait for it. Cancelling the caller does not stop it."""
         environment, self._environment = self._environment, None
         if environment is not None and (_is_own(environment.close) or self._toolbox is not None):
             self._closing = asyncio.ensure_future(self._close(environment))
@@ -345,13 +346,13 @@ class Episode:
         self.close_seconds = time.perf_counter() - began
 
     async def play(self, action: Any, show: Sink) -> Step:
-        """A step for a client; `show` gets what the environment shows while the step runs."""
+        """Play a step for a client; `show` receives partial observations while the step runs."""
         show_to(show)
         return self.with_ending(await self.step(action))
 
     def with_ending(self, step: Step) -> Step:
-        """The step as a client needs it, which has no trace: its `info` has the judgements of the step, and how the
-        episode ended."""
+        """The step as a client needs it, since clients have no trace: `info` gets the judgements of the step, and how
+        the episode ended."""
         if judgements := self.result.judgements[self._reported :]:
             self._reported += len(judgements)
             step.info = {**step.info, "judgements": msgspec.to_builtins(judgements)}
@@ -368,7 +369,7 @@ class Episode:
 
 
 async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limits: Limits | None = None) -> Episode:
-    """The episode of a task after one answer to it; `finished` says whether that was all. It is closed either way."""
+    """Play one answer to a task and return the closed episode. `finished` says whether the answer ended it."""
     episode = await Episode.start(taskset, task, limits)
     try:
         await episode.step(answer)
@@ -378,7 +379,7 @@ async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limit
 
 
 def _make_readable(action: Action) -> Action:
-    """The action as an environment sees it: text that every wire and file can hold."""
+    """Make the action's text encodable for the wire and for files."""
     if isinstance(action.content, str):
         text = without_surrogates(action.content)
         return action if text is action.content else Action(action.type, text)
@@ -392,12 +393,12 @@ def _make_readable(action: Action) -> Action:
 
 
 def _is_own(method: Any) -> bool:
-    """Whether the author of an environment wrote this method."""
+    """Whether the environment overrides this method."""
     return getattr(method, "__func__", None) not in (Environment.start, Environment.close)
 
 
 async def _close(environment: Environment) -> str | None:
-    """Closes it; says what went wrong, if anything did."""
+    """Close the environment; return what went wrong, if anything."""
     return await _close_in_time(call(environment.close))
 
 
@@ -411,7 +412,7 @@ async def _close_in_time(closing: Awaitable[Any]) -> str | None:
 
 
 def _close_late(environment: Any, loop: asyncio.AbstractEventLoop) -> None:
-    """Closes an environment that was made after the deadline and will not be played."""
+    """Close an environment that was made after the deadline and will not be played."""
     if not isinstance(environment, Environment):
         return
     if loop.is_running():

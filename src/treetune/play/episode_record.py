@@ -1,12 +1,12 @@
-"""The record of an episode that a client steps: its result, and its trace where traces are kept.
+"""The record of an episode that a client steps: its result, and its trace if traces are kept.
 
     record = EpisodeRecord(task, on_end, keeps_trace=True)
     record.begin(observation)
     record.add(action, step, seconds)
     record.end(Outcome.COMPLETED)
 
-A rollout makes its own trace. The trace of an episode is made here from its actions and steps, wherever its environment
-lives. An error in here must not end the episode.
+A rollout makes its own trace. For an episode, the trace is made here from its actions and steps, wherever its
+environment runs. An error in this module must not end the episode.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from treetune.play.episode import DeadlinePassed, EpisodeResult
 
 log = logging.getLogger(__name__)
 MOST_BYTES = 16 << 20
-"""Of the messages of a trace while its episode lives; a longer one is not kept."""
+"""The maximum size of a trace's messages while its episode is live; larger traces are dropped."""
 
 OnEnd = Callable[[str, Outcome, float | None, Trace | None], None]
-"""Gets the source of the task, the outcome, the reward, and the trace where that is kept."""
+"""Receives the source of the task, the outcome, the reward, and the trace if it is kept."""
 
 
 class EpisodeRecord:
@@ -55,14 +55,15 @@ class EpisodeRecord:
     )
 
     def __init__(self, task: Task, on_end: OnEnd, *, keeps_trace: bool = False, step: int | None = None) -> None:
-        """`step` is the training step, where the trainer sends it."""
+        """`step` is the training step, if the trainer sends it."""
         self._source, self._on_end, self._step = task.data_source, on_end, step
         self._task = task if keeps_trace else None
         self._result = EpisodeResult()
         self._truncated = False
         self._failure: tuple[Outcome, Failure] | None = None
         self._turns: list[bytes] = []
-        """As JSON: what an environment has shown it may change, and plain bytes are little work for the collector."""
+        """Turns as JSON: environments may change objects that they returned, and bytes are cheap for the garbage
+        collector."""
         self._observed: list[Message] = []
         self._bytes, self._is_whole = 0, True
         self._began = self._last = time.perf_counter()
@@ -70,7 +71,7 @@ class EpisodeRecord:
         self._tools: list[dict[str, Any]] = []
 
     def begin(self, observation: Observation, tools: list[dict[str, Any]] | None = None) -> None:
-        """The environment has started; `tools` may be called."""
+        """Record that the environment has started, with its first observation and the tools."""
         self._tools = tools or []
         self._last = time.perf_counter()
         self._start = self._last - self._began
@@ -78,7 +79,7 @@ class EpisodeRecord:
             self._observe(observation)
 
     def add(self, action: Action, step: Step, seconds: float) -> None:
-        """A step was played."""
+        """Record a step."""
         result = self._result
         try:
             if step.info:
@@ -91,7 +92,7 @@ class EpisodeRecord:
         self._environment += seconds
         if self._task is not None:
             message = with_calls(_as_message(action), step.calls) if step.calls else _as_message(action)
-            info = {key: value for key, value in step.info.items() if key != "judgements"}  # the trace's own
+            info = {key: value for key, value in step.info.items() if key != "judgements"}  # kept in the trace itself
             now = time.perf_counter()
             turn = Turn(self._observed, message, step.reward, info, calls=step.calls, environment_seconds=seconds)
             turn.policy_seconds, self._last = max(0.0, now - seconds - self._last), now
@@ -106,21 +107,21 @@ class EpisodeRecord:
         except Exception:
             self._is_whole = False
         if not self._is_whole:
-            self._turns = []  # what is not kept needs no room
+            self._turns = []  # the trace will not be kept
 
     def _observe(self, observation: Observation) -> None:
         try:
             self._observed = observation.messages()
-        except Exception:  # JSON that cannot be written
+        except Exception:  # not encodable as JSON
             self._observed = [{"role": "user", "content": repr(observation.content)}]
 
     def fail(self, error: BaseException, phase: str = "environment") -> None:
-        """The episode ends with this error."""
+        """Record the error that ends the episode."""
         culprit = Outcome.TIMEOUT if isinstance(error, DeadlinePassed) else Outcome.ENVIRONMENT_ERROR
         self._failure = culprit, Failure.of(error, phase)
 
     def end(self, outcome: Outcome, why: str = "") -> None:
-        """The episode is over; `why` says how, where the rules did not end it."""
+        """End the episode; `why` is the reason, if the rules did not end it."""
         result = self._result
         failure = Failure(outcome.value, why, "host") if why else None
         if self._failure is not None:
@@ -141,7 +142,7 @@ class EpisodeRecord:
         policy = max(0.0, total - self._start - self._environment)
         turns, final = _decode_turns(b"[%s]" % b",".join(self._turns)), self._observed
         if not outcome.scored and final:
-            turns, final = [*turns, Turn(final)], []  # shown, and not answered
+            turns, final = [*turns, Turn(final)], []  # observed but not answered
         timing = Timing(start=self._start, policy=policy, environment=self._environment, total=total)
         timing.began = time.time() - total
         trace = Trace(
@@ -161,7 +162,7 @@ class EpisodeRecord:
 
 
 def _as_message(action: Action) -> Message:
-    """An action as a policy's message: that it is, or its text."""
+    """An action as a policy's message: its own message if it has one, or else its text."""
     content = action.content
     if (message := message_of(action)) is not None:
         return {"role": "assistant", **message}

@@ -1,10 +1,10 @@
-"""The table of a host's episodes: each is in it once, with its turn, its replies, its lifetime and how it ended.
+"""The table of a host's episodes. It holds each one's turn, replies and lifetime, and how it ended.
 
     table.add("e-1", handle, limits)
     reply = await table.step("e-1", "42", turn=0, terms=limits)
 
-A handle is an environment in this process or in a worker. A turn that was played gets its first reply again and is
-never played twice. Idle episodes are closed.
+A handle is an environment in this process or in a worker. If a turn is sent again, it gets its first reply and is not
+played twice. Idle episodes are closed.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ from treetune.errors import UsageError, reason_of
 from treetune.play.episode_record import EpisodeRecord
 
 EPISODE_IDLE_SECONDS = 900.0
-"""An episode without a step for so long is closed."""
+"""An episode without a step for this long is closed."""
 _SWEEP_SECONDS = 0.5
 _CLOSED_AT_ONCE = 128
 _MOST_ENDED = 20_000
-"""Ended episodes that are remembered: a request for an older one is told that there is no such episode."""
+"""The number of ended episodes to remember. Older ones are reported as unknown."""
 _MOST_REPLY_BYTES = 64 << 20
 MANY_ENDED = 1000
-"""Freed memory goes back to the system after so many episodes have ended."""
+"""After this many episodes have ended, freed memory is returned to the system."""
 T = TypeVar("T")
 
 
 class EpisodeHandle(Protocol):
-    """An environment of this process (`Episode`) or of a worker. A step that failed or was the last closes it."""
+    """An environment in this process (`Episode`) or in a worker. It is closed by its last step, or by one that
+    fails."""
 
     async def play(self, action: Action, show: Sink) -> Step: ...
     async def close(self) -> None: ...
 
 
 class SessionLimits(msgspec.Struct, eq=False):
-    """How long a door keeps its episodes, and which form of a step it replies with."""
+    """How long a server interface keeps its episodes, and how it renders steps."""
 
     idle_seconds: float = EPISODE_IDLE_SECONDS
     deadline_seconds: float = math.inf
     render: Callable[[Step], Any] = lambda step: step
     kept_bytes: int = 0
-    """Bounds the replies that are kept of a live episode; the latest always is."""
+    """The maximum size of the replies kept for a live episode. The latest reply is always kept."""
     live: int = 0
-    """How many episodes live under these limits."""
+    """The number of live episodes under these limits."""
     starting: int = 0
-    """How many are being started."""
+    """The number of episodes that are starting."""
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +67,7 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
 
 
 ending = functools.lru_cache(maxsize=64)(Ending)
-"""Shared, because thousands may end for one reason."""
+"""Cached, because thousands of episodes may end for the same reason."""
 FINISHED = ending("finished", "this episode is over")
 
 
@@ -78,11 +79,11 @@ _OUTCOMES = {
     "failed": Outcome.ENVIRONMENT_ERROR,
     "worker_lost": Outcome.ENVIRONMENT_ERROR,
 }
-"""What each kind of ending is in a trace."""
+"""The outcome in the trace for each kind of ending."""
 
 
 class EpisodeEnded(UsageError):
-    """There is no such episode, or no longer."""
+    """The episode does not exist, or no longer exists."""
 
     def __init__(self, id: str, why: Ending | None) -> None:
         self.id, self.why = id, why
@@ -98,7 +99,7 @@ class WrongTurn(UsageError):
 
 
 class NameTaken(UsageError):
-    """A start has a name that was given to another."""
+    """The name of a start was already used for a different one."""
 
     def __init__(self, name: str) -> None:
         problem = f"the name {name!r:.80} was given to a start that asked for something else"
@@ -110,22 +111,22 @@ class LiveEpisode(msgspec.Struct, eq=False):
     home: EpisodeHandle
     terms: SessionLimits
     name: Hashable | None = None
-    """Of the request that started it."""
+    """The name of the request that started it."""
     started: float = msgspec.field(default_factory=time.monotonic)
     heard: float = msgspec.field(default_factory=time.monotonic)
     turn: int = 0
-    """The next one."""
+    """The number of the next turn."""
     replies: dict[int, Any] = {}
-    """By turn."""
+    """Replies by turn."""
     kept_bytes: int = 0
     playing: asyncio.Task[Any] | None = None
-    """The step under way."""
+    """The step that is running."""
     lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
-    """One step at a time."""
+    """Allows only one step at a time."""
     watchers: list[Sink] = []
-    """Are given what the environment shows while a step is under way."""
+    """Receive partial observations while a step runs."""
     record: EpisodeRecord | None = None
-    """Its result so far, where the host counts results."""
+    """Its result so far, if the host records results."""
 
     def show(self, text: str) -> None:
         for watcher in list(self.watchers):
@@ -141,18 +142,18 @@ class LiveEpisode(msgspec.Struct, eq=False):
 
 class EpisodeTable:
     def __init__(self, on_ended: Callable[[str, Ending], None] = lambda id, why: None) -> None:
-        """`on_ended` is called for every episode that ends, with the reason."""
+        """`on_ended` is called with the reason for every episode that ends."""
         self._on_ended = on_ended
         self.live: dict[str, LiveEpisode] = {}
         self.ended = EndedEpisodes()
         self._names: dict[Hashable, LiveEpisode] = {}
         self._starts: dict[str, tuple[Hashable, asyncio.Task[Any]]] = {}
-        """By name: what was asked for, and the start."""
+        """By name: the request, and the task that starts it."""
         self._closings: dict[str, asyncio.Task[None]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._ended_since_trim = 0
 
-    # How episodes begin
+    # Starting episodes
 
     def add(
         self,
@@ -162,7 +163,7 @@ class EpisodeTable:
         name: Hashable | None = None,
         record: EpisodeRecord | None = None,
     ) -> None:
-        """`name` is that of the request which started it."""
+        """`name` is the name of the request that started it."""
         episode = self.live[id] = LiveEpisode(id, home, terms, name, record=record)
         terms.live += 1
         if name is not None:
@@ -171,8 +172,9 @@ class EpisodeTable:
             self._sweeper = asyncio.create_task(self._sweep())
 
     async def start_once(self, name: str, asked: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The same name gets the same episode again, because the reply to the first request may have been lost. A name
-        that asks for something else belongs to another client: `NameTaken`."""
+        """Start an episode, or return the one with the same name, because the reply to the first request may have been
+        lost. Raises `NameTaken` if the name was used for a different request, because it then belongs to another
+        client."""
         if (why := self.ended.why(name)) is not None:
             raise EpisodeEnded(name, why)
         if name not in self._starts:
@@ -184,25 +186,25 @@ class EpisodeTable:
             result: T = await asyncio.shield(starting)
             return result
         except Exception:
-            self._starts.pop(name, None)  # what failed may be tried again
+            self._starts.pop(name, None)  # a failed start may be tried again
             raise
 
     def by_name(self, name: Hashable) -> LiveEpisode | None:
-        """The live episode that a request of this name started."""
+        """The live episode started by a request of this name."""
         return self._names.get(name)
 
-    # How they are played
+    # Playing episodes
 
     async def step(self, id: str, action: Any, turn: int | None, terms: SessionLimits) -> Any:
-        """The reply to an action, in the form of the terms. `turn` counts from 0; without it a step cannot safely be
-        repeated."""
+        """Play an action and return the reply as rendered by the terms. `turn` counts from 0; without it a step cannot
+        be repeated safely."""
         action = Action.of(action)
         episode = self.live.get(id)
         if episode is None or episode.terms is not terms:
             return self.ended.reply(id, turn, terms)
         if turn is not None and turn > episode.turn:
             raise WrongTurn(episode.turn, turn)
-        async with episode.lock:  # the same turn may be asked for twice at once
+        async with episode.lock:  # the same turn may be requested twice at once
             if id not in self.live:
                 return self.ended.reply(id, turn, terms)
             if turn is not None and (played := episode.replies.get(turn)) is not None:
@@ -213,7 +215,7 @@ class EpisodeTable:
             return await self._play(episode, action)
 
     async def _play(self, episode: LiveEpisode, action: Action) -> Any:
-        """A step that fails ends its episode: the state of the environment is unknown then."""
+        """Play a step. A step that fails ends its episode, because the state of the environment is then unknown."""
         playing = episode.playing = asyncio.current_task()
         assert playing is not None
         began = time.perf_counter()
@@ -245,10 +247,10 @@ class EpisodeTable:
             self._remove(episode, FINISHED)
         return reply
 
-    # How they end
+    # Ending episodes
 
     def end(self, episode: LiveEpisode, kind: str, error: str) -> None:
-        """Ends it at once. The step under way is stopped, and the environment closed, in the background."""
+        """End the episode at once. A running step is stopped, and the environment closed, in the background."""
         self._remove(episode, ending(kind, error))
         if episode.playing is not None and episode.playing is not asyncio.current_task():
             episode.playing.cancel()
@@ -256,7 +258,7 @@ class EpisodeTable:
         closing.add_done_callback(lambda _: self._closings.pop(episode.id, None))
 
     async def cancel(self, id: str, terms: SessionLimits | None = None) -> bool:
-        """Ends an episode and waits until it is closed; says whether there was one, on these terms."""
+        """End an episode and wait until it is closed; return whether there was one with these terms."""
         episode = self.live.get(id)
         if episode is None or (terms is not None and episode.terms is not terms):
             return False
@@ -265,7 +267,7 @@ class EpisodeTable:
         return True
 
     def lose(self, id: str, how: str) -> None:
-        """The process of its environment has died."""
+        """End an episode because its worker process died."""
         if (episode := self.live.get(id)) is not None:
             self._remove(episode, ending("worker_lost", f"the worker of this episode died: {how}"))
 
@@ -282,7 +284,7 @@ class EpisodeTable:
         self._on_ended(episode.id, why)
 
     async def close(self, terms: SessionLimits | None = None) -> None:
-        """Ends all, or all on these terms, and waits until they are closed."""
+        """End all episodes, or all with these terms, and wait until they are closed."""
         for episode in list(self.live.values()):
             if terms is None or episode.terms is terms:
                 self.end(episode, "stopping", "the server has stopped")
@@ -292,7 +294,7 @@ class EpisodeTable:
             self._sweeper.cancel()
 
     async def _sweep(self) -> None:
-        """Ends idle episodes, and those that have reached their deadline."""
+        """End idle episodes and those past their deadline."""
         while self.live:
             shortest = min(min(one.terms.idle_seconds, one.terms.deadline_seconds) for one in self.live.values())
             await asyncio.sleep(min(_SWEEP_SECONDS, max(0.0, shortest / 2)))
@@ -309,9 +311,9 @@ class EpisodeTable:
                     continue
                 ended += 1
                 if ended % _CLOSED_AT_ONCE == 0:
-                    # Thousands at once would need more memory to end than they did to live.
+                    # Ending thousands at once would need more memory than they used.
                     await asyncio.wait(self._closings.values(), timeout=_SWEEP_SECONDS)
-            # Looking costs most where much is alive, so then it happens rarely.
+            # A sweep is expensive if many episodes are live, so it then trims rarely.
             if self._ended_since_trim >= max(MANY_ENDED, len(self.live)):
                 await asyncio.sleep(_SWEEP_SECONDS)  # more may be about to end
                 self._ended_since_trim = 0
@@ -320,12 +322,12 @@ class EpisodeTable:
 
 
 class EndedEpisodes:
-    """Why episodes have ended, and their last replies, within bounds."""
+    """Why episodes ended, and their last replies, up to a limit."""
 
     def __init__(self, most: int = _MOST_ENDED, most_bytes: int = _MOST_REPLY_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._why: OrderedDict[int, Ending] = OrderedDict()
-        """By hashes of ids and names: the texts themselves would keep the memory around them from being freed."""
+        """By hash of the id or name, because keeping the texts would keep the memory around them allocated."""
         self._replies: OrderedDict[str, tuple[int, SessionLimits | None, Any]] = OrderedDict()
         self._bytes = 0
 
@@ -337,11 +339,11 @@ class EndedEpisodes:
             self._why.popitem(last=False)
 
     def why(self, id: Hashable) -> Ending | None:
-        """How the episode ended that has this id, or was started by a request of this name."""
+        """Why the episode with this id, or started by a request of this name, ended."""
         return self._why.get(hash(id))
 
     def keep_reply(self, id: str, turn: int, reply: Any, terms: SessionLimits | None = None) -> None:
-        """The reply to the step that ended an episode."""
+        """Keep the reply to the step that ended an episode."""
         self._replies[id] = (turn, terms, reply)
         self._bytes += _size(reply)
         while len(self._replies) > 1 and (len(self._replies) > self._most or self._bytes > self._most_bytes):
@@ -349,7 +351,7 @@ class EndedEpisodes:
             self._bytes -= _size(dropped)
 
     def reply(self, id: str, turn: int | None, terms: SessionLimits | None = None) -> Any:
-        """The last reply, where it is of that turn; else raises `EpisodeEnded`."""
+        """Return the last reply if it belongs to that turn; otherwise raise `EpisodeEnded`."""
         kept = self._replies.get(id)
         if kept is None or kept[:2] != (turn, terms):
             raise EpisodeEnded(id, self.why(id))
@@ -361,7 +363,7 @@ def _size(reply: Any) -> int:
 
 
 def trim_memory() -> None:
-    """Gives freed memory back to the system: glibc would keep 300 MB after ten thousand expired episodes."""
+    """Return freed memory to the system. glibc would keep 300 MB after ten thousand expired episodes."""
     import ctypes
 
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:

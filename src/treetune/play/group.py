@@ -1,13 +1,13 @@
-"""Groups: several rollouts of one task, and which of them a trainer gets.
+"""Groups: several rollouts of one task, and which of them a trainer receives.
 
-    traces = await play_group(play, range(12), 8)       # twelve are played, the first eight to be scored are the group
+    traces = await play_group(play, range(12), 8)       # plays twelve; the group is the first eight to be scored
     async for task, traces in sample_groups(host, 8):   # only groups whose rewards differ
         ...
 
-In `sample_groups` each draw is out on a lease until its group was given or dropped. So a checkpoint (`host.state()`)
-has what is under way, and what is left when the loop is left is given out again.
+In `sample_groups` each draw is leased until its group is returned or dropped. So a checkpoint (`host.state()`) includes
+unfinished draws, and tasks left over when the loop ends are handed out again.
 
-With `of` or `no_variance` the results of rollouts decide which of them are trained on: that is a bias.
+With `of` or `no_variance`, the results of rollouts decide which of them are trained on, which is a bias.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_VARIANCE = get_args(NoVariance)
 LEASE = 600.0
 MOST_DROPPED = 100
 Play = Callable[[int], Coroutine[Any, Any, Trace]]
-"""Plays the rollout of a number."""
+"""Plays the rollout with a number."""
 
 
 class GroupPlan(NamedTuple):
@@ -37,7 +37,7 @@ class GroupPlan(NamedTuple):
 
     n: int
     numbers: Sequence[int]
-    """Of the rollouts that are begun."""
+    """The numbers of the rollouts to start."""
     no_variance: NoVariance = "keep"
     refills: int = 1
 
@@ -68,7 +68,7 @@ async def run_plan(
     drop: Callable[[list[Trace]], None],
     counts: Counter[str],
 ) -> list[Trace]:
-    """Plays the group. `score` gives a whole group its rewards; `drop` gets the traces of dropped groups."""
+    """Play the group. `score` sets the rewards of a whole group; `drop` receives the traces of dropped groups."""
     numbers = plan.numbers
     for left in reversed(range(plan.refills + 1 if plan.no_variance == "refill" else 1)):
         traces = await play_group(play, numbers, plan.n, counts)
@@ -84,8 +84,8 @@ async def run_plan(
 
 
 async def play_group(play: Play, numbers: Sequence[int], n: int, counts: Counter[str]) -> list[Trace]:
-    """The first n that are scored, in the order of the numbers; the others are cancelled. Where fewer can be scored,
-    those that failed make up for them."""
+    """Return the first n rollouts that are scored, ordered by number; the others are cancelled. If fewer than n can be
+    scored, failed ones fill the group."""
     if len(numbers) == n:
         return list(await asyncio.gather(*map(play, numbers)))
     scored: list[Trace] = []
@@ -125,12 +125,12 @@ async def play_group(play: Play, numbers: Sequence[int], n: int, counts: Counter
 
 
 def has_variance(traces: Sequence[Trace]) -> bool:
-    """Whether there are two rewards that differ."""
+    """Whether at least two rewards differ."""
     return len({trace.reward for trace in traces if trace.reward is not None}) > 1
 
 
 def was_cut_off(traces: Sequence[Trace]) -> bool:
-    """Whether staleness is why none of them has a reward. The task counts as not played then."""
+    """Whether no trace has a reward because of staleness. The task then counts as not played."""
     return any(trace.outcome is Outcome.STALE for trace in traces) and all(trace.reward is None for trace in traces)
 
 
@@ -143,7 +143,7 @@ class Group(NamedTuple):
 
 
 class GroupsWithoutVariance(TreetuneError):
-    """In too many groups in a row all rewards were the same."""
+    """Too many groups in a row had equal rewards."""
 
 
 async def sample_groups(
@@ -157,14 +157,14 @@ async def sample_groups(
     most_dropped: int = MOST_DROPPED,
     **options: Unpack[GroupOptions],
 ) -> AsyncGenerator[Group]:
-    """Gives groups as they are ready: `count` of them, or without end. `ahead` of them are played at once. Raises where
-    `most_dropped` in a row are dropped."""
+    """Yield groups as they become ready: `count` of them, or endlessly. `ahead` groups are played at once. Raises if
+    `most_dropped` groups in a row are dropped."""
     if ahead < 1 or most_dropped < 1 or not lease > 0:
         raise UsageError("ahead and most_dropped are 1 or more, and a lease has seconds")
     options.setdefault("no_variance", "drop")
     options["finish"] = False
     out: dict[int, Task] = {}
-    """By draw: tasks that were drawn, and whose group was not given yet."""
+    """Tasks that were drawn but whose group was not returned yet, by draw."""
     drawn = given = dropped = 0
     running: set[asyncio.Task[tuple[int, list[Trace]]]] = set()
 
@@ -183,7 +183,7 @@ async def sample_groups(
             running.discard(first)
             number, traces = first.result()
             task = out.pop(number)
-            if traces and not was_cut_off(traces):  # one that was is given out again already
+            if traces and not was_cut_off(traces):  # the task of a cut-off group is already handed out again
                 await host.finish(task)
                 given, dropped = given + 1, 0
                 yield Group(task, traces)
@@ -207,7 +207,7 @@ async def sample_groups(
 
 
 async def _renew(host: Host, out: dict[int, Task], lease: float) -> None:
-    """Keeps the leases of groups that wait to be asked for, so that no other client gets their tasks."""
+    """Renew the leases of groups that wait for the consumer, so that no other client gets their tasks."""
     while True:
         await asyncio.sleep(lease / 3)
         for task in list(out.values()):

@@ -1,10 +1,10 @@
-"""The host in this process: it owns a taskset, hands out its tasks and runs its rollouts and episodes.
+"""The host in this process: it has a taskset, hands out its tasks and runs rollouts and episodes.
 
     host = await LocalHost.open(taskset, always(policy))
     task = await host.sample()
     trace = await host.run_rollout(task)
 
-Each named stream has one cursor, which is owned here. `request` names a call so that `cancel` can stop it.
+Each named stream has one cursor, kept here. `request` names a call so that `cancel` can stop it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from treetune.play.streams import State, Streams
 from treetune.play.weights import PAUSE_SECONDS, Calls, Staleness, Weights, WeightsBook, check_version
 
 PolicyOf = Callable[[str | None, str | None], Policy]
-"""Gives the policy for the name of a model and the address of its endpoint; None: the host's own."""
+"""Returns the policy for a model name and an endpoint address; None means the host's own."""
 T = TypeVar("T")
 
 
@@ -53,7 +53,7 @@ class LocalHost:
         capacity: int | None = None,
         counts: Counter[str] | None = None,
     ) -> None:
-        """`capacity` is the most rollouts that are under way at once; others wait."""
+        """`capacity` is the maximum number of concurrent rollouts; further ones wait."""
         self.streams = streams
         self.taskset = streams.taskset
         self._policy_of = policy_of
@@ -62,7 +62,7 @@ class LocalHost:
         self._free = asyncio.Semaphore(capacity) if capacity is not None else nullcontext()
         self._requests: dict[str, asyncio.Task[Any]] = {}
         self.counts: Counter[str] = Counter() if counts is None else counts
-        """Pauses, aborted calls, stragglers, groups without variance."""
+        """Counts of pauses, aborted calls, stragglers, and groups without variance."""
         self.weights = WeightsBook(self.counts)
         self.episodes = EpisodeTable(self._end_episode)
         self._terms = SessionLimits()
@@ -84,7 +84,7 @@ class LocalHost:
         if index is not None:
             return await self.fetch(self.streams.draw_at(index))
         seconds, pending = check_lease(lease or 0), self.streams.pending
-        pending.renew_all_work()  # this process holds the leases, and it is alive
+        pending.renew_all_work()  # this process holds the leases and is alive
         pending.expire()
         draw, task = await self.streams.sample(stream, self.fetch)
         if seconds:
@@ -101,7 +101,7 @@ class LocalHost:
         return self.streams.pending.give_back_task(task.idx, HERE)
 
     async def fetch(self, draw: Draw) -> Task:
-        """Makes the task of a draw."""
+        """Make the task of a draw."""
         return await self.streams.fetch(draw)
 
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
@@ -131,12 +131,12 @@ class LocalHost:
             return traces
 
     def _drop(self, traces: list[Trace]) -> None:
-        """Gets the traces of dropped groups."""
+        """Handle the traces of dropped groups; does nothing here."""
 
     @contextlib.contextmanager
     def _leased(self, task: Task, options: PlayOptions) -> Iterator[list[Trace]]:
-        """Keeps the lease of the task while its rollouts run; their traces go into the list. Afterwards the lease is
-        finished, or the task is given out again where the rollouts were cut off."""
+        """Keep the lease of the task while its rollouts run, and collect their traces in the list. Afterwards the lease
+        is finished; or, if the rollouts were cut off, the task is handed out again."""
         pending, name = self.streams.pending, object()
         played: list[Trace] = []
         if (key := pending.find(task.idx, HERE)) is None:
@@ -155,13 +155,13 @@ class LocalHost:
             pending.end_work(name, finish=True if options.get("finish", True) else None)
 
     def _player(self, task: Task, options: PlayOptions) -> Callable[[int], Coroutine[Any, Any, Trace]]:
-        """A function that plays the rollout of a number."""
+        """Return a function that plays the rollout with a number."""
         model, endpoint = options.get("model"), options.get("endpoint")
         policy, weights = self._policy_of(model, endpoint), self.weights_of(model, endpoint)
         if (version := options.get("version")) is not None:
             weights.reach(check_version(version))
         if (most := options.get("max_staleness")) is not None:
-            Staleness(most, options.get("stale", "cut"))  # refused before any rollout begins
+            Staleness(most, options.get("stale", "cut"))  # raises before any rollout begins
         limits, sampling = self._narrow(options.get("limits")), options.get("sampling")
         occurrence, attempt = options.get("occurrence", 0), options.get("attempt", 0)
 
@@ -185,7 +185,7 @@ class LocalHost:
         return play
 
     def weights_of(self, model: str | None = None, endpoint: str | None = None) -> Weights:
-        """Those of the model that a request names."""
+        """The weights of the model that a request names."""
         return self.weights.of(model, endpoint)
 
     async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
@@ -215,8 +215,8 @@ class LocalHost:
         name: Hashable | None = None,
         holder: bytes = HERE,
     ) -> Started:
-        """A door of a server has terms of its own; `name` is that of its request, `holder` the client that has a lease
-        on the task."""
+        """Start an episode. The interfaces of a server pass their own `terms`; `name` is the name of the request,
+        and `holder` the client that has a lease on the task."""
         id, record = f"e-{secrets.token_hex(12)}", self._new_record(task, step)
         if (key := self.streams.pending.find(task.idx, holder, free=True)) is not None:
             self.streams.pending.begin_work(key, id)
@@ -240,27 +240,27 @@ class LocalHost:
         return tools
 
     def _new_record(self, task: Task, step: int | None) -> EpisodeRecord | None:
-        """The record of a new episode, for hosts that count results, as a server does."""
+        """Make the record of a new episode. Overridden by hosts that record results, such as a server."""
         return None
 
     def _end_episode(self, id: str, why: Ending) -> None:
-        """The task of an idle or lost episode is given out again; any other is finished."""
+        """Hand out the task of an idle or lost episode again; finish any other task."""
         self.streams.pending.end_work(id, finish=why.kind not in ("expired", "worker_lost", "stopping"))
 
     async def _open(self, id: str, task: Task) -> tuple[EpisodeHandle, Observation, list[dict[str, Any]]]:
-        """Starts the environment of a task: where it lives, what it shows first, what may be called."""
+        """Start the environment of a task; return its handle, first observation and tools."""
         episode = await Episode.start(self.taskset, task, self._limits)
         return episode, episode.observation, episode.tools
 
     async def step(
         self, episode: str, action: Any, turn: int | None = None, *, terms: SessionLimits | None = None
     ) -> Any:
-        """A `Step`, or what the terms make of it."""
+        """Play an action and return a `Step`, or the step as rendered by the terms."""
         self.streams.pending.renew_work(episode)
         return await self.episodes.step(episode, action, turn, terms or self._terms)
 
     async def cancel(self, id: str) -> bool:
-        """Stops a named request or ends an episode; says whether there was one."""
+        """Stop a named request or end an episode; return whether there was one."""
         if (running := self._requests.get(id)) is not None:
             running.cancel()
             return True
@@ -288,12 +288,12 @@ class LocalHost:
             raise UsageError(f"a request named {request!r:.80} is under way", remedy="give each a name of its own")
         self._requests[request] = work = asyncio.ensure_future(run)
         try:
-            return await work  # which is cancelled with its caller
+            return await work  # cancelled together with its caller
         finally:
             del self._requests[request]
 
     def _narrow(self, asked: Limits | None) -> Limits:
-        """The limits of a request within the host's own. The reward of a timeout is never raised: else a client could
+        """The limits of a request, narrowed to the host's own. The timeout reward is never raised, or a client could
         end every rollout at once and earn the reward of a right answer."""
         own = self._limits
         if asked is None:
@@ -313,7 +313,7 @@ class LocalHost:
 
 
 def always(policy: Policy) -> PolicyOf:
-    """One policy for every request."""
+    """Use one policy for every request."""
     return lambda model, endpoint: policy
 
 

@@ -1,11 +1,11 @@
-"""Draws that are not done: those that could not be made, are being made, or are out on a lease.
+"""Draws that are not finished: their tasks could not be made, are being made, or are leased.
 
     pending.hold(draw)                              # its task is being made
-    pending.fail(draw, "OSError: ...")              # it failed: it is given out again, and skipped after some tries
+    pending.fail(draw, "OSError: ...")              # its task failed: hand out again, skip after some tries
     pending.lease(draw, task.idx, 60.0, holder)     # handed out for a minute
-    pending.expire()                                # what was neither finished nor renewed is given out again
+    pending.expire()                                # hand out again what was neither finished nor renewed
 
-A cursor only moves on. What lies behind it and is not done is here, and is given out before the cursor moves again.
+A cursor only moves forward. Unfinished draws behind it are kept here, and handed out before the cursor moves again.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ import msgspec
 from treetune.errors import UsageError
 
 LONGEST_LEASE = 7 * 86400.0
-"""The most seconds of a lease."""
+"""The maximum duration of a lease in seconds."""
 HERE = b""
-"""The holder of a lease that is no client: this process, or the HTTP door."""
+"""The holder of leases without a client: this process, or the HTTP server."""
 DRAW_TRIES = 3
 """How often the task of a draw may fail before it is skipped."""
 FIRST_WAIT = 0.05
 LONGEST_WAIT = 2.0
 _MOST_FAILED = 1024
-"""While nothing succeeds, so many different draws are tried at most."""
+"""While nothing succeeds, at most this many different draws are tried."""
 Key = tuple[str, int]
 """The stream and the index of a draw."""
 log = logging.getLogger(__name__)
 
 
 class Draw(msgspec.Struct, frozen=True):
-    """One draw from a stream; all that is needed to make its task again."""
+    """One draw from a stream, with everything needed to make its task again."""
 
     stream: str
     index: int
     position: int | None = None
-    """Where a curriculum chose it: the position in the taskset."""
+    """The position in the taskset, if a curriculum chose it."""
     attempt: int = 0
-    """How often it was given out before, and its lease expired."""
+    """How often it was handed out before and its lease expired."""
 
     @property
     def key(self) -> Key:
@@ -51,19 +51,19 @@ class Draw(msgspec.Struct, frozen=True):
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A draw that is not done, as it is kept."""
+    """The saved form of an unfinished draw."""
 
     index: int
     position: int | None = None
     attempt: int = 0
     tries: int = 0
-    """How often its task could not be made."""
+    """How often making its task failed."""
     seconds: float = 0.0
-    """Of its lease; 0: it is to be given out."""
+    """The duration of its lease; 0 if it waits to be handed out."""
     task: int = 0
-    """The `idx` of the task that is out."""
+    """The `idx` of the leased task."""
     holder: bytes = HERE
-    """The client that has it."""
+    """The client that holds the lease."""
 
 
 class PendingDraws:
@@ -73,18 +73,18 @@ class PendingDraws:
         self.retries = Retries(clock)
         self._all: dict[Key, Pending] = {}
         self.due: dict[str, list[int]] = {}
-        """By stream: indices to give out, the lowest first. Some may be done by now."""
+        """Indices to hand out, by stream, as heaps. Some may be finished by now."""
         self.making: dict[Key, Draw] = {}
-        """Those whose tasks are being made."""
+        """The draws whose tasks are being made."""
         self._expires: dict[Key, float] = {}
-        """When the leases expire. It is not saved: after a restart each lease has all its seconds again."""
+        """When leases expire. This is not saved: after a restart each lease runs for its full duration again."""
         self._leases: dict[tuple[bytes, int], list[Key]] = {}
-        """By holder and task."""
+        """Leases by holder and task."""
         self.work: dict[Key, set[Hashable]] = {}
-        """The requests and episodes that work on a lease."""
+        """The requests and episodes that use a lease."""
         self._lease_of: dict[Hashable, Key] = {}
         self.changed: set[Key] | None = None
-        """What changed since the draws were last saved; None where they are not saved."""
+        """The keys that changed since draws were last saved; None if they are not saved."""
         self.skipped = self.expired = self.given_back = 0
 
     def __len__(self) -> int:
@@ -92,13 +92,13 @@ class PendingDraws:
 
     @property
     def leased(self) -> int:
-        """How many tasks are out on a lease."""
+        """The number of leased tasks."""
         return len(self._expires)
 
     # Making a task
 
     def take(self, stream: str) -> Draw | None:
-        """The first draw of a stream that is to be given out again; skips those that failed too often."""
+        """The first draw of a stream to hand out again. Draws that failed too often are skipped."""
         indices = self.due.get(stream)
         later: list[int] = []
         draw = None
@@ -127,28 +127,28 @@ class PendingDraws:
         self._put(key, None)
 
     def seconds_until(self, draw: Draw) -> float:
-        """How long to wait before a draw is tried: it failed, or nothing else succeeds."""
+        """How long to wait before trying a draw, because it failed or because nothing else succeeds."""
         return self.retries.seconds_until(draw.key) if self.retries.failed else 0.0
 
     def hold(self, draw: Draw) -> None:
-        """The task of the draw is being made."""
+        """Record that the task of the draw is being made."""
         key = draw.key
         self.making[key] = draw
         if key not in self._all:
             self._put(key, Pending(draw.index, draw.position, draw.attempt))
 
     def settle(self, draw: Draw) -> None:
-        """The task of the draw was handed out."""
+        """Record that the task of the draw was handed out."""
         if self.retries.failed:
             self.retries.succeed(draw.key)
         if self._release(draw):
             self._put(draw.key, None)
 
     def fail(self, draw: Draw, problem: str) -> int:
-        """Counts a try, where the index is at fault; returns how many there were."""
+        """Record a failure, and count it as a try if the index may be the cause; return the number of tries."""
         key = draw.key
         if not self._release(draw):
-            return 0  # the stream was restored to another place
+            return 0  # the stream was restored to another position
         found = self._all[key]
         if self.retries.fail(key, problem):
             found = msgspec.structs.replace(found, tries=found.tries + 1)
@@ -156,12 +156,12 @@ class PendingDraws:
         return found.tries
 
     def give_back(self, draw: Draw) -> None:
-        """The caller gave up: the next request gets this draw."""
+        """Return a draw because the caller gave up; the next request gets it."""
         if self._release(draw):
             self._put(draw.key, self._all[draw.key])
 
     def give_again(self, draw: Draw) -> None:
-        """The draw was handed out, but the client got an error instead."""
+        """Hand out the draw again, because the client got an error instead of the task."""
         self._put(draw.key, Pending(draw.index, draw.position, draw.attempt))
 
     def _release(self, draw: Draw) -> bool:
@@ -179,7 +179,7 @@ class PendingDraws:
         self._put(draw.key, Pending(draw.index, draw.position, draw.attempt, 0, seconds, task, holder))
 
     def find(self, task: int, holder: bytes, free: bool = False) -> Key | None:
-        """The first lease that a client has on a task; `free`: one with nothing under way."""
+        """The first lease that a client has on a task; with `free`, the first that is not in use."""
         leases = self._leases.get((holder, task)) if self._leases else None
         return next((key for key in leases if not (free and key in self.work)), None) if leases else None
 
@@ -187,17 +187,17 @@ class PendingDraws:
         return self._all[key].attempt
 
     def renew_task(self, task: int, holder: bytes, seconds: float | None = None) -> bool:
-        """Renews the first lease that a client has on a task; returns whether there is one."""
+        """Renew the first lease that a client has on a task; return whether there is one."""
         return self._change(
             task, holder, lambda key: self.renew(key, None if seconds is None else check_lease(seconds))
         )
 
     def finish_task(self, task: int, holder: bytes) -> bool:
-        """Finishes the lease; returns whether there was one."""
+        """Finish the lease; return whether there was one."""
         return self._change(task, holder, self.finish)
 
     def give_back_task(self, task: int, holder: bytes) -> bool:
-        """Gives the task to the next request; returns whether there was a lease."""
+        """Hand out the task to the next request; return whether there was a lease."""
         return self._change(task, holder, lambda key: self._give_out_again(key, expired=False))
 
     def _change(self, task: int, holder: bytes, change: Callable[[Key], None]) -> bool:
@@ -218,14 +218,14 @@ class PendingDraws:
             self._put(key, None)
 
     def begin_work(self, key: Key, name: Hashable) -> None:
-        """A request or an episode of this name begins work on a leased task."""
+        """Record that a request or episode of this name uses a leased task."""
         if key in self._expires:
             self.work.setdefault(key, set()).add(name)
             self._lease_of[name] = key
             self.renew(key)
 
     def renew_work(self, name: Hashable) -> None:
-        """The client has sent something."""
+        """Renew the lease that a request or episode uses, because its client has sent something."""
         if (key := self._lease_of.get(name)) is not None:
             self.renew(key)
 
@@ -234,8 +234,8 @@ class PendingDraws:
             self.renew(key)
 
     def end_work(self, name: Hashable, finish: bool | None = True, expired: bool = True) -> None:
-        """Where it was the last work of a lease, the lease is finished. With `finish` False the task is given out again
-        instead, as expired or given back; with None the lease stays."""
+        """End the use of a lease by a request or episode. If it was the last one, the lease is finished. With `finish`
+        False, the task is handed out again instead, as expired or given back; with None the lease stays."""
         if (key := self._lease_of.pop(name, None)) is None:
             return
         self.work[key].discard(name)
@@ -248,7 +248,7 @@ class PendingDraws:
             self._give_out_again(key, expired)
 
     def expire(self) -> list[Hashable]:
-        """Gives out again what was neither finished nor renewed; returns the names of the work on it."""
+        """Hand out again what was neither finished nor renewed; return the names of the work on it."""
         now = self._clock()
         work: list[Hashable] = []
         for key in [key for key, expires in self._expires.items() if expires <= now]:
@@ -262,17 +262,18 @@ class PendingDraws:
         self.given_back += not expired
         self._put(key, Pending(found.index, found.position, found.attempt + 1))
 
-    # What is kept
+    # Saving and restoring
 
     def of(self, stream: str) -> list[Pending]:
-        """The draws of a stream for a checkpoint, without those that are being made: a client waits for them."""
+        """The draws of a stream for a checkpoint, except those being made, because a client waits for them."""
         return [found for key, found in self._all.items() if key[0] == stream and key not in self.making]
 
     def get(self, key: Key) -> Pending | None:
         return self._all.get(key)
 
     def place(self, stream: str, pending: Iterable[Pending], keep_leases: bool = False) -> None:
-        """Replaces the draws of a stream. Leases end, and their tasks are given out again, unless they are kept."""
+        """Replace the draws of a stream. Leases end, and their tasks are handed out again, unless `keep_leases` is
+        set."""
         for key in [key for key in self._all if key[0] == stream]:
             self.making.pop(key, None)
             self._put(key, None)
@@ -316,20 +317,20 @@ def name_draw(stream: str, index: int) -> str:
 
 
 def check_lease(seconds: float) -> float:
-    """0: no lease."""
+    """Check the duration of a lease; 0 means no lease."""
     if not 0 <= seconds <= LONGEST_LEASE:
         problem = f"a lease of {seconds!r:.40} seconds"
         raise UsageError(problem, remedy=f"a lease has 0 (none) to {LONGEST_LEASE:.0f} seconds")
     return seconds
 
 
-# When a draw that failed is tried again
+# Retrying failed draws
 
 
 class _Failure(NamedTuple):
     at: float
     made: int
-    """How many draws had succeeded by then."""
+    """How many draws had succeeded when it failed."""
     number: int
     """How often it has failed."""
     problem: str
@@ -339,14 +340,15 @@ class Retries:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.failed: dict[Key, _Failure] = {}
-        """The draws that failed and are not done."""
+        """The draws that failed and are not finished."""
         self._made = 0
         self._rounds = 0
-        """How many rounds of tries have failed since a draw succeeded."""
+        """How many rounds of tries have failed since a draw last succeeded."""
         self._next_round = 0.0
 
     def fail(self, key: Key, problem: str) -> bool:
-        """Returns whether it counts against the index: not where nothing has succeeded since its last failure."""
+        """Record a failure. Returns whether it counts against the index; it does not if no draw has succeeded since the
+        last failure of this one."""
         now, before = self._clock(), self.failed.get(key)
         counts = before is None or before.made < self._made
         if (before is None or not counts) and (not self._rounds or now >= self._next_round):
@@ -370,14 +372,14 @@ class Retries:
         return (failure := self.failed.get(key)) is not None and failure.made < self._made
 
     def is_due(self, key: Key) -> bool:
-        """Whether this draw is to be tried before the next index. While nothing succeeds, most rounds try the next
-        index, because perhaps only some indices are at fault."""
+        """Whether to try this draw before the next index. While nothing succeeds, most rounds try the next index,
+        because perhaps only some indices fail."""
         if key not in self.failed or self.others_succeed(key):
             return True
         return len(self.failed) >= _MOST_FAILED or (self._rounds > 0 and self._rounds % 4 == 0)
 
     def seconds_until(self, key: Key) -> float:
-        """How long to wait before this draw is tried."""
+        """How long to wait before trying this draw."""
         at = self._next_round if self._rounds else 0.0
         if (failure := self.failed.get(key)) is not None:
             at = max(at, failure.at + _wait(failure.number))

@@ -1,9 +1,9 @@
-"""What every host offers: the methods, the options of rollouts and groups, its info.
+"""The interface of every host: its methods, the options of rollouts and groups, and its info.
 
     task = await host.sample()
     trace = await host.run_rollout(task, sampling=Sampling(seed=0), max_staleness=2)
 
-`play/host.py` is the host in this process; the client of a server (`EnvClient`) is one too. The options are the same in
+`play/host.py` is the host in this process; the client of a server (`EnvClient`) is another. The options are the same in
 Python and over the wire.
 """
 
@@ -23,75 +23,75 @@ from treetune.play.streams import State
 from treetune.play.weights import PAUSE_SECONDS, Calls, Stale
 
 PROTOCOL = 3
-"""The version of the messages between hosts and clients. 2: a failed rollout has no reward. 3: a request has a frame
-that says who asks."""
+"""The version of the messages between hosts and clients. 2: a failed rollout has no reward. 3: requests have a frame
+that identifies the client."""
 
 NoVariance = Literal["keep", "drop", "refill"]
-"""What becomes of a group whose rewards are all the same: it is kept, dropped (an empty list), or played again."""
+"""How to handle a group with equal rewards: keep it, drop it (return an empty list), or play it again."""
 
 
 class PlayOptions(TypedDict, total=False):
-    """How rollouts are played; any may be left out."""
+    """How rollouts are played. All keys are optional."""
 
     model: str | None
-    """One of those that the host has; absent: its own."""
+    """One of the host's models. Absent: its default."""
     endpoint: str | None
-    """The address of a server of models. A task server takes only those on its list."""
+    """The address of a model server. A task server accepts only those on its list."""
     sampling: Sampling | None
     limits: Limits | None
-    """Within those of the host."""
+    """Limits that narrow those of the host."""
     occurrence: int
-    """How often the same task came before in the order."""
+    """How often the same task came earlier in the order."""
     step: int | None
-    """The trainer's, which their traces keep."""
+    """The trainer's step, which is recorded in the traces."""
     attempt: int
-    """How often the task was given out before; of a task with a lease it is known."""
+    """How often the task was handed out before. Known for a task with a lease."""
     request: str | None
-    """A name by which `cancel` can stop it."""
+    """A name that `cancel` can stop it by."""
     version: int | None
-    """The weights are at least of this version by now."""
+    """The minimum version of the weights at this time."""
     max_staleness: int | None
-    """By how many versions the weights may move on while a rollout is played; absent: by any number."""
+    """By how many versions the weights may advance during a rollout. Absent: any number."""
     stale: Stale
-    """What becomes of one that is older: `cut` ends it with the outcome `stale`, `mark` only says so in its trace."""
+    """How to handle a rollout that exceeds it: `cut` ends it with the outcome `stale`, `mark` only marks its trace."""
     finish: bool
-    """False: the lease of the task stays when they have ended, until `finish(task)`."""
+    """Set to False to keep the lease of the task until `finish(task)`, instead of finishing it with the rollouts."""
 
 
 class GroupOptions(PlayOptions, total=False):
     """How groups are played."""
 
     of: int | None
-    """So many rollouts are begun; the first n that are scored are the group, and the others are cancelled."""
+    """The number of rollouts to start. The first n that are scored form the group, and the others are cancelled."""
     no_variance: NoVariance
-    """Of a group whose rewards are all the same: `keep` gives it, `drop` an empty list; `refill` plays it again."""
+    """How to handle a group with equal rewards: `keep` returns it, `drop` an empty list; `refill` plays it again."""
     refills: int
-    """How often; then it is dropped."""
+    """How often to play a group again before it is dropped."""
 
 
 class Info(msgspec.Struct, kw_only=True):
-    """What a host serves."""
+    """A description of a host and its tasks."""
 
     name: str = ""
     num_tasks: int | None = None
-    """How many tasks an epoch has; None only where there is no end."""
+    """The number of tasks in an epoch; None only if the order is endless."""
     requires_group_scoring: bool = False
-    """`run_rollout` is refused where a task is scored in a group: use `run_group`."""
+    """Whether tasks are scored in groups. If so, `run_rollout` is refused for such tasks: use `run_group`."""
     fingerprint: str = ""
-    """Changes with the code, the config and the data behind the tasks."""
+    """A digest that changes with the code, the config and the data behind the tasks."""
     cursor: int = 0
-    """The next index of the stream without a name."""
+    """The next index of the unnamed stream."""
     cursors: dict[str, int] = {}
     capacity: int | None = None
-    """The most rollouts under way at once; None: no limit."""
+    """The maximum number of concurrent rollouts; None if there is no limit."""
     by_index: bool = True
-    """Whether `sample` can be asked for an index: not where the taskset is only a generator."""
+    """Whether `sample` accepts an index; False if the taskset is only a generator."""
     protocol: int = PROTOCOL
     models: list[str] = []
 
 
 class Health(msgspec.Struct):
-    """Answered only by a host that is ready to serve."""
+    """The health of a host. Only a host that is ready to serve answers."""
 
     ready: bool = True
     in_flight: int = 0
@@ -101,36 +101,36 @@ class Host(Protocol):
     async def info(self) -> Info: ...
     async def health(self) -> Health: ...
     async def sample(self, index: int | None = None, *, stream: str = "", lease: float | None = None) -> Task:
-        """The next task of a stream; with an index the task at that index, and no cursor moves. With a `lease`, in
-        seconds, the task is given out again unless it is finished or renewed in time: by a rollout or an episode of it,
-        by `finish` or `renew`."""
+        """Return the next task of a stream, or the task at `index` without moving a cursor. With a `lease`, in seconds,
+        the task is handed out again unless the lease is finished or renewed in time: by a rollout or an episode of the
+        task, or by `finish` or `renew`."""
         ...
 
     async def renew(self, task: Task, lease: float | None = None) -> bool:
-        """Restarts the lease of a task, perhaps with other seconds; returns whether there is one."""
+        """Restart the lease of a task, optionally with a new duration; return whether there is one."""
         ...
 
     async def finish(self, task: Task) -> bool:
-        """Ends the lease: the task is done. Returns whether it had one."""
+        """End the lease because the task is done; return whether there was one."""
         ...
 
     async def give_back(self, task: Task) -> bool:
-        """Ends the lease, and gives the task out again at once. Returns whether it had one."""
+        """End the lease, and hand out the task again at once; return whether there was one."""
         ...
 
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
-        """The first tasks of the order, each once, with its occurrence; no cursor moves."""
+        """Yield the first tasks of the order, each once, with its occurrence. No cursor moves."""
         ...
 
     async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace: ...
     async def run_group(
         self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[GroupOptions]
     ) -> list[Trace]:
-        """n rollouts of one task, scored together where the taskset does so. `rollouts` are their numbers."""
+        """Play n rollouts of one task, scored together if the taskset does so. `rollouts` gives their numbers."""
         ...
 
     async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
-        """Sets the version of the weights of a model."""
+        """Set the version of a model's weights."""
         ...
 
     async def pause(
@@ -141,15 +141,15 @@ class Host(Protocol):
         model: str | None = None,
         endpoint: str | None = None,
     ) -> bool:
-        """No rollout asks the model until `resume`, for so many seconds at most: its weights are being changed. Calls
-        under way are waited for (`finish`), aborted and later made again (`abort`), or left alone (`leave`). Says
-        whether none is under way."""
+        """Stop rollouts from calling the model until `resume`, for at most so many seconds, while its weights are
+        updated. Calls that are running are awaited (`finish`), aborted and repeated later (`abort`), or left alone
+        (`leave`). Returns whether no call is running."""
         ...
 
     async def resume(
         self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
     ) -> None:
-        """Ends the pause, with this version of the weights."""
+        """End the pause, and optionally set the version of the weights."""
         ...
 
     async def start(self, task: Task, *, step: int | None = None) -> Started: ...

@@ -1,10 +1,10 @@
-"""A Reader reads an endless generator forward, a few tasks ahead, and keeps the latest to give them again.
+"""A Reader reads an endless generator forward, a few tasks ahead, and keeps the latest tasks to return them again.
 
     reader = Reader(taskset, tries=3)
     task = await reader.task(17)
 
-A generator that fails is restarted after a wait. One that fails at the same place again and again ends the stream
-there. The tasks after that place were never reached, so none is skipped.
+A generator that fails is restarted after a wait. If it keeps failing at the same place, the stream ends there. Tasks
+after that place were never reached, so none is skipped.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from treetune.errors import GeneratorFailed, StreamEnded
 from treetune.system.threads import call_apart
 
 AHEAD = 64
-"""How many tasks are read before they are asked for."""
+"""How many tasks are read ahead."""
 KEPT = 4096
-"""How many of the latest tasks of a generator can be given again."""
+"""How many of the latest tasks are kept to be returned again."""
 _TAKING_SECONDS = 0.05
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 64.0
-"""Seconds before a generator is restarted; each wait is four times the one before."""
+"""The first and longest waits in seconds before a generator is restarted; each wait is four times the previous one."""
 _BROKEN = (GeneratorFailed, StreamEnded)
-"""Failures of the generator itself; any other is that of one task."""
+"""Failures of the generator itself. Other errors belong to a single task."""
 
 
 class Reader:
@@ -38,30 +38,30 @@ class Reader:
         self._tries = tries
         self._tasks: dict[int, Task] = {}
         self._first = self._next = 0
-        """The first that can be given, and the first that was not read."""
+        """The first index that is still kept, and the first that was not read."""
         self._lock = asyncio.Lock()
         self._failures: dict[int, Exception] = {}
-        """Of single tasks that could not be taken, until they are asked for."""
+        """Errors of single tasks, kept until those tasks are requested."""
         self._failed_at = self._failed = 0
         """Where the generator failed last, and how often in a row it failed there."""
         self._again = 0.0
         """The earliest time of a restart."""
         self._ended: StreamEnded | None = None
-        """The error until then, where it failed too often."""
+        """The error that ended the stream, if the generator failed too often."""
 
     def reaches(self, index: int) -> bool:
-        """Whether a task can be given without reading from the beginning."""
+        """Whether a task can be returned without reading from the beginning."""
         return self._first <= index <= self._next + KEPT
 
     async def task(self, index: int) -> Task:
-        """The task at a position, which is its index: a generator has no other order."""
+        """The task at a position, which equals its index because a generator has no other order."""
         if (known := self._tasks.get(index)) is not None:
             return known
         async with self._lock:
             failures = 0
             while index not in self._tasks:
                 if (failure := self._failures.pop(index, None)) is not None:
-                    raise failure  # asked for again, it is read again
+                    raise failure  # the next request reads the task again
                 if self._failed and index >= self._next and (left := self._again - time.monotonic()) > 0:
                     if self._ended is not None:
                         raise self._ended
@@ -89,10 +89,11 @@ class Reader:
 
     async def _read(self, index: int) -> None:
         if self._first <= index < self._next:
-            wanted = range(index, index + 1)  # one that failed before
+            wanted = range(index, index + 1)  # a task that failed before
         else:
             if not self.reaches(index):
-                # A restored cursor: the generator is read again, and tasks are kept from a little before the cursor on.
+                # After a restore, the generator is read from the beginning; tasks are kept from shortly before the
+                # cursor on.
                 self._tasks, self._failures = {}, {}
                 self._first = self._next = max(0, index - KEPT // 2)
             wanted = range(self._next, index + AHEAD)
@@ -112,11 +113,11 @@ class Reader:
             if index not in self._tasks:
                 raise failure
             if isinstance(failure, GeneratorFailed):
-                self._note_failure(failure)  # while reading ahead; the next request for it restarts the generator
+                self._note_failure(failure)  # failed while reading ahead; the next request restarts the generator
 
 
 def take(tasks: Iterable[Task]) -> tuple[list[Task], Exception | None]:
-    """As many tasks as can be made in a short time, and the error of the next."""
+    """Take as many tasks as can be made in a short time; return them and the error of the next one, if any."""
     taken: list[Task] = []
     until = time.monotonic() + _TAKING_SECONDS
     try:

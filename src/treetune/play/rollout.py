@@ -1,8 +1,8 @@
-"""A rollout is one task played by a policy to its end, giving a Trace.
+"""A rollout is one task played by a policy to its end. It produces a Trace.
 
     trace = await run_rollout(taskset, task, policy)
 
-The environment is the episode's; here are the policy, its tokens, and what a trace keeps of both.
+The episode runs the environment. This module calls the policy, and records its messages and tokens in the trace.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from treetune.system.threads import call
 
 T = TypeVar("T")
 _MOST_ABORTS = 30
-"""How often in a row the server of a model may abort a call before the rollout fails."""
+"""How often in a row a model server may abort a call before the rollout fails."""
 _LONGEST_WAIT = 5.0
 NO_LOGPROBS = "sampling.logprobs was asked for, and the model gave none"
 MANY_TURNS = 1000
-"""An episode of so many turns is most likely one without an end."""
+"""An episode with this many turns probably never ends."""
 
 
 async def run_rollout(
@@ -49,9 +49,10 @@ async def run_rollout(
     weights: Weights | None = None,
     staleness: Staleness | None = None,
 ) -> Trace:
-    """Run one rollout to its end. Only cancellation is raised; every other ending is the trace's `outcome`. With the
-    `recorded` calls of an earlier one, tools that are no part of the rules are not run again. The `weights` say which
-    version answers, and when; `staleness` how far they may move on meanwhile."""
+    """Run one rollout to its end. Only cancellation is raised; any other ending is the trace's `outcome`. With the
+    `recorded` calls of an earlier rollout, tools that do not belong to the environment or taskset are not run again.
+    `weights` tracks which version answers and when calls must wait; `staleness` limits how far the weights may advance
+    during the rollout."""
     trace = Trace(task=task, uid=task.uid, occurrence=occurrence, rollout=rollout, model=policy.name)
     played = Rollout(taskset, policy, trace, sampling, limits, recorded, weights)
     return await (played.run() if staleness is None else played.run_within(staleness))
@@ -62,8 +63,8 @@ async def play_turns(
     step: Callable[[Action], Awaitable[T]],
     observe: Callable[[T], None],
 ) -> None:
-    """The turn loop of everything that plays. `answer` gives the next action, or None at the end; `step` plays it, and
-    `observe` reads what came of it."""
+    """The turn loop that all players share. `answer` returns the next action, or None at the end; `step` plays it, and
+    `observe` receives the result."""
     while (action := await answer()) is not None:
         observe(await step(action))
 
@@ -71,7 +72,7 @@ async def play_turns(
 async def score_together(
     taskset: Taskset[Any, Any], task: Task, traces: Sequence[Trace], limits: Limits | None = None
 ) -> None:
-    """Give the traces of one task the rewards that the taskset's `score_group` finds for them."""
+    """Set the rewards of several traces of one task to those that the taskset's `score_group` returns."""
     scored, began = [trace for trace in traces if trace.outcome.scored], time.perf_counter()
     try:
         given = await with_deadline(call(taskset.score_group, task, scored), limits or Limits())
@@ -90,7 +91,7 @@ async def score_together(
 def _fail(trace: Trace, error: Exception, phase: str, limits: Limits | None) -> None:
     if isinstance(error, DeadlinePassed):
         trace.fail(Outcome.TIMEOUT, Failure("TimeoutError", str(error), phase))
-        if limits is not None and phase in ("policy", "environment"):  # the policy has had its say
+        if limits is not None and phase in ("policy", "environment"):  # the policy had its chance to act
             trace.reward = limits.timeout_reward
     else:
         culprit = Outcome.POLICY_ERROR if phase == "policy" else Outcome.ENVIRONMENT_ERROR
@@ -98,7 +99,7 @@ def _fail(trace: Trace, error: Exception, phase: str, limits: Limits | None) -> 
 
 
 class Rollout:
-    """One rollout under way; `trace` holds what there is so far, also after a cancellation."""
+    """A rollout in progress. `trace` holds what was recorded so far, even after a cancellation."""
 
     def __init__(
         self,
@@ -120,16 +121,16 @@ class Rollout:
         self._retries = RetryCount()
         self._conversation: list[Message] = []
         self._observed: list[Message] | None = None
-        """What the policy has not answered yet; None where it is not asked."""
+        """The messages that the policy must answer next; None at the end of the episode."""
 
     async def run_within(self, staleness: Staleness) -> Trace:
-        """The same; cut off or marked where the weights move on too far meanwhile."""
+        """Like `run`, but the rollout is cut off or marked if the weights advance too far in the meantime."""
         self._weights = weights = self._weights or Weights()
         self._staleness, began = staleness, weights.version
 
         def check(version: int) -> None:
             nonlocal began
-            began = version if began is None else began  # the first that is told is what it began with
+            began = version if began is None else began  # the first known version counts as the one it began with
             first = began if self.trace.version is None else self.trace.version
             if version > first + staleness.most:
                 self.trace.stale = True
@@ -158,7 +159,7 @@ class Rollout:
         except Exception as error:
             _fail(trace, error, self._phase, self._limits)
         finally:
-            await self._episode.close()  # a cancelled rollout still cleans up
+            await self._episode.close()  # a cancelled rollout also cleans up
             self._record(self._episode)
             trace.timing.total = time.perf_counter() - began
         return trace
@@ -169,7 +170,7 @@ class Rollout:
         await play_turns(self._answer, self._step, self._observe)
 
     async def _answer(self) -> Action | None:
-        """What the policy does next; None where the episode is over, or the context of the policy is full."""
+        """The policy's next action; None if the episode is over or the policy's context is full."""
         trace, observed, conversation = self.trace, self._observed, self._conversation
         if observed is None:
             return None
@@ -179,7 +180,7 @@ class Rollout:
         conversation += observed
         turn = Turn(observed=observed)
         trace.turns.append(turn)
-        # A last message of the assistant's is the beginning of the answer, which the answer holds then.
+        # A last message from the assistant is the beginning of the answer, and the answer repeats it.
         continues = begins_answer(observed)
         try:
             completion = await self._complete(conversation, continues)
@@ -218,7 +219,7 @@ class Rollout:
             raise episode.timed_out
         self._observed = None if step.done else observed
         if step.done:
-            # An answer cut off by a token limit is scored, but it is not what the policy meant to say.
+            # An answer cut off by a token limit is scored, but the policy did not finish it.
             cut = step.truncated or turn.finish_reason == "length"
             trace.outcome = Outcome.TRUNCATED if cut else Outcome.COMPLETED
             trace.reward = episode.result.reward
@@ -261,7 +262,7 @@ class Rollout:
                 self._note_version(request, completion, version)
             if completion.finish_reason != "abort":
                 return self._take(request, completion)
-            # The server of the model ended it: it goes on from its tokens, where the policy works on tokens.
+            # The model server aborted the call. It continues from its tokens, if the policy works on tokens.
             request.partial = completion
             if weights is not None:
                 weights.counts["aborted_calls"] += 1
@@ -273,7 +274,7 @@ class Rollout:
         )
 
     async def _wait(self, weights: Weights) -> None:
-        """Until the pause is over. The seconds are nobody's: the rollout has so many more."""
+        """Wait until the pause is over, and extend the deadlines by the time it took."""
         waited = await weights.wait()
         self.trace.timing.paused += waited
         self._episode.extend(waited)
@@ -313,7 +314,8 @@ class Rollout:
         return completion
 
     def _note_version(self, request: Request, completion: Completion, version: int | None) -> None:
-        """Which weights sampled it: by the word of whoever serves them, else those that were current when it began."""
+        """Record the version of the weights that sampled a completion: as reported by the server, or else the version
+        that was current when the call began."""
         trace, weights = self.trace, self._weights
         if completion.version is not None:
             version = completion.version
@@ -334,7 +336,7 @@ class Rollout:
             weights.reach(version)
 
     def _record(self, episode: Episode) -> None:
-        """What the episode came to, also where it failed."""
+        """Record the result of the episode in the trace, even if it failed."""
         trace, result, timing = self.trace, episode.result, self.trace.timing
         result.write_to(trace)
         trace.warnings += result.warnings

@@ -1,11 +1,11 @@
-"""Streams hand out a taskset's tasks in order: each named stream is one cursor, owned here and nowhere else.
+"""Streams hand out a taskset's tasks in order. Each named stream is one cursor, kept only here.
 
     streams = Streams(taskset)
     draw, task = await streams.sample("trainer-a")      # the next index of that stream, and its task
 
-A task is a pure function of its draw. A draw whose task could not be made is not drawn: it is tried again, and skipped
-only where it fails too often while others succeed. `state()` is a small value for a checkpoint; `restore` refuses one
-that was taken over other tasks.
+A task is a pure function of its draw. If making a task fails, its draw is tried again; it is skipped only if it fails
+too often while others succeed. `state()` is a small value for a checkpoint; `restore` refuses a state of a different
+taskset.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from treetune.system.digest import digest
 from treetune.system.threads import call_apart
 
 CHEAP_SECONDS = 0.002
-"""A task that is made faster than this is made on the event loop; others in a thread or by a worker."""
+"""Tasks that take less time than this are made on the event loop, others in a thread or by a worker."""
 MOST_STREAMS = 1024
 _PROBES = 8
 log = logging.getLogger(__name__)
@@ -51,12 +51,12 @@ T = TypeVar("T")
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Identifies the tasks that a cursor counts."""
+    """Identifies the tasks that a cursor refers to."""
 
     fingerprint: Fingerprint
     count: int | None = None
     probe: str | None = None
-    """A hash of a few tasks, for data that changed behind an unchanged config."""
+    """A hash of a few tasks, to detect changed data under an unchanged config."""
 
     @property
     def digest(self) -> str:
@@ -73,15 +73,15 @@ class Identity(msgspec.Struct, frozen=True):
 
 class StreamState(msgspec.Struct, frozen=True):
     index: int
-    """The next index it gives."""
+    """The next index to hand out."""
     curriculum: Any = None
-    """What it has learned from observed rewards: pass rates, and what was drawn by them."""
+    """What it has learned from observed rewards: pass rates, and how often each was drawn."""
     pending: list[Pending] = []
-    """Draws before that index that are not done."""
+    """Unfinished draws before that index."""
 
 
 class State(msgspec.Struct, frozen=True):
-    """Where every stream is, and over which tasks: small, and plain when encoded."""
+    """The positions of streams, and the taskset they belong to: small, and plain when encoded."""
 
     streams: dict[str, StreamState]
     taskset: Identity
@@ -93,27 +93,27 @@ class Streams:
         self.taskset = taskset
         self.pending = PendingDraws(tries=tries)
         self.sequential = taskset.sequential
-        """Only a generator: its tasks can be read forward."""
+        """Whether the taskset is only a generator, whose tasks can only be read forward."""
         self.cheap = not self.sequential
         self.make_apart: Callable[[int], Awaitable[Task]] = partial(call_apart, self._make)
         """Makes the task at a position without blocking the loop: in a thread, or by the workers of a pool."""
         self.identity: Identity
         self._streams: dict[str, _Stream] = {}
         self._slow = 0
-        """Recent tasks that took long to make, minus those that did not."""
+        """How many recent tasks were slow to make, minus those that were not."""
         self._readers: list[Reader] = []
-        """Of a generator. Streams that are near to each other share one."""
+        """The readers of a generator. Streams at nearby positions share one."""
 
     def load(self) -> None:
-        """Loads what the first draw would wait for: the data, the count, and a few tasks that show their cost."""
+        """Load what the first draw would wait for: the data, the count, and a few tasks to measure their cost."""
         count = self.count
-        self.taskset.learning()  # what every stream begins with is worked out now
+        self.taskset.learning()  # compute the initial state of every stream now
         probe = None if self.sequential else self._probe()
         self.identity = Identity(taskset_fingerprint(self.taskset), count, probe)
 
     @cached_property
     def count(self) -> int | None:
-        """How many tasks an epoch has; None: there is no end."""
+        """The number of tasks in an epoch; None if the order is endless."""
         return self.taskset._size()
 
     def _probe(self) -> str:
@@ -131,7 +131,7 @@ class Streams:
     # The cursors
 
     def open(self, name: str) -> _Stream:
-        """A stream, which is a new one where there is none yet."""
+        """Return the stream of this name; it is created if needed."""
         if name not in self._streams:
             if len(name) > 128:
                 raise UsageError("the name of a stream can have 128 characters")
@@ -141,8 +141,7 @@ class Streams:
         return self._streams[name]
 
     def advance(self, stream: str = "") -> Draw:
-        """The next draw of a stream: one that is to be given out again, else the draw at the cursor. Only here does the
-        cursor move."""
+        """The next draw of a stream: one to hand out again, else the draw at the cursor. The cursor moves only here."""
         current = self._streams.get(stream) or self.open(stream)
         if self.pending.due and (due := self.pending.take(stream)) is not None:
             return due
@@ -156,7 +155,7 @@ class Streams:
     async def sample(
         self, stream: str = "", fetch: Callable[[Draw], Awaitable[Task]] | None = None
     ) -> tuple[Draw, Task]:
-        """The next draw and its task, which `fetch` makes."""
+        """The next draw, and its task as made by `fetch`."""
         self.pending.hold(draw := self.advance(stream))
         task = await self.make(draw, fetch or self.fetch)
         self.pending.settle(draw)
@@ -165,8 +164,8 @@ class Streams:
     async def make(
         self, draw: Draw, fetch: Callable[[Draw], Awaitable[T]], excused: tuple[type[Exception], ...] = ()
     ) -> T:
-        """What `fetch` makes of a held draw. A failure counts as a try, unless it is `excused`. A draw that failed
-        before waits for its next try."""
+        """Call `fetch` on a held draw and return the result. A failure counts as a try, unless it is `excused`. A draw
+        that failed before waits until its next try is due."""
         try:
             if (seconds := self.pending.seconds_until(draw)) > 0:
                 await asyncio.sleep(seconds)
@@ -181,7 +180,7 @@ class Streams:
             raise
 
     def fail(self, draw: Draw, error: Exception) -> DrawFailed | StreamEnded:
-        """Notes that the task of a held draw could not be made; returns the error to raise."""
+        """Record that the task of a held draw could not be made; return the error to raise."""
         problem = reason_of(error)
         where, most = name_draw(draw.stream, draw.index), self.pending.tries
         if isinstance(error, GeneratorFailed | StreamEnded):
@@ -198,7 +197,7 @@ class Streams:
         return DrawFailed(problem, remedy=remedy)
 
     def draw_at(self, index: int) -> Draw:
-        """The draw at an index of the order; no cursor moves."""
+        """The draw at an index of the order. No cursor moves."""
         if self.sequential:
             problem = f"{self.taskset.name} is only a generator: it has no task at an index of your choice"
             raise UsageError(problem, remedy="sample without an index, or write task_at(index)")
@@ -212,13 +211,13 @@ class Streams:
         return {name: stream.index for name, stream in self._streams.items()}
 
     def observe(self, task: Task, reward: float, stream: str = "") -> None:
-        """Updates the pass rate of a task, where the stream has a curriculum."""
+        """Update the pass rate of a task, if the stream has a curriculum."""
         reward = finite(reward, "an observed reward")
         if (learning := self.open(stream).learning) is not None:
             learning.observe(task, reward)
 
     def state(self, stream: str | None = None) -> State:
-        """Of all streams, or of one. The stream without a name is always included."""
+        """The state of all streams, or of one plus the unnamed stream."""
         names = [stream] if stream is not None else dict.fromkeys(["", *self._streams])
         return State({name: self.stream_state(name) for name in names}, self.identity)
 
@@ -226,11 +225,11 @@ class Streams:
         return StreamState(self.cursor(name), self.curriculum_state(name), self.pending.of(name))
 
     def curriculum_state(self, name: str) -> Any:
-        stream = self._streams.get(name) or _Stream(self.taskset)  # asking opens none
+        stream = self._streams.get(name) or _Stream(self.taskset)  # does not create the stream
         return None if stream.learning is None else stream.learning.state()
 
     def restore(self, state: State) -> None:
-        """Moves the streams of `state` to where they were; others stay. Tasks that were out on a lease are given out
+        """Move the streams in `state` to where they were; other streams stay. Tasks that were leased are handed out
         again."""
         if changes := state.taskset.differences(self.identity):
             raise ResumeError(
@@ -244,7 +243,7 @@ class Streams:
             raise UsageError(f"the cursor of a stream is a number from 0 to 2**62; wrong are {wrong[:5]}")
         if wrong := [name for name, entry in streams.items() if _has_wrong_draws(entry)]:
             raise UsageError(f"a draw that is not done lies before the cursor of its stream; wrong are {wrong[:5]}")
-        if len(self._streams.keys() | streams.keys()) > MOST_STREAMS:  # before any of them is opened
+        if len(self._streams.keys() | streams.keys()) > MOST_STREAMS:  # checked before any stream is created
             raise UsageError(f"there can be {MOST_STREAMS} streams", remedy="restore fewer of them")
         for name, entry in streams.items():
             self.pending.place(name, entry.pending, keep_leases)
@@ -261,17 +260,17 @@ class Streams:
     # The tasks
 
     def position(self, draw: Draw) -> int:
-        """Where in load order the task of a draw lies."""
+        """The position in load order of the task of a draw."""
         if draw.position is not None:
             return draw.position
         return self.taskset.position_at(draw.index, self.count)
 
     def task(self, draw: Draw) -> Task:
-        """The task of a draw, made here and now; not for generators."""
+        """Make the task of a draw synchronously; not for generators."""
         return self._make(self.position(draw))
 
     async def fetch(self, draw: Draw) -> Task:
-        """The same without blocking the loop."""
+        """Make the task of a draw without blocking the loop."""
         position = self.position(draw)
         if self.sequential:
             return await self._reader(draw.stream, position).task(position)
@@ -316,7 +315,7 @@ class Streams:
 
 
 class _Stream:
-    """A cursor, with pass rates of its own where they move, and a reader where the taskset is a generator."""
+    """A cursor, with its own pass rates if they change, and a reader if the taskset is a generator."""
 
     def __init__(self, taskset: Taskset[Any, Any]) -> None:
         self.index = 0
@@ -329,14 +328,15 @@ def _has_wrong_draws(entry: StreamState) -> bool:
 
 
 async def load(taskset: Taskset[Any, Any], tries: int = DRAW_TRIES) -> Streams:
-    """The streams of a taskset, ready to give tasks."""
+    """The streams of a taskset, ready to hand out tasks."""
     streams = Streams(taskset, tries)
     await call_apart(streams.load)
     return streams
 
 
 async def draw_tasks(taskset: Taskset[Any, Any], num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
-    """The first tasks of the order with their occurrence, without a cursor; made off the loop in small batches."""
+    """Yield the first tasks of the order with their occurrences, without a cursor; made off the loop in small
+    batches."""
     tasks = taskset.draw(num_tasks)
     seen: Counter[str] = Counter()
     failure = None

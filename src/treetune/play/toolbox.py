@@ -1,11 +1,11 @@
-"""The toolbox of an episode: runs the calls that a model makes, and gives the results as messages.
+"""The toolbox of an episode runs the tool calls of the model, and returns the results as messages.
 
     toolbox = await Toolbox.open(environment_tools, offered, most_calls=100)
-    step = await toolbox.answer(calls)           # runs the calls of one answer, side by side
+    step = await toolbox.answer(calls)           # runs the calls of one answer concurrently
     await toolbox.close()
 
-An error of a call is a message that the model can act on, never the end of a rollout: a wrong name, arguments that
-cannot be read, a tool that raises or times out.
+An error in a call (a wrong name, unreadable arguments, a tool that raises or times out) becomes a message that the
+model can act on; it never ends the rollout.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from treetune.errors import InvalidAction, ToolError, UsageError, did_you_mean, 
 from treetune.system.threads import call as call_user_code
 
 SECONDS = 60.0
-"""The timeout of a call, unless the tool has one."""
+"""The default timeout of a call."""
 MOST_AT_ONCE = 64
-"""Calls of one answer that are run; more are refused."""
+"""The maximum number of calls that are run per answer; further ones are refused."""
 _MOST_ERROR = 1_000
 
 
 class _Done(msgspec.Struct):
-    """The outcome of a call."""
+    """The result of a call."""
 
     content: Any
     step: Step | None = None
-    """Where the tool gave one, or a reward."""
+    """The step, if the tool returned one or a reward."""
     error: str | None = None
     submitted: str | None = None
-    """The text of a final tool that gives no reward of its own: an answer, for the environment to score."""
+    """The text from a final tool that returns no reward: an answer for the environment to score."""
 
 
 class Toolbox:
-    """The tools of one episode, and how often they were called."""
+    """The tools of one episode, and counts of their calls."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Toolbox:
         most_calls: int,
         recorded: Sequence[Sequence[ToolCall]] | None = None,
     ) -> None:
-        """`own` tools need no opening. With the `recorded` calls of an earlier rollout, by answer, the other tools
-        are not opened, and a call of them gets its recorded result."""
+        """`own` tools need no opening. With the `recorded` calls of an earlier rollout, by answer, the other tools are
+        not opened, and calls to them return the recorded results."""
         self._tools: dict[str, Tool] = {}
         self._add(own)
         self._sources = sources if recorded is None else ()
@@ -67,12 +67,12 @@ class Toolbox:
         self._most_calls, self._recorded = most_calls, recorded
         self._was_refused = False
         self.submitted: str | None = None
-        """What a final tool submitted as the answer."""
+        """The answer that a final tool submitted."""
         self.answers = self.calls = self.errors = 0
 
     async def open(self) -> None:
         for source in self._sources:
-            self._opened.append(source)  # also where it fails half way
+            self._opened.append(source)  # close it even if opening fails halfway
             self._add(await source.open())
 
     def _add(self, tools: Iterable[Tool]) -> None:
@@ -83,7 +83,7 @@ class Toolbox:
             self._tools[tool.name] = tool
 
     async def close(self) -> str | None:
-        """Closes what was opened; returns the first error."""
+        """Close what was opened; return the first error."""
         opened, self._opened = self._opened, []
         failures = await asyncio.gather(*(source.close() for source in reversed(opened)), return_exceptions=True)
         return next((format_error(failure) for failure in failures if failure is not None), None)
@@ -97,7 +97,7 @@ class Toolbox:
         return {"tool_calls": float(self.calls), "tool_errors": float(self.errors)}
 
     async def answer(self, made: list[ToolCall]) -> Step:
-        """The step of the calls of one answer, in their order. A final tool is called after the others."""
+        """Run the calls of one answer and return the combined step, in their order. Final tools are called last."""
         recorded = self._recorded_calls()
         allowed = min(MOST_AT_ONCE, self._most_calls - self.calls)
         if allowed <= 0 and self._was_refused:
@@ -161,7 +161,7 @@ class Toolbox:
         return step
 
     def _combine(self, made: list[ToolCall], done: list[_Done]) -> Step:
-        """One step of all calls."""
+        """Combine all calls into one step."""
         messages: list[Message] = []
         after: list[Message] = []
         info: dict[str, Any] = {}
@@ -189,7 +189,7 @@ class Toolbox:
         )
 
     def count(self, step: Step) -> Step:
-        """A step of the environment's own, with the figures of the tools."""
+        """Add the tool call counts to a step of the environment."""
         metrics = step.info.get("metrics") or {}
         if isinstance(metrics, dict):
             step.info = {**step.info, "metrics": {**metrics, **self.metrics}}
@@ -197,8 +197,8 @@ class Toolbox:
 
 
 def find_call_fault(gold: Gold, trace: Trace, threshold: float = 1.0) -> str | None:
-    """What is wrong with the calls of a gold answer, by its trace: the error of the first call that failed, or that the
-    task offers no tools. An environment without tools may still reward calls."""
+    """What is wrong with the tool calls of a gold answer, from its trace: the error of the first call that failed, or
+    that the task offers no tools. An environment without tools may still reward calls."""
     for call in (call for turn in trace.turns for call in turn.calls):
         if call.error is not None:
             return call.error
@@ -210,7 +210,7 @@ def find_call_fault(gold: Gold, trace: Trace, threshold: float = 1.0) -> str | N
 
 
 async def list_tools(taskset: Taskset[Any, Any], task: Task) -> list[str]:
-    """The names of what a model may call in a task, without starting or opening anything."""
+    """The names of the tools that a model may call in a task, without starting or opening anything."""
     named = [NamedTool.of(entry).name for entry in (*taskset.config.tools, *task.tools)]
     environment = await call_user_code(taskset.environment, task)
     try:
@@ -231,7 +231,7 @@ async def _call(tool: Tool, arguments: Any) -> _Done:
     except asyncio.CancelledError as error:
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise
-        return _failed(f"{tool.name} failed: {format_error(error)}")  # of its own making
+        return _failed(f"{tool.name} failed: {format_error(error)}")  # the tool raised it itself
     except ToolError as error:
         return _failed(f"{tool.name}: {error.message}")
     except TimeoutError as error:
@@ -248,7 +248,7 @@ def _failed(error: str) -> _Done:
 
 
 def _shown(tool: Tool, value: Any) -> _Done:
-    """What a tool gave, for the model; a `Step` or a `Score` has a reward too."""
+    """The result of a tool, for the model. A `Step` or a `Score` also carries a reward."""
     if isinstance(value, Score):
         return _Done("", _step_of(value, done=False))
     if isinstance(value, Step):
@@ -260,7 +260,7 @@ def _shown(tool: Tool, value: Any) -> _Done:
 
 
 def _ended(tool: Tool, value: Any) -> _Done:
-    """What a final tool gave: the end of the episode."""
+    """The result of a final tool, which ends the episode."""
     if isinstance(value, Step):
         done = _shown(tool, value)
         assert done.step is not None

@@ -1,12 +1,12 @@
-"""The weights behind a model while they are trained: which version is current, and when the model may not be asked.
+"""The weights of a model that is being trained: the current version, and when the model must not be called.
 
     weights = Weights()
     weights.set_version(7)                              # the trainer has loaded version 7
-    await weights.pause(calls="finish")                 # no call of the model begins any more
+    await weights.pause(calls="finish")                 # no new call to the model begins
     weights.resume(8)                                   # rollouts continue with version 8
 
-A rollout asks its policy between `begin_call` and `end_call`, and waits in `wait` during a pause. The time of a pause
-does not count against a rollout, and every pause ends by itself, because its client may be gone.
+A rollout calls its policy between `begin_call` and `end_call`, and waits in `wait` during a pause. A pause does not
+count against a rollout's time, and ends by itself after a while, because its client may be gone.
 """
 
 from __future__ import annotations
@@ -26,48 +26,47 @@ T = TypeVar("T")
 PAUSE_SECONDS = 600.0
 LONGEST_PAUSE = 86400.0
 MOST_MODELS = 1024
-"""The most models whose weights are kept."""
+"""The maximum number of models whose weights are tracked."""
 HIGHEST_VERSION = 2**31 - 1
-"""Trainers keep the versions of tokens in 32 bits."""
+"""Trainers store the versions of tokens in 32 bits."""
 
 Calls = Literal["finish", "abort", "leave"]
-"""What a pause does with the calls under way: waits for their ends, aborts them (each is made again afterwards), or
-leaves them alone."""
+"""How a pause handles running calls: wait for them, abort them (each is repeated afterwards), or leave them alone."""
 Stale = Literal["cut", "mark"]
-"""What becomes of a rollout that is too old: it is cut off, or played to its end and marked in its trace."""
+"""How to handle a rollout that is too old: cut it off, or play it to its end and mark its trace."""
 
 
 class Weights:
     def __init__(self, counts: Counter[str] | None = None) -> None:
-        """`counts` is where pauses and aborted calls are counted."""
+        """`counts` receives the counts of pauses and aborted calls."""
         self.version: int | None = None
-        """None: unknown."""
+        """None if unknown."""
         self.paused = False
         self.counts: Counter[str] = Counter() if counts is None else counts
         self._calls: dict[asyncio.Task[Any], bool] = {}
-        """Those under way, by the tasks that wait for them: whether they were aborted."""
+        """Running calls, by the tasks that wait for them, and whether each was aborted."""
         self._changed = asyncio.Event()
-        """Set for a moment when no call is under way any more, or the pause is over."""
+        """Set briefly when the last running call ends, or when the pause ends."""
         self._watching: set[Callable[[int], None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
 
     # For the trainer, or the server of the model
 
     def set_version(self, version: int) -> None:
-        """Sets the version, which may be an earlier one than before."""
+        """Set the version, which may be lower than before."""
         self.version = check_version(version)
         for watch in list(self._watching):
             watch(version)
 
     def reach(self, version: int) -> bool:
-        """Raises the version to at least this one; returns whether it changed."""
+        """Raise the version to at least this one; return whether it changed."""
         if self.version is not None and version <= self.version:
             return False
         self.set_version(version)
         return True
 
     async def pause(self, calls: Calls = "finish", seconds: float = PAUSE_SECONDS) -> bool:
-        """No call begins until `resume`, or until so many seconds have passed. Says whether none is under way."""
+        """Stop new calls until `resume`, or until so many seconds have passed. Returns whether no call is running."""
         check_pause(calls, seconds)
         if not self.paused:
             self.counts["pauses"] += 1
@@ -85,7 +84,7 @@ class Weights:
         return not self._calls
 
     def resume(self, version: int | None = None) -> None:
-        """Ends the pause, and sets the version where it is given."""
+        """End the pause, and set the version if given."""
         if version is not None:
             self.set_version(version)
         if self._expiry is not None:
@@ -109,22 +108,22 @@ class Weights:
     # For rollouts
 
     async def wait(self) -> float:
-        """Waits for the end of the pause; returns the seconds that it took."""
+        """Wait for the end of the pause; return the seconds that it took."""
         began = time.perf_counter()
         while self.paused:
             await self._changed.wait()
         return time.perf_counter() - began
 
     def begin_call(self) -> asyncio.Task[Any]:
-        """A call of the model begins, in the task that is running; `end_call` must follow."""
-        # `asyncio.timeout` would do the same at three times the cost, in every call of every rollout.
+        """Record the start of a model call in the running task; must be followed by `end_call`."""
+        # `asyncio.timeout` would do the same at three times the cost, for every call of every rollout.
         task = asyncio.current_task()
         assert task is not None
         self._calls[task] = False
         return task
 
     def was_aborted(self, call: asyncio.Task[Any]) -> bool:
-        """Whether a pause cancelled the call: then it is made again."""
+        """Whether a pause cancelled the call, which is then repeated."""
         aborted = self._calls[call] and call.cancelling() == 1  # no other cancellation
         if aborted:
             self.counts["aborted_calls"] += 1
@@ -137,7 +136,7 @@ class Weights:
             self._wake()
 
     def watch(self, changed: Callable[[int], None]) -> None:
-        """Calls `changed` with each new version, until `unwatch`."""
+        """Call `changed` with each new version, until `unwatch`."""
         self._watching.add(changed)
 
     def unwatch(self, changed: Callable[[int], None]) -> None:
@@ -153,8 +152,8 @@ class Weights:
 
 
 class Staleness:
-    """By how many versions the weights may change while one rollout is played. Beyond that the rollout is cut off, or
-    only marked."""
+    """How many versions the weights may advance while a rollout is played. Beyond that the rollout is cut off, or only
+    marked."""
 
     def __init__(self, most: int, stale: Stale = "cut") -> None:
         if most < 0 or stale not in ("cut", "mark"):
@@ -164,7 +163,7 @@ class Staleness:
         self._why: str | None = None
 
     async def play(self, rollout: Awaitable[None]) -> str | None:
-        """Plays the rollout; returns the reason where it was cut off."""
+        """Play the rollout; return the reason if it was cut off."""
         try:
             async with asyncio.timeout(None) as playing:
                 self._playing = playing
@@ -177,14 +176,14 @@ class Staleness:
         return self._why
 
     def cut(self, why: str) -> None:
-        """Ends the rollout, unless it has ended already."""
+        """End the rollout, unless it has already ended."""
         if self._stale == "cut" and self._playing is not None and self._why is None:
             self._why = why
             self._playing.reschedule(asyncio.get_running_loop().time())
 
 
 class WeightsBook:
-    """The weights of the models of a host, by the name and the endpoint in requests."""
+    """The weights of a host's models, by the model name and endpoint in requests."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
@@ -200,7 +199,7 @@ class WeightsBook:
         return found
 
     def known(self) -> list[tuple[str | None, str | None, Weights]]:
-        """Those with a version or a pause."""
+        """The models with a version or a pause."""
         return [(*key, one) for key, one in self._all.items() if one.version is not None or one.paused]
 
     def figures(self) -> dict[str, int]:
@@ -210,7 +209,7 @@ class WeightsBook:
         return {**figures, "version": max(versions)} if versions else figures
 
     def _forget_oldest(self) -> None:
-        """Makes room: a trainer may use a new name of its model at every step."""
+        """Remove the oldest unused entry, because a trainer may use a new model name at every step."""
         oldest = next((key for key, one in self._all.items() if not one.in_use), None)
         if oldest is None:
             raise UsageError(f"{MOST_MODELS} models are in use, and no more can be kept")
@@ -224,7 +223,7 @@ def check_version(version: int) -> int:
 
 
 def parse_version(value: object) -> int | None:
-    """The version that a server of models sends, as a number or digits; None for anything else, such as `default`."""
+    """The version sent by a model server, as a number or digits; None for anything else, such as `default`."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     return value if type(value) is int and 0 <= value <= HIGHEST_VERSION else None
