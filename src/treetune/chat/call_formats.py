@@ -1,9 +1,9 @@
-"""How models write tool calls into their text: one convention for each family, known by the marks in its chat template.
+"""How models write tool calls into their text: one format per model family, detected from its chat template.
 
     detect_format(template)                             # "hermes", "mistral", ...: a name in FORMATS, or None
-    parse_calls("<tool_call>{...}</tool_call>", "hermes")    # the text beside them, and the calls in OpenAI's form
+    parse_calls("<tool_call>{...}</tool_call>", "hermes")    # the text around the calls, and the calls in OpenAI's form
 
-A text whose calls cannot be read has no calls. `chat/tool_template.py` writes them.
+If the calls in a text cannot be parsed, the text has no calls. `chat/tool_template.py` writes calls.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from treetune.errors import UnknownNameError
 
 Schema = dict[str, Any]
 NamedCall = tuple[str, str]
-"""The name of a called tool, and its arguments as JSON text."""
+"""The name of a tool, and its arguments as JSON text."""
 
 
 class UnreadableCall(ValueError):
-    """Text that begins a call and cannot be read as one."""
+    """The text begins a call but cannot be parsed as one."""
 
 
 class CallFormat(NamedTuple):
     marks: tuple[str, ...]
-    """What a chat template of this convention has in it, all of them."""
+    """Strings that a chat template of this format contains, all of them."""
     read: Callable[[str, Mapping[str, Schema]], tuple[str, list[NamedCall]]]
-    """The text beside the calls, and the calls; the schemas of the parameters are given by the names of the tools."""
+    """Splits a text into the text around the calls and the calls, given the parameter schemas by tool name."""
     write: Callable[[Sequence[NamedCall]], str]
 
 
 def detect_format(template: str, special_tokens: Collection[str] = ()) -> str | None:
-    """The convention of a chat template; of the special tokens where there is no template (mistral-common)."""
+    """The format of a chat template; without a template (mistral-common), it is detected from the special tokens."""
     for name, format in FORMATS.items():
         if all(mark in template for mark in format.marks):
             return name
@@ -49,11 +49,11 @@ def check_name(format: str | None) -> str | None:
 
 
 def parse_calls(text: str, format: str, tools: Sequence[Schema] = (), turn: int = 0) -> tuple[str, list[Message]]:
-    """The text beside the calls, and the calls; the whole text and no calls where they cannot be read."""
+    """The text around the calls, and the calls; the whole text and no calls if they cannot be parsed."""
     schemas = {str(function.get("name")): function.get("parameters") or {} for function in map(function_of, tools)}
     thought = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
     said = text[thought:]
-    if "<think>" in said:  # still thinking: what stands there is no call yet
+    if "<think>" in said:  # still thinking, so nothing is a call yet
         return text, []
     try:
         beside, found = FORMATS[format].read(said, schemas)
@@ -65,7 +65,7 @@ def parse_calls(text: str, format: str, tools: Sequence[Schema] = (), turn: int 
     return (text[:thought] + beside).rstrip(), calls
 
 
-# JSON, strictly: what a model writes must be what a tool gets
+# Strict JSON: a tool must get exactly what the model wrote
 
 
 def _refuse(constant: str) -> Any:
@@ -81,7 +81,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _value(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that stands there, and where it ends."""
+    """The JSON value at this position, and where it ends."""
     return _JSON.raw_decode(text, _skip(text, at))
 
 
@@ -92,7 +92,7 @@ def _arguments(value: Any) -> str:
 
 
 def _named(value: Any, *keys: str) -> NamedCall:
-    """A call written as one JSON object."""
+    """Parse a call written as one JSON object."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
         raise UnreadableCall("no name")
@@ -107,7 +107,7 @@ def _as_json(call: NamedCall, key: str = "arguments") -> str:
 
 
 def _tagged(text: str, inside: Callable[[str, int], tuple[NamedCall, int]]) -> tuple[str, list[NamedCall]]:
-    """Calls between <tool_call> and </tool_call>; the last may be left open, where a stop string ended it."""
+    """Parse calls between <tool_call> and </tool_call>. The last one may be unclosed if a stop string ended it."""
     beside, found, at = "", [], 0
     while (begin := text.find("<tool_call>", at)) >= 0:
         beside += text[at:begin]
@@ -133,7 +133,7 @@ def _write_hermes(calls: Sequence[NamedCall]) -> str:
     return "\n".join(f"<tool_call>\n{_as_json(call)}\n</tool_call>" for call in calls)
 
 
-# Qwen 3 Coder, Qwen 3.5: parameters in tags of their own, as text
+# Qwen 3 Coder, Qwen 3.5: each parameter in a tag, as text
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\s*?\n?")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.S)
@@ -158,7 +158,7 @@ def _qwen_xml(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Named
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """A parameter written as text: what is no text by its schema is read as JSON."""
+    """Convert a parameter written as text: unless its schema says it is text, it is parsed as JSON."""
     if not isinstance(schema, dict) or schema.get("type") == "string" or "enum" in schema:
         return text
     try:
@@ -181,7 +181,7 @@ def _write_qwen_xml(calls: Sequence[NamedCall]) -> str:
     )
 
 
-# Mistral: a list of JSON objects after a mark; newer ones have a mark for each call, its name, and its arguments
+# Mistral: a list of JSON objects after a mark; newer models write a mark, a name and arguments for each call
 
 
 def _mistral(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[NamedCall]]:
@@ -204,7 +204,7 @@ def _write_mistral(calls: Sequence[NamedCall]) -> str:
     return f"[TOOL_CALLS] [{', '.join(map(_as_json, calls))}]"
 
 
-# Llama 3: the whole answer is JSON, or what follows its mark
+# Llama 3: the whole answer is JSON, or the part after a mark
 
 
 def _llama(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[NamedCall]]:
@@ -229,7 +229,7 @@ def _write_llama(calls: Sequence[NamedCall]) -> str:
     return "; ".join(_as_json(call, "parameters") for call in calls)
 
 
-# DeepSeek: special tokens; the arguments in a fence (V3, R1) or bare (V3.1)
+# DeepSeek: special tokens; the arguments in a code fence (V3, R1) or bare (V3.1)
 
 _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL_BEGIN, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -238,7 +238,7 @@ _BARE = re.compile(r"(.+?)" + _SEPARATOR + r"(.*)", re.S)
 
 
 def _deepseek(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[NamedCall]]:
-    # The prompt may already hold the first mark, where the template wrote it.
+    # The prompt may already end with the first mark, if the template wrote it.
     beside, *parts = text.split(_CALL_BEGIN)
     found = []
     for part in parts:
@@ -250,7 +250,7 @@ def _deepseek(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Named
         if _skip(read[2], end) != len(read[2]):
             raise UnreadableCall("text after the arguments")
         _arguments(value)
-        found.append((read[1].strip(), read[2]))  # as it was written: templates write it so
+        found.append((read[1].strip(), read[2]))  # kept verbatim, because templates write it verbatim
     return beside.rstrip().removesuffix(_CALLS_BEGIN), found
 
 
@@ -268,4 +268,4 @@ FORMATS = {
     "deepseek": CallFormat((_CALLS_BEGIN,), _deepseek, _write_deepseek),
     "llama": CallFormat(('"parameters": ', "<|start_header_id|>"), _llama, _write_llama),
 }
-"""By name, in the order in which their marks are looked for in a template."""
+"""Formats by name, in the order in which templates are checked for them."""

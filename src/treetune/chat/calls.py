@@ -1,10 +1,10 @@
-"""Calls of tools: what one is, the one reader of the forms in which messages have them, and the one writer.
+"""Tool calls: the struct, the single parser of their forms in messages, and the single writer.
 
     read_calls(message["tool_calls"])                       # [ToolCall("call_0", "search", {"query": "red"})]
-    write_call("call_0", "search", {"query": "red"})        # as OpenAI's API has it
-    with_arguments(message, dict)                           # the same calls, their arguments as objects
+    write_call("call_0", "search", {"query": "red"})        # in the form of OpenAI's API
+    with_arguments(message, dict)                           # the same calls with their arguments as objects
 
-The arguments of a call are an object, or JSON text of one.
+The arguments of a call are an object, or an object as JSON text.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from treetune.system.digest import canonical
 
 
 class ToolCall(msgspec.Struct):
-    """A call that a model made, and what came of it."""
+    """A tool call of a model, and its result."""
 
     id: str
-    """By which its result is known: the `tool_call_id` of the message."""
+    """The id that its result refers to: the `tool_call_id` of the message."""
     name: str
-    """The tool."""
+    """The name of the tool."""
     arguments: Any = None
-    """As they were read from JSON; the text itself where it is none."""
+    """The parsed arguments; the original text if it is not JSON."""
     result: Any = ""
-    """What the model was shown: text, or parts with images."""
+    """The result that the model sees: text, or parts with images."""
     seconds: float = 0.0
-    """How long it took."""
+    """The duration of the call."""
     error: str | None = None
-    """What went wrong; None where the tool gave its result."""
+    """The error; None if the tool returned a result."""
 
 
 # Reading
 
 
 def read_calls(calls: Any) -> list[ToolCall]:
-    """Calls of a message, each with an id of its own; one that cannot be read has an `error`."""
+    """Parse the calls of a message. Each gets a unique id; calls that cannot be parsed have an `error`."""
     calls = calls if isinstance(calls, list) else [calls]
     used = {call.get("id") for call in calls if isinstance(call, dict) and isinstance(call.get("id"), str)}
     seen: set[str] = set()
@@ -68,7 +68,7 @@ def read_call(call: Any) -> ToolCall:
 
 
 def read_arguments(given: Any) -> tuple[Any, str | None]:
-    """The arguments of a call as an object; else as they were given, and what is wrong with them."""
+    """The arguments of a call as an object and None; or as given, with the problem."""
     if isinstance(given, dict):
         return given, None
     if given is None or (isinstance(given, str) and not given.strip()):
@@ -85,7 +85,7 @@ def read_arguments(given: Any) -> tuple[Any, str | None]:
 
 
 def function_of(call: dict[str, Any]) -> dict[str, Any]:
-    """The inner part of a tool or a call as OpenAI has them; the whole where it stands alone."""
+    """The `function` part of a tool or call in OpenAI's form; the value itself if it has no such part."""
     inner = call.get("function")
     return inner if isinstance(inner, dict) else call
 
@@ -94,32 +94,32 @@ def function_of(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_call(id: str, name: str, arguments: Any) -> dict[str, Any]:
-    """A call in OpenAI's form: its arguments are text."""
+    """A call in OpenAI's form, with arguments as text."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": write_arguments(arguments)}}
 
 
 def write_arguments(arguments: Any) -> str:
-    """Arguments as JSON text. Text stays as it is; no arguments are an empty object."""
+    """Arguments as JSON text. Text is not changed; missing arguments become an empty object."""
     if isinstance(arguments, str):
         return arguments or "{}"
     try:
         return msgspec.json.encode({} if arguments is None else arguments, enc_hook=repr).decode()
-    except (OverflowError, UnicodeEncodeError):  # an integer beyond 64 bits, half of a surrogate pair
+    except (OverflowError, UnicodeEncodeError):  # an integer beyond 64 bits, or half a surrogate pair
         return json.dumps(arguments, separators=(",", ":"), default=repr)
 
 
 def call_message(name: str, arguments: Any, id: str = "call_0") -> Message:
-    """The message of a model that calls one tool."""
+    """An assistant message that calls one tool."""
     return {"role": "assistant", "content": "", "tool_calls": [write_call(id, name, arguments)]}
 
 
 def call_id(turn: int, number: int) -> str:
-    """What names a call that came without a name: nine letters, as Mistral's templates want it."""
+    """An id for a call without one: nine characters, as Mistral's templates require."""
     return f"c{turn % 10_000:04}{number % 10_000:04}"
 
 
 def with_calls(message: Message, made: Sequence[ToolCall]) -> Message:
-    """The message with its calls as they were read: each has its id, and a name and arguments that are text."""
+    """The message with its calls as parsed: each has its id, and its name and arguments as text."""
     calls = message.get("tool_calls") or []
     written = [_rewrite_call(call, read) for call, read in zip(calls, made, strict=False)]
     return message if written == calls else {**message, "tool_calls": written}
@@ -136,7 +136,7 @@ def _rewrite_call(call: Any, read: ToolCall) -> Any:
 
 
 def with_arguments(message: Message, kind: type) -> Message:
-    """The message with the arguments of its tool calls as `dict`, or as `str` of JSON."""
+    """The message with the arguments of its tool calls as `dict`, or as JSON `str`."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
@@ -148,9 +148,9 @@ def _call_with_arguments(call: Any, kind: type) -> Any:
     if not isinstance(function, dict) or isinstance(arguments := function.get("arguments"), kind):
         return call
     if kind is str:
-        arguments = json.dumps(arguments, ensure_ascii=False)  # with spaces, as chat templates write them
+        arguments = json.dumps(arguments, ensure_ascii=False)  # with spaces, like chat templates
     else:
-        arguments, _ = read_arguments(arguments)  # what is no JSON stays as it is
+        arguments, _ = read_arguments(arguments)  # unchanged if it is not JSON
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -158,7 +158,7 @@ def _call_with_arguments(call: Any, kind: type) -> Any:
 
 
 def is_same(one: Message, other: Message) -> bool:
-    """Whether two messages are the same, in whatever form."""
+    """Whether two messages are equal, regardless of their form."""
     forms = [with_arguments(flatten_content(message), dict) for message in (one, other)]
     try:
         return canonical(forms[0]) == canonical(forms[1])
@@ -167,7 +167,7 @@ def is_same(one: Message, other: Message) -> bool:
 
 
 def is_shown_by(message: Message, shown: str) -> bool:
-    """Whether a text holds all of a message, be its tool calls spelled as they may."""
+    """Whether a text contains all of a message; tool calls may be spelled in any way."""
     content, calls = (text_of(message.get("content")) or "").strip(), message.get("tool_calls") or []
     if not calls and not reasoning_of(message):
         return content == shown

@@ -1,10 +1,10 @@
-"""Images in prompts: OpenAI's `image_url` parts, the format and size in their bytes, and labels for a screen.
+"""Images in prompts: OpenAI's `image_url` parts, image formats and sizes, and labels for display.
 
     part = image_part(to_url(data))     # {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}
     read_header(data)                   # Header("png", 640, 480)
     label(url_of(part))                 # "png 640 x 480, 12,345 bytes, 3f2a91c0"
 
-PNG, JPEG, WebP and GIF, known by their bytes and never by their name. Nothing here fetches an address.
+Supports PNG, JPEG, WebP and GIF, detected by content and never by name. Nothing here fetches an address.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 from treetune.chat.message import Message
 
 MOST_BYTES = 20 << 20
-"""Of one image: what the usual endpoints take."""
+"""The maximum size of one image, as accepted by common endpoints."""
 MOST_PIXELS = 89_478_485
-"""Pixels from which PIL warns of a decompression bomb."""
+"""The number of pixels above which PIL warns of a decompression bomb."""
 
 _DATA = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?:;[\w=-]+)*?;base64,", re.IGNORECASE)
 _REMOTE = re.compile(r"https?://[^\s/]", re.IGNORECASE)
 
 
 class Header(NamedTuple):
-    """What the beginning of an image says; nothing is decoded."""
+    """The format and size in an image's header. The image is not decoded."""
 
     format: str
     width: int
@@ -38,7 +38,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header:
-    """Raises ValueError with what is wrong: no image, cut off, no size."""
+    """Read the header. Raises ValueError if the data is not an image, is cut off, or has no size."""
     if not data:
         raise ValueError("0 bytes")
     for mark, read in _READERS.items():
@@ -54,7 +54,7 @@ def read_header(data: bytes) -> Header:
 
 
 def check_image(data: bytes, most_bytes: int = MOST_BYTES) -> Header:
-    """The header of an image that can be sent; raises ValueError with what is wrong."""
+    """Return the header of an image that can be sent; raises ValueError with the problem otherwise."""
     refuse_large(len(data), most_bytes)
     header = read_header(data)
     if header.width * header.height > MOST_PIXELS:
@@ -67,7 +67,7 @@ def refuse_large(size: int, most_bytes: int = MOST_BYTES) -> None:
         raise ValueError(f"{size:,} bytes, more than {most_bytes:,}")
 
 
-# Each raises struct.error or IndexError where its data ends too early.
+# Each raises struct.error or IndexError if its data is cut off.
 
 
 def _read_png(data: bytes) -> Header:
@@ -145,13 +145,13 @@ def _guess(data: bytes) -> str:
 
 
 def to_url(data: bytes | bytearray | memoryview | str | Path) -> str:
-    """The data URL of an image, given as its bytes or as the path of its file; equal bytes have equal ones."""
+    """The data URL of an image, given as bytes or a file path. Equal bytes give equal URLs."""
     data = Path(data).read_bytes() if isinstance(data, str | Path) else bytes(data)
     return f"data:image/{read_header(data).format};base64,{b64encode(data).decode()}"
 
 
 def decode_url(url: str) -> bytes | None:
-    """The bytes in a data URL, None of any other address. Raises ValueError where they are damaged."""
+    """The bytes of a data URL; None for any other address. Raises ValueError if they are damaged."""
     if url[:5].lower() != "data:":
         return None
     match = _DATA.match(url[:200])
@@ -164,8 +164,7 @@ def decode_url(url: str) -> bytes | None:
 
 
 def is_address(text: str) -> bool:
-    """Whether it may be the address of an image: a data URL, one on the web, or a file that a server of models may
-    read."""
+    """Whether it can be an image address: a data URL, a web address, or a file that a model server may read."""
     return text[:5].lower() == "data:" or text[:7].lower() == "file://" or is_remote(text)
 
 
@@ -181,7 +180,7 @@ def image_part(url: str) -> dict[str, Any]:
 
 
 def url_of(part: Any) -> str | None:
-    """The address in an `image_url` part; None of any other."""
+    """The address in an `image_url` part; None for any other part."""
     if not isinstance(part, dict) or part.get("type") != "image_url":
         return None
     image = part.get("image_url")
@@ -190,7 +189,7 @@ def url_of(part: Any) -> str | None:
 
 
 def urls_in(messages: Sequence[Message]) -> list[str]:
-    """The addresses of all images of a conversation, in order."""
+    """The addresses of all images in a conversation, in order."""
     return list(_iter_urls(messages))
 
 
@@ -204,11 +203,11 @@ def _iter_urls(messages: Sequence[Message]) -> Iterator[str]:
             yield from (url for part in content if (url := url_of(part)) is not None)
 
 
-# On a screen
+# Display
 
 
 def label(url: str) -> str:
-    """A short text about an image: format, size, hash; never its base64."""
+    """A short description of an image: format, size, hash; never its base64."""
     try:
         data = decode_url(url)
     except ValueError as error:
@@ -224,7 +223,7 @@ def label(url: str) -> str:
 
 
 def name_images(content: Any) -> Any:
-    """The content of a message as text, each image by its label; content that is no list of parts stays as it is."""
+    """The content of a message as text, with labels instead of images; unchanged if it is not a list of parts."""
     if not isinstance(content, list):
         return content
     shown = []
@@ -236,7 +235,7 @@ def name_images(content: Any) -> Any:
 
 
 def name_all(value: Any) -> Any:
-    """Any value with labels in place of the images in it, however deep they lie."""
+    """Replace all images in a value by labels, at any depth."""
     if isinstance(value, str):
         return f"[image: {label(value)}]" if value.startswith("data:image/") else value
     if isinstance(value, bytes):
@@ -247,6 +246,6 @@ def name_all(value: Any) -> Any:
 
 
 def shorten(value: Any, most: int = 60) -> str:
-    """A value for people: cut short, and images by label."""
+    """A value for display: shortened, with images replaced by labels."""
     text = repr(name_all(value))
     return text if len(text) <= most else f"{text[: most - 1]}…"

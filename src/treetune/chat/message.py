@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 Message = dict[str, Any]
-"""A chat message: `role`, `content`, and whatever else the chat format knows (`name`, `tool_calls`)."""
+"""A chat message: `role`, `content`, and any other field of the chat format (`name`, `tool_calls`)."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def text_of(content: Any) -> str | None:
-    """The content of a message as text: parts that are all text are joined by lines. None where it is more."""
+    """The content of a message as text. Text parts are joined by newlines. None if there is more than text."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
@@ -23,7 +23,7 @@ def text_of(content: Any) -> str | None:
 
 
 def flatten_content(message: Message) -> Message:
-    """The message with its parts as one text, where they are all text."""
+    """The message with its parts joined into one text, if they are all text."""
     content = message.get("content")
     if isinstance(content, str) or (content is None and message.get("tool_calls")):
         return message
@@ -32,13 +32,13 @@ def flatten_content(message: Message) -> Message:
 
 
 def reasoning_of(message: Message) -> str:
-    """The thoughts that a server of models sends beside the content."""
+    """The reasoning that a model server sends in addition to the content."""
     return next((value for key in _REASONING if isinstance(value := message.get(key), str)), "")
 
 
 def without_surrogates(value: Any) -> Any:
-    """Text, or the texts in lists and dicts, as every wire and file has it: two halves of a surrogate pair are one
-    letter; a half alone, which a model can sample and no text can hold, is written out: `\\ud800`."""
+    """Make texts, also in lists and dicts, encodable: the two halves of a surrogate pair become one character; a single
+    half, which a model can sample but UTF-8 cannot encode, is written out: `\\ud800`."""
     if isinstance(value, str):
         return value if value.isascii() else _join_surrogates(value)
     if isinstance(value, dict):
@@ -56,5 +56,5 @@ def _join_surrogates(text: str) -> str:
 
 
 def begins_answer(messages: Sequence[Message]) -> bool:
-    """Whether messages that a model is shown end with the beginning of its answer: a message of the assistant's."""
+    """Whether a prompt ends with the beginning of the answer, that is, with an assistant message."""
     return bool(messages) and messages[-1].get("role") == "assistant"

@@ -1,10 +1,10 @@
-"""Checks of what a model's server, engine or trainer says was sampled: token ids and their logprobs.
+"""Checks the token ids and logprobs that a model's server, engine or trainer reports as sampled.
 
     ids = check_ids(choice["token_ids"], "sampled token")
     logprobs = check_logprobs(choice["logprobs"])
 
-One NaN would poison a training step, and a negative id ends a trainer. Such a sample is refused as a fault of its
-sender (`PolicyError`), with the value and its place.
+A single NaN would corrupt a training step, and a negative id would crash a trainer. Such a sample is rejected as a
+fault of its sender (`PolicyError`), with the value and its position.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import msgspec
 from treetune.errors import PolicyError
 
 HIGHEST_ID = 2**31 - 1
-"""Trainers keep ids in 32 bits."""
+"""Trainers store ids in 32 bits."""
 ROUNDING = 0.01
-"""How far above 0 rounding takes the logprob of a certain token. Such a logprob counts as 0."""
+"""How far above 0 rounding can lift the logprob of a certain token. Such a logprob counts as 0."""
 _REMEDY = "look at the server or engine of the model: it sent a sample that cannot be trained on"
 
 
@@ -32,15 +32,15 @@ _Logprobs = list[Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=0.0)]]
 
 
 def check_ids(ids: Any, what: str) -> list[int]:
-    """The ids as plain integers from 0 on; `what` names one of them in the error."""
+    """Return the ids as plain non-negative integers; `what` names an id in the error."""
     values = _as_list(ids, what)
-    with suppress(msgspec.ValidationError):  # almost always, and quick
+    with suppress(msgspec.ValidationError):  # the fast path, which almost always succeeds
         return msgspec.convert(values, _Ids)
     return [_check_id(value, at, what, len(values)) for at, value in enumerate(values)]
 
 
 def check_logprobs(logprobs: Any) -> list[float]:
-    """The logprobs of sampled tokens as plain floats, none of them above 0."""
+    """Return the logprobs of sampled tokens as plain floats of at most 0."""
     what = "the logprob of sampled token"
     values = _as_list(logprobs, what)
     with suppress(msgspec.ValidationError):
@@ -60,7 +60,7 @@ def _check_id(value: Any, at: int, what: str, count: int) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
-        found = operator.index(value)  # numbers of numpy and torch are taken too
+        found = operator.index(value)  # accepts numpy and torch integers too
     except TypeError:
         raise _refusal(what, at, count, value, "an integer") from None
     if not 0 <= found <= HIGHEST_ID:

@@ -1,10 +1,10 @@
-"""Token sequences: what a trainer trains on, kept exactly as it was sampled.
+"""Token sequences for training, recorded exactly as they were sampled.
 
     tokens = Tokens()
     tokens.add_turn(prompt, completion_ids, logprobs)
 
 A sequence continues as long as each prompt begins with the previous prompt plus the sampled tokens. Any other prompt
-begins a new sequence, marked `breaks_history`. `ChatTokens` makes prompts that continue.
+starts a new sequence, marked `breaks_history`. `ChatTokens` makes prompts that continue a sequence.
 """
 
 from __future__ import annotations
@@ -35,45 +35,46 @@ class Prompt(NamedTuple):
 
     ids: list[int]
     realigned: bool = False
-    """It continues the sampled tokens, and its text differs a little from the template's own."""
+    """Whether it continues the sampled tokens with a text slightly different from the template's."""
     text: str | None = None
-    """The chat template's own text of it, where there is one between messages and tokens."""
+    """The text from the chat template, if there is text between messages and tokens."""
     shown: int = 0
-    """How many messages it holds: the answer is the next one."""
+    """The number of messages in it; the answer is the next one."""
     prefix: str = ""
-    """How the answer begins, where that was written before it was sampled; the prompt ends with it."""
+    """The given beginning of the answer, if any. The prompt ends with it."""
 
 
 class LastTurn(NamedTuple):
-    """What the next prompt continues."""
+    """The turn that the next prompt continues."""
 
     prompt: Prompt
     sampled: list[int]
     message: Message | None
-    """The message that was made of them. A conversation that has it continues them."""
+    """The message made from the sampled tokens. A conversation with this message continues them."""
 
 
 class TokenSequence(msgspec.Struct):
     ids: list[int] = []
-    """The tokens, those given and those sampled."""
+    """All tokens, given and sampled."""
     mask: list[int] = []
-    """1 where the token was sampled by the policy, 0 where it was given to it."""
+    """1 for tokens that the policy sampled, 0 for tokens that it was given."""
     logprobs: list[float] = []
-    """The policy's log-probability of each sampled token, 0.0 elsewhere; empty where the policy gave none."""
+    """The policy's log-probability of each sampled token, 0.0 elsewhere; empty if the policy returned none."""
     versions: list[int] = []
-    """The version of the weights that sampled each token, -1 elsewhere and where it is unknown; empty where all are."""
+    """The weight version for each sampled token, -1 elsewhere or if unknown; empty if all are unknown."""
     breaks_history: bool = False
-    """The prompt did not continue the sequence before: the chat template rewrote an earlier message."""
+    """Whether the prompt did not continue the previous sequence, because the chat template rewrote an earlier
+    message."""
     realigned: int = 0
-    """How many of its prompts differ from the template's own text in order to continue the sampled tokens."""
+    """How many of its prompts differ from the template's text in order to continue the sampled tokens."""
 
 
 class Tokens(msgspec.Struct, dict=True):
     sequences: list[TokenSequence] = []
-    """One for each stretch in which every prompt continues the tokens before; most rollouts have one."""
+    """The sequences. A new one starts when a prompt does not continue the tokens before; most rollouts have one."""
 
     def __post_init__(self) -> None:
-        self.last: LastTurn | None = None  # only for the next prompt: no part of the record
+        self.last: LastTurn | None = None  # only used for the next prompt, not recorded
 
     def add_turn(
         self,
@@ -83,8 +84,8 @@ class Tokens(msgspec.Struct, dict=True):
         versions: Sequence[int] | None = None,
         message: Message | None = None,
     ) -> None:
-        """Adds a prompt (a `Prompt`, or its tokens), the sampled tokens, and the message made of them. Raises
-        `PolicyError` where tokens or logprobs cannot be right."""
+        """Add a prompt (a `Prompt`, or its tokens), the sampled tokens, and the message made from them. Raises
+        `PolicyError` if the tokens or logprobs are invalid."""
         if not isinstance(prompt, Prompt):
             prompt = Prompt(prompt if isinstance(prompt, list) else check_ids(prompt, _GIVEN))
         prompt_ids = prompt.ids
@@ -107,7 +108,7 @@ class Tokens(msgspec.Struct, dict=True):
             sequence.logprobs += [0.0] * len(given)
             sequence.logprobs += logprobs
         if versions is not None or sequence.versions:
-            # The first known version may come late: the tokens before it have none.
+            # The first known version may come late; earlier tokens have none.
             sequence.versions += [-1] * (before + len(given) - len(sequence.versions))
             sequence.versions += versions if versions is not None else [-1] * count
         sequence.realigned += prompt.realigned
@@ -123,15 +124,15 @@ class Tokens(msgspec.Struct, dict=True):
 
 
 Rewrites = Literal["split", "keep"]
-"""What to do where a template rewrites an answer in the history, such as dropping its reasoning: `split` gives the
-model the template's own text, in a sequence of its own; `keep` continues the sampled tokens nevertheless."""
+"""What to do if a template rewrites an answer in the history, for example drops its reasoning. `split` uses the
+template's text and starts a new sequence; `keep` continues the sampled tokens anyway."""
 
 _MOST_TOOLSETS = 64
-"""For how many sets of tools a chat remembers how its template takes them."""
+"""The number of tool sets whose templates a chat caches."""
 
 
 class ChatTokens:
-    """A tokenizer with its chat template: makes prompts in tokens, and reads sampled tokens as messages."""
+    """A tokenizer with its chat template. It makes token prompts, and parses sampled tokens into messages."""
 
     def __init__(
         self,
@@ -141,8 +142,8 @@ class ChatTokens:
         rewrites: Rewrites = "split",
         call_format: str | None = None,
     ) -> None:
-        """`arguments` are the template's own, such as `enable_thinking`. `call_format` is how the model writes calls of
-        tools, where its template does not show that: a name in `call_formats.FORMATS`."""
+        """`arguments` are arguments of the template, such as `enable_thinking`. `call_format` is how the model writes
+        tool calls, if its template does not show that: a name in `call_formats.FORMATS`."""
         if rewrites not in ("split", "keep"):
             raise UsageError(f"rewrites is 'split' or 'keep', not {rewrites!r}")
         self._tokenizer = tokenizer
@@ -157,7 +158,7 @@ class ChatTokens:
         self._by_tools: dict[str, ChatTokens] = {}
 
     def with_tools(self, tools: Sequence[Schema]) -> ChatTokens:
-        """The same chat, in which the model is shown these tools and may call them."""
+        """The same chat, with these tools offered to the model."""
         if not tools:
             return self
         if self._arguments.get("tools"):
@@ -176,8 +177,8 @@ class ChatTokens:
         return self._by_tools[key]
 
     def read(self, prompt: Prompt, sampled: Sequence[int], turn: int = 0, stop: Sequence[str] = ()) -> Message:
-        """The message that was sampled to a prompt, up to the first of the `stop` strings. Calls of tools are read by
-        the template's own convention, special tokens and all; any other text has none of these."""
+        """The message sampled after a prompt, up to the first of the `stop` strings. Tool calls are parsed in the
+        template's format, including special tokens, which are removed from all other text."""
         ids = list(sampled)
         said = {"role": "assistant", "content": prompt.prefix + _cut(self._decode(ids, visible=True), stop)}
         if self._tools is None:
@@ -185,7 +186,7 @@ class ChatTokens:
         while ids and ids[-1] in self._special_ids:
             ids.pop()
         text = prompt.prefix + _cut(self._decode(ids), stop)
-        # Where the prompt has begun a thought, calls come after the end of it.
+        # If the prompt has opened a thought, calls come after its end.
         thought = "<think>" if (prompt.text or "").rstrip().endswith("<think>") else ""
         content, calls = parse_calls(thought + text, self._tools.format, self._tools.tools, turn)
         if not calls:
@@ -195,7 +196,7 @@ class ChatTokens:
         return {**said, "content": content.removeprefix(thought) or None, "tool_calls": calls}
 
     def prompt(self, messages: Sequence[Message], *, continues: bool = False) -> Prompt:
-        """A conversation that begins. With `continues` its last message is the beginning of the answer."""
+        """The prompt of a new conversation. With `continues`, its last message is the beginning of the answer."""
         return self._begin(self._as_taken(messages), continues)
 
     def _begin(self, messages: Sequence[Message], continues: bool) -> Prompt:
@@ -204,7 +205,7 @@ class ChatTokens:
         return Prompt(self._apply_whole(messages, continues), prefix=_content(messages[-1]) if continues else "")
 
     def next_prompt(self, messages: Sequence[Message], tokens: Tokens, *, continues: bool = False) -> Prompt:
-        """A conversation that goes on from `tokens`; one that begins where there are none yet, or no text of them."""
+        """The prompt that continues `tokens`; a new one if there are no tokens yet, or their text is unknown."""
         last, messages = tokens.last, self._as_taken(messages)
         answers = messages[last.prompt.shown :] if last is not None else []
         if last is None or last.prompt.text is None or not answers or answers[0].get("role") != "assistant":
@@ -213,7 +214,7 @@ class ChatTokens:
         now, given = str(prompt.text), last.prompt.text
         so_far = tokens.sequences[-1]
         sampled = self._decode_apart(last.sampled)
-        # The text of what was given, and not a rendering of the messages that are said to have been: they may differ.
+        # Compare with the prompt's recorded text, not with a rendering of the messages, because the two may differ.
         same_text = now.startswith(given) and now.startswith(sampled, len(given))
         if same_text:
             added: str | None = now[len(given) + len(sampled) :]
@@ -234,14 +235,14 @@ class ChatTokens:
         )
 
     def _goes_in_two_steps(self, messages: Sequence[Message]) -> bool:
-        """Whether there is a text between messages and tokens: some tokenizers (mistral-common) have none."""
+        """Whether the template renders to text before it is tokenized; some tokenizers (mistral-common) do not."""
         if self._in_two_steps is None:
             self._in_two_steps = self._encode(self._render(messages)) == self._apply_whole(messages)
         return self._in_two_steps
 
     def _find_added(self, messages: Sequence[Message], now: str, last: LastTurn, continues: bool) -> str | None:
-        """What the template adds after an answer that it writes otherwise than it was sampled. None where the
-        conversation is another one, or the model shall see the template's own text."""
+        """The text that the template adds after an answer that it renders differently than it was sampled. None if the
+        conversation differs, or if the model should see the template's own text."""
         answer, given, prefix = last.prompt.shown, str(last.prompt.text), last.prompt.prefix
         if last.message is None or not is_same(messages[answer], self._as_taken([last.message], is_part=True)[0]):
             return None
@@ -249,7 +250,7 @@ class ChatTokens:
         if self._try_render([*messages[:answer], *begun], bool(prefix)) != given:
             return None
         opened = given[: len(given) - len(prefix.lstrip())].rstrip()
-        # The end token of the answer; nothing where it was cut off before one.
+        # The end token of the answer; empty if the answer was cut off before one.
         ended = last.sampled and last.sampled[-1] in self._special_ids
         end = self._decode(last.sampled[-1:]) if ended else ""
         added = self._find_by_mark(messages, answer, opened, now, end, continues)
@@ -258,7 +259,7 @@ class ChatTokens:
     def _find_by_mark(
         self, messages: Sequence[Message], answer: int, opened: str, now: str, end: str, continues: bool
     ) -> str | None:
-        """With a mark in the answer's place."""
+        """Find the added text by rendering a mark instead of the answer."""
         marked = [*messages[:answer], {"role": "assistant", "content": self._mark}, *messages[answer + 1 :]]
         head, *tails = (self._try_render(marked, continues) or "").split(self._mark)
         if len(tails) != 1:
@@ -272,17 +273,18 @@ class ChatTokens:
         return tail.lstrip()[len(end) :] if end and tail.lstrip().startswith(end) else tail
 
     def _find_by_end(self, messages: Sequence[Message], answer: int, opened: str, now: str, end: str) -> str | None:
-        """By the end of the answer: where a template writes a tool call otherwise than any text."""
+        """Find the added text by the end of the answer, for templates that write tool calls differently from text."""
         upto = self._try_render(messages[: answer + 1], add_generation_prompt=False)
         if upto is None or not end or not upto.startswith(opened) or not now.startswith(upto):
             return None
         shown, found, rest = upto[len(opened) :].rpartition(end)
         return rest + now[len(upto) :] if found and is_shown_by(messages[answer], shown.strip()) else None
 
-    # Messages, as the template takes them
+    # Messages in the form that the template accepts
 
     def _as_taken(self, messages: Sequence[Message], is_part: bool = False) -> Sequence[Message]:
-        """`is_part`: these are some messages of a conversation, which need not list the tools."""
+        """Convert messages for the template. `is_part`: they are part of a conversation, so the tools need not be
+        listed."""
         if has_images(messages):
             raise UsageError(
                 NO_IMAGES, remedy="use a model behind an endpoint, or a trainer whose processor sees images"
@@ -297,20 +299,20 @@ class ChatTokens:
             messages = [flatten_content(message) for message in messages]
         if any(message.get("tool_calls") for message in messages):
             if self._arguments_as is None:
-                # Most templates write the arguments of a call as JSON, some only know text.
+                # Most templates render call arguments as JSON, some accept only text.
                 as_dicts = [with_arguments(message, dict) for message in messages]
                 self._arguments_as = str if self._try_render(as_dicts) is None else dict
             messages = [with_arguments(message, self._arguments_as) for message in messages]
         return messages
 
     def _shows_parts(self) -> bool:
-        """Whether the template writes parts of text as it writes the text itself; most know only texts."""
+        """Whether the template renders text parts like plain text. Many templates accept only plain text."""
         text = [{"role": "user", "content": self._mark}]
         parts = [{"role": "user", "content": [{"type": "text", "text": self._mark}]}]
         return self._try_render(parts) == self._render(text)
 
     def _render(self, messages: Sequence[Message], begun: bool = False, **options: Any) -> str:
-        """The text of a conversation; one whose last message is still being written ends with that message."""
+        """The text of a conversation. If the last message is still being written (`begun`), the text ends with it."""
         if not begun:
             return str(self._apply(messages, tokenize=False, **options))
         *others, last = messages
@@ -324,7 +326,7 @@ class ChatTokens:
         return text
 
     def _try_render(self, messages: Sequence[Message], begun: bool = False, **options: Any) -> str | None:
-        """The same; None where the template refuses it."""
+        """Like `_render`, but None if the template refuses the conversation."""
         with suppress(UsageError):
             return self._render(messages, begun, **options)
         return None
@@ -347,21 +349,21 @@ class ChatTokens:
     # Texts and tokens
 
     def _encode_apart(self, text: str) -> tuple[list[int], bool]:
-        """The tokens of a text that follows others, and whether they are what they would be there."""
+        """The tokens of a text that follows others, and whether they are exactly what they would be in that place."""
         ids = self._encode(text)
         if self._decode_apart(ids) == text:
             return ids, True
-        # Some tokenizers put a space before the first word of a text: so this one must not be the first.
+        # Some tokenizers add a space before the first word of a text, so encode it after another token.
         anchor = self._special_tokens[0]
         first, both = self._encode(anchor), self._encode(anchor + text)
         follows = both[: len(first)] == first
         return (both[len(first) :] if follows else ids), follows
 
     def _decode_apart(self, ids: list[int]) -> str:
-        """The text of tokens that follow others; some tokenizers drop the space that a text begins with."""
+        """The text of tokens that follow others. Some tokenizers drop a leading space."""
         return self._decode(self._special_ids[:1] + ids)[self._anchor_length :]
 
-    # A tokenizer computes these for each access.
+    # Tokenizers compute these on every access, so they are cached.
 
     @cached_property
     def _special_ids(self) -> list[int]:

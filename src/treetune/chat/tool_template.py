@@ -1,10 +1,10 @@
-"""A ToolTemplate is how one chat template takes tools: which of tools, calls and results it can write.
+"""A ToolTemplate describes how a chat template handles tools: which tools, calls and results it can render.
 
-What it cannot write becomes plain text, so that every model can be given tools. Trainers that pass on only text use
-the same functions:
+What it cannot render becomes plain text, so that every model can use tools. Bridges to trainers that pass on only text
+use the same functions:
 
-    with_tools(messages, tools)         # the system message lists them, as Qwen's chat templates do
-    write_as_text(messages)             # calls as a model writes them, results as messages of the user
+    with_tools(messages, tools)         # lists the tools in the system message, like Qwen's chat templates
+    write_as_text(messages)             # calls as the model writes them, results as user messages
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from treetune.chat.message import Message, text_of
 from treetune.errors import UsageError
 
 Render = Callable[..., str | None]
-"""The text of a conversation with further arguments of the template; None where the template refuses it."""
+"""Renders a conversation with further template arguments; None if the template refuses it."""
 
 
 class ToolTemplate(NamedTuple):
     tools: Sequence[Schema]
     format: str
-    """How the model writes calls: a name in `FORMATS`."""
+    """The format in which the model writes calls: a name in `FORMATS`."""
     shows_tools: bool
-    """The template lists the tools."""
+    """Whether the template lists the tools."""
     role: str
-    """Of the message that lists them otherwise: some templates take no system message."""
+    """The role of the message that lists them otherwise; some templates accept no system message."""
     most_calls: int
-    """How many calls of one message it writes: none, one, or (2) any number."""
+    """How many calls per message the template can render: none, one, or (2) any number."""
     empty: str | None
-    """The content of a message that is nothing but calls."""
+    """The content of a message that has only calls."""
     beside: bool
-    """It writes calls of a message that has a text too."""
+    """Whether the template renders calls in a message that also has text."""
     arguments: type
-    """Of calls: `dict`, or `str` of JSON."""
+    """The type of call arguments: `dict`, or `str` of JSON."""
 
     @classmethod
     def of(cls, tokenizer: Any, tools: Sequence[Schema], render: Render, format: str | None = None) -> Self:
@@ -58,7 +58,7 @@ class ToolTemplate(NamedTuple):
         return cls(tools, found or "hermes", shows_tools, role, most_calls, empty, beside, kind or dict)
 
     def take(self, messages: Sequence[Message], is_part: bool = False) -> Sequence[Message]:
-        """A conversation as the template can show it; of a part of one (`is_part`) without the list of tools."""
+        """A conversation as the template can render it; for a part of one (`is_part`), without the list of tools."""
         if self.most_calls == 0:
             messages = write_as_text(messages, self.format)
         else:
@@ -77,7 +77,7 @@ class ToolTemplate(NamedTuple):
 
 
 def template_of(tokenizer: Any, tools: Sequence[Schema]) -> str:
-    """The chat template that is used where there are tools; nothing where there is none of text."""
+    """The chat template that is used with tools; empty if the tokenizer has no text template."""
     try:
         return str(tokenizer.get_chat_template(tools=list(tools)))
     except (AttributeError, NotImplementedError, ValueError):
@@ -85,7 +85,7 @@ def template_of(tokenizer: Any, tools: Sequence[Schema]) -> str:
 
 
 def _find_calls(render: Render, asked: list[Message], mark: str) -> tuple[type | None, int, str | None]:
-    """The arguments, the number of calls and the content beside them that a template takes."""
+    """The type of arguments, the number of calls and the content next to them that a template accepts."""
     for number in (2, 1):
         for content in (None, ""):
             for kind in (dict, str):
@@ -95,7 +95,7 @@ def _find_calls(render: Render, asked: list[Message], mark: str) -> tuple[type |
 
 
 def _writes(render: Render, asked: list[Message], mark: str, number: int, content: str | None, kind: type) -> bool:
-    """Whether a template writes calls and their results."""
+    """Whether a template renders calls and their results."""
     names = [f"{mark}call{at}" for at in range(number)]
     calls = [write_call(call_id(0, at), name, {mark: at}) for at, name in enumerate(names)]
     results = [
@@ -108,11 +108,11 @@ def _writes(render: Render, asked: list[Message], mark: str, number: int, conten
     return len(shown) == number and all(shown) and "None" not in text
 
 
-# As text
+# Tools as text
 
 
 def write_instructions(tools: Sequence[Schema], format: str = "hermes") -> str:
-    """The text that lists tools for a model and says how to call them, as in Qwen's chat templates."""
+    """The text that lists the tools and explains how to call them, as in Qwen's chat templates."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     call = FORMATS[format].write([("<function-name>", "{}")]).replace("{}", "<args-json-object>")
     if format == "hermes":
@@ -130,7 +130,7 @@ def write_instructions(tools: Sequence[Schema], format: str = "hermes") -> str:
 def with_tools(
     messages: Sequence[Message], tools: Sequence[Schema], format: str = "hermes", role: str = "system"
 ) -> list[Message]:
-    """The conversation with its tools listed at the beginning, by the system or the user."""
+    """The conversation with its tools listed at the beginning, in a message with this role."""
     listed = write_instructions(tools, format)
     first, *others = list(messages) or [{"role": role, "content": ""}]
     text = text_of(first.get("content")) if first.get("role") == role else None
@@ -140,8 +140,8 @@ def with_tools(
 
 
 def write_as_text(messages: Sequence[Message], format: str = "hermes") -> list[Message]:
-    """The conversation without calls and results: calls as a model writes them, results as messages of the user's, one
-    for all that stand together with what the user says then."""
+    """The conversation with calls and results as text: calls as the model writes them, results as user messages.
+    Results in a row are joined into one message, together with a following user message."""
     written: list[Message] = []
     answers = False
     for message in messages:
@@ -158,7 +158,7 @@ def write_as_text(messages: Sequence[Message], format: str = "hermes") -> list[M
 def _write_result(message: Message) -> Message:
     content = message.get("content")
     text = "" if content is None else text_of(content)
-    shown = content if text is None else f"<tool_response>\n{text}\n</tool_response>"  # images stay parts
+    shown = content if text is None else f"<tool_response>\n{text}\n</tool_response>"  # images remain parts
     return {"role": "user", "content": shown}
 
 
@@ -173,6 +173,6 @@ def write_calls(message: Message, format: str) -> Message:
 
 
 def _as_object(given: Any) -> str:
-    """Arguments as they are written into a call: anything else than an object is shown as a text of it."""
+    """Arguments as JSON text for a call; anything but an object is wrapped in one."""
     arguments, error = read_arguments(given)
     return json.dumps(arguments if error is None else {"": arguments}, ensure_ascii=False)
