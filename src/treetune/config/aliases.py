@@ -1,8 +1,8 @@
-"""The names that other tools have for our keys: `max_new_tokens` is `sampling.max_tokens` here.
+"""What other tools call our keys: `max_new_tokens` is `sampling.max_tokens` here.
 
     suggest_key("max_new_tokens", ["temperature", "max_tokens"])      # "; did you mean 'max_tokens'?"
 
-Only error messages use it: no other name works as a key.
+This is only used in error messages. Other names do not work as keys.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FURTHER = (
     "top_k", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
     "stop_token_ids", "chat_template_kwargs", "reasoning_effort",
 )  # fmt: skip
-"""Fields of requests that are not keys here."""
+"""Request fields that are not keys here."""
 OTHER_NAMES = {
     "num_tasks": "limit num_examples num_samples max_samples max_examples num_problems n",
     "num_rollouts": "epochs rollouts_per_example num_generations num_return_sequences group_size n_samples_per_prompt "
@@ -56,20 +56,19 @@ OTHER_NAMES = {
     "column": "field key",
     "env_class": "env environment",
 }
-"""Our keys, dotted from the top of a file where they always lie in the same place, and what they are called elsewhere.
-The last part of a key counts as a name of it too: `temperature` at the top means
-`sampling.temperature`."""
+"""Our keys, with their names in other tools. Keys are dotted from the top of a file if they are always in the same
+place. The last part of a key counts as a name of it too: `temperature` at the top means `sampling.temperature`."""
 
 
 def keys_meant(name: str) -> list[str]:
-    """The keys that a word of another tool may mean, in the order of the table."""
+    """The keys that a name from another tool may mean, in table order."""
     word = name.casefold().replace("-", "_")
     return [key for key, others in OTHER_NAMES.items() if word in (key.rpartition(".")[2], *others.split())]
 
 
 def suggest_key(name: str, known: Iterable[str], path: str = "") -> str:
-    """`; did you mean 'x'?`: the known keys that mean the same, or are spelled alike; else keys elsewhere in the file,
-    where `path` says that it is one of ours. Nothing where no key comes near."""
+    """`; did you mean 'x'?` with known keys of the same meaning or a similar spelling. If `path` is one of our
+    sections, keys elsewhere in the file are suggested too. Empty if no key is similar."""
     known = list(known)
     meant = keys_meant(name)
     same = [key for key in known if key.rpartition(".")[2] in {name, *(each.rpartition(".")[2] for each in meant)}]

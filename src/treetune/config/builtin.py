@@ -1,12 +1,12 @@
-"""What comes with the package: the tables of `treetune/catalog.py`, and sets that are ready by name.
+"""The built-in components: the tables of `treetune/catalog.py`, and the ready-made task sets.
 
     tables["TASKSETS"]["arithmetic"]     # where it is defined
-    find_ready_file("gsm8k")             # .../ready/gsm8k.yaml: what `treetune eval gsm8k` reads
+    find_ready_file("gsm8k")             # .../ready/gsm8k.yaml, which `treetune eval gsm8k` reads
     ready_names()                        # ["aime24", "arc", ...]
 
-A ready set is a YAML file that declares `train_tasks` and `val_tasks` as any config does. Beside them it says what the
-set is (`about`), where it comes from (`source`), under which `licence`, and whose prompt and number of examples it
-keeps to (`convention`). Users may have folders of their own.
+A ready-made set is a YAML file that declares `train_tasks` and `val_tasks` like any config. It also states what the set
+is (`about`), where it comes from (`source`), its `licence`, and whose prompt and number of examples it follows
+(`convention`). Users may have their own folders of such files.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 tables: dict[str, Any] = {}
 """Filled when `treetune` is imported."""
 READY_FOLDERS = "TREETUNE_READY"
-"""The variable that names folders of the user's own, separated as in PATH."""
+"""The environment variable that lists the user's own folders, separated as in PATH."""
 
 
 def ready_folders() -> list[Path]:
-    """Where the files lie, the first that has a name wins: the user's own folders, then the package's."""
+    """The folders with ready-made sets, in order of precedence: the user's own, then the package's."""
     named = [folder for folder in os.environ.get(READY_FOLDERS, "").split(os.pathsep) if folder]
     home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
     places = [*map(Path, named), home / "treetune" / "ready"]
@@ -30,12 +30,12 @@ def ready_folders() -> list[Path]:
 
 
 def find_ready_file(name: str) -> Path | None:
-    """The file of a set, or None where no set has this name."""
-    if not name.replace("-", "").replace("_", "").isalnum():  # a path, a module or an address
+    """The file of a ready-made set, or None if there is no set of this name."""
+    if not name.replace("-", "").replace("_", "").isalnum():  # a path, module or address
         return None
     return next((file for folder in ready_folders() if (file := folder / f"{name}.yaml").is_file()), None)
 
 
 def ready_names() -> list[str]:
-    """Every set there is, by name."""
+    """The names of all ready-made sets."""
     return sorted({file.stem for folder in ready_folders() for file in folder.glob("*.yaml")})

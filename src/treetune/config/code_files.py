@@ -1,11 +1,11 @@
 """Python files as importable modules: `treetune.config.code_files.<name>_<path in hex>`.
 
-The name holds the whole path, so every process that imports it finds the same file, such as one that unpickles an
+The name contains the whole path, so that every process that imports it finds the same file, for example to unpickle an
 instance.
 
-Modules and packages beside a file are files of this kind too: when a file is compiled, its imports of them get their
-names here. So two files in two folders each import their own `utils`, at load time and inside functions.
-`importlib.import_module` does not know about this: for its sake the folder is the last entry of `sys.path`.
+Modules and packages next to a file are loaded in the same way: when a file is compiled, its imports of them are
+rewritten to these names. So two files in two folders each import their own `utils`, at load time and inside functions.
+`importlib.import_module` bypasses this, so the folder is also the last entry of `sys.path`.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from treetune.system.folders import FOLDER
 
 T = TypeVar("T")
 
-__path__: list[str] = []  # makes this module a package, whose children the finder below supplies
+__path__: list[str] = []  # makes this module a package; the finder below supplies its children
 
 
 executed: dict[str, bytes] = {}
-"""The source of each file as it was run. The file may have changed since."""
+"""The source of each file when it was run. The file may have changed since."""
 
 _appended: set[str] = set()
 
 
 def is_of_file(module: str) -> bool:
-    """Whether it is the name of a module of a file."""
+    """Whether this is the name of a module loaded from a file."""
     return f"{module}.".startswith(f"{__name__}.")
 
 
 def module_name(place: Path) -> str:
-    """The name of the module of a file, or of the package of a folder."""
+    """The module name of a file, or of a folder as a package."""
     place = place.parent if place.name == "__init__.py" else place
     stem = "".join(character if character.isalnum() else "_" for character in place.stem)
     return f"{__name__}.{stem}_{os.fsencode(place).hex()}"
 
 
 def _locate(fullname: str) -> tuple[Path, list[Path]] | None:
-    """Where a module below this one is, and the folders whose modules it imports by their plain names."""
+    """The path of a module below this one, and the folders whose modules it imports by their plain names."""
     top, *parts = fullname.removeprefix(f"{__name__}.").split(".")
     try:
         start = Path(os.fsdecode(bytes.fromhex(top.rpartition("_")[2])))
@@ -64,7 +64,7 @@ def _locate(fullname: str) -> tuple[Path, list[Path]] | None:
 
 
 def _folders_of(file: Path) -> list[Path]:
-    """Where a file that is named by its path looks: beside itself, and, in a package, beside the package."""
+    """The folders that a file imports from: its own and, in a package, the folder that contains the package."""
     root = file.parent
     while (root / "__init__.py").exists():
         root = root.parent
@@ -72,7 +72,7 @@ def _folders_of(file: Path) -> list[Path]:
 
 
 def _find_in(folder: Path, name: str) -> Path | None:
-    """The file or the package of this name in a folder, in Python's order."""
+    """The file or package of this name in a folder, in Python's order of precedence."""
     package, module = folder / name, folder / f"{name}.py"
     if (package / "__init__.py").is_file():
         return package
@@ -98,13 +98,14 @@ class _FileFinder:
 
 class _FileLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        # From the source, never from compiled bytes: those are known by date and size, and may be of an older file.
+        # Compile from source, never from cached bytecode: that is matched by date and size, and may belong to an older
+        # file.
         executed[os.path.realpath(self.path)] = source = self.get_data(self.path)
         found = _locate(fullname)
         return parse_again(partial(_compile, source, Path(self.path), fullname, found[1] if found else []))
 
     def exec_module(self, module: ModuleType) -> None:
-        if os.path.realpath(self.path) not in executed:  # else the file that imports this one has recorded them
+        if os.path.realpath(self.path) not in executed:  # otherwise the importing file has recorded them
             for part in with_imports(Path(self.path)):
                 executed.setdefault(os.path.realpath(part), part.read_bytes())
         found = _locate(module.__name__)
@@ -119,7 +120,7 @@ class _FileLoader(SourceFileLoader):
 
 
 def _compile(source: bytes, file: Path, fullname: str, folders: list[Path]) -> CodeType:
-    """The code of a file, with the imports of what lies beside it under their names here."""
+    """Compile a file, with imports of neighbouring files renamed to their module names here."""
     tree = ast.parse(source, str(file))
     has_package = fullname.count(".") > __name__.count(".") + 1 or file.name == "__init__.py"
     for node in ast.walk(tree):
@@ -135,7 +136,7 @@ def _compile(source: bytes, file: Path, fullname: str, folders: list[Path]) -> C
 
 
 def _name_package(folder: Path) -> str:
-    """The name here of a folder, as a part of the outermost package that it belongs to."""
+    """The module name of a folder, as part of the outermost package that contains it."""
     root = _folders_of(folder)[-1]
     top, *parts = folder.relative_to(root).parts
     return ".".join([module_name(root / top), *parts])
@@ -153,20 +154,20 @@ def _rename(alias: ast.alias, file: Path, folders: list[Path]) -> Iterator[ast.a
 
 
 def _name_beside(top: str, file: Path, folders: list[Path]) -> str | None:
-    """The name here of the module or package that a file imports from beside it; None for any other."""
+    """The module name of a neighbouring module or package that a file imports; None for any other import."""
     place = next((place for folder in folders if (place := _find_in(folder, top)) is not None), None)
     if place is None or place == file:
         return None
     source = place / "__init__.py" if place.is_dir() else place
     origin = _find_origin(top)
     if origin is not None and (not source.is_file() or Path(origin).resolve() == source.resolve()):
-        # Python finds the very same, or a library instead of a folder without __init__.py, perhaps one of data.
+        # Python finds the same file, or a library whose name is also a folder without __init__.py, perhaps of data.
         return None
     return module_name(place)
 
 
 def _find_origin(top: str) -> str | None:
-    """The file that Python imports by this name without the folders that are in `sys.path` for files of this kind."""
+    """The file that Python would import under this name without the folders that this module added to `sys.path`."""
     if (loaded := sys.modules.get(top)) is not None:
         return getattr(loaded, "__file__", None) or getattr(getattr(loaded, "__spec__", None), "origin", None)
     for finder in sys.meta_path:
@@ -183,13 +184,13 @@ def source_of(cls: type) -> Path | None:
 
 
 def own_files(cls: type) -> list[Path]:
-    """The files of a class and its bases that are no library's, and what they import from beside them."""
+    """The files of a class and its bases, without libraries, and the neighbouring files that they import."""
     files = [file for file in map(source_of, cls.__mro__) if file is not None and not _is_library(file)]
     return list(dict.fromkeys(part for file in files for part in with_imports(file)))
 
 
 def code_hash(classes: Iterable[type]) -> str | None:
-    """A hash of the files that define classes; None where one has no file."""
+    """A hash of the files that define classes; None if one has no file."""
     try:
         return hash_files(source_of(cls) or Path() for cls in classes)
     except OSError:
@@ -197,15 +198,15 @@ def code_hash(classes: Iterable[type]) -> str | None:
 
 
 def hash_files(files: Iterable[Path]) -> str:
-    """A hash of the bytes of files and of what they import from beside them, as this process runs them; their names,
-    which differ between processes, are no part of it."""
+    """A hash of the contents of files and of the neighbouring files that they import, as this process runs them. Module
+    names, which differ between processes, are not included."""
     parts = [part for file in files for part in with_imports(file)]
     contents = dict.fromkeys(executed.get(str(part.resolve())) or part.read_bytes() for part in parts)
     return hashlib.sha256(b"\x00".join(contents)).hexdigest()[:32]
 
 
 def with_imports(file: Path) -> list[Path]:
-    """A file, and the files beside it that it imports, and those that they import. Libraries are left out."""
+    """A file and the neighbouring files that it imports, directly or indirectly, without libraries."""
     found, folders = [file], _folders_of(file)
     for here in found:
         found += [path for path in _imported_beside(here, folders) if path not in found]
@@ -230,11 +231,11 @@ def _imported_beside(file: Path, folders: list[Path]) -> list[Path]:
 
 
 def _imports(file: Path) -> list[tuple[int, list[str]]]:
-    """The modules that a file names: how many folders up a relative name begins, and the parts of the name."""
+    """The modules that a file imports: how many folders up a relative import starts, and the parts of the name."""
     try:
         tree = parse_again(partial(ast.parse, file.read_bytes()))
     except (SyntaxError, ValueError, OSError):
-        return []  # the import reports it
+        return []  # the import will report it
     found: list[tuple[int, list[str]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -246,9 +247,9 @@ def _imports(file: Path) -> list[tuple[int, list[str]]]:
 
 
 def parse_again(parse: Callable[[], T]) -> T:
-    """What `parse` gives, tried again where it fails in Python 3.11: there, one parse of Python code that begins within
-    another makes that one a SystemError (issue 106905), and a traceback that is printed by another thread or by the
-    garbage collector parses code too. `inspect.getsource` of a class is such a parse."""
+    """Call `parse`, and retry to work around a bug of Python 3.11 (issue 106905): a parse of Python code that begins
+    inside another one makes the outer one raise SystemError. Printing a traceback, in another thread or in the garbage
+    collector, parses code too, and so does `inspect.getsource` of a class."""
     for _ in range(10):
         with suppress(SystemError):
             return parse()
@@ -256,7 +257,7 @@ def parse_again(parse: Callable[[], T]) -> T:
 
 
 def _is_library(file: Path) -> bool:
-    """Installed, or Python's or Treetune's own: known by its version."""
+    """Whether a file is installed or part of Python or Treetune, and so identified by its version."""
     return (
         "site-packages" in file.parts
         or "dist-packages" in file.parts
@@ -266,4 +267,4 @@ def _is_library(file: Path) -> bool:
 
 
 if not any(isinstance(finder, _FileFinder) for finder in sys.meta_path):
-    sys.meta_path.insert(0, _FileFinder())  # Python finds parts of packages too, but does not know their neighbours
+    sys.meta_path.insert(0, _FileFinder())  # Python could find submodules itself, but not their neighbours

@@ -1,9 +1,9 @@
-"""The name of code as a value, parsed in one place: `file.py:Name` or `module:Name`.
+"""A code name as a value, parsed in one place: `file.py:Name` or `module:Name`.
 
     parse_reference("tasks/colours.py:Colours")     # CodeReference(CodeKind.FILE, "tasks/colours.py", "Colours")
-    find_reference("gsm8k")                         # None: an id, not the name of code
+    find_reference("gsm8k")                         # None: an id, not a code name
 
-Text that does not parse names no code. `config/plugins.py` loads only these values.
+Text that does not parse does not name code. `config/plugins.py` loads only these values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CodeReference(msgspec.Struct, frozen=True):
 
 
 def find_reference(text: str) -> CodeReference | None:
-    """The code that `file.py:Name` or `module:Name` names; None where the text is no such name."""
+    """The code named by `file.py:Name` or `module:Name`; None for any other text."""
     place, _, attribute = text.rpartition(":")
     kind = _kind_of(place)
     return CodeReference(kind, place, attribute) if kind is not None and _is_identifier(attribute) else None
@@ -50,7 +50,7 @@ def parse_reference(text: str) -> CodeReference:
 
 
 def parse_place(place: str, attribute: str) -> CodeReference:
-    """A file, which may be written `file://…`, or a module, `pkg://module`, with a class in it."""
+    """Parse a class in a file, given as a path or `file://…`, or in a module, `pkg://module`."""
     if place.startswith(MODULE_SCHEME):
         module = place.removeprefix(MODULE_SCHEME).removesuffix(".py").replace("/", ".")
         kind, place = (CodeKind.MODULE if _kind_of(module) is CodeKind.MODULE else None), module
@@ -65,7 +65,7 @@ def parse_place(place: str, attribute: str) -> CodeReference:
 
 
 def find_file(text: str) -> CodeReference | None:
-    """The file that `file.py` or `file.py:Name` names; None for any other text."""
+    """The file named by `file.py` or `file.py:Name`; None for any other text."""
     found = CodeReference(CodeKind.FILE, text) if _kind_of(text) is CodeKind.FILE else find_reference(text)
     return found if found is not None and found.kind is CodeKind.FILE else None
 

@@ -1,7 +1,7 @@
-"""Dotted overrides and interpolations: YAML becomes plain values, once.
+"""Dotted overrides and interpolations: converts YAML to plain values, once.
 
-data = with_overrides(load_yaml("eval.yaml"), {"sampling.temperature": "0.7"})     # resolved: `${` is text in it
-data = override_values(data, {"taskset.level": "2"})                               # resolved values, overridden
+data = with_overrides(load_yaml("eval.yaml"), {"sampling.temperature": "0.7"})     # resolved: `${` is now plain text
+data = override_values(data, {"taskset.level": "2"})                               # override resolved values
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from treetune.errors import ConfigError
 def with_overrides(
     data: Mapping[str, Any], overrides: Mapping[str, str], *, source: str = "config", only: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """`data` as a YAML file has it, with `{"a.b": "value"}` laid over it (values spelled as in YAML) and interpolations
-    resolved; `only` gives just these keys, and leaves the rest unresolved. The result is plain text and values: it is
-    never given to this function again, which would resolve an escaped `${` in it."""
+    """Apply overrides `{"a.b": "value"}` (values spelled as in YAML) to `data` as read from a YAML file, and resolve
+    its interpolations. With `only`, return just these keys and leave the rest unresolved. The result has plain values
+    and must not be passed to this function again, which would resolve an escaped `${` in it."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -34,7 +34,7 @@ def with_overrides(
 
 
 def _lay_overrides(data: dict[str, Any], overrides: Mapping[str, str]) -> Any:
-    """A config of OmegaConf's, not resolved yet."""
+    """An OmegaConf config with the overrides, not yet resolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -46,7 +46,7 @@ def _lay_overrides(data: dict[str, Any], overrides: Mapping[str, str]) -> Any:
                 parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={raw}"]), resolve=False)
                 value = parsed["value"]
             except YAMLError:
-                value = raw  # text that looks like YAML, such as "{question}!"
+                value = raw  # text that resembles YAML, such as "{question}!"
             OmegaConf.update(config, key, value, merge=True, force_add=True)
     except OmegaConfBaseException as error:
         problem = explain_interpolation(error)[1] if "${" in raw else f"cannot be set to {raw!r}: {error}"
@@ -56,16 +56,16 @@ def _lay_overrides(data: dict[str, Any], overrides: Mapping[str, str]) -> Any:
     return config
 
 
-# Keys laid over values that are resolved already
+# Overrides of resolved values
 
 
 def override_values(data: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Resolved values with overrides in them. Only the overrides are resolved: `data` may hold `${` as text."""
+    """Apply overrides to resolved values. Only the overrides are resolved, because `data` may contain `${` as text."""
     return cast(dict[str, Any], deep_merge(data, with_overrides({}, overrides, source="the overrides")))
 
 
 def select_overridden(data: Any, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Of resolved values only those that the overrides set, nested as `deep_merge` takes them."""
+    """Only those resolved values that the overrides set, nested as `deep_merge` expects."""
     from omegaconf import OmegaConf
 
     given = OmegaConf.to_container(_lay_overrides({}, overrides), resolve=False)
@@ -81,7 +81,7 @@ def _select(value: Any, given: Any) -> Any:
 
 
 def deep_merge(base: Any, given: Any, path: str = "") -> Any:
-    """Merges two mappings, as deep as both have them; `given` wins. `{"0": ...}` changes the first entry of a list."""
+    """Merge two mappings recursively; `given` takes precedence. `{"0": ...}` changes the first entry of a list."""
     if isinstance(base, list) and _names_entries(given):
         laid = list(base)
         for key, value in given.items():

@@ -1,10 +1,10 @@
-"""Finding classes by name: registered ids, installed packages, `module:Name`, `file.py:Name`, `skyrl:NAME`.
+"""Finds classes by name: registered ids, installed packages, `module:Name`, `file.py:Name`, `skyrl:NAME`.
 
     load_object(parse_reference("my_tasks/colours.py:Colours"), USER)
     tasksets.resolve("arithmetic", USER)
 
-A file becomes an ordinary module named after its path (`code_files.py`), so its classes can be pickled into other
-processes, know their source, and are the same class however often the file is named.
+A file is imported as a normal module named after its path (`code_files.py`). So its classes can be pickled into other
+processes, know their source, and are loaded only once, however often the file is named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def load_object(reference: CodeReference, origin: Origin) -> Any:
-    """The class or function that a name stands for."""
+    """Load the class or function that a reference names."""
     module, name = load_module(reference, origin), str(reference.attribute)
     try:
         return getattr(module, name)
@@ -40,8 +40,8 @@ def load_object(reference: CodeReference, origin: Origin) -> Any:
 
 
 def load_module(reference: CodeReference, origin: Origin) -> Any:
-    """The module of a name, imported once. This is the only place that runs a user's code by its name; what data names
-    is checked here, before anything of it runs."""
+    """Import the module of a reference, once. This is the only place that runs users' code by name. Names from data are
+    checked here, before any of their code runs."""
     origin.check(reference)
     if reference.kind is CodeKind.FILE:
         return _import_file(reference.place)
@@ -49,15 +49,15 @@ def load_module(reference: CodeReference, origin: Origin) -> Any:
         see_current_folder()
     parts = [] if origin.trusted else reference.place.split(".")
     for end in range(1, len(parts)):
-        # Code of a package can have its modules looked for elsewhere too, so each is checked once its package ran.
+        # A package's code can redirect where its modules are found, so each module is checked after its package ran.
         _import(".".join(parts[:end]), reference.place)
         origin.check_found(reference, end + 1)
     return _import(reference.place, reference.place)
 
 
 def see_current_folder() -> None:
-    """Makes modules in the current folder importable, as `python -m` does. Only for a module there that may run: later
-    imports, such as of a library that is not installed, may find modules there too."""
+    """Make modules in the current folder importable, like `python -m`. Call this only if a module there may run,
+    because later imports, for example of a library that is not installed, may find modules there too."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
@@ -67,16 +67,16 @@ def _import_file(path: str) -> Any:
     if not file.is_file():
         raise PluginError(f"no such file: {path}{suggest_file(path)}", remedy=f"paths are taken from {Path.cwd()}")
     for name, module in list(sys.modules.items()):
-        # Anything may stand in sys.modules, None included.
+        # sys.modules may contain anything, including None.
         if name != "__main__" and getattr(module, "__file__", None) == str(file):
-            # Through the import system, which waits where another thread is still running the file.
+            # Use the import system, which waits if another thread is still running the file.
             return _import(name, path)
     return _import(module_name(file), path)
 
 
 def absolute_path(path: str, folders: Iterable[Path]) -> str:
-    """A relative path made absolute by the first of the folders that has it; else as it is, from where we run. Of
-    `folder:split` the folder is looked for."""
+    """Resolve a relative path against the first folder that has it; otherwise return it unchanged, relative to the
+    current folder. For `folder:split`, the folder is resolved."""
     if not Path(path).expanduser().is_absolute():
         place, _, split = path.rpartition(":")
         for folder in folders:
@@ -88,7 +88,7 @@ def absolute_path(path: str, folders: Iterable[Path]) -> str:
 
 
 def absolute_spec(spec: str, folders: Iterable[Path]) -> str:
-    """`file.py:Name` with its path made absolute; any other name as it is."""
+    """Make the path in `file.py:Name` absolute; any other name is returned unchanged."""
     named = find_reference(spec)
     if named is None or named.kind is not CodeKind.FILE:
         return spec
@@ -102,7 +102,7 @@ def file_of(spec: str) -> Path | None:
 
 
 def folders_of(cls: type) -> Iterator[Path]:
-    """Where the files of a class and its bases lie."""
+    """The folders of the files of a class and its bases."""
     return (file.parent for file in map(source_of, cls.__mro__) if file is not None)
 
 
@@ -111,7 +111,7 @@ def _import(name: str, shown: str) -> Any:
 
 
 def _load(load: Callable[[], Any], shown: str, remedy: str | None = None) -> Any:
-    """Loads code that someone else wrote. Wraps its author's error with file and line."""
+    """Load code that someone else wrote. Wraps the author's error with file and line."""
     try:
         with running_code():
             return load()
@@ -126,11 +126,11 @@ def _load(load: Callable[[], Any], shown: str, remedy: str | None = None) -> Any
 
 
 def _place(error: BaseException) -> str:
-    """` (tasks.py, line 3)`: the last line of the code that was loaded, not of a library that it calls."""
+    """` (tasks.py, line 3)`: the last line in the loaded code, not in a library that it calls."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     ours, importing = str(FOLDER), str(Path(importlib.__file__).parent)
     others = [place for place in frames if not place[0].startswith((ours, importing, "<"))]
-    if not others or isinstance(error, SyntaxError):  # which says it itself
+    if not others or isinstance(error, SyntaxError):  # a SyntaxError states its own place
         return ""
     first = Path(others[0][0])
     root = first.parent if (first.parent / "__init__.py").exists() else first
@@ -140,15 +140,15 @@ def _place(error: BaseException) -> str:
 
 
 def load_builtin(name: str) -> Any:
-    """An entry of the catalog that is one name, such as `DECLARED_NODE`."""
+    """Load an entry of the catalog that is a single name, such as `DECLARED_NODE`."""
     return load_object(parse_reference(tables[name]), USER)
 
 
 class Registry:
-    """Named classes of one kind: built in, registered at run time, or brought by an installed package."""
+    """Named classes of one kind: built in, registered at run time, or provided by an installed package."""
 
     def __init__(self, kind: str, group: str, table: str, *, classes: bool = True) -> None:
-        """With `classes` only a class will do, else anything that can be called."""
+        """With `classes` only classes are accepted, otherwise any callable."""
         self.kind = kind
         self._classes = classes
         self._group = group
@@ -157,18 +157,18 @@ class Registry:
         self._resolved: dict[tuple[str, bool], type] = {}
 
     def register(self, id: str, entry_point: str | type) -> None:
-        """`entry_point` is `module:Class` or `file.py:Class`, so that any process can resolve it, or the class."""
+        """`entry_point` is the class, or `module:Class` or `file.py:Class`, which any process can resolve."""
         if self._registered.get(id, entry_point) != entry_point:
             raise PluginError(f"{self.kind} {id!r} is registered already, as {self._registered[id]}")
         self._registered[id] = entry_point
         self._resolved.clear()
 
     def resolve(self, name: str, origin: Origin) -> type:
-        """The class or function of a name. The `origin` of the name decides whether it may run code."""
+        """The class or function of a name. The `origin` of the name decides whether its code may run."""
         found = self._resolved.get((name, origin.trusted))
         if found is None:
             found = self._find(name, origin)
-            if ".py:" not in name or Path(name).is_absolute():  # a relative file depends on where we are
+            if ".py:" not in name or Path(name).is_absolute():  # a relative path depends on the current folder
                 self._resolved[name, origin.trusted] = found
         return found
 
@@ -197,7 +197,7 @@ class Registry:
         return load_object(parse_reference(name), origin)
 
     def _adapt(self, cls: type) -> type:
-        """An environment of another library as a class of ours; any other class as it is."""
+        """Wrap an environment class of another library; any other class is returned unchanged."""
         adapters = tables["ADAPTED_ENVIRONMENTS"] if self is environments else {}
         library = next((name for base in cls.__mro__ if (name := base.__module__.partition(".")[0]) in adapters), None)
         adapted: type = cls if library is None else load_object(parse_reference(adapters[library]), USER)(cls)
@@ -214,11 +214,11 @@ class Registry:
         return _load(entry.load, f"the {self.kind} {name!r} of the package {package}", remedy)
 
     def has(self, name: str) -> bool:
-        """Whether an id is built in or registered: such an id is never the name of a ready set."""
+        """Whether an id is built in or registered. Such an id takes precedence over a ready-made set."""
         return name in self._registered or name in tables[self._table]
 
     def names(self) -> dict[str, str]:
-        """Every known id and where it comes from."""
+        """All known ids, with their origin."""
         return {
             **{name: entry.dist.name if entry.dist else "installed" for name, entry in self._installed.items()},
             **dict.fromkeys(tables[self._table], "built in"),
@@ -227,19 +227,19 @@ class Registry:
 
     @property
     def foreign(self) -> dict[str, str]:
-        """Prefixes of names of other libraries, each with the function that gives its classes from the rest of a name
-        and its origin."""
+        """Name prefixes of other libraries, each with a function that returns a class from the rest of a name and its
+        origin."""
         return dict(tables.get(f"FOREIGN_{self._table}", {}))
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:
-        from importlib.metadata import entry_points  # 40 ms that only an unknown id needs
+        from importlib.metadata import entry_points  # takes 40 ms, so only imported for unknown ids
 
         return {entry.name: entry for entry in entry_points(group=self._group)}
 
 
 def installed_by(file: str) -> str | None:
-    """The installed package that registers classes and holds this file; None for any other file."""
+    """The installed package that registers classes and contains this file; None for any other file."""
     for registry in (tasksets, environments, tools):
         for entry in registry._installed.values():
             module = sys.modules.get(entry.module.partition(".")[0])
@@ -250,7 +250,7 @@ def installed_by(file: str) -> str | None:
 
 
 def find_ready(name: str) -> Path | None:
-    """The YAML file of the ready set of this name; None for any other name."""
+    """The YAML file of the ready-made set with this name; None for any other name."""
     return None if tasksets.has(name) else find_ready_file(name)
 
 
@@ -260,7 +260,7 @@ tools = Registry("tool", "treetune.tools", "TOOLS", classes=False)
 
 
 def _classes_in(file: Path) -> list[str]:
-    """The classes that a file defines, as they are named; none where it cannot be read."""
+    """The names of the classes that a file defines; empty if the file cannot be read."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):

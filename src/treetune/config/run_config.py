@@ -1,9 +1,9 @@
-"""The config of a run folder as a TARGET. It decides what runs, and anyone may have written it.
+"""The config of a run folder as a TARGET. It decides what code runs, and may come from anyone.
 
-    origin_of("runs/x/config.yaml", data)       # USER where an `eval` of this user wrote it
+    origin_of("runs/x/config.yaml", data)       # USER if an `eval` of this user wrote it
 
-An `eval` of this user leaves a mark in the cache folder, made of the parts of the config that could do harm. A config
-without a mark may name only what is built in or installed, may read no variable, and may call no server of its choice.
+An `eval` of this user records a mark in the cache folder, made from the parts of the config that could do harm. A
+config without a mark may only name built-in or installed code, and may not read variables or call its own servers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treetune.errors import UntrustedCode
 
 CONFIG, FINGERPRINT, SUMMARY = "config.yaml", "fingerprint.json", "summary.json"
 TRACE_LINES, CHECK_LINES = "traces.jsonl", "results.jsonl"
-"""The files of a run folder. Those beside its config distinguish it from a YAML file that the user wrote."""
+"""The files of a run folder. Those next to the config distinguish it from a YAML file that the user wrote."""
 _LOOK = "look at its config.yaml and at what that names, then pass --trust"
 
 
@@ -33,25 +33,25 @@ def is_run_config(path: str | Path) -> bool:
 
 
 def origin_of(path: str | Path, data: dict[str, Any], trust: bool = False) -> Origin:
-    """Where the names in a YAML file come from: the user, or a run folder of someone else."""
+    """The origin of the names in a YAML file: the user, or a run folder of someone else."""
     if not is_run_config(path) or is_own_config(data) or trusts(trust):
         return USER
     return Origin(f"{Path(path).parent} was not made by your `eval`: its config")
 
 
 def refuse_foreign(run: Path, data: Mapping[str, Any]) -> None:
-    """Raises where the config of another user's run would do more than play tasks. The code that it names is checked
-    when it is loaded."""
+    """Raise if the config of another user's run would do more than play tasks. The code that it names is checked when
+    it is loaded."""
     if any("${" in text for text in texts_of(data)):
         raise refusal(run, "reads variables of your environment")
     for text in texts_of(data.get("taskset")):
-        if "://" in text and not text.startswith((FILE_SCHEME, MODULE_SCHEME)):  # which would be sent your token
+        if "://" in text and not text.startswith((FILE_SCHEME, MODULE_SCHEME)):  # it would receive the user's token
             raise refusal(run, f"would call a server: {text}")
     for node in nodes_of(data.get("taskset")):
         if node.get("trust"):
             raise refusal(run, "would run the code that its rows name")
         for entry in [node["tools"]] if isinstance(node.get("tools"), Mapping) else node.get("tools") or []:
-            if not isinstance(entry, str):  # its settings may be a command
+            if not isinstance(entry, str):  # its settings may contain a command
                 raise refusal(run, f"has tools of its own: {entry!r:.80}")
 
 
@@ -60,7 +60,7 @@ def refusal(run: Path, what: str) -> UntrustedCode:
 
 
 def nodes_of(node: Any) -> Iterator[Mapping[str, Any]]:
-    """A taskset's node, and those of the sources that it mixes."""
+    """Yield a taskset's node and the nodes of the sources that it mixes."""
     if isinstance(node, str):
         node = {"id": node}
     if isinstance(node, Mapping):

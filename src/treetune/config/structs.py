@@ -1,9 +1,9 @@
-"""YAML made into typed configs.
+"""Converts YAML to typed configs.
 
     data = with_overrides(load_yaml("eval.yaml"), {"sampling.temperature": "0.7"})      # of overrides.py
     sampling = convert(data["sampling"], Sampling, path="sampling")
 
-All faults are collected and reported together, each with the path of its key and, for an unknown key, the nearest.
+All faults are collected and reported together, each with the path of its key and, for unknown keys, the closest match.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from treetune.errors import UNKNOWN_KEY, ConfigError, Faults, did_you_mean, gath
 
 T = TypeVar("T")
 FileName = Annotated[str, "the name of a file"]
-"""The type of a key that names a file or folder: looked for beside the YAML file first. A dataset task is built again
-where its content changed; other tasksets name their data in `source()`."""
+"""The type of a key that names a file or folder, which is looked up next to the YAML file first. A dataset task is
+rebuilt if the content changes; other tasksets identify their data in `source()`."""
 CodeName = Annotated[str, "the name of code"]
 """The type of a key that may name code: `file.py:Name`."""
 ModelName = Annotated[str, "the name of a model"]
-"""The type of a key that names a model: `scripted:file.py:Name` is looked for beside the YAML file first."""
+"""The type of a key that names a model: `scripted:file.py:Name` is looked up next to the YAML file first."""
 
 
 def declared_keys(struct: type, kind: Any) -> list[str]:
-    """The keys of a config that are declared as `FileName` or `CodeName`, or lists of them."""
+    """The keys of a config whose type is `kind` (`FileName`, `CodeName`) or a list of it."""
     hints = get_type_hints(struct, include_extras=True)
     return [key for key, hint in hints.items() if kind in (hint, *get_args(hint))]
 
@@ -48,8 +48,8 @@ def declared_values(config: Any, kind: Any) -> dict[str, list[str]]:
 
 
 def map_declared(value: Any, hint: Any, change: Callable[[Any, str], str]) -> Any:
-    """A value of a config of this type, with the files, code and models that it names changed: `change` gets the
-    declared type of a name, and the name. A type with several forms has a `struct_of` that gives the struct."""
+    """A config value of this type with the files, code and models that it names changed: `change` receives the declared
+    type of a name, and the name. A type with several forms has a `struct_of` that returns the struct."""
     if get_origin(hint) is list and isinstance(value, list):
         return [map_declared(item, get_args(hint)[0], change) for item in value]
     for option in (hint, *get_args(hint)):
@@ -63,8 +63,8 @@ def map_declared(value: Any, hint: Any, change: Callable[[Any, str], str]) -> An
 
 
 def load_yaml(path: str | Path, *, interpolates: bool = True) -> dict[str, Any]:
-    """A YAML file as it is written; `with_overrides` resolves its interpolations. With `interpolates=False` `${` is
-    plain text."""
+    """Read a YAML file without resolving it; `with_overrides` resolves its interpolations. With `interpolates=False`,
+    `${` is plain text."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -89,7 +89,7 @@ def load_yaml(path: str | Path, *, interpolates: bool = True) -> dict[str, Any]:
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
-    """YAML that `load_yaml` reads as the same data. Values from the environment stand as they were written."""
+    """YAML that `load_yaml` reads back as the same data. Values from the environment are written as variables."""
     import yaml
 
     return str(yaml.safe_dump(escape(dict(data)), sort_keys=False, allow_unicode=True))
@@ -104,9 +104,9 @@ def convert(
     source: str = "config",
     elsewhere: Iterable[str] = (),
 ) -> T:
-    """`data` as the typed config `struct`; raises one `ConfigError` with every fault in it. `raw` holds the text of
-    overrides by path, so that `--model.name 7` can still be the string "7". `elsewhere` are keys that others read: an
-    unknown one may be meant as one of them."""
+    """Convert `data` to the typed config `struct`. Raises one `ConfigError` with all faults. `raw` holds the text of
+    overrides by path, so that `--model.name 7` can still be the string "7". `elsewhere` are keys that others read,
+    which are suggested for unknown keys."""
     data = {} if data is None else data
     if not isinstance(data, Mapping):
         raise ConfigError([(path, f"expected keys and values, got {data!r:.60}")], source=source)
@@ -117,7 +117,7 @@ def convert(
     inside = f"{path}." if path else ""
     for key, value in data.items():
         here = f"{inside}{key}"
-        place = f"--{here}" if raw and here in raw else here  # as it was written
+        place = f"--{here}" if raw and here in raw else here  # as the user wrote it
         if key not in known:
             faults.append((place, f"{UNKNOWN_KEY}{_hint(str(key), struct, path, elsewhere)}"))
         elif (reader := _reader_in(hints[key])) is not None and value is not None:
@@ -147,7 +147,7 @@ def convert(
 
 
 def _hint(key: str, struct: type, path: str, elsewhere: Iterable[str]) -> str:
-    """The key that an unknown one may mean; else the keys that there are."""
+    """Suggest keys that an unknown key may mean; otherwise list the known ones."""
     hints = get_type_hints(struct)
     hidden = getattr(struct, "HIDDEN", ())
     own = [field.name for field in msgspec.structs.fields(cast(Any, struct)) if field.name not in hidden]
@@ -165,11 +165,12 @@ def convert_node(
     any_key: bool = True,
     elsewhere: Iterable[str] = (),
 ) -> Any:
-    """The typed config of a `Taskset` from the keys of a node; further ones with `any_key`, where it takes any."""
+    """The typed config of a `Taskset` from the keys of a node; with `any_key`, also unknown keys, if the class takes
+    any."""
     inside = f"{path}." if path else ""
     faults: Faults = []
     keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
-    if isinstance(keys.get("tools"), Mapping):  # as `tools: {mcp: {...}}` is written where there is only one
+    if isinstance(keys.get("tools"), Mapping):  # a single tool may be written `tools: {mcp: {...}}`
         keys["tools"] = [{name: settings} for name, settings in keys["tools"].items()]
     if "extra" in keys:
         faults.append((f"{inside}extra", "is no key of its own: write the further keys beside the others"))
@@ -185,7 +186,7 @@ def convert_node(
 
 
 def _find_misspelt(cls: type[Any], keys: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Further keys that are nearly a key of the config, and that the class's own files do not mention."""
+    """Unknown keys that are similar to a key of the config, and not mentioned in the class's own files."""
     import difflib
 
     from treetune.config.code_files import own_files
@@ -198,7 +199,7 @@ def _find_misspelt(cls: type[Any], keys: Iterable[str]) -> Iterator[tuple[str, s
 
 
 def missing_values(node: Any, path: str) -> Faults:
-    """A fault for every `???` in a node: OmegaConf's mark of what must still be given."""
+    """A fault for every `???` in a node, which is OmegaConf's mark for a required value."""
     if isinstance(node, Mapping):
         return [fault for key in node for fault in missing_values(node[key], f"{path}.{key}" if path else str(key))]
     if isinstance(node, list):
@@ -207,14 +208,14 @@ def missing_values(node: Any, path: str) -> Faults:
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A typed config as plain values that YAML can hold and `convert` takes back."""
+    """A typed config as plain values that YAML can hold and `convert` accepts."""
     plain: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_write_path)
     return plain
 
 
 def _write_path(value: Any) -> str:
     if isinstance(value, PurePath):
-        # Absolute, so that a saved config means the same file from any folder.
+        # Absolute, so that a saved config names the same file from any folder.
         return str(Path(value).expanduser().absolute())
     raise NotImplementedError(f"a config cannot hold a {type(value).__name__}")
 
@@ -234,7 +235,7 @@ def defaults_of(struct: type) -> dict[str, Any]:
 
 
 def field_docs(struct: type) -> dict[str, str]:
-    """The docstring below each field of a struct, or each member of an enum, its bases included."""
+    """The docstring below each field of a struct, or each member of an enum, including those of its bases."""
     import ast
     import inspect
     import textwrap
@@ -267,7 +268,7 @@ def _value(value: Any, hint: Any, raw: str | None) -> Any:
 
 
 def _struct_in(hint: Any, value: Any) -> type[msgspec.Struct] | None:
-    """The struct that a value of this type is read as: of several the one that its tag names."""
+    """The struct that a value of this type is read as; in a union, the one that the value's tag names."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     structs = [option for option in options if isinstance(option, type) and issubclass(option, msgspec.Struct)]
     if len(structs) > 1 and isinstance(value, Mapping):
@@ -279,7 +280,7 @@ def _struct_in(hint: Any, value: Any) -> type[msgspec.Struct] | None:
 
 
 def _reader_in(hint: Any) -> Callable[..., Any] | None:
-    """What reads a value of this type, where the type does so itself (`read_config`), and lists of them."""
+    """The `read_config` of a type that has one, and of lists of such types; else None."""
     if get_origin(hint) is list and (one := _reader_in(get_args(hint)[0])) is not None:
         return partial(_read_list, one)
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -300,7 +301,7 @@ def _read_list(read: Callable[..., Any], value: Any, path: str, raw: Mapping[str
 
 
 def _tags_of(hint: Any) -> tuple[str, list[str]] | None:
-    """The key whose value names a struct of a union, and its values."""
+    """The key that names the struct in a union, and its possible values."""
     structs = [part for part in get_args(hint) if isinstance(part, type) and issubclass(part, msgspec.Struct)]
     configs = [struct.__struct_config__ for struct in structs]
     return (str(configs[0].tag_field), [str(config.tag) for config in configs]) if len(configs) > 1 else None
@@ -329,7 +330,7 @@ def _explain(problem: str, value: Any, hint: Any) -> str:
 
 
 def _choices(hint: Any) -> list[Any]:
-    """The values that a `Literal` or an enum allows, however deep in the hint it lies."""
+    """The values that a `Literal` or an enum allows, at any depth in the hint."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -338,5 +339,5 @@ def _choices(hint: Any) -> list[Any]:
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that have a value; the fields of the others keep their defaults."""
+    """The options that are not None; the fields of the others keep their defaults."""
     return {name: value for name, value in options.items() if value is not None}

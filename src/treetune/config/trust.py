@@ -1,10 +1,10 @@
-"""Which code may run: all that the user names; of what data names, only installed code and code that a build kept.
+"""Which code may run: everything that the user names, but from data only installed code and code that a build kept.
 
     with names_from(Origin("a row")):
-        build_taskset(node)              # every name in the node, however deep, is the row's
+        build_taskset(node)              # all names in the node, at any depth, come from the row
 
-The loader (`config/plugins.py`) asks the origin of a name right before it runs anything. `--trust`, or
-TREETUNE_TRUST=1, runs what data names too.
+The loader (`config/plugins.py`) checks the origin of a name right before it runs anything. `--trust`, or
+TREETUNE_TRUST=1, also runs code that data names.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir
 
 TRUST = "TREETUNE_TRUST"
-"""The variable that sets `trust` in processes that take no argument, such as a trainer's workers."""
+"""The variable that sets `trust` in processes without arguments, such as a trainer's workers."""
 
 LOOK = f"look at that code, then pass --trust (in a trainer's processes: {TRUST}=1)"
 
 _OURS = ("treetune", "treetune_verl")
 
 _kept_files: set[Path] = set()
-"""Files that a build of this user kept, and whose content was compared in this process."""
+"""Files that a build of this user kept, and whose content was verified in this process."""
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a name of code was read."""
+    """Where a code name was read."""
 
     what: str
-    """Such as `a row`, for errors."""
+    """A description for errors, such as `a row`."""
     trusted: bool = False
 
     @classmethod
     def of_data(cls, what: str, trust: bool = False) -> Origin:
-        """Rows, run folders and recorded tasks, unless the user trusts them."""
+        """The origin of names in rows, run folders and recorded tasks; trusted if the user says so."""
         return cls(what, trusts(trust))
 
     def check(self, reference: CodeReference) -> None:
-        """Refuses code that this origin may not run."""
+        """Raise if this origin may not run the code."""
         if self.trusted:
             return
         if reference.kind is CodeKind.FILE:
@@ -60,7 +60,7 @@ class Origin(msgspec.Struct, frozen=True):
             raise self.refusal(f"names code that is not installed: {reference.place}")
 
     def check_found(self, reference: CodeReference, count: int) -> None:
-        """The same for the first `count` parts of the name of an installed module, where Python finds them now."""
+        """Like `check`, for the first `count` parts of the name of an installed module, where Python finds them now."""
         parts = reference.place.split(".")
         if not self.trusted and parts[0] not in _OURS and is_installed(reference.place):
             found = _places_of(".".join(parts[:count]))
@@ -68,7 +68,7 @@ class Origin(msgspec.Struct, frozen=True):
                 raise self.refusal(f"names code that is not installed: {reference.place}")
 
     def refuse(self, what: str) -> None:
-        """Refuses something else that only the user may choose."""
+        """Raise for something else that only the user may choose."""
         if not self.trusted:
             raise self.refusal(what)
 
@@ -77,7 +77,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 USER = Origin("you", trusted=True)
-"""The command line, Python, and YAML files that the user names."""
+"""The origin of names on the command line, in Python, and in YAML files that the user names."""
 
 _current: ContextVar[Origin] = ContextVar("origin of names", default=USER)
 
@@ -87,8 +87,8 @@ def current_origin() -> Origin:
 
 
 class names_from:
-    """`with names_from(origin):` names that are read in here have this origin. Within data no name is trusted more than
-    the data. A class, since every episode enters it: a generator takes four times as long."""
+    """`with names_from(origin):` gives this origin to names that are read inside. Within data, no name is trusted more
+    than the data. This is a class because every episode enters it, and a generator takes four times as long."""
 
     __slots__ = ("_origin", "_token")
 
@@ -105,7 +105,7 @@ class names_from:
 
 @contextlib.contextmanager
 def running_code() -> Iterator[None]:
-    """Code that is imported was checked before. The names in it are its own, not those of the data that named it."""
+    """Run code as the user: it was checked before its import, and names in it are its own, not those of the data."""
     token = _current.set(USER)
     try:
         yield
@@ -118,22 +118,22 @@ def trusts(trust: bool = False) -> bool:
 
 
 def code_folders(cache_dir: str | Path | None = None) -> list[Path]:
-    """Where code is kept: always in the default folder, where processes without another cache folder look."""
+    """The folders that keep code. The default folder is always used, because processes without arguments look there."""
     return [folder / "code" for folder in dict.fromkeys((default_cache_dir(), default_cache_dir(cache_dir)))]
 
 
-# What builds and evaluations of this user recorded
+# Records of this user's builds and evaluations
 
 
 def trust_file(file: Path) -> None:
-    """Lets data name this file: its content is that of a file which a build of this user kept."""
+    """Allow data to name this file, whose content matches a file that a build of this user kept."""
     _kept_files.add(file.resolve())
 
 
 def remember_module(module: str, file: Path, cache_dir: str | Path | None = None) -> None:
-    """Lets rows name this module, which is not installed, as long as it is this file."""
+    """Allow rows to name this module, which is not installed, as long as it is this file."""
     for folder in code_folders(cache_dir):
-        with contextlib.suppress(OSError):  # `--trust` is needed then
+        with contextlib.suppress(OSError):  # without the record, `--trust` is needed
             (folder / "modules").mkdir(parents=True, exist_ok=True)
             (folder / "modules" / module).write_bytes(os.fsencode(file))
 
@@ -146,7 +146,7 @@ def _is_own_module(module: str) -> bool:
 
 
 def remember_scorer(scorer: str) -> None:
-    """Marks a scorer that calls a model or runs code as one that a build of this user has named."""
+    """Mark a scorer that calls a model or runs code as named by a build of this user."""
     for folder in code_folders():
         _touch(folder / "scorers" / digest(scorer))
 
@@ -156,7 +156,7 @@ def is_own_scorer(scorer: str) -> bool:
 
 
 def remember_config(config: dict[str, Any]) -> None:
-    """Marks the config of a run folder as one that an `eval` of this user wrote."""
+    """Mark the config of a run folder as written by an `eval` of this user."""
     _touch(_mark_of_config(config))
 
 
@@ -165,7 +165,7 @@ def is_own_config(config: dict[str, Any]) -> bool:
 
 
 def remember_names(config: dict[str, Any], names: set[str]) -> None:
-    """Marks names of code as ones that tasks of this user have, in a run of this config."""
+    """Mark code names as used by tasks of this user, in a run with this config."""
     with contextlib.suppress(OSError), _mark_of_config(config).open("a", encoding="utf-8") as mark:
         mark.writelines(f"{name}\n" for name in names if name.isprintable())
 
@@ -177,27 +177,27 @@ def own_names(config: dict[str, Any]) -> set[str]:
 
 
 def _mark_of_config(config: dict[str, Any]) -> Path:
-    """A hash of the parts that could do harm: the same wherever the folder lies."""
+    """A hash of the parts that could do harm. It does not depend on where the folder is."""
     return code_folders()[0] / "runs" / digest([config.get(key) for key in ("taskset", "model", "endpoint")])
 
 
 def _touch(mark: Path) -> None:
-    with contextlib.suppress(OSError):  # `--trust` is needed then
+    with contextlib.suppress(OSError):  # without the record, `--trust` is needed
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
 
-# What is installed
+# Installed code
 
 
 def is_installed(module: str) -> bool:
-    """Whether processes of this Python import the module wherever they were started. Runs nothing of it."""
+    """Whether processes of this Python can import the module wherever they are started. Does not run its code."""
     top, *parts = module.split(".")
-    if "__main__" in parts:  # a program, which runs when it is imported
+    if "__main__" in parts:  # a program, which would run on import
         return False
     if top in _OURS:
         return not is_of_file(module)
-    # All of them: a folder beside the user may add modules to a package without an __init__.py.
+    # Check all places: a folder of the user may add modules to a package without an __init__.py.
     places = _places_of(top)
     return bool(places) and all(_is_below_installed(Path(place), 1) for place in places)
 
@@ -207,19 +207,19 @@ def is_installed_folder(folder: Path) -> bool:
 
 
 def _is_below_installed(place: Path, count: int) -> bool:
-    """Whether the file or folder of a module, whose name has `count` parts, lies where modules are installed."""
+    """Whether the file or folder of a module, whose name has `count` parts, is in a folder of installed modules."""
     parents = place.resolve().parents
     return len(parents) >= count and parents[count - 1] in _installed_folders()
 
 
 def _places_of(module: str) -> list[str]:
-    """Where Python finds a module, also in the current folder: its file, or the folders of a package."""
+    """Where Python finds a module, including in the current folder: its file, or the folders of a package."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec
 
     try:
         found = find_spec(module)
-        if "." not in module and (found is None or found.origin is None):  # none, or a package of several folders
+        if "." not in module and (found is None or found.origin is None):  # not found, or a namespace package
             found = PathFinder.find_spec(module, [*sys.path, str(Path.cwd())]) or found
     except (ImportError, ValueError):
         return []
@@ -229,7 +229,7 @@ def _places_of(module: str) -> list[str]:
 
 
 def _find_module(module: str) -> Path | None:
-    """The file of a module of a package, found without running the package."""
+    """The file of a module in a package, found without running the package."""
     top, *parts = module.split(".")
     for place in _places_of(top):
         stem = Path(place, *parts) if parts else Path(place).with_suffix("")

@@ -1,9 +1,9 @@
-"""Values that a config takes from the environment. Where the config is shown or saved, they stand as they were written.
+"""Config values from environment variables. Where the config is shown or saved, they appear as they were written.
 
     resolve(OmegaConf.create({"key": "${oc.env:SECRET}"}))      # {"key": "s3cret"}
     conceal({"key": "s3cret"})                                  # {"key": "${oc.env:SECRET}"}
 
-A value is known by its key and its text, in the process that resolved it.
+A value is recognised by its key and its text, in the process that resolved it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from treetune.errors import UntrustedCode, UsageError
 
 _MARK = "$env"
 _VARIABLE = re.compile(r"(?<!\\)(?:\\\\)*\$\{oc\.env:\s*([A-Za-z_]\w*)")
-"""Where it is not escaped."""
+"""Matches variables that are not escaped."""
 _spellings: dict[tuple[str, str], str] = {}
 """How a value was written, by its key and its text."""
 
 
 def resolve(config: Any) -> Any:
-    """A config of OmegaConf's as plain values, with every interpolation in it resolved."""
+    """Convert an OmegaConf config to plain values, with every interpolation resolved."""
     from omegaconf import OmegaConf
 
     written, resolved = (OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True))
@@ -47,7 +47,7 @@ def explain_interpolation(error: Exception) -> tuple[str, str]:
 
 
 def map_texts(value: Any, change: Callable[[str, str], Any], key: str = "") -> Any:
-    """Plain values with each text changed; `change` is given the text and the key that it stands under."""
+    """Change each text in plain values; `change` receives the text and the key above it."""
     if isinstance(value, str):
         return change(value, key)
     if isinstance(value, Mapping):
@@ -56,17 +56,18 @@ def map_texts(value: Any, change: Callable[[str, str], Any], key: str = "") -> A
 
 
 def conceal(value: Any, key: str = "") -> Any:
-    """Plain values with those from the environment as they were written."""
+    """Replace values from the environment by the variables they were written as."""
     return map_texts(value, lambda text, key: _spellings.get((key, text), text), key)
 
 
 def mark_variables(value: Any) -> Any:
-    """Plain values for a place where `${` is only text: what came from the environment is `{"$env": "${oc.env:X}"}`."""
+    """Replace values from the environment by `{"$env": "${oc.env:X}"}`, for places where `${` is only text."""
     return map_texts(value, lambda text, key: {_MARK: _spellings[key, text]} if (key, text) in _spellings else text)
 
 
 def fill_variables(value: Any, *, trust: bool) -> Any:
-    """The reverse, in another process. Data from elsewhere must not read variables: then it is refused."""
+    """The reverse of `mark_variables`, in another process. Data from elsewhere must not read variables, so it is
+    refused."""
     if isinstance(value, Mapping):
         if value.keys() == {_MARK}:
             if not trust:
@@ -88,7 +89,7 @@ def _read(spelling: str) -> Any:
 
 
 def escape(value: Any) -> Any:
-    """Text as it must be written for a YAML file to be read the same: a literal `${` would be an interpolation."""
+    """Escape text for YAML, so that it is read back unchanged: a literal `${` would be an interpolation."""
     return map_texts(value, _escape_literal)
 
 
@@ -98,7 +99,7 @@ def _escape_literal(text: str, key: str) -> str:
 
 
 def escape_texts(value: Any) -> Any:
-    """Plain values as OmegaConf must be given them, so that every text comes back as it is."""
+    """Escape all texts in plain values for OmegaConf, so that they come back unchanged."""
     return map_texts(value, lambda text, key: escape_text(text))
 
 
@@ -107,12 +108,12 @@ def escape_text(text: str) -> str:
 
 
 def is_spelling(text: str, key: str) -> bool:
-    """Whether a text is how a value of this key was written."""
+    """Whether a text is the original spelling of a value of this key."""
     return "${" in text and any(key == known and text == spelling for (known, _), spelling in _spellings.items())
 
 
 def _pair_texts(written: Any, resolved: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """The leaves as they were written and as they are now; an interpolation may have become several."""
+    """Pair the leaves as written with their resolved values; an interpolation may have become several leaves."""
     if isinstance(resolved, Mapping):
         for name, item in resolved.items():
             yield from _pair_texts(written[name] if isinstance(written, Mapping) else written, item, str(name))

@@ -1,4 +1,4 @@
-"""Every error that a user can see: what is wrong, what to do about it, and a code for programs."""
+"""All user-facing errors: what is wrong, how to fix it, and a code for programs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path, PurePath
 from typing import ClassVar, NamedTuple
 
 Faults = list[tuple[str, str]]
-"""What is wrong with a config, each with the path of its key."""
+"""The faults of a config, each with the path of its key."""
 
 
 class TreetuneError(Exception):
-    """The base of all of them."""
+    """The base of all errors."""
 
     exit_code: ClassVar[int] = 3
-    """What the command line ends with."""
+    """The exit code of the command line."""
     code: str = "failed"
-    """Names the kind of error for programs. It stays where messages change."""
+    """Identifies the kind of error for programs. It stays the same if messages change."""
 
     def __init_subclass__(cls, code: str | None = None) -> None:
         super().__init_subclass__()
@@ -43,12 +43,12 @@ class UsageError(TreetuneError, code="usage"):
 
 
 UNKNOWN_KEY = "unknown key"
-"""How a fault begins that is a key without a meaning."""
+"""The beginning of the fault for an unknown key."""
 
 
 class ConfigError(UsageError, code="config"):
-    """One or more faults in a config, each with the path of the key. Its code is `unknown-key` where no other fault is
-    in it."""
+    """One or more faults in a config, each with the path of the key. The code is `unknown-key` if all faults are
+    unknown keys."""
 
     def __init__(self, faults: Iterable[tuple[str, str]], *, source: str = "config", remedy: str | None = None) -> None:
         self.faults = list(faults)
@@ -64,17 +64,17 @@ class ConfigError(UsageError, code="config"):
 
 
 class Declared(NamedTuple):
-    """Where a config stands, for faults that only its data shows."""
+    """Where a config was declared, for faults that only its data shows."""
 
     path: str = ""
-    """The key that it stands under."""
+    """The key of the config."""
     source: str = "config"
     """The file."""
     overridden: frozenset[str] = frozenset()
-    """The keys that were given beside the file."""
+    """The keys that were overridden on the command line."""
 
     def place(self, error: ConfigError) -> ConfigError:
-        """The same faults, under their keys in that file; those of an override as it was written."""
+        """The same faults, with their keys in that file; those of overrides are written as flags."""
         faults = place_faults(error.faults, self.path)
         faults = [(f"--{key}" if key in self.overridden else key, problem) for key, problem in faults]
         return ConfigError(faults, source=self.source, remedy=error.remedy)
@@ -96,23 +96,23 @@ class UntrustedCode(UsageError, code="untrusted-code"):
 
 
 class PluginError(UsageError, code="code-not-loaded"):
-    """A file or module that was to give a class and did not."""
+    """A file or module did not provide the class it should."""
 
 
 class ResumeError(UsageError, code="cannot-resume"):
-    """A run or a saved state that cannot be resumed."""
+    """A run or a saved state cannot be resumed."""
 
 
 class TasksetError(TreetuneError, code="taskset"):
-    """A taskset that breaks its contract."""
+    """A taskset breaks its contract."""
 
 
 class DrawFailed(TasksetError, code="draw-failed"):
-    """The task of a draw could not be made; it is tried again, or skipped."""
+    """The task of a draw could not be made. It is tried again, or skipped."""
 
 
 class GeneratorFailed(TasksetError, code="generator-failed"):
-    """`load_tasks` raised at the task `place`: it and those after it were not reached."""
+    """`load_tasks` raised at the task `place`; that task and later ones were not reached."""
 
     def __init__(self, message: str, *, remedy: str | None = None, place: int = 0) -> None:
         super().__init__(message, remedy=remedy)
@@ -120,54 +120,54 @@ class GeneratorFailed(TasksetError, code="generator-failed"):
 
 
 class StreamEnded(TasksetError, code="stream-ended"):
-    """A stream that cannot continue: its generator ended, or fails at the same place after each restart."""
+    """A stream cannot continue: its generator ended, or keeps failing at the same place after restarts."""
 
 
 class EmptyTasksetError(TasksetError, code="no-tasks"):
-    """A taskset without a single task."""
+    """A taskset has no tasks."""
 
 
 class EnvironmentFault(TreetuneError, code="environment"):
-    """An environment that breaks its contract."""
+    """An environment breaks its contract."""
 
 
 class InvalidAction(TreetuneError, code="invalid-action"):
-    """An environment or a scorer raises it for an action that it cannot take: the action earns `reward` and ends the
-    episode, which is scored. Any other error is a failure of the environment's, and has no reward."""
+    """Raise this in an environment or a scorer for an action that it cannot accept: the action earns `reward` and ends
+    the episode, which is scored. Any other error is a failure of the environment, without a reward."""
 
     def __init__(self, message: str, *, reward: float = 0.0, warning: str | None = None) -> None:
-        """`warning` is for the author of the environment: the trace and the summary of a run have it."""
+        """`warning` is for the author of the environment; it appears in the trace and in the run's summary."""
         super().__init__(message)
         self.reward, self.warning = reward, warning
 
 
 class ToolError(TreetuneError, code="tool"):
-    """A tool raises it for a call that it cannot do: the model gets the message, and may continue. Of any other error
-    it gets the type too."""
+    """Raise this in a tool for a call that it cannot fulfil: the model gets the message and may continue. For any other
+    error, the model also gets its type."""
 
 
 class PolicyError(TreetuneError, code="policy"):
-    """A policy that could not answer."""
+    """A policy could not answer."""
 
 
 class ContextFullError(PolicyError, code="context-full"):
-    """A prompt that is too long for the model. After the first turn the policy has made it so long."""
+    """A prompt is too long for the model. After the first turn, the policy itself made it too long."""
 
 
 class EndpointRefusal(PolicyError, code="endpoint-refusal"):
-    """A model server refuses a request, and would refuse it again."""
+    """A model server refused a request, and would refuse it again."""
 
 
 class StorageError(TreetuneError, code="storage"):
-    """A folder or file that cannot be written."""
+    """A folder or file cannot be written."""
 
 
 class NetworkError(TreetuneError, code="network"):
-    """A hub or an address that does not answer."""
+    """A hub or an address does not answer."""
 
 
 class MissingExtraError(TreetuneError, code="missing-extra"):
-    """An optional dependency that is not installed."""
+    """An optional dependency is not installed."""
 
     @classmethod
     def of(cls, what: str, extra: str) -> MissingExtraError:
@@ -175,8 +175,8 @@ class MissingExtraError(TreetuneError, code="missing-extra"):
 
 
 class user_code:
-    """Within it every error of user code becomes a `TasksetError` that says where it was raised, with the remedy that
-    `suggest` knows. Treetune's own errors pass unchanged. A class, since each draw enters it."""
+    """Inside this context, every error of user code becomes a `TasksetError` that says where it was raised, with a
+    remedy from `suggest`. Treetune's own errors pass unchanged. This is a class because each draw enters it."""
 
     __slots__ = ("_suggest", "_what")
 
@@ -194,8 +194,8 @@ class user_code:
 
 @contextmanager
 def gather_faults(faults: Faults, key: str | None = None) -> Iterator[None]:
-    """Adds the faults of a `ConfigError` to `faults` instead of raising it; with a `key` also any other error, under
-    that key."""
+    """Collect the faults of a `ConfigError` in `faults` instead of raising it; with a `key`, also any other Treetune
+    error, under that key."""
     try:
         yield
     except ConfigError as error:
@@ -207,12 +207,12 @@ def gather_faults(faults: Faults, key: str | None = None) -> Iterator[None]:
 
 
 def place_faults(faults: Faults, path: str) -> Faults:
-    """The same for a config that stands under a key of another one."""
+    """The faults of a config that is nested under a key of another one."""
     return [(".".join(filter(None, (path, key))), problem) for key, problem in faults]
 
 
 def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str = "config") -> None:
-    """Runs each check and raises one `ConfigError` with what all of them found, each fault under its check's place."""
+    """Run all checks, then raise one `ConfigError` with everything they found, each fault under its check's place."""
     faults: Faults = []
     others: list[TreetuneError] = []
     for place, check in checks:
@@ -224,23 +224,23 @@ def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str
             others.append(error)
             faults.append((place, str(error)))
     if len(faults) == len(others) == 1:
-        raise others[0]  # of its own kind, with its own remedy
+        raise others[0]  # keeps its class and remedy
     if faults:
         raise ConfigError(faults, source=source)
 
 
 def format_error(error: BaseException) -> str:
-    """`ValueError: why`; only the type where there is no why."""
+    """`ValueError: why`; only the type if there is no message."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def reason_of(error: BaseException) -> str:
-    """The message of an error for the user; of any other error its type too."""
+    """The message of a Treetune error; for any other error, also its type."""
     return error.message if isinstance(error, TreetuneError) else format_error(error)
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """The error and what led to it, the first cause last."""
+    """The error and its causes, with the first cause last."""
     found = [error]
     while True:
         last = found[-1]
@@ -251,20 +251,20 @@ def causes_of(error: BaseException) -> list[BaseException]:
 
 
 def is_of_network(error: BaseException) -> bool:
-    """Whether no server answered, here or in what led to it."""
+    """Whether the error or one of its causes means that a server did not answer."""
     for cause in causes_of(error):
-        # A timeout of `subprocess` is that of a program.
+        # `subprocess` also raises timeouts, but those are of programs.
         kinds = [kind.__name__ for kind in type(cause).__mro__ if kind.__module__ != "subprocess"]
         if any(part in kind for kind in kinds for part in _NETWORK):
             return True
-        if "LocalEntryNotFoundError" in str(cause):  # what the hub's library says of it once it gave up
+        if "LocalEntryNotFoundError" in str(cause):  # raised by the hub's library after it gave up
             return True
     return False
 
 
 def traceback_of(error: BaseException) -> str:
-    """Python's traceback of an error. The frames of Treetune are left out of an error for the user; where no other
-    frame is left the traceback is empty."""
+    """Python's traceback of an error. Treetune's own frames are left out of Treetune errors; if no other frame is left,
+    the traceback is empty."""
     account = traceback.TracebackException.from_exception(error, compact=True)
     text = "".join(account.format()) if _leave_out_ours(account, error) else ""
     more = len(text) - _LONGEST_ACCOUNT
@@ -273,7 +273,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _leave_out_ours(account: traceback.TracebackException, error: BaseException) -> bool:
-    """Returns whether any frame is left, here or in its causes, which may be thousands."""
+    """Remove our frames; return whether any frame is left in the error or its causes, which may be thousands."""
     left = False
     parts: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(account, error)]
     while parts:
@@ -289,40 +289,40 @@ def _leave_out_ours(account: traceback.TracebackException, error: BaseException)
 
 
 def located(error: BaseException) -> str:
-    """The same with the line of the user's own code that raised it: `ValueError at tasks.py:12: why`."""
+    """The error with the line of the user's code that raised it: `ValueError at tasks.py:12: why`."""
     place, text = place_of(error), format_error(error)
     return text.replace(type(error).__name__, f"{type(error).__name__} at {place}", 1) if place else text
 
 
 def place_of(error: BaseException) -> str:
-    """`tasks.py:12`: the last line of the user's own code that an error went through; else the last of all."""
+    """`tasks.py:12`: the last line of the user's code that an error passed through; empty if there is none."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [place for place in frames if not place[0].startswith((_PACKAGE, *_LIBRARIES, "<"))]
     return f"{PurePath(own[-1][0]).name}:{own[-1][1]}" if own else ""
 
 
 _NETWORK = ("ConnectionError", "ConnectError", "OfflineModeIsEnabled", "Timeout", "gaierror")
-"""Parts of the names of errors that libraries raise where no server answers."""
+"""Parts of the class names of errors that libraries raise if a server does not answer."""
 _LONGEST_ACCOUNT = 20_000
 _MOST_ENTRIES = 5000
-"""Of a folder: to compare names takes 20 microseconds each."""
+"""The most entries of a folder to compare; each comparison takes 20 microseconds."""
 _PACKAGE = str(PurePath(__file__).parent.parent)
 _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _find_places(source: str, faults: Faults) -> dict[str, str]:
-    """The key of each fault as a config has it; in a file, with its line."""
+    """The key of each fault as spelled in the config; for a file, with its line."""
     keys = [key for key, _ in faults]
     if not source.endswith((".yaml", ".yml")):
         return {key: key for key in keys}
-    from treetune.errors.yaml_lines import find_places  # only where something is wrong already
+    from treetune.errors.yaml_lines import find_places  # only needed for errors
 
     return find_places(source, keys, missing={key for key, problem in faults if problem.startswith("is required")})
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where no known name comes near."""
-    import difflib  # only where something is wrong already
+    """`; did you mean 'x'?`, or empty if no known name is similar."""
+    import difflib  # only needed for errors
 
     by_folded = {candidate.casefold(): candidate for candidate in known}
     folded = name.casefold()
@@ -333,12 +333,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def suggest_file(path: str | PurePath) -> str:
-    """`; did you mean 'train.jsonl'?`: what lies in the same folder and is spelled alike."""
+    """`; did you mean 'train.jsonl'?`: files in the same folder with a similar name."""
     try:
         file = Path(path).expanduser()
         entries = islice(file.parent.iterdir(), _MOST_ENTRIES)
         return did_you_mean(file.name, [entry.name for entry in entries if entry.name != file.name])
-    except (OSError, RuntimeError):  # there is no such folder either, or no such user
+    except (OSError, RuntimeError):  # the folder or the user does not exist either
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Where in a YAML file a key stands, for messages.
+"""Finds the lines of keys in a YAML file, for messages.
 
 find_places("eval.yaml", ["taskset.level"])      # {"taskset.level": "line 3, taskset.level"}
 """
@@ -14,8 +14,8 @@ _LISTS = ("train_tasks", "val_tasks")
 
 
 def find_places(file: str | Path, keys: Iterable[str], missing: Collection[str] = ()) -> dict[str, str]:
-    """Each of the dotted keys as the file has it, with its line; one that it does not have as it is, and those that it
-    should have (`missing`) without a line."""
+    """Each dotted key as spelled in the file, with its line. Keys that are not in the file are returned unchanged, and
+    required ones (`missing`) without a line."""
     import yaml
 
     try:
@@ -34,13 +34,13 @@ def _find_place(top: Any, key: str) -> str:
 
 
 def _name_missing(top: Any, key: str) -> str:
-    """A key that would stand in the file, without a line."""
+    """The spelling of a key that is missing from the file, without a line."""
     fitting = [each for each in _spellings(top, key) if _find_line(top, each.rpartition(".")[0]) is not None]
     return fitting[0] if len(fitting) == 1 else key
 
 
 def _spellings(top: Any, key: str) -> Iterator[str]:
-    """The key, and where it may stand in a file that declares the taskset in a list."""
+    """The key, and its possible forms in a file that declares the taskset in a list."""
     yield key
     for name in _LISTS if re.match(r"taskset\b", key) else ():
         if _find_line(top, name) is not None:

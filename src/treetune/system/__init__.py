@@ -1,12 +1,12 @@
-"""What Treetune needs of the machine, and nothing about tasks.
+"""What Treetune needs from the operating system and the network; nothing about tasks.
 
-- `threads`: user code beside the event loop (`call`), and a loop for code that is not async (`run_in_background`)
-- `processes`: processes that can be killed (`WorkerPool`), pools of processes (`spawn_context`)
-- `time_limit`: seconds that load on the machine does not change (`TimeLimit`, `CLOCK_FACTOR`)
-- `ray_cluster`: the Ray cluster to work on (`join_cluster`)
-- `folders`: the package, its version, the cache folder, `write_atomically`
-- `hub`: models and datasets of the Hugging Face hub
-- `http_body`: replies within bounds (`read_body`)
+- `threads`: running user code off the event loop (`call`), and a loop for synchronous code (`run_in_background`)
+- `processes`: processes that can be killed (`WorkerPool`), and process pools (`spawn_context`)
+- `time_limit`: time limits that do not depend on the machine's load (`TimeLimit`, `CLOCK_FACTOR`)
+- `ray_cluster`: joining a Ray cluster (`join_cluster`)
+- `folders`: the package folder, its version, the cache folder, `write_atomically`
+- `hub`: models and datasets on the Hugging Face hub
+- `http_body`: reading HTTP replies up to a size limit (`read_body`)
 - `digest`: hashes of values
 - `screen`: the terminal (`Screen`)
 """

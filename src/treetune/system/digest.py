@@ -1,4 +1,4 @@
-"""Hashes of plain values: equal values have equal hashes, however they were written.
+"""Hashes of plain values. Equal values have equal hashes, however they were written.
 
 digest({"a": 1, "b": None}) == digest({"a": 1})
 """
@@ -16,7 +16,7 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 def canonical(value: Any) -> bytes:
     encoded = _encoder.encode(value)
-    # A None, and a float that JSON cannot spell, both come out as null: only then is the slow walk needed.
+    # None and non-finite floats both encode as null, so the slow walk is only needed if there is a null.
     if b"null" in encoded:
         encoded = _encoder.encode(_without_nones(msgspec.to_builtins(value, str_keys=True, order="sorted")))
     return encoded

@@ -1,4 +1,4 @@
-"""Where the package and the user's cache are, the installed version, and writing a file in one piece."""
+"""The folders of the package and the user's cache, the installed version, and atomic file writes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import os
 from pathlib import Path
 
 FOLDER = Path(__file__).parent.parent
-"""The package."""
+"""The folder of the package."""
 
 
 def default_cache_dir(argument: str | Path | None = None) -> Path:
     """The argument, else TREETUNE_TASK_CACHE_DIR, else `~/.cache/treetune/tasks`."""
     chosen = argument or os.environ.get("TREETUNE_TASK_CACHE_DIR") or "~/.cache/treetune/tasks"
-    # Absolute, because the paths are handed to trainers that may run elsewhere.
+    # Absolute, because the paths are passed to trainers that may run in another folder.
     return Path(chosen).expanduser().absolute()
 
 
 def aside(path: Path) -> Path:
-    """A temporary name beside a file."""
+    """A temporary path next to a file."""
     return path.with_name(f".{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file: others see the old one or the new one, never a part. Two writers do not disturb each other."""
+    """Write a file atomically: readers see the old or the new content, never a part. Concurrent writers do not
+    conflict."""
     temporary = aside(path)
     try:
         temporary.write_bytes(content)
@@ -32,10 +33,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def read_version() -> str:
-    """The installed version. It comes from the tag of a release."""
-    from importlib.metadata import PackageNotFoundError, version  # 40 ms that few need
+    """The installed version, which comes from the release tag."""
+    from importlib.metadata import PackageNotFoundError, version  # takes 40 ms, and is rarely needed
 
     try:
         return version("treetune")
-    except PackageNotFoundError:  # a source folder on the path
+    except PackageNotFoundError:  # running from a source folder
         return "0+source"

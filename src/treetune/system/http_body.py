@@ -1,10 +1,10 @@
-"""The body of an HTTP reply, read within bounds: every HTTP client of the package reads through this module.
+"""Reads the body of an HTTP reply up to a limit. All HTTP clients of the package use this module.
 
     async with session.get(url) as response:
         content = await read_body(response)
 
-A server may send without end, or send little that decodes to a lot. A body is refused (`BodyTooLarge`) once it passes
-`MOST_BYTES`, once all bodies under way in this process pass `MOST_TOGETHER`, or where its JSON has more than
+A server may send endlessly, or send little that decodes to a lot. A body is refused (`BodyTooLarge`) if it exceeds
+`MOST_BYTES`, if all bodies being read in this process exceed `MOST_TOGETHER`, or if its JSON has more than
 `MOST_VALUES` values.
 """
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 MOST_BYTES = 64 << 20
 MOST_TOGETHER = 256 << 20
 MOST_VALUES = 4_000_000
-"""Lists, objects and the values in them. 64 MB of empty lists would take 1.4 GB."""
+"""Counts lists, objects and the values in them. 64 MB of empty lists would take 1.4 GB."""
 _SMALL = 4 << 20
 """A body up to this size is never refused because of others."""
 _PLAIN = 1 << 20
-"""A body of at most this known length passes every bound."""
+"""A body with a known length up to this size passes every limit."""
 _UNKNOWN = _PLAIN + 1
 _CHUNK = 1 << 16
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _under_way: dict[object, int] = {}
-"""The bytes read so far of each body. Event loops of several threads share it."""
+"""The bytes read so far of each body. Event loops in several threads share it."""
 
 
 class BodyTooLarge(TreetuneError):
-    """A reply that passes a bound. Asking again would not help."""
+    """A reply exceeds a limit. A retry would not help."""
 
     @classmethod
     def of(cls, url: str, most: int) -> BodyTooLarge:
@@ -45,7 +45,7 @@ class BodyTooLarge(TreetuneError):
 
 
 async def read_body(response: ClientResponse) -> bytes:
-    """The body of aiohttp's response; raises `BodyTooLarge`."""
+    """The body of an aiohttp response; raises `BodyTooLarge`."""
     if (response.content_length or _UNKNOWN) <= _PLAIN and "Content-Encoding" not in response.headers:
         return await response.read()  # aiohttp reads no more than this length
     with _Body(str(response.url)) as body:
@@ -55,7 +55,7 @@ async def read_body(response: ClientResponse) -> bytes:
 
 
 def read_blocking(response: HTTPResponse, seconds: float) -> bytes:
-    """The body of `urllib`'s response, all of it within so many seconds; raises `BodyTooLarge` or `TimeoutError`."""
+    """The body of a `urllib` response, read within a time limit; raises `BodyTooLarge` or `TimeoutError`."""
     until = time.monotonic() + seconds
     with _Body(response.url) as body:
         while piece := response.read1(_CHUNK):
@@ -66,7 +66,7 @@ def read_blocking(response: HTTPResponse, seconds: float) -> bytes:
 
 
 class _Body:
-    """A body under way."""
+    """A body that is being read."""
 
     def __init__(self, url: str) -> None:
         self._url, self._content, self._key = url, bytearray(), object()
@@ -95,7 +95,7 @@ class _Body:
 
 
 def check_values(url: str, content: bytes) -> None:
-    """Refuses JSON that is small as bytes and large once it is decoded."""
+    """Raise for JSON that is small in bytes but large when decoded."""
     if len(content) <= MOST_VALUES or _count(content) <= MOST_VALUES:
         return
     if _count(strip_strings(content)) > MOST_VALUES:
@@ -103,7 +103,7 @@ def check_values(url: str, content: bytes) -> None:
 
 
 def strip_strings(content: bytes) -> bytes:
-    """JSON without its strings, in which brackets and commas mean nothing."""
+    """Remove strings from JSON, because brackets and commas in them do not count."""
     return _STRINGS.sub(b"", content)
 
 

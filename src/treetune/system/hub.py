@@ -1,10 +1,10 @@
-"""The Hugging Face hub: whether it answers, downloads of models, uploads of files.
+"""The Hugging Face hub: availability, model downloads, and file uploads.
 
-    folder = fetch_model("Qwen/Qwen3-0.6B")      # from the cache of huggingface_hub where the hub cannot be reached
+    folder = fetch_model("Qwen/Qwen3-0.6B")      # from the cache of huggingface_hub if the hub cannot be reached
     card = Card("Sums", {"train": ["data/train-00000-of-00001.parquet"]}, "Tasks for ...")
     upload("me/sums", {"README.md": card.page(), "data/train-00000-of-00001.parquet": path})
 
-By huggingface_hub's own client: it finds the token (HF_TOKEN, `hf auth login`) and the hub (HF_ENDPOINT).
+Uses huggingface_hub's client, which finds the token (HF_TOKEN, `hf auth login`) and the hub (HF_ENDPOINT).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from treetune.errors import NetworkError, TreetuneError, UsageError, format_error
 
 WAIT = 5.0
-"""Seconds for an answer of the hub."""
+"""The timeout for the hub in seconds."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 
@@ -41,7 +41,7 @@ def find_problem(endpoint: str | None = None) -> str | None:
 
 
 def fetch_model(name: str) -> Path:
-    """The folder of a model of the hub; missing files are downloaded."""
+    """The local folder of a model on the hub. Missing files are downloaded."""
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -55,7 +55,7 @@ def fetch_model(name: str) -> Path:
             raise NetworkError(problem, remedy=remedy) from None
     try:
         files = [file.rfilename for file in HfApi().model_info(name).siblings or []]
-        # Pickled weights only if there are no others.
+        # Download pickled weights only if there are no others.
         weights = "*.safetensors" if any(file.endswith(".safetensors") for file in files) else "*.bin"
         return Path(snapshot_download(name, allow_patterns=[*_FILES, weights]))
     except GatedRepoError:
@@ -70,12 +70,12 @@ def fetch_model(name: str) -> Path:
 
 
 class Card(msgspec.Struct, frozen=True):
-    """The README of a dataset: `load_dataset` reads from it which files are which split."""
+    """The README of a dataset. `load_dataset` reads the files of each split from it."""
 
     title: str
     splits: Mapping[str, Sequence[str]]
     text: str
-    """What it is, how it is scored, how it was made: markdown."""
+    """A description in markdown: what it is, how it is scored, how it was made."""
 
     def page(self) -> bytes:
         files = [{"split": split, "path": list(paths)} for split, paths in self.splits.items()]
@@ -87,7 +87,7 @@ class Card(msgspec.Struct, frozen=True):
 
 
 def check_repo(repo: str) -> str:
-    """The token for a repository. Raises before anything is built or read."""
+    """The token for a repository. Raises if there is none, before anything is built or read."""
     from huggingface_hub import get_token
 
     if not is_hub_name(repo):
@@ -99,7 +99,7 @@ def check_repo(repo: str) -> str:
 
 
 def upload(repo: str, files: Mapping[str, Path | bytes], *, private: bool = False, message: str = "") -> str:
-    """Adds files to a dataset repository in one commit, and makes it if there is none; gives its address."""
+    """Add files to a dataset repository in one commit, and create the repository if needed; return its address."""
     from huggingface_hub import CommitOperationAdd, HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 

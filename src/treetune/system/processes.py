@@ -1,13 +1,13 @@
-"""Processes for work that must be killable, such as a query that cannot be interrupted, and for pools of processes.
+"""Processes for work that must be killable, such as a query that cannot be interrupted, and process pools.
 
     workers = WorkerPool(__file__, "SQLite", remedy="install Python's sqlite3")
-    replies = workers.ask(["SELECT 1", 5.0], 1)      # waits, so it belongs in a thread
-    ProcessPoolExecutor(2, spawn_context())          # runs no file of the current folder as it starts
+    replies = workers.ask(["SELECT 1", 5.0], 1)      # blocks, so call it in a thread
+    ProcessPoolExecutor(2, spawn_context())          # runs no file of the current folder when it starts
 
-A worker is a file of ours that runs as a program. It is started when needed, and kept. It says `ready`, then reads a
-line of JSON and writes as many lines as were asked for. It limits itself by timers and limits of the kernel: a request
-that passes one ends the worker, which is scored, not raised. A worker ends with our process: its input closes, and a
-busy one ends after its time.
+A worker is one of our files, run as a program. It is started when needed, and kept. It prints `ready`, then for each
+line of JSON that it reads it writes the requested number of lines. It limits itself by timers and limits of the kernel:
+a request that exceeds one ends the worker, which is scored, not raised. Workers end with our process: their input
+closes, and a busy one ends when its time is up.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from treetune.errors import EnvironmentFault
 _LATE = (-signal.SIGPROF, -signal.SIGALRM)
 _SAFE_PATH = "PYTHONSAFEPATH"
 _live: dict[int, set[subprocess.Popen[str]]] = {}
-"""By process: a forked child must not end its parent's workers."""
+"""Workers by process id, because a forked child must not end its parent's workers."""
 
 
 class WorkerPool:
     def __init__(self, file: str, what: str, remedy: str, flags: tuple[str, ...] = ("-P",)) -> None:
-        # -P: the folder of the file is not searched for modules.
+        # -P: do not search the file's folder for modules.
         self._command, self._what, self._remedy = [sys.executable, *flags, file], what, remedy
         self.idle: dict[int, list[subprocess.Popen[str]]] = {}
-        """By process: a forked child must not talk to its parent's workers."""
+        """Idle workers by process id, because a forked child must not use its parent's workers."""
 
     def ask(self, request: Any, count: int) -> list[Any]:
-        """The replies to a request; fewer if its worker ended before the last."""
+        """The replies to a request; fewer if the worker ended before the last one."""
         idle = self.idle.setdefault(os.getpid(), [])
         replies: list[Any] = []
-        for waiting in (idle, []):  # the machine may have ended an idle worker; a request that ends two is at fault
+        for waiting in (idle, []):  # an idle worker may have been killed, so retry once; then the request is at fault
             worker = waiting.pop() if waiting else self._start()
             assert worker.stdin is not None
             assert worker.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended, so there is no reply
+            with contextlib.suppress(BrokenPipeError):  # the worker has ended, so there is no reply
                 print(json.dumps(request), file=worker.stdin, flush=True)
             replies = []
             while len(replies) < count and (line := worker.stdout.readline()):
@@ -58,7 +58,7 @@ class WorkerPool:
             ended = worker.wait()
             _live[os.getpid()].discard(worker)
             for stream in (worker.stdin, worker.stdout):
-                with contextlib.suppress(BrokenPipeError):  # what it did not read
+                with contextlib.suppress(BrokenPipeError):  # unread input
                     stream.close()
             if ended in _LATE or replies:
                 break
@@ -85,16 +85,16 @@ def _end_workers() -> None:
 
 
 def spawn_context() -> SpawnContext:
-    """For pools of processes. Python starts them by `python -c`, which looks for modules in the current folder first: a
-    `pickle.py` there would run. These look in no current folder."""
+    """A context for process pools. Python starts pool processes with `python -c`, which searches the current folder for
+    modules first, so a `pickle.py` there would run. Processes of this context do not search the current folder."""
     with _safe_path():
-        resource_tracker.ensure_running()  # a process of the same kind, which the first lock or queue starts
+        resource_tracker.ensure_running()  # also started with `python -c`, by the first lock or queue
     return _SafeContext()
 
 
 class _SafeProcess(SpawnProcess):
     _was_set = False
-    """Whether the user has set the variable: then programs that this process starts get it too."""
+    """Whether the user has set the variable; if so, programs that this process starts get it too."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Joins the running Ray cluster that `--engine ray` works on, with its token if it has one.
+"""Joins the running Ray cluster for `--engine ray`, with its token if it has one.
 
 ray = join_cluster()
 ray.remote(work).remote()
@@ -18,11 +18,11 @@ from treetune.errors import MissingExtraError, TreetuneError
 _MODE = "RAY_AUTH_MODE"
 _CONNECT_SECONDS = 10.0
 _END_OF_LOG = re.compile(r"\s*Last \d+ lines of the Raylet logs:.*|\n\s*\[state-dump\][^\n]*", re.DOTALL)
-"""The part of a raylet's log in Ray's messages."""
+"""Matches the part of a raylet's log in Ray's messages."""
 
 
 def join_cluster() -> Any:
-    """The module `ray`, connected: to the cluster that this process has joined, to RAY_ADDRESS, or to one here."""
+    """The module `ray`, connected to the cluster this process has joined, to RAY_ADDRESS, or to a local one."""
     try:
         import ray
     except ImportError:
@@ -44,10 +44,10 @@ def join_cluster() -> Any:
 
 
 def _shorten_messages(ray: Any) -> None:
-    """Ray prints the end of a raylet's log when one has ended: dozens of lines of its state. Only the cause is kept."""
+    """When a raylet ends, Ray prints dozens of lines of its state from the log. Keep only the cause."""
     worker = ray._private.worker
     show = getattr(worker, "print_to_stdstream", None)
-    if show is None:  # a Ray that prints in another way
+    if show is None:  # a Ray version that prints differently
         return
 
     def show_short(data: dict[str, Any], *args: Any, **options: Any) -> None:
@@ -59,12 +59,12 @@ def _shorten_messages(ray: Any) -> None:
 
 
 SILENT_SECONDS = 10.0
-"""After so long without a result, the cluster is asked whether it has a free CPU."""
+"""After this long without a result, check whether the cluster has a free CPU."""
 
 
 def why_waiting(ray: Any, begun: Sequence[Any]) -> str | None:
-    """Why our work does not begin on the cluster: no CPU is free. `begun` are references that are ready once it has
-    begun; None if all are."""
+    """Why our work does not begin on the cluster: no CPU is free. `begun` are references that become ready when work
+    begins; None if all have."""
     if not ray.wait(list(begun), num_returns=len(begun), timeout=0)[1]:
         return None
     if ray.available_resources().get("CPU", 0) >= 1:
@@ -74,29 +74,29 @@ def why_waiting(ray: Any, begun: Sequence[Any]) -> str | None:
 
 
 def _find_and_unlock(address: str) -> str:
-    """HOST:PORT. If that cluster wants a token, this process sends its own. `ray.init` does so only for a cluster that
-    it finds by itself, and even if the cluster has no token, which then fails."""
+    """Return HOST:PORT. If that cluster requires a token, this process sends its own. `ray.init` sends one only to a
+    cluster that it finds by itself, and even if that cluster has no token, which then fails."""
     try:
         from ray._private.services import canonicalize_bootstrap_address
         from ray._raylet import Config, GcsClient
         from ray.exceptions import AuthenticationError
-    except ImportError:  # a Ray without tokens
+    except ImportError:  # a Ray version without tokens
         return address
     found: str | None = canonicalize_bootstrap_address(address)
     if found is None:
         raise ConnectionError(f"RAY_ADDRESS={address} names none that runs")
     _refuse_silent(found, address)
     try:
-        with _no_standard_error():  # it would report a missing token there
+        with _no_standard_error():  # where a missing token would be reported
             GcsClient(address=found)
     except AuthenticationError:
         os.environ[_MODE] = "token"
-        Config.initialize("")  # which has read the mode already
+        Config.initialize("")  # Config has already read the mode, so read it again
     return found
 
 
 def _refuse_silent(found: str, address: str) -> None:
-    """Raises if nothing listens: Ray would try silently for most of a minute."""
+    """Raise if nothing listens, because Ray would retry silently for most of a minute."""
     host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
@@ -106,7 +106,7 @@ def _refuse_silent(found: str, address: str) -> None:
 
 @contextmanager
 def _no_standard_error() -> Iterator[None]:
-    """Drops standard error, that of native code too."""
+    """Silence standard error, including that of native code."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:

@@ -12,7 +12,7 @@ PICTURES = {
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
     **dict.fromkeys([0x7F, *range(0x80, 0xA0)], "\ufffd"),
 }
-"""Control characters, each with a visible one."""
+"""A visible replacement for each control character."""
 
 
 class Screen(Console):
@@ -22,14 +22,15 @@ class Screen(Console):
         super().__init__(stderr=as_json, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Text of models and tasks may hold control sequences: they are shown, not obeyed."""
+        """Escape control sequences in the text of models and tasks, so that the terminal shows them instead of
+        executing them."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=segment.text.translate(PICTURES))
 
     def say(self, text: str, style: str | None = None) -> None:
-        """Print text as it is: without markup, and the terminal wraps long lines."""
+        """Print text without markup; the terminal wraps long lines."""
         self.print(text, style=style, markup=False, soft_wrap=True)
 
     def progress(self, *columns: ProgressColumn) -> Progress:
-        """A bar that disappears at the end; none without a terminal."""
+        """A progress bar that disappears at the end; disabled without a terminal."""
         return Progress(*columns, console=self, transient=True, disable=not self.is_terminal)

@@ -1,10 +1,10 @@
-"""Threads beside the event loop: for user code that would block it, and a loop for callers without one.
+"""Runs user code that would block the event loop in threads, and provides a loop for synchronous callers.
 
     result = await call(environment.step, action)       # from async code
-    trace = run_in_background(play(task))                # from code that is not async
+    trace = run_in_background(play(task))                # from synchronous code
 
-An `async def` runs on the loop; anything else runs in a thread. A caller that gives up (a timeout, a cancellation)
-leaves its thread behind: the thread no longer counts, so calls that never return cannot keep others from running.
+An `async def` runs on the loop, anything else in a thread. A caller that gives up (a timeout, a cancellation) leaves
+its thread behind. Such a thread no longer counts, so calls that never return cannot block others.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 MOST_CALLS = 256
-"""Calls of one event loop that are under way in threads at once; others wait."""
+"""The maximum number of concurrent calls in threads per event loop; further calls wait."""
 
 T = TypeVar("T")
 
 _LOOK_SECONDS = 0.2
 
 Late = Callable[[Any], None]
-"""Gets the result of a call whose caller was cancelled."""
+"""Receives the result of a call whose caller was cancelled."""
 
 
 async def call(function: Callable[..., Any], *args: Any, late: Late | None = None) -> Any:
@@ -41,12 +41,12 @@ async def call(function: Callable[..., Any], *args: Any, late: Late | None = Non
             result = await call_apart(function, *args, late=late)
         return await result if inspect.isawaitable(result) else result
     except SystemExit as error:
-        # The exit of a scorer is its failure, not the end of the program.
+        # If a scorer exits, the scorer has failed; the program must not end.
         raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    # Looked up once for each method: to inspect it costs more than a small step.
+    # Cached per method, because inspecting it costs more than a small step.
     method = getattr(function, "__func__", None)
     return _is_async_method(method) if method is not None else inspect.iscoroutinefunction(function)
 
@@ -61,12 +61,13 @@ def _limit() -> asyncio.Semaphore:
 
 
 def limit_to_cores() -> asyncio.Semaphore:
-    """At most as many at a time as this process has cores: else work would wait for a core while its clock runs."""
+    """Limits concurrency to the cores of this process, so that work does not wait for a core while its clock runs."""
     return _core_limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(len(os.sched_getaffinity(0))))
 
 
 def call_apart(function: Callable[..., Any], *args: Any, late: Late | None = None) -> asyncio.Future[Any]:
-    """Like `call` for a plain function that never waits for others. No task: the end of the loop does not cancel it."""
+    """Like `call`, for plain functions that never wait for others. It is not a task, so the end of the loop does not
+    cancel it."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -77,7 +78,7 @@ def call_apart(function: Callable[..., Any], *args: Any, late: Late | None = Non
         try:
             result = context.run(function, *args)
         except (StopIteration, asyncio.CancelledError) as raised:
-            # asyncio cannot carry the first, and would treat the second as a cancellation of the caller.
+            # asyncio cannot transport the first, and would treat the second as a cancellation of the caller.
             error = RuntimeError(f"{type(raised).__name__}: {raised}")
         except BaseException as raised:
             error = raised
@@ -85,7 +86,7 @@ def call_apart(function: Callable[..., Any], *args: Any, late: Late | None = Non
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:  # the loop is closed
             settle(result, error)
-        error = None  # its traceback holds this frame
+        error = None  # its traceback references this frame
 
     def settle(result: Any, error: BaseException | None) -> None:
         if not outcome.cancelled():
@@ -98,8 +99,8 @@ def call_apart(function: Callable[..., Any], *args: Any, late: Late | None = Non
 
 
 class _DaemonThreads:
-    """Threads that end with the process. `ThreadPoolExecutor` joins its own at exit: one environment that is stuck in a
-    step would keep the program from ever ending."""
+    """Threads that end with the process. `ThreadPoolExecutor` joins its threads at exit, so a single environment that
+    is stuck in a step would keep the program from ending."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -121,7 +122,7 @@ BACKGROUND = "treetune-background"
 
 
 def run_in_background(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine. An interrupt of the wait (Ctrl-C) cancels it."""
+    """Run a coroutine on the background loop and return its result. Ctrl-C cancels it."""
     under_way = submit_in_background(work)
     try:
         return under_way.result()
@@ -131,8 +132,8 @@ def run_in_background(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def run_apart(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine on a loop of its own: in this thread, or in another one if this one runs a loop, as
-    in a notebook. An interrupt of the wait (Ctrl-C) cancels it and waits for its end."""
+    """Run a coroutine on a new loop and return its result: in this thread, or in another one if this one runs a loop,
+    as in a notebook. Ctrl-C cancels it and waits for its end."""
     try:
         waiting = asyncio.current_task()
     except RuntimeError:
@@ -153,16 +154,16 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
     thread = threading.Thread(target=run, name="treetune apart", daemon=True)
     thread.start()
     try:
-        # `asyncio.run` answers Ctrl-C by cancelling its task, which cannot notice while it waits here.
+        # On Ctrl-C, `asyncio.run` cancels its task, which cannot notice while it waits here.
         while waiting is None or not waiting.cancelling():
             with suppress(TimeoutError):
                 return outcome.result(_LOOK_SECONDS)
-            if outcome.done():  # with a TimeoutError of its own
+            if outcome.done():  # the work itself raised a TimeoutError
                 return outcome.result()
         raise asyncio.CancelledError
     except BaseException:
         loop, task = begun.result()
-        with suppress(RuntimeError):  # it has ended, and the loop is closed
+        with suppress(RuntimeError):  # the work has ended, and the loop is closed
             loop.call_soon_threadsafe(cast(Any, task).cancel)
         thread.join()
         raise
@@ -186,7 +187,7 @@ _starting = threading.Lock()
 
 
 def _forget_threads() -> None:
-    """A forked child has no threads."""
+    """Reset the threads after a fork, because a child has none."""
     global _threads
     _threads = _DaemonThreads()
     _background_loop.cache_clear()

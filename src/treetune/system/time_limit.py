@@ -1,13 +1,13 @@
-"""Time limits that load on the machine does not change: the clock counts while a process waits, its processor time
-while it works.
+"""Time limits that do not depend on the machine's load: wall-clock time counts while a process waits, CPU time while
+it works.
 
     limit = TimeLimit(10)
-    limit.left()                # seconds until the next look; 0 or less: its time is over
+    limit.left()                # seconds until the next check; 0 or less: the time is up
 
-A program that gets the processor for a tenth of the time, because the machine is busy, has ten times as long. One that
-sleeps or waits for input is ended when its seconds are over.
+A program that gets a tenth of the CPU, because the machine is busy, has ten times as long. One that sleeps or waits for
+input is ended when its seconds are over.
 
-This runs on the host and in sandboxes, where it is sent as part of a script: any Python from 3.8 on.
+This module runs on the host and in sandboxes, where it is sent as part of a script. It supports Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import time
 
 PROCESSES = "/proc"
 CLOCK_FACTOR = 10
-"""By the clock a command, or a request to a worker, has at most so many times its seconds."""
+"""The wall-clock limit of a command or a worker's request, as a multiple of its seconds."""
 WORKING = 0.04
-"""A command that uses at least this share of a processor works; one that uses less waits."""
+"""A command that uses at least this share of a CPU counts as working; below it, as waiting."""
 LONGEST_LOOK, SHORTEST_LOOK = 0.5, 0.2
-"""Seconds between two looks at the processor time, which the kernel counts in hundredths."""
+"""Seconds between two checks of the CPU time, which the kernel counts in hundredths."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,17 +49,17 @@ class TimeLimit:
 
 
 def sum_cpu(processes: str) -> float:
-    """The processor time, in seconds, of all processes that a /proc shows, and of those that they have waited for."""
+    """The CPU time in seconds of all processes in a /proc, including children that they have waited for."""
     ticks = 0
     try:
         names = os.listdir(processes)
     except OSError:
-        return 0.0  # nothing may be seen of it, or it has ended: the clock counts
+        return 0.0  # /proc is not visible or the sandbox has ended, so only the clock counts
     for name in names:
         if name.isdigit():
             try:
                 with open(f"{processes}/{name}/stat", "rb") as file:
                     ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
             except OSError:
-                continue  # it has just ended
+                continue  # the process has just ended
     return ticks / TICKS
