@@ -164,7 +164,7 @@ def _typed(text: str, schema: Any) -> Any:
     try:
         value, end = _value(text, 0)
     except ValueError:
-        return {"True": True, "False": False, "None": None}.get(text, text)  # as Jinja writes them
+        return {"True": True, "False": False, "None": None}.get(text, text)  # as rendered by Jinja
     return value if _skip(text, end) == len(text) else text
 
 

@@ -1,4 +1,4 @@
-"""A chat message, and its text.
+"""Chat messages and their text.
 
 text_of({"role": "user", "content": "Hi"}["content"])     # "Hi"
 """

@@ -161,7 +161,7 @@ def _name_beside(top: str, file: Path, folders: list[Path]) -> str | None:
     source = place / "__init__.py" if place.is_dir() else place
     origin = _find_origin(top)
     if origin is not None and (not source.is_file() or Path(origin).resolve() == source.resolve()):
-        # Python finds the same file, or a library whose name is also a folder without __init__.py, perhaps of data.
+        # Python finds the same file; or it finds a library, and this is a folder without __init__.py, perhaps data.
         return None
     return module_name(place)
 

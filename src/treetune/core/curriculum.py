@@ -5,7 +5,7 @@
     learning = curriculum.learn()           # the same with pass rates that change: draw, observe, state, restore
 
 Tasks with the same pass rate (and source) form an arm. Every task of an arm is drawn once before any is drawn again;
-with a schedule, that is an epoch. `SourceCurriculum` does the same for the sources of a mixture.
+with a schedule, "once an epoch" means such a pass. `SourceCurriculum` does the same for the sources of a mixture.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Arms:
         for group, share in enumerate(self._shares):
             part = slice(group * self._bins, (group + 1) * self._bins)
             if not any(weights[part]) and any(full[part]):
-                weights[part] = [float(one) for one in full[part]]  # too far from everything: all alike
+                weights[part] = [float(one) for one in full[part]]  # all weights are 0: give its arms equal weights
             total = sum(weights[part])
             groups += [share * weight / total if total else 0.0 for weight in weights[part]]
         return normalise(groups)
@@ -210,7 +210,7 @@ class _LearnTasks:
         return number if seed is None else order.scramble(number, seed, self._passes[arm])
 
     def draw(self, index: int) -> int:
-        if not any(self._members):  # all are solved: they are drawn as if nothing were known
+        if not any(self._members):  # all tasks are solved: draw by the initial pass rates
             return self._curriculum.position_at(index)
         stage = bisect_right(self._starts, index) - 1
         if stage not in self._shares:
@@ -228,7 +228,7 @@ class _LearnTasks:
     def observe(self, task: Task, reward: float) -> None:
         number = bisect_left(self._curriculum.positions, task.idx)
         if number == len(self._rates) or self._curriculum.positions[number] != task.idx:
-            return  # a task that is left out, drawn by its index
+            return  # a task that the profile leaves out, drawn by its index
         before = self._arm(number)
         self._rates[number] = move(self._rates[number], reward, self._step)
         after = self._arm(number)
@@ -237,7 +237,7 @@ class _LearnTasks:
         if before is not None:
             members = self._members[before]
             del members[bisect_left(members, (self._rank(before, number), number))]
-            self._shares = self._shares if members else {}  # shares change where an arm comes or goes
+            self._shares = self._shares if members else {}  # shares change if an arm becomes empty
         if after is not None:
             members = self._members[after]
             insort(members, (self._rank(after, number), number))
@@ -309,7 +309,7 @@ def split_position(position: int, count: int) -> tuple[int, int]:
 
 
 class Source(Protocol):
-    """The interface of a source of draws; every `Taskset` has it."""
+    """The interface of a source of draws; implemented by every `Taskset`."""
 
     def position_at(self, index: int, size: int | None) -> int: ...
 

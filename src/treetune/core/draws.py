@@ -72,7 +72,7 @@ class TasksetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.extra[key] if key not in self.__struct_fields__ else getattr(self, key)
 
     def __getattr__(self, name: str) -> Any:
-        # Only reached for what is no field.
+        # Only called for names that are not fields.
         if not name.startswith("_") and name in self.extra:
             return self.extra[name]
         raise AttributeError(f"{type(self).__name__} has no key {name!r}")
@@ -87,7 +87,7 @@ class Draws(Generic[TaskT, ConfigT]):
     """Reads and draws the tasks that `load_tasks` or `task_at` give, for a run."""
 
     INFINITE: ClassVar[bool] = False
-    """Set if `load_tasks` never ends; every draw then needs a number of tasks."""
+    """Set to True if `load_tasks` never ends. Every draw then needs a number of tasks."""
 
     config: ConfigT
     name: str
@@ -157,7 +157,7 @@ class Draws(Generic[TaskT, ConfigT]):
                 yield self._set_position(task, position)
 
     def at(self, index: int) -> TaskT:
-        """The task that an endless stream over this taskset gives at `index`, epoch after epoch."""
+        """The task at `index` of an endless stream over this taskset, epoch after epoch."""
         return self[self.position_at(order.read_index(index), self._size())]
 
     def position_at(self, index: int, size: int | None) -> int:
@@ -261,7 +261,7 @@ class Draws(Generic[TaskT, ConfigT]):
             raise no_tasks(self.name)
 
     def _forward(self, index: int) -> TaskT:
-        """Reads an infinite generator forward to `index`; going back means starting over."""
+        """Reads an infinite generator forward to `index`; to go back, it starts over."""
         reader, self._reader = self._reader, None  # a generator that raised is exhausted, so it is started again
         try:
             with user_code(f"{self.name}.load_tasks()", self._suggest):

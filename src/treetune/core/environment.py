@@ -49,7 +49,7 @@ class _Content(msgspec.Struct, frozen=True):
 
 
 class Observation(_Content, frozen=True):
-    """What the environment shows: text, JSON, chat messages or an image (a URL or data URL)."""
+    """What the policy observes: text, JSON, chat messages or an image (a URL or data URL)."""
 
     @classmethod
     def of(cls, value: Any) -> Observation:
@@ -233,7 +233,7 @@ def make(env_class: str, task: Task, **settings: Any) -> Environment:
         environment = cls(task, **settings)
     except TypeError as error:
         if _takes(cls, task, settings):
-            raise  # of its own code
+            raise  # raised by its own code
         remedy = "write def __init__(self, task), and in it super().__init__(task); or begin an episode in start()"
         raise EnvironmentFault(f"{env_class} cannot be made of a task: {error}", remedy=remedy) from None
     if not isinstance(environment, Environment):
@@ -313,7 +313,7 @@ class TaskRequirements(msgspec.Struct, frozen=True, kw_only=True):
     needs: dict[str, str] = {}
     """Further keys that a row must have, and what they mean."""
     choices: dict[str, tuple[str, ...]] = {}
-    """The only values that some of those keys may have."""
+    """The allowed values of some of those keys."""
     pattern: str | None = None
     """A pattern that the whole stored text must match, or no answer can be right."""
     rewards: str = "0 or 1"

@@ -58,7 +58,7 @@ class Usage(msgspec.Struct):
 
 
 class Request(msgspec.Struct):
-    """One call of a policy, within one rollout."""
+    """One call to a policy within a rollout."""
 
     messages: list[Message]
     sampling: Sampling

@@ -114,7 +114,7 @@ class Rates:
 
     @property
     def digest(self) -> str:
-        """Identifies the numbers, for the fingerprint of a taskset."""
+        """A digest of the pass rates, for the fingerprint of a taskset."""
         return digest([self.by_uid])
 
 

@@ -86,7 +86,7 @@ _BY_DATA = (
 
 
 class Rewarding(Protocol):
-    """The interface of what scores answers to tasks; every `Taskset` has it."""
+    """The interface for scoring answers to tasks; implemented by every `Taskset`."""
 
     name: str
 

@@ -101,7 +101,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TaskMeta):
 
     def __repr__(self) -> str:
         """The fields that are set, with long values shortened and images replaced by names."""
-        from treetune.chat.images import name_images, shorten  # only for people
+        from treetune.chat.images import name_images, shorten  # only needed for display
 
         asked = name_images(self.prompt[-1].get("content")) if isinstance(self.prompt, list) and self.prompt else None
         shown: dict[str, Any] = {"idx": self.idx, "prompt": asked or self.prompt, "ground_truth": self.ground_truth}
@@ -134,7 +134,7 @@ class ForeignTask(Task, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=1024)
 def own_fields(task_type: type[Task]) -> tuple[str, ...]:
-    """The fields that a subclass adds."""
+    """The names of the fields that a subclass adds."""
     return tuple(name for name in task_type.__struct_fields__ if name not in Task.__struct_fields__)
 
 

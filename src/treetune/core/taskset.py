@@ -121,7 +121,7 @@ class Taskset(Draws[TaskT, ConfigT]):
         """Make the taskset from a typed config, as read from a config file."""
         return cls(config, **options)
 
-    # What an author writes
+    # Methods that an author may write
 
     def load_tasks(self) -> Iterable[TaskT]:
         """Return all tasks, as a list or a generator."""
@@ -250,7 +250,7 @@ class Taskset(Draws[TaskT, ConfigT]):
         """Return an identifier of the data behind the tasks (a file's hash, a revision), for the fingerprint."""
         return None
 
-    # What a run uses
+    # Methods that a run uses
 
     @property
     def scores_groups(self) -> bool:

@@ -35,7 +35,7 @@ _MARK = "__treetune_tool__"
 
 
 class Tool:
-    """`run` receives the arguments as a dict, and may be async. It raises `ToolError` for mistakes of the model."""
+    """`run` receives the arguments as a dict, and may be async. It raises `ToolError` for a mistake by the model."""
 
     def __init__(
         self,

@@ -227,7 +227,7 @@ class Trace(msgspec.Struct, kw_only=True):
     timing: Timing = msgspec.field(default_factory=Timing)
     """Seconds per phase."""
     tokens: Tokens | None = None
-    """Set if the policy returns token ids. This is the last field, so that what precedes it in a line is text."""
+    """Set if the policy returns token ids. It is the last field, so that everything before it in a line is text."""
 
     def __repr__(self) -> str:
         """A one-line summary."""
@@ -268,7 +268,7 @@ class Trace(msgspec.Struct, kw_only=True):
 
     @property
     def exchanges(self) -> list[tuple[Turn, list[Message]]]:
-        """Each turn with the environment's response; empty if the turn failed."""
+        """Each turn with the environment's response, which is empty if the turn failed."""
         said = [*(turn.observed for turn in self.turns[1:]), self.final]
         return list(zip(self.turns, said, strict=True)) if self.turns else []
 

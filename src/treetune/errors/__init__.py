@@ -81,7 +81,7 @@ class Declared(NamedTuple):
 
 
 class UnknownNameError(UsageError, code="unknown-name"):
-    """An unknown name of a taskset, an environment, a tool or an option."""
+    """The name of a taskset, an environment, a tool or an option is unknown."""
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], *, remedy: str | None = None) -> UnknownNameError:

@@ -388,7 +388,7 @@ def _make_readable(action: Action) -> Action:
     except UnicodeEncodeError:
         return Action(action.type, without_surrogates(action.content))
     except RecursionError:
-        return Action("text", "")  # nested deeper than any wire allows
+        return Action("text", "")  # nested too deeply for any protocol
     return action
 
 

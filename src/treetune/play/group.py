@@ -4,7 +4,7 @@
     async for task, traces in sample_groups(host, 8):   # only groups whose rewards differ
         ...
 
-In `sample_groups` each draw is leased until its group is returned or dropped. So a checkpoint (`host.state()`) includes
+In `sample_groups` each draw is leased until its group is yielded or dropped. So a checkpoint (`host.state()`) includes
 unfinished draws, and tasks left over when the loop ends are handed out again.
 
 With `of` or `no_variance`, the results of rollouts decide which of them are trained on, which is a bias.
@@ -116,7 +116,7 @@ async def play_group(play: Play, numbers: Sequence[int], n: int, counts: Counter
     finally:
         for one in running:
             one.cancel()
-        await asyncio.wait(running)  # each cleans up
+        await asyncio.wait(running)  # let each clean up
     if errors:
         raise errors[0]
     counts["stragglers"] += len(numbers) - len(failed) - min(n, len(scored))
@@ -164,7 +164,7 @@ async def sample_groups(
     options.setdefault("no_variance", "drop")
     options["finish"] = False
     out: dict[int, Task] = {}
-    """Tasks that were drawn but whose group was not returned yet, by draw."""
+    """Tasks that were drawn but whose group was not yielded yet, by draw."""
     drawn = given = dropped = 0
     running: set[asyncio.Task[tuple[int, list[Trace]]]] = set()
 

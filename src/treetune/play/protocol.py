@@ -49,7 +49,7 @@ class PlayOptions(TypedDict, total=False):
     request: str | None
     """A name that `cancel` can stop it by."""
     version: int | None
-    """The minimum version of the weights at this time."""
+    """A version that the weights have reached or passed."""
     max_staleness: int | None
     """By how many versions the weights may advance during a rollout. Absent: any number."""
     stale: Stale

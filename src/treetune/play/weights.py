@@ -50,7 +50,7 @@ class Weights:
         self._watching: set[Callable[[int], None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
 
-    # For the trainer, or the server of the model
+    # For the trainer, or the model server
 
     def set_version(self, version: int) -> None:
         """Set the version, which may be lower than before."""
@@ -66,7 +66,7 @@ class Weights:
         return True
 
     async def pause(self, calls: Calls = "finish", seconds: float = PAUSE_SECONDS) -> bool:
-        """Stop new calls until `resume`, or until so many seconds have passed. Returns whether no call is running."""
+        """Stop new calls until `resume`, or until `seconds` have passed. Returns whether no call is running."""
         check_pause(calls, seconds)
         if not self.paused:
             self.counts["pauses"] += 1
@@ -124,7 +124,7 @@ class Weights:
 
     def was_aborted(self, call: asyncio.Task[Any]) -> bool:
         """Whether a pause cancelled the call, which is then repeated."""
-        aborted = self._calls[call] and call.cancelling() == 1  # no other cancellation
+        aborted = self._calls[call] and call.cancelling() == 1  # only the pause cancelled it
         if aborted:
             self.counts["aborted_calls"] += 1
         return aborted

@@ -11,7 +11,7 @@ in a separate process that is killed after a time limit, because Python's `re` c
     bound_of(re.compile(r"(\d+)\s*$"))           # Bound(power=2, ways=1)
     bound_of(re.compile(r"(a+)+b"))              # None: exponential, or unknown
 
-A repeated part is harmless if the part after it cannot begin with the same letters, because then the repetition can
+A repeated part is harmless if the part after it cannot begin with the same characters, because then the repetition can
 end at only one place. The bound is never too low, but may be too high.
 """
 
@@ -152,7 +152,7 @@ def _workers() -> WorkerPool:
 SMALL = 32
 """Up to this number, repetitions count as a constant."""
 EVERYTHING = (1 << 132) - 1
-"""Sets of letters as bits: one for each ASCII letter, and one each for other spaces, digits, word characters and the
+"""Characters as bits: one for each ASCII character, and one each for other spaces, digits, word characters and the
 rest."""
 _SPACES, _DIGITS, _WORDS, _REST = (1 << bit for bit in range(128, 132))
 _OTHERS = _SPACES | _DIGITS | _WORDS | _REST
@@ -169,9 +169,9 @@ class Bound(NamedTuple):
 
 class Cost(NamedTuple):
     power: int
-    """The power of the time of one attempt that fails."""
+    """The exponent of the time that one attempt may take before it fails."""
     first: int
-    """The letters that it can begin with."""
+    """The characters that it can begin with."""
     fails: bool
     """Whether it can fail."""
 
@@ -201,7 +201,7 @@ class _Walk:
         self.dot_all = bool(flags & re.DOTALL)
         self.ways = 1
         self.repeated = 0
-        """The letters of repeated parts that are followed by something that can fail."""
+        """The characters of repeated parts that are followed by something that can fail."""
 
     def sequence(self, items: Iterable[Any], rest: Cost) -> Cost:
         """Compute the cost from the last part to the first, because a part's cost depends on what follows it."""
@@ -274,7 +274,7 @@ class _Walk:
         return found
 
     def start(self, items: list[Any]) -> int | None:
-        """The letters that every match begins with; None if the pattern does not begin with a single part."""
+        """The characters that every match begins with; None if the pattern does not begin with a single part."""
         for kind, value in items:
             if kind in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
                 return self.letters(kind, value)

@@ -103,7 +103,7 @@ class Includes(Scorer, frozen=True, tag="includes"):
     def _others(self, task: Task, truths: list[Any]) -> tuple[str, ...]:
         """The wrong options of a task with options."""
         choices = task.extra_info.get("choices")
-        if isinstance(choices, dict):  # {"label": [...], "text": [...]}, as ARC has them, or {"A": "Paris"}
+        if isinstance(choices, dict):  # {"label": [...], "text": [...]}, as in ARC, or {"A": "Paris"}
             choices = choices.get("text", list(choices.values()))
         if not isinstance(choices, list):
             return ()
@@ -232,7 +232,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
         if given is None:
             return _LETTERS_ALONE
         if not isinstance(given, list) and isinstance(given, Mapping):  # the Mapping check is slow
-            if "label" in given and "text" in given:  # as ARC has them
+            if "label" in given and "text" in given:  # as in ARC
                 return _make_options(tuple(map(str, given["label"])), tuple(map(str, given["text"])))
             return _make_options(tuple(map(str, given)), tuple(map(str, given.values())))
         if not isinstance(given, list | tuple) or not 0 < len(given) <= len(ascii_uppercase):

@@ -274,7 +274,7 @@ class KeptVerdicts:
         return len(sizes), sum(sizes)
 
     def prune(self, older_than_days: float | None = None) -> tuple[int, int]:
-        """Remove all verdicts, or those older than so many days; return their number and size in bytes."""
+        """Remove all verdicts, or those older than `older_than_days`; return their number and size in bytes."""
         latest = None if older_than_days is None else time.time() - older_than_days * 86400
         number = freed = 0
         for path, size, written in list(self._files()):

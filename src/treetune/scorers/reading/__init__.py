@@ -1,1 +1,1 @@
-"""What a reply says: its answer (`answers`), names (`mentions`), the option it chooses, numbers (`numerals`)."""
+"""Reading replies: the answer (`answers`), names (`mentions`), the chosen option, numbers (`numerals`)."""

@@ -61,7 +61,7 @@ def choose(text: str, options: Options) -> Choice:
         lines = [line for line in text.split("\n") if len(line) <= LINE]
         for begins in (lambda line: patterns.bare.match(line) or _affirms(line, patterns), patterns.leading.match):
             given = [_read(line, patterns) for line in lines if begins(line)]
-            if given := [choice for choice in given if choice.why != DENIED]:  # "A) is wrong." names none
+            if given := [choice for choice in given if choice.why != DENIED]:  # "A) is wrong." names no option
                 return _agree(given)
     choice = _read(text, patterns)
     return choice if choice.label or choice.why else Choice(None, "no option is named")

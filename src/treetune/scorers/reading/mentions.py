@@ -36,7 +36,7 @@ def why_unnamed(text: str, wanted: str, others: Iterable[str] = (), written: str
     if begin < 0:
         return "not named"
     end = begin + len(wanted)
-    # Lower case may be longer: İ is two letters.
+    # Lower case can change the length of a text: İ becomes two characters.
     why = why_doubtful(written if written is not None and len(written) == len(text) else text, begin, end)
     if not why and others:
         around = text[text.rfind("\n", 0, begin) + 1 : begin] + " " + text[end:]
