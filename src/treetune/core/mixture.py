@@ -155,7 +155,7 @@ class Mixture(_Sources[MixtureConfig]):
 
     @classmethod
     def of(cls, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None = None) -> Self:
-        """Mix tasksets that already exist, each with its own config."""
+        """Make a mixture of tasksets that already exist, each with its own config."""
         return cls(None, sources, weights, seed)
 
     def place(self, index: int) -> tuple[int, int]:
@@ -204,7 +204,7 @@ class Union(_Sources[UnionConfig]):
 
     @classmethod
     def of(cls, sources: Sequence[Taskset[Any, Any]]) -> Self:
-        """Unite tasksets that already exist."""
+        """Make a union of tasksets that already exist."""
         return cls(None, sources)
 
     def count(self) -> int:

@@ -123,8 +123,8 @@ class Completion(msgspec.Struct):
 
 
 def check_continues(request: Request, completion: Completion, name: str) -> None:
-    """Raise if an answer repeats the conversation from the start instead of continuing its given beginning. An answer
-    with tool calls is not checked: it holds only the text next to them."""
+    """Raise if an answer does not start with the beginning that it was given to continue. An answer with tool calls is
+    not checked, because it holds only the text next to them."""
     message = completion.as_message()
     if message.get("tool_calls"):
         return

@@ -116,8 +116,7 @@ class Timing(msgspec.Struct):
     environment: float = 0.0
     """The steps, including a taskset's `reward`."""
     score: float = 0.0
-    """A taskset's `reward`, also counted in `environment`, plus the `score_group` of the task's rollouts, which is
-    not."""
+    """A taskset's `reward`, which also counts as `environment`, and the `score_group` of the task's rollouts."""
     close: float = 0.0
     """Closing the environment."""
     paused: float = 0.0

@@ -141,9 +141,9 @@ class Host(Protocol):
         model: str | None = None,
         endpoint: str | None = None,
     ) -> bool:
-        """Stop rollouts from calling the model until `resume`, for at most so many seconds, while its weights are
-        updated. Calls that are running are awaited (`finish`), aborted and repeated later (`abort`), or left alone
-        (`leave`). Returns whether no call is running."""
+        """Stop rollouts from calling the model until `resume`, or for at most `seconds`, while its weights are updated.
+        Calls that are running are awaited (`finish`), aborted and repeated later (`abort`), or left alone (`leave`).
+        Returns whether no call is running."""
         ...
 
     async def resume(

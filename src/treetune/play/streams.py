@@ -217,7 +217,7 @@ class Streams:
             learning.observe(task, reward)
 
     def state(self, stream: str | None = None) -> State:
-        """The state of all streams, or of one plus the unnamed stream."""
+        """The state of one stream, or of all streams, including the unnamed one."""
         names = [stream] if stream is not None else dict.fromkeys(["", *self._streams])
         return State({name: self.stream_state(name) for name in names}, self.identity)
 

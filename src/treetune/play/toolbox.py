@@ -97,7 +97,7 @@ class Toolbox:
         return {"tool_calls": float(self.calls), "tool_errors": float(self.errors)}
 
     async def answer(self, made: list[ToolCall]) -> Step:
-        """Run the calls of one answer and return the combined step, in their order. Final tools are called last."""
+        """Run the calls of one answer, final tools last, and return one step with the results in call order."""
         recorded = self._recorded_calls()
         allowed = min(MOST_AT_ONCE, self._most_calls - self.calls)
         if allowed <= 0 and self._was_refused:

@@ -1,4 +1,4 @@
-"""The model behind a judge, and asking it, with retries, a limit on concurrent calls, and cached verdicts.
+"""Asks the model behind a judge, with retries, a limit on concurrent calls, and cached verdicts.
 
     asked = await ask(JudgeModel(model="judge", endpoint=EndpointConfig(base_url="http://127.0.0.1:8000/v1")), question)
     asked.verdict                       # {"grade": "C"}; None if it could not be obtained, see `asked.failure`

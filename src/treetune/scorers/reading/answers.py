@@ -190,7 +190,7 @@ def final_text(text: str) -> Found:
 
 
 def last_number(text: str) -> Found:
-    """The last number of a prose text, unless it is part of a list, an operand, denied or questioned."""
+    """The last number of a prose text, unless it is a list item, an operand, denied or questioned."""
     # Try the last line first, to avoid splitting a long text.
     line, numbers = _last_numbers(text[text.rfind("\n") + 1 :])
     if not numbers:
