@@ -158,7 +158,7 @@ def _qwen_xml(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Named
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Convert a parameter written as text: unless its schema says it is text, it is parsed as JSON."""
+    """Convert a parameter written as text: if its schema says that it is not text, it is parsed as JSON."""
     if not isinstance(schema, dict) or schema.get("type") == "string" or "enum" in schema:
         return text
     try:

@@ -98,8 +98,7 @@ class _FileFinder:
 
 class _FileLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        # Compile from source, never from cached bytecode: that is matched by date and size, and may belong to an older
-        # file.
+        # Compile from source, never from bytecode, which is matched by date and size and may be of an older file.
         executed[os.path.realpath(self.path)] = source = self.get_data(self.path)
         found = _locate(fullname)
         return parse_again(partial(_compile, source, Path(self.path), fullname, found[1] if found else []))

@@ -3,7 +3,7 @@
     origin_of("runs/x/config.yaml", data)       # USER if an `eval` of this user wrote it
 
 An `eval` of this user records a mark in the cache folder, made from the parts of the config that could do harm. A
-config without a mark may only name built-in or installed code, and may not read variables or call its own servers.
+config without a mark may only name built-in or installed code, and may not read variables or choose servers to call.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ def mark_variables(value: Any) -> Any:
 
 
 def fill_variables(value: Any, *, trust: bool) -> Any:
-    """The reverse of `mark_variables`, in another process. Data from elsewhere must not read variables, so it is
-    refused."""
+    """The reverse of `mark_variables`, in another process. Raises without `trust`, because data from elsewhere must not
+    read variables."""
     if isinstance(value, Mapping):
         if value.keys() == {_MARK}:
             if not trust:

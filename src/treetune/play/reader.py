@@ -92,8 +92,7 @@ class Reader:
             wanted = range(index, index + 1)  # a task that failed before
         else:
             if not self.reaches(index):
-                # After a restore, the generator is read from the beginning; tasks are kept from shortly before the
-                # cursor on.
+                # After a restore, the generator is read from the start; tasks are kept from just before the cursor.
                 self._tasks, self._failures = {}, {}
                 self._first = self._next = max(0, index - KEPT // 2)
             wanted = range(self._next, index + AHEAD)
