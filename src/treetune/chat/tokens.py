@@ -63,8 +63,7 @@ class TokenSequence(msgspec.Struct):
     versions: list[int] = []
     """The weight version for each sampled token, -1 elsewhere or if unknown; empty if all are unknown."""
     breaks_history: bool = False
-    """Whether the prompt did not continue the previous sequence, because the chat template rewrote an earlier
-    message."""
+    """Whether the prompt did not continue the last sequence, because the template rewrote an earlier message."""
     realigned: int = 0
     """How many of its prompts differ from the template's text in order to continue the sampled tokens."""
 
@@ -283,8 +282,7 @@ class ChatTokens:
     # Messages in the form that the template accepts
 
     def _as_taken(self, messages: Sequence[Message], is_part: bool = False) -> Sequence[Message]:
-        """Convert messages for the template. `is_part`: they are part of a conversation, so the tools need not be
-        listed."""
+        """Convert messages for the template. A part of a conversation (`is_part`) need not list the tools."""
         if has_images(messages):
             raise UsageError(
                 NO_IMAGES, remedy="use a model behind an endpoint, or a trainer whose processor sees images"

@@ -165,8 +165,7 @@ def convert_node(
     any_key: bool = True,
     elsewhere: Iterable[str] = (),
 ) -> Any:
-    """The typed config of a `Taskset` from the keys of a node; with `any_key`, also unknown keys, if the class takes
-    any."""
+    """The typed config of a `Taskset` from a node; with `any_key`, unknown keys too, if the class accepts them."""
     inside = f"{path}." if path else ""
     faults: Faults = []
     keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}

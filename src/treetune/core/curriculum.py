@@ -122,8 +122,7 @@ def _explain_empty(config: ProfileConfig, dropped: Counter[str], name: str) -> E
 
 
 class _Arms:
-    """The arms of a finite taskset: one for each pass rate that the schedule distinguishes and each source with a
-    share."""
+    """The arms of a finite taskset: one for each distinguished pass rate and each source with a share."""
 
     def __init__(self, schedule: Schedule, shares: dict[str, float], sources: Sequence[str]) -> None:
         self.schedule = schedule
@@ -158,8 +157,7 @@ class _Arms:
 
 
 class _LearnTasks:
-    """Changing pass rates, by task. An arm draws its tasks by rank; a task that enters an arm is inserted by its
-    rank."""
+    """Changing pass rates, by task. An arm draws its tasks by rank, and inserts new tasks by rank."""
 
     def __init__(self, curriculum: TaskCurriculum) -> None:
         self._curriculum, self._arms = curriculum, curriculum.arms
@@ -319,8 +317,7 @@ class Source(Protocol):
 
 
 class SourceCurriculum:
-    """The curriculum of several sources, with a pass rate for each: the sources of a mixture, or values of a
-    parameter."""
+    """The curriculum of several sources: those of a mixture, or the values of a parameter. Each has a pass rate."""
 
     size = None
 

@@ -53,8 +53,7 @@ class Observation(_Content, frozen=True):
 
     @classmethod
     def of(cls, value: Any) -> Observation:
-        """A string becomes text, a list of messages becomes messages, other mappings and lists become JSON, None is
-        empty."""
+        """A string becomes text, a list of messages becomes messages, other mappings and lists JSON, None is empty."""
         if isinstance(value, Observation):
             return value
         if value is None or isinstance(value, str):
@@ -155,8 +154,7 @@ class Environment:
     """The requirements on its tasks; None if nothing is checked."""
 
     MULTI_TURN: ClassVar[bool] = False
-    """Whether episodes have several turns; refused if a trainer plays only one. A contract's `max_turns` also sets
-    it."""
+    """Whether episodes have several turns, which single-turn trainers refuse. A contract's `max_turns` also sets it."""
 
     WRONG: ClassVar[dict[str, str]] = {}
     """Wrong answers by description. `validate --gold` checks that none of them earns as much as a gold answer."""
@@ -337,8 +335,7 @@ class TaskRequirements(msgspec.Struct, frozen=True, kw_only=True):
         return False
 
     def encode(self, truth: Any, task: Task | None = None) -> Any:
-        """Convert a natural ground truth to the form that trainers' environments read; the task may affect the
-        result."""
+        """Convert a natural ground truth to the form that trainers' environments read; it may depend on the task."""
         if self.stored is Stored.TEXT and kind_of(truth) is Kind.NUMBER:
             # 42.0 becomes "42": environments compare text, and an answer says 42.
             return str(int(truth)) if isinstance(truth, float) and truth.is_integer() else str(truth)

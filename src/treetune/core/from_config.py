@@ -166,8 +166,7 @@ class _CustomClass(msgspec.Struct):
 
 
 def names_class(node: Mapping[str, Any]) -> bool:
-    """Whether `custom_cls` names a class other than the base; trainers' configs spell out `{path: null, name:
-    Task}`."""
+    """Whether `custom_cls` names a class other than the base (trainers' configs use `{path: null, name: Task}`)."""
     custom = node.get("custom_cls")
     if not isinstance(custom, Mapping):
         return custom is not None

@@ -109,8 +109,7 @@ class Completion(msgspec.Struct):
     logprobs: list[float] | None = None
     """The model's own log-probability of each sampled token, before temperature and top-p."""
     prompt: Prompt | None = None
-    """The prompt tokens with their text, if the chat template was applied locally. The next turn's prompt extends
-    it."""
+    """The prompt tokens with their text, if the chat template was applied locally, for the next turn to extend."""
     version: int | None = None
     """The version of the weights that answered, if the server reports it."""
     versions: list[int] | None = None

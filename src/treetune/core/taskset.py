@@ -129,8 +129,7 @@ class Taskset(Draws[TaskT, ConfigT]):
         return (self.task_at(index) for index in (count_from() if count is None else range(count)))
 
     def task_at(self, index: int) -> TaskT:
-        """Return the task at a position; must be a pure function of (seed, index). Optional; makes every access
-        O(1)."""
+        """Return the task at a position, as a pure function of (seed, index). Optional; makes every access O(1)."""
         if self.INFINITE:
             return self._forward(index)
         if index >= len(self._loaded):
@@ -151,8 +150,7 @@ class Taskset(Draws[TaskT, ConfigT]):
         return []
 
     def validate(self, task: TaskT) -> Any:
-        """Check that the task is well-formed and solvable. Return `VALID`, `invalid("why")`, or `UNCHECKED`. May be
-        async."""
+        """Check that the task is well-formed and solvable: `VALID`, `invalid("why")` or `UNCHECKED`. May be async."""
         if self.default_scorer is None:
             return UNCHECKED
         if self.scorer is not None and task.env_class is None:

@@ -23,8 +23,7 @@ TaskT = TypeVar("TaskT", bound=Task)
 
 
 def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position: int) -> TaskT:
-    """Return the task as read back from its record, in its declared type. `of` is the taskset's name, `by` its
-    class."""
+    """Return the task as read back from its record, in its declared type; `of` is the taskset, `by` its class."""
     if type(task) is not declared:
         kind = type(task).__name__
         remedy = f"declare it: class {by}(Taskset[{kind}, ...])"

@@ -138,8 +138,7 @@ def find_tools(cls: type) -> tuple[str, ...]:
 
 
 def read_tools(cls: type, base: type) -> tuple[str, ...]:
-    """The tool methods of a class that was just defined. Raises if a method would replace one of `base`, or cannot be
-    called."""
+    """The tool methods of a new class. Raises if one would replace a method of `base`, or cannot be called."""
     taken = {*dir(base), *(name for each in base.__mro__ for name in inspect.get_annotations(each))}
     names = find_tools(cls)
     for name in names:

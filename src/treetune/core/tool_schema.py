@@ -33,8 +33,7 @@ class Signature(msgspec.Struct):
     """The parameter that receives the task; it is not an argument of the model."""
 
     def decode(self, given: Any) -> dict[str, Any]:
-        """Convert arguments to the function's types. Raises `ToolError` with the wrong argument and what was
-        expected."""
+        """Convert arguments to the function's types. A `ToolError` says which is wrong, and what was expected."""
         try:
             values = msgspec.convert(given, self.arguments)
         except msgspec.ValidationError as error:

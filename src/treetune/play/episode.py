@@ -305,8 +305,7 @@ class Episode:
         return toolbox.count(check_step(environment, await call(environment.step, action)))
 
     def _end_by(self, error: BaseException) -> Step:
-        """The last step of an episode that ended because of the policy's action or a timeout; raises any other
-        error."""
+        """The last step of an episode that the policy's action or a timeout ended; raises any other error."""
         if isinstance(error, InvalidAction):
             info: dict[str, Any] = {"explanation": error.message, "success": False}
             if error.warning is not None:

@@ -62,8 +62,7 @@ class EpisodeRecord:
         self._truncated = False
         self._failure: tuple[Outcome, Failure] | None = None
         self._turns: list[bytes] = []
-        """Turns as JSON: environments may change objects that they returned, and bytes are cheap for the garbage
-        collector."""
+        """Turns as JSON, because environments may change objects later, and bytes are cheap to garbage-collect."""
         self._observed: list[Message] = []
         self._bytes, self._is_whole = 0, True
         self._began = self._last = time.perf_counter()

@@ -37,8 +37,7 @@ T = TypeVar("T")
 
 
 class EpisodeHandle(Protocol):
-    """An environment in this process (`Episode`) or in a worker. It is closed by its last step, or by one that
-    fails."""
+    """An environment in this process (`Episode`) or in a worker. The last step, or a failed one, closes it."""
 
     async def play(self, action: Action, show: Sink) -> Step: ...
     async def close(self) -> None: ...

@@ -272,8 +272,7 @@ class PendingDraws:
         return self._all.get(key)
 
     def place(self, stream: str, pending: Iterable[Pending], keep_leases: bool = False) -> None:
-        """Replace the draws of a stream. Leases end, and their tasks are handed out again, unless `keep_leases` is
-        set."""
+        """Replace the draws of a stream. Unless `keep_leases` is set, leased tasks are handed out again."""
         for key in [key for key in self._all if key[0] == stream]:
             self.making.pop(key, None)
             self._put(key, None)

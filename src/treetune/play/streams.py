@@ -229,8 +229,7 @@ class Streams:
         return None if stream.learning is None else stream.learning.state()
 
     def restore(self, state: State) -> None:
-        """Move the streams in `state` to where they were; other streams stay. Tasks that were leased are handed out
-        again."""
+        """Move the streams in `state` to where they were; others stay. Leased tasks are handed out again."""
         if changes := state.taskset.differences(self.identity):
             raise ResumeError(
                 "the taskset changed since this state was taken: " + "; ".join(changes),
@@ -335,8 +334,7 @@ async def load(taskset: Taskset[Any, Any], tries: int = DRAW_TRIES) -> Streams:
 
 
 async def draw_tasks(taskset: Taskset[Any, Any], num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
-    """Yield the first tasks of the order with their occurrences, without a cursor; made off the loop in small
-    batches."""
+    """Yield the first tasks of the order with their occurrences, without a cursor, made in batches off the loop."""
     tasks = taskset.draw(num_tasks)
     seen: Counter[str] = Counter()
     failure = None

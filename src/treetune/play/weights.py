@@ -152,8 +152,7 @@ class Weights:
 
 
 class Staleness:
-    """How many versions the weights may advance while a rollout is played. Beyond that the rollout is cut off, or only
-    marked."""
+    """How many versions the weights may advance during a rollout, before it is cut off or marked."""
 
     def __init__(self, most: int, stale: Stale = "cut") -> None:
         if most < 0 or stale not in ("cut", "mark"):

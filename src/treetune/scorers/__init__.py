@@ -19,8 +19,7 @@ from treetune.scorers.scorer import read_scorer as read_scorer
 
 
 def __getattr__(name: str) -> Any:
-    """Return a function that makes a scorer of the named kind: `includes(answer={"after": "####"})`, with keys as in
-    YAML."""
+    """Return a function that makes a scorer: `includes(answer={"after": "####"})`, with keys as in YAML."""
     if name not in KINDS:
         raise AttributeError(f"module 'treetune.scorers' has no attribute {name!r}")
     return partial(make_scorer, name)

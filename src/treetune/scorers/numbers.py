@@ -40,8 +40,7 @@ class Number(Scorer, frozen=True, tag="number"):
             raise ConfigError(faults)
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the answer equals the number in the ground truth: `5`, `$5`, `5%`, `5 apples` and `x = 5` all equal
-        5."""
+        """Whether the answer equals the number in the ground truth; `5`, `$5`, `5%`, `5 apples` and `x = 5` are 5."""
         truths = (truth,) if isinstance(truth, str) else require_truths(truth, task)
         reply = strip_thinking(answer)
         found = final_number(reply) if self.answer is None else self._find(reply, self.answer)

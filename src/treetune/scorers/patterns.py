@@ -152,8 +152,7 @@ def _workers() -> WorkerPool:
 SMALL = 32
 """Up to this number, repetitions count as a constant."""
 EVERYTHING = (1 << 132) - 1
-"""Characters as bits: one for each ASCII character, and one each for other spaces, digits, word characters and the
-rest."""
+"""Characters as bits: one for each ASCII character, then other spaces, digits, word characters and the rest."""
 _SPACES, _DIGITS, _WORDS, _REST = (1 << bit for bit in range(128, 132))
 _OTHERS = _SPACES | _DIGITS | _WORDS | _REST
 

@@ -78,8 +78,7 @@ class Scorer(
 
     @property
     def scores_groups(self) -> bool:
-        """Whether it compares the rollouts of a task with each other (`score_group`); a single rollout then has no
-        reward."""
+        """Whether it compares rollouts of a task (`score_group`); a single rollout then has no reward."""
         return False
 
     @property

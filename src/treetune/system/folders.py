@@ -22,8 +22,7 @@ def aside(path: Path) -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see the old or the new content, never a part. Concurrent writers do not
-    conflict."""
+    """Write a file atomically: readers see the old or the new content. Concurrent writers do not conflict."""
     temporary = aside(path)
     try:
         temporary.write_bytes(content)

@@ -22,8 +22,7 @@ class Screen(Console):
         super().__init__(stderr=as_json, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Escape control sequences in the text of models and tasks, so that the terminal shows them instead of
-        executing them."""
+        """Show control sequences in the text of models and tasks, instead of letting the terminal execute them."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=segment.text.translate(PICTURES))
 

@@ -66,8 +66,7 @@ def limit_to_cores() -> asyncio.Semaphore:
 
 
 def call_apart(function: Callable[..., Any], *args: Any, late: Late | None = None) -> asyncio.Future[Any]:
-    """Like `call`, for plain functions that never wait for others. It is not a task, so the end of the loop does not
-    cancel it."""
+    """Like `call`, for plain functions that never wait for others. The end of the loop does not cancel it."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()

@@ -156,8 +156,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
         return self._together([plan.decide(verdicts[at : at + step]) for at in range(0, len(verdicts), step)], answer)
 
     async def score_group(self, task: Task, traces: Sequence[Trace]) -> list[float]:
-        """The mean result of each trace against the others: 1 for a win, half for a tie. Judgements are added to the
-        traces."""
+        """The mean result of each trace against the others (win 1, tie 0.5). Adds judgements to the traces."""
         if len(traces) < 2:
             raise TasksetError(
                 "a judge that compares needs several scored rollouts of a task", remedy="pass -r 2 or more"
