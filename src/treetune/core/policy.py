@@ -86,14 +86,16 @@ class Request(msgspec.Struct):
 class Completion(msgspec.Struct):
     """A policy's answer to one `Request`.
 
-    class Shout:
-        name = "shout"
+    A policy returns it from `complete`:
 
-        async def complete(self, request):
-            return Completion(text=request.messages[-1]["content"].upper())
+        class Shout:
+            name = "shout"
 
-        async def close(self):
-            pass
+            async def complete(self, request):
+                return Completion(text=request.messages[-1]["content"].upper())
+
+            async def close(self):
+                pass
     """
 
     text: str = ""
