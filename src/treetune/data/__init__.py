@@ -1,9 +1,9 @@
-"""Data: the rows of trainers, and the datasets that tasks are made of.
+"""Data: trainers' rows, and the datasets that tasks are built from.
 
-- `sources`: files, folders and datasets of the hub, opened as batches of rows.
-- `rows`: trainers' rows in their formats. `read_tasks`, `read_rows` and `read_tables` read them, `RowsTaskset` has
-  their tasks, `cache.Cache` keeps built files.
+- `sources`: opens files, folders and Hugging Face datasets as batches of rows.
+- `rows`: trainers' rows in all formats. `read_tasks`, `read_rows` and `read_tables` read them, `RowsTaskset` holds
+  their tasks, and `cache.Cache` stores built files.
 - `datasets`: tasksets that a config declares over a dataset.
-- `validate`: the rules that rows must keep, and `write_tasks`, which writes only rows that keep them.
-- `arrow_values`: Arrow's values as Python's and back, for all of these.
+- `validate`: the rules for rows, and `write_tasks`, which writes only rows that follow them.
+- `arrow_values`: converts Arrow values to Python and back, for all of the above.
 """

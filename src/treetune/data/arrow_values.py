@@ -1,9 +1,9 @@
-"""Arrow's values as Python's, as they were written, and back.
+"""Converts Arrow values to Python values exactly as they were written, and back.
 
-Parquet fills the missing keys of a mapping with nulls, JSON leaves them out: here a key whose value is null is absent.
-Nulls inside lists stay. Integers of any size and floats keep their exact value. A date or a time is its ISO text.
+Parquet fills missing keys of a mapping with nulls, JSON omits them. Here a key whose value is null is absent. Nulls
+inside lists stay. Integers of any size and floats keep their exact value. A date or a time becomes its ISO text.
 
-Values of mixed types are JSON text, and the schema's metadata says so.
+Values of mixed types are stored as JSON text, and the schema's metadata lists them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SCALARS = frozenset((str, int, float, bool))
 
 
 def drop_nulls(value: Any) -> Any:
-    """`value` without the keys that are None."""
-    if type(value) in _SCALARS:  # as most are, and asking whether one is a Mapping takes long
+    """Return `value` without the keys that are None."""
+    if type(value) in _SCALARS:  # most values are scalars, and an isinstance check against Mapping is slow
         return value
     if isinstance(value, Mapping):
         return {key: drop_nulls(item) for key, item in value.items() if item is not None}
@@ -39,10 +39,10 @@ def drop_nulls(value: Any) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """A value as JSON, without the keys that are None."""
+    """Encode a value as JSON, without the keys that are None."""
     try:
         encoded = _encode(value)
-        # A None, and a float that JSON cannot spell, both come out as null: only then is the slow walk needed.
+        # None and floats that JSON cannot represent are both encoded as null. Only then is the slow walk needed.
         if b"null" in encoded:
             json.dumps(value, allow_nan=False, default=str)
             encoded = _encode(drop_nulls(value))
@@ -61,8 +61,8 @@ def to_json_text(value: Any) -> str:
 
 
 def to_python(array: pa.Array) -> list[Any]:
-    """An Arrow array as Python values, without the keys that are null; whole columns at a time, which is several
-    times faster than `to_pylist` and a walk over its result."""
+    """Convert an Arrow array to Python values, without the keys that are null. It converts whole columns at a time,
+    which is several times faster than `to_pylist` and a walk over its result."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -75,7 +75,7 @@ def to_python(array: pa.Array) -> list[Any]:
     if is_list(kind):
         items = to_python(array.flatten())
         lengths = pc.list_value_length(array)
-        # Not compared with 1: that would import pandas.
+        # No comparison with 1: that would import pandas.
         if not array.null_count and len(items) == len(array) and pc.max(lengths).as_py() == 1:
             return [[item] for item in items]
         lists: list[Any] = []
@@ -89,7 +89,7 @@ def to_python(array: pa.Array) -> list[Any]:
         return to_iso_texts(array)
     if isinstance(kind, pa.BaseExtensionType):
         stored = to_python(array.storage)
-        # How the `datasets` library writes columns of mixed types.
+        # How the `datasets` library marks columns of mixed types.
         return [_parse_stored(text) for text in stored] if kind.extension_name == "arrow.json" else stored
     if pa.types.is_nested(kind):
         return [drop_nulls(value) for value in array.to_pylist(maps_as_pydicts="strict")]
@@ -98,7 +98,7 @@ def to_python(array: pa.Array) -> list[Any]:
 
 
 def values_of(batch: pa.Table | list[dict[str, Any]], name: str) -> list[Any]:
-    """A column of a table or of rows, each of which has it."""
+    """Return a column of a table or of rows. Every row must have it."""
     if isinstance(batch, list):
         return list(map(itemgetter(name), batch))
     values: list[Any] = batch[name].to_pylist()
@@ -106,17 +106,17 @@ def values_of(batch: pa.Table | list[dict[str, Any]], name: str) -> list[Any]:
 
 
 def to_iso_texts(times: pa.Array) -> list[str | None]:
-    """Dates, times and durations as JSON has them."""
+    """Convert dates, times and durations to the text that JSON uses."""
     import pyarrow as pa
 
-    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Python has microseconds
+    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Python stops at microseconds
         times = times.cast(pa.timestamp("us", times.type.tz), safe=False)
     texts: list[str | None] = msgspec.to_builtins(times.to_pylist())
     return texts
 
 
 def to_rows(names: list[str], arrays: list[Any], count: int) -> list[Any]:
-    """Rows of columns, each without the keys that are null there."""
+    """Build rows from columns, each without the keys that are null in that row."""
     if not names:
         return [{} for _ in range(count)]
     nulls = sum(array.null_count for array in arrays)
@@ -132,7 +132,7 @@ def to_rows(names: list[str], arrays: list[Any], count: int) -> list[Any]:
 
 
 def _to_sparse_rows(names: list[str], arrays: list[Any], count: int) -> list[Any]:
-    """The same for columns that are mostly null, of which there may be thousands."""
+    """Like `to_rows`, for columns that are mostly null. There may be thousands of them."""
     import pyarrow.compute as pc
 
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -145,7 +145,7 @@ def _to_sparse_rows(names: list[str], arrays: list[Any], count: int) -> list[Any
 
 
 def read_extra(path: Path | str, key: str) -> pa.ChunkedArray | None:
-    """The values of a key of `extra_info` in a parquet file; None where no row has it."""
+    """Return the values of a key of `extra_info` in a parquet file, or None if no row has it."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -158,12 +158,12 @@ def _parse_stored(text: str | None) -> Any:
     try:
         return None if text is None else drop_nulls(decode_json(text))
     except msgspec.DecodeError:
-        return text  # the library stores some text without its quotes
+        return text  # the library stores some text without quotes
 
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Without the cycle collector, which would look through a batch of rows again and again and find nothing."""
+    """Turn off the cycle collector, which would scan each batch of rows repeatedly and find nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -177,18 +177,18 @@ JSON_FIELDS = b"treetune.json_fields"
 """Schema metadata: the dotted paths whose values are JSON text, because their types were mixed."""
 
 MARK = "treetune_json"
-"""The key of `extra_info` that lists the dotted paths whose values are JSON text. Trainers do not see what a file's
-metadata says."""
+"""The key of `extra_info` that lists the dotted paths whose values are JSON text. Trainers cannot see the file's
+metadata."""
 
 
 def json_fields_of(metadata: Mapping[bytes, bytes] | None) -> list[str]:
-    """What the metadata of a schema or a file says."""
+    """Return the JSON fields that the metadata of a schema or a file lists."""
     fields: list[str] = decode_json((metadata or {}).get(JSON_FIELDS, b"[]"))
     return fields
 
 
 def parse_json_fields(row: dict[str, Any], json_fields: Sequence[str]) -> dict[str, Any]:
-    """`row` with the values at these dotted paths parsed: they are JSON text."""
+    """Return `row` with the JSON text at these dotted paths parsed."""
     for path in json_fields:
         name, _, key = path.partition(".")
         place, last = (row.get(name), key) if key else (row, name)
@@ -201,7 +201,7 @@ def parse_json_fields(row: dict[str, Any], json_fields: Sequence[str]) -> dict[s
 
 
 def arrow_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows without nulls; what the metadata of their schema lists is parsed, for it is JSON text."""
+    """Return rows without nulls, with the JSON fields that the schema's metadata lists parsed."""
     with pause_gc():
         rows = to_rows(batch.schema.names, batch.columns, batch.num_rows)
     json_fields = json_fields_of(batch.schema.metadata)
@@ -213,12 +213,12 @@ def with_json_fields(table: pa.Table, json_fields: list[str]) -> pa.Table:
 
 
 def children_of(array: pa.Array) -> dict[str, pa.Array]:
-    """The columns of a struct array, null where the struct is."""
+    """Return the columns of a struct array, null where the struct is null."""
     return dict(zip([field.name for field in array.type], array.flatten(), strict=True))
 
 
 def struct_of(children: Mapping[str, pa.Array], like: pa.Array) -> pa.Array:
-    """A struct array that is null where another array is."""
+    """Build a struct array that is null where `like` is null."""
     import pyarrow as pa
 
     return pa.StructArray.from_arrays(list(children.values()), list(children), mask=like.is_null())
@@ -229,16 +229,16 @@ def set_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
 
 
 def schema_tree(schema: pa.Schema) -> dict[str, Any]:
-    """A schema as plain values, for the sidecar: comparing two must not need pyarrow."""
+    """Return a schema as plain values for the sidecar, so that schemas can be compared without pyarrow."""
     return {field.name: _type_tree(field.type) for field in schema}
 
 
 def find_clashes(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
-    """Dotted paths at which two files cannot be joined."""
+    """Return the dotted paths at which two files cannot be joined."""
     found: list[str] = []
     for key in one.keys() & other.keys():
         first, second, here = one[key], other[key], f"{path}{key}"
-        # A null joins with everything but keys: these are joined one by one, and null has none.
+        # A null joins with everything but a mapping: mappings are joined key by key, and null has no keys.
         if first == second or ("null" in (first, second) and not isinstance(first, dict) | isinstance(second, dict)):
             continue
         if isinstance(first, dict) and isinstance(second, dict):

@@ -1,10 +1,11 @@
-"""Building rows: a dataset task's source tables, or any taskset's tasks, into one parquet file of a trainer's rows.
+"""Builds rows: writes a dataset task's source tables, or any taskset's tasks, to one parquet file in a trainer's
+format.
 
     sidecar = build(taskset, taskset.open_source(), path, "verl", on_rows=progress)
     sidecar, path = build_rows(load_taskset("doubles.py:Doubles"), "verl")
 
-Memory stays bounded by a few tables, whatever the size of the source. Tables can be built by other processes
-(`num_proc`) or by a Ray cluster (`engine="ray"`); rows and their order are the same.
+Memory use stays at a few tables, whatever the size of the source. Other processes (`num_proc`) or a Ray cluster
+(`engine="ray"`) can build the tables; rows and their order stay the same.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from treetune.system.threads import run_in_background
 
 Engine = Literal["local", "ray"]
 Progress = Callable[[int, int | None], None]
-"""Called with the source rows done, and how many there are where that is known."""
+"""Called with the number of source rows done, and the total if it is known."""
 
 IMAGE_ROWS = 32
-"""Rows of one batch, and so of a row group of the file, where they have images: all of these are in memory."""
+"""Rows per batch, and so per row group, if they have images. All images of a batch are in memory."""
 
 LOOKED_AT = 100
-"""Rows that are checked for whether an answer can solve them. This many show a column that is wrong throughout, and
-cost little in a large build. `treetune validate` checks all."""
+"""Rows that are checked for whether any answer can solve them. This many reveal a column that is wrong throughout, and
+cost little in a large build. `treetune validate` checks all rows."""
 
 BuiltTable = tuple[pa.Table | None, Notes]
 Work = tuple[SourceBatch, int]
@@ -85,7 +86,7 @@ def build(
 
 
 def _find_changes(taskset: DatasetRows, opened: LibraryDataset | LocalFiles) -> list[Flaw]:
-    """Changes that the library made to values, in columns that the rows are made of."""
+    """Return the values that the library changed, in columns that the rows are made from."""
     changes = [] if taskset.overrides_build else opened.find_changes()
     if not changes or taskset.overrides_rows:
         return changes
@@ -94,7 +95,7 @@ def _find_changes(taskset: DatasetRows, opened: LibraryDataset | LocalFiles) -> 
 
 
 def write_draws(taskset: DatasetRows, path: Path, built: tuple[Sidecar, Path, bool]) -> Sidecar:
-    """Write the first draws of a taskset's schedule, of the rows that were `built` without it."""
+    """Write the first draws of a taskset's schedule from the rows that were `built` without it."""
     sidecar, rows, _ = built
     profile = taskset.config.profile
     wanted = profile.rows if profile is not None and profile.rows is not None else sidecar.rows
@@ -106,10 +107,10 @@ def write_draws(taskset: DatasetRows, path: Path, built: tuple[Sidecar, Path, bo
 def build_rows(
     taskset: Taskset[Any, Any], format: str, num_tasks: int | None = None, cache_dir: str | Path | None = None
 ) -> tuple[Sidecar, Path]:
-    """Write the first `num_tasks` of any taskset as rows, in the cache; gives what was written, and where.
+    """Write the first `num_tasks` tasks of any taskset as rows in the cache; return the sidecar and the path.
 
-    The rows are built again each time, since the tasks may come from anywhere. The path stays the same for the same
-    taskset, number and format.
+    The rows are rebuilt each time, since the tasks may come from anywhere. The path depends only on the taskset, the
+    number and the format.
     """
     config = {"format": format, "num_tasks": num_tasks, **to_plain(taskset.config)}
     asked = {**config, "class": type(taskset).__qualname__, "name": taskset.name}
@@ -140,7 +141,7 @@ def build_rows(
 
 
 def _versions() -> dict[str, str]:
-    """Of the libraries that took part."""
+    """Return the versions of the libraries that took part."""
     from importlib.metadata import version
 
     from treetune.system.folders import read_version
@@ -157,9 +158,9 @@ def write_rows(
     engine: Engine = "local",
     on_rows: Progress | None = None,
 ) -> tuple[GrowingParquet, Notes]:
-    """Write the selected rows; gives the writer, and the notes of one pass over the source.
+    """Write the selected rows; return the writer, and the notes from one pass over the source.
 
-    `made`: the source has a trainer's rows already, from a `build_dataset` that selected them itself.
+    `made`: the source already has a trainer's rows, from a `build_dataset` that selected them itself.
     """
     config, rows_format = taskset.config, format_named(format)
     notes = Notes()
@@ -173,7 +174,7 @@ def write_rows(
                     table = drop_long(table, own)
                 if table is not None and left is not None and table.num_rows >= left:
                     table = table.slice(0, left)
-                    if not taskset.overrides_rows:  # so rows have the index of their source
+                    if not taskset.overrides_rows:  # then rows keep the index of their source
                         own.end_with(pc.struct_field(table["extra_info"], "index")[-1].as_py())
                 has_rows = table is not None and table.num_rows > 0
                 if number == 0:
@@ -200,8 +201,8 @@ def write_rows(
 
 
 def _find_invalid(taskset: DatasetRows, table: pa.Table, most: int, notes: Notes) -> None:
-    """Reports rows, among the first of a table, that no answer solves, as the scorer finds them. A `validate` of the
-    user may be slow: `treetune validate` runs it."""
+    """Report rows, among the first of a table, for which the scorer finds that no answer can solve them. The user's
+    `validate` may be slow: only `treetune validate` runs it."""
     if taskset.overrides("validate") or taskset.scorer is None:
         return
     invalid: list[int] = []
@@ -209,7 +210,7 @@ def _find_invalid(taskset: DatasetRows, table: pa.Table, most: int, notes: Notes
     for row in chain.from_iterable(map(arrow_rows, table.slice(0, most).to_batches())):
         try:
             reason = taskset.validate(FORMATS["verl"].task_of_pruned(row, whole=False)).reason
-        except Exception as error:  # `validate` would say so; the rows can be written
+        except Exception as error:  # `validate` would report it; the rows can still be written
             reason = format_error(error)
         if reason is not None:
             first = first or reason
@@ -219,7 +220,7 @@ def _find_invalid(taskset: DatasetRows, table: pa.Table, most: int, notes: Notes
 
 
 def _check_environments(taskset: DatasetRows, table: pa.Table, checked: set[Any], format: Format) -> None:
-    """Checks the environments that a map function gave to rows; `checked` are those of earlier tables."""
+    """Check the environments that a map function gave to rows. `checked` holds those of earlier tables."""
     if table.schema.field("extra_info").type.get_field_index("env_class") < 0:
         return
     for env_class in set(pc.unique(pc.struct_field(table["extra_info"], "env_class")).to_pylist()) - checked:
@@ -234,7 +235,7 @@ def _check_environments(taskset: DatasetRows, table: pa.Table, checked: set[Any]
 def _build_tables(
     taskset: DatasetRows, opened: LibraryDataset | LocalFiles, made: bool, engine: Engine, on_rows: Progress | None
 ) -> Iterator[BuiltTable]:
-    """Canonical rows, batch by batch, in order."""
+    """Yield canonical rows in order, batch by batch."""
     builder = RowBuilder(taskset, opened.columns, made=made)
 
     def read_batches() -> Iterator[Work]:
@@ -258,7 +259,7 @@ def _build_in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -
 
     from treetune.system.processes import spawn_context
 
-    # Spawned: a fork of a process that has threads (pyarrow's, the library's) may hang.
+    # Spawn, not fork: forking a process with threads (pyarrow's, the library's) may hang.
     with ProcessPoolExecutor(count, spawn_context(), _set_builder, (builder,)) as pool:
         try:
             yield from _keep_ahead(work, lambda item: pool.submit(_build_here, item), Future.result, 2 * count)
@@ -272,7 +273,7 @@ def _build_in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -
 
 
 _builder: RowBuilder | None = None
-"""Of a process that builds rows for another one."""
+"""The row builder of a worker process."""
 
 
 def _set_builder(builder: RowBuilder) -> None:
@@ -288,7 +289,7 @@ def _build_here(work: Work) -> BuiltTable:
 def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[BuiltTable]:
     ray = join_cluster()
     shared = ray.put(builder)  # once per node, not once per table
-    begun = ray.remote(num_cpus=1)(lambda: None).remote()  # before any of the work
+    begun = ray.remote(num_cpus=1)(lambda: None).remote()  # before any of the work starts
     remote = ray.remote(num_cpus=1)(lambda builder, batch, first: builder.build(batch, first))
     ahead = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
     waited = False
@@ -307,7 +308,7 @@ def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[BuiltTa
 def _keep_ahead(
     work: Iterator[Work], submit: Callable[[Work], Any], get: Callable[[Any], BuiltTable], ahead: int
 ) -> Iterator[BuiltTable]:
-    """The results in order, with at most `ahead` further ones under way."""
+    """Yield the results in order, with at most `ahead` more in progress."""
     waiting: deque[Any] = deque()
     for item in work:
         waiting.append(submit(item))

@@ -1,11 +1,11 @@
-"""The options of multiple-choice rows, whichever way a dataset stores them, as columns that a template can show.
+"""Reads the options of multiple-choice rows in any layout and adds columns that a template can show.
 
     choices = Choices(ChoicesConfig(column="choices", answer="answer"), ["question", "choices", "answer"])
     choices.of({"question": "2 + 2?", "choices": ["3", "4"], "answer": 1})
     # {"options": "A) 3\nB) 4", "letter": "B", "choices": ["3", "4"]}
 
-A dataset has a list of texts (MMLU), texts with labels of their own (ARC), or a column for each text (GPQA); it says
-which is right by a number from 0, a letter, a label or a text.
+A dataset has a list of texts (MMLU), texts with their own labels (ARC), or one column per text (GPQA). It gives the
+right option as a number from 0, a letter, a label or a text.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 OPTIONS, LETTER, TEXTS = "options", "letter", "choices"
 MADE = (OPTIONS, LETTER, TEXTS)
-"""The columns that are made, in the place of any that have these names: all options as lines, the letter of the right
-one (null where none is), and the texts in the order shown."""
+"""The added columns, which replace columns of the same names: all options as lines, the letter of the right one (null
+if there is none), and the texts in the order shown."""
 
 
 class Choices:
@@ -43,17 +43,18 @@ class Choices:
         self._config = config
 
     def of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns made of a row."""
+        """Return the added columns for a row."""
         texts, right = self._read(row)
         if self._config.shuffle:
-            salt = sorted(texts)  # so that an option that many rows share is not always in the same place
+            salt = sorted(texts)  # so that an option that many rows share does not always get the same position
             order = sorted(range(len(texts)), key=lambda number: _digest([*salt, texts[number]]))
             texts, right = [texts[number] for number in order], None if right is None else order.index(right)
         lines = "\n".join(f"{letter}) {text}" for letter, text in zip(LETTERS, texts, strict=False))
         return {OPTIONS: lines or None, LETTER: None if right is None else LETTERS[right], TEXTS: texts}
 
     def _read(self, row: Mapping[str, Any]) -> tuple[list[str], int | None]:
-        """The texts, and which of them is right; None where the row does not say, or not of one of them."""
+        """Return the texts and the index of the right one. The index is None if the row names none, or one that does
+        not exist."""
         config = self._config
         if config.columns:
             found = [row[name] for name in config.columns]
@@ -67,12 +68,12 @@ class Choices:
         return texts, _find(row[config.answer], texts, self._labels(row))
 
     def _labels(self, row: Mapping[str, Any]) -> list[str]:
-        """What a row itself calls its options."""
+        """Return the row's own labels for its options."""
         stored = row[self._config.column or ""]
         return [str(label) for label in stored.get("label", [])] if isinstance(stored, Mapping) else []
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
-        """Why a row has no right option; None where it has one."""
+        """Return why a row has no right option, or None if it has one."""
         config = self._config
         texts, right = self._read(row)
         if right is not None:
@@ -93,7 +94,7 @@ class Choices:
         return f"choices.answer {answer!r:.60} is no option ({how})"
 
     def add(self, table: SourceBatch) -> SourceBatch:
-        """The rows of a batch with the columns made of them."""
+        """Add the columns to every row of a batch."""
         if isinstance(table, list):
             return [{**row, **self.of(row)} for row in table]
         import pyarrow as pa
@@ -107,9 +108,9 @@ class Choices:
 
 
 def _find(answer: Any, texts: Sequence[str], labels: Sequence[str]) -> int | None:
-    """Which option an answer means: a label of the row's own before a letter, a letter before a text."""
+    """Find the option that an answer means: the row's own labels come before letters, letters before texts."""
     if isinstance(answer, float) and answer.is_integer() and str(answer) not in texts:
-        answer = int(answer)  # as a column of whole numbers is read in which a cell is empty
+        answer = int(answer)  # a column of whole numbers with an empty cell is read as floats
     if isinstance(answer, int) and not isinstance(answer, bool) and not labels:
         return answer if 0 <= answer < len(texts) else None
     said = str(answer).strip() if answer is not None else ""

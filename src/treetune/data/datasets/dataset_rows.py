@@ -1,8 +1,8 @@
-"""A DatasetRows is a dataset task as far as its rows go: its config, its own map function, and what scores a row.
+"""DatasetRows is the part of a dataset task that makes rows: its config, its map function, and what scores a row.
 
     rows.config.prompt_template, rows.row_scorer, rows.tool_names
 
-`RowBuilder` makes rows of it; `DatasetTaskset` adds the source, the cache and the tasks.
+`RowBuilder` makes its rows. `DatasetTaskset` adds the source, the cache and the tasks.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from treetune.scorers.scorer import Rule
 from treetune.system.folders import default_cache_dir
 
 BUILDER_VERSION = f"7.{UID_VERSION}"
-"""Part of every cache key: raise it when the same config gives other rows, or other notes of them."""
+"""Part of every cache key. Raise it when the same config gives different rows or different notes."""
 
 
 class DatasetRows(Taskset[Task, DatasetConfig]):
     default_scorer = Rule()
     overrides_rows: ClassVar[bool] = False
-    """Whether a subclass has a map function of its own."""
+    """Whether a subclass has its own map function."""
     overrides_build: ClassVar[bool] = False
-    """Whether a subclass gives the rows of a trainer itself."""
+    """Whether a subclass returns the trainer's rows itself."""
 
     def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
         typed = config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
         read = set() if typed.scorer is None else set(typed.scorer.columns())
         if typed.choices is not None:
-            read.add(TEXTS)  # so that a scorer knows the options by their texts, and notices a second one
+            read.add(TEXTS)  # so that a scorer knows the options' texts, and notices a second one
         if more := read.difference(typed.extra_fields):
             typed = msgspec.structs.replace(typed, extra_fields=[*typed.extra_fields, *sorted(more)])
         super().__init__(typed)
@@ -50,18 +50,18 @@ class DatasetRows(Taskset[Task, DatasetConfig]):
         self._env_scorers: dict[str, ScoredBy] = {}
 
     def _make_map_fn(self) -> Callable[..., Any]:
-        """The function that makes a trainer's row of a source row and its index."""
+        """Return the function that makes a trainer's row from a source row and its index."""
         raise NotImplementedError
 
     @property
     def scorer(self) -> Scorer | None:
-        """What the config says that scores answers."""
+        """The scorer that the config sets."""
         return self.config.scorer or scorer_of_method(self.config.reward_method)
 
     @cached_property
     def row_scorer(self) -> ScoredBy | None:
-        """How a row can be scored from itself alone, in any process: by the rule, by its environment, by a scorer
-        or by this taskset, described as JSON. None where nothing here can."""
+        """How any process can score a row from the row alone: by the rule, its environment, a scorer, or this taskset
+        as JSON. None if none of these can."""
         if self.config.env_class is not None:
             return self.describe_environment(self.config.env_class)
         if self.overrides("reward") or self.tool_methods or len(self.tool_names) < len(self.config.tools):
@@ -77,7 +77,7 @@ class DatasetRows(Taskset[Task, DatasetConfig]):
         return None
 
     def describe_environment(self, env_class: str) -> ScoredBy:
-        """Who scores rows that name an environment."""
+        """Return what scores rows that name an environment."""
         if env_class not in self._env_scorers:
             from treetune.data.rows.scorer import describe_environment
 
@@ -86,12 +86,12 @@ class DatasetRows(Taskset[Task, DatasetConfig]):
 
     @property
     def tool_names(self) -> list[str]:
-        """The tools that its tasks name; what has settings is the taskset's."""
+        """The tools that its tasks name. Tools with settings belong to the taskset."""
         return [entry for entry in self.config.tools if isinstance(entry, str)]
 
 
 def unknown_environment(taskset: DatasetRows, env_class: str | None) -> str | None:
-    """What is wrong with the name of an environment, or None."""
+    """Return why the name of an environment is not valid, or None."""
     try:
         if env_class is not None:
             taskset.environment_class(env_class)

@@ -1,10 +1,10 @@
-"""The images of a dataset task: paths, bytes, addresses and PIL objects, each read once and checked as it is read.
+"""Reads the images of a dataset task (paths, bytes, URLs and PIL objects) once each, and checks them.
 
     reader = ImageReader(config)
     reader.read({"bytes": b"...", "path": "cat.png"})      # ["data:image/png;base64,..."]
 
-A path begins at the folder of the data file, or at `image_folder`, and cannot leave it: rows are untrusted, and must
-not put files of this machine into prompts. An address stays one; it is never fetched.
+A path is relative to the folder of the data file, or to `image_folder`, and cannot leave it: rows are untrusted, and
+must not put files from this machine into prompts. A URL is kept and never fetched.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from treetune.data.rows.image_columns import SUFFIXES
 from treetune.errors import MissingExtraError, TasksetError
 
 NO_IMAGE = "no image"
-"""Why rows are left out whose column of images is null."""
+"""The reason for dropping rows whose image column is null."""
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 MOST_FILES = 200_000
-"""Files beside the data that are looked at, to know whether an image changed."""
+"""How many files next to the data are checked for whether an image changed."""
 
 
 class ImageReader:
     def __init__(self, config: DatasetConfig) -> None:
         self._config = config
-        # What is resized may be larger than what is sent.
+        # An image that will be resized may exceed the limit for sending.
         self._most_bytes = MOST_BYTES * (10 if config.max_pixels is not None else 1)
 
     def read(self, value: Any) -> list[str]:
-        """The addresses of the images in a value of a column, data URLs but for those that are elsewhere."""
+        """Return the addresses of the images in a column's value: data URLs, or the URL of a remote image."""
         items = value if isinstance(value, list | tuple) else [value]
         urls = []
         for number, item in enumerate(items):
@@ -51,13 +51,13 @@ class ImageReader:
         return urls
 
     def _read_one(self, item: Any) -> str:
-        if isinstance(item, dict):  # as the `datasets` library stores them
+        if isinstance(item, dict):  # the layout of the `datasets` library
             item = next((item[key] for key in ("bytes", "path", "image", "url") if item.get(key) is not None), None)
         if isinstance(item, bytes | bytearray | memoryview):
             return self._load(bytes(item))
         if isinstance(item, str | os.PathLike):
             return self._read_name(os.fspath(item))
-        if hasattr(item, "save") and hasattr(item, "size"):  # of PIL
+        if hasattr(item, "save") and hasattr(item, "size"):  # a PIL image
             buffer = io.BytesIO()
             item.save(buffer, "PNG")
             return self._load(buffer.getvalue())
@@ -77,7 +77,7 @@ class ImageReader:
         return self._load(self._open(name))
 
     def _open(self, name: str) -> bytes:
-        """The bytes of a file inside the folders, wherever links lead."""
+        """Return the bytes of a file inside the folders, after following links."""
         if not self._folders:
             remedy = "set image_folder to the folder that holds them"
             raise TasksetError(f"the path {name!r} of a dataset that is not here", remedy=remedy)
@@ -111,7 +111,7 @@ class ImageReader:
 
 
 def image_folders(config: DatasetConfig) -> list[Path]:
-    """Where paths in columns begin: none where the data is not here."""
+    """Return the folders that image paths are relative to, or none if the data is not local."""
     if config.image_folder is not None:
         return [Path(config.image_folder).expanduser().resolve()]
     places = config.loading_params.local_sources()
@@ -119,9 +119,9 @@ def image_folders(config: DatasetConfig) -> list[Path]:
 
 
 def describe_files(config: DatasetConfig) -> list[tuple[str, int, int]]:
-    """The images that the rows may name: path, size and time of change. Part of the cache key."""
+    """Return the images that rows may name: path, size and modification time. Part of the cache key."""
     if config.image_folder is not None:
-        return []  # its content is part of the key already
+        return []  # its content is already part of the key
     files = list(_iter_images(image_folders(config)))
     return sorted(files)
 
@@ -130,7 +130,7 @@ def _iter_images(folders: list[Path]) -> Iterator[tuple[str, int, int]]:
     seen = 0
     for folder in folders:
         for place, folders_inside, names in os.walk(folder):
-            # The images of an evaluation are no data: a run folder has this file.
+            # Images of an evaluation are not data: a run folder contains this file.
             hidden = [name for name in folders_inside if name.startswith(".")]
             for name in folders_inside[:] if "fingerprint.json" in names else hidden:
                 folders_inside.remove(name)
@@ -147,7 +147,8 @@ def _iter_images(folders: list[Path]) -> Iterator[tuple[str, int, int]]:
 
 
 def resize(data: bytes, most_pixels: int) -> bytes:
-    """The image with at most so many pixels, in its own format; one of several frames as its first."""
+    """Shrink the image to at most this many pixels, in its own format. Of an animation, only the first frame is
+    kept."""
     try:
         from PIL import Image
     except ImportError:

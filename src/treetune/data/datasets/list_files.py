@@ -1,14 +1,14 @@
-"""The files that a trainer is given for a list of tasks: one for each task or, where tasks have a weight, one file that
-their mixture draws.
+"""Makes the files that a trainer gets for a list of tasks: one per task or, if tasks have weights, one file drawn from
+their mixture.
 
     files = build_files(tasksets, "verl")
     files[0].path, files[0].shares
 
-Files that a trainer cannot join as they are become alike where their tasks say `join: true`: docs/dataset-tasks.md says
-what becomes alike. The file that was built stays; its converted copy is kept in the cache beside it.
+If tasks set `join: true`, files that a trainer could not join are converted to one layout; docs/dataset-tasks.md says
+what changes. The built file stays; its converted copy is kept next to it in the cache.
 
-A drawn file has the first draws of the mixture that `eval`, `serve` and the other trainers take from the same list: as
-many as the tasks have rows together, so that an epoch stays as long as without weights.
+A drawn file has the first draws of the mixture that `eval`, `serve` and the other trainers take from the same list. It
+has as many rows as the tasks together, so that an epoch is as long as without weights.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CachedFile = tuple[Sidecar, Path, bool]
-"""What a build gives: the sidecar, the path, whether it was a hit."""
+"""The result of a build: the sidecar, the path, and whether it was a cache hit."""
 
 Build = Callable[[DatasetTaskset], CachedFile]
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What a drawn file has of one task of the list."""
+    """One task's share of a drawn file."""
 
     name: str
     weight: float
     draws: int
-    """Rows of the file."""
+    """Rows in the file."""
     rows: int
-    """Rows that the task has. With fewer draws some of them are not in the file, with more they are repeated."""
+    """Rows of the task. With fewer draws some are not in the file, with more they are repeated."""
 
 
 class ListFile(NamedTuple):
@@ -64,11 +64,12 @@ class ListFile(NamedTuple):
     path: Path
     hit: bool
     shares: list[Share]
-    """Empty where the file is that of one task."""
+    """Empty if the file holds one task."""
 
 
 def draws_by_weight(weights: Sequence[Any]) -> bool:
-    """Whether a list is a mixture: it has several entries, and any of them a weight. An entry without one weighs 1."""
+    """Whether a list is a mixture: it has several entries, and at least one has a weight. An entry without one weighs
+    1."""
     return len(weights) > 1 and any(weight is not None for weight in weights)
 
 
@@ -80,8 +81,8 @@ def build_files(
     num_draws: int | None = None,
     build: Build | None = None,
 ) -> list[ListFile]:
-    """`agents`: the agent loop of each task, which its rows then name. `num_draws`: how many rows a drawn file has.
-    `build` takes the place of the tasksets' own."""
+    """`agents`: the agent loop of each task, which its rows then name. `num_draws`: the number of rows of a drawn file.
+    `build` replaces the tasksets' own build."""
     make = build or (lambda taskset: taskset.build(format))
     if not draws_by_weight([taskset.config.weight for taskset in tasksets]):
         files = join_files(tasksets, [make(taskset) for taskset in tasksets], agents)
@@ -95,7 +96,7 @@ def build_files(
 def _draw_file(
     tasksets: Sequence[DatasetTaskset], files: Sequence[CachedFile], format: str, count: int | None
 ) -> ListFile:
-    """The file that the mixture of the tasksets draws of their files, from the cache."""
+    """Return the file that the tasksets' mixture draws from their files, from the cache."""
     sidecars = [sidecar for sidecar, _, _ in files]
     weights = [1.0 if taskset.config.weight is None else taskset.config.weight for taskset in tasksets]
     wanted = count or sum(sidecar.rows for sidecar in sidecars)
@@ -143,8 +144,8 @@ CONTENT = ("prompt", "content")
 def join_files(
     tasksets: Sequence[DatasetTaskset], built: Sequence[CachedFile], agents: Sequence[str] | None = None
 ) -> list[CachedFile]:
-    """The files that a trainer can join: those that were built, or converted copies. What cannot be joined is refused
-    now, not when the model is loaded. `agents`: the agent loop of each taskset, which its rows then name."""
+    """Return files that a trainer can join: the built files, or converted copies. Files that cannot be joined raise an
+    error now, not when the model is loaded. `agents`: the agent loop of each taskset, which its rows then name."""
     if agents is not None:
         built = [_name_agent(*each) for each in zip(tasksets, built, agents, strict=True)]
     names = [f"{number} ({taskset.name})" for number, taskset in enumerate(tasksets)]
@@ -170,7 +171,7 @@ def join_files(
 
 
 def _name_agent(taskset: DatasetTaskset, file: CachedFile, agent: str) -> CachedFile:
-    """The file with the column that names an agent loop; one that has it stays."""
+    """Return the file with the column that names an agent loop. A file that has the column stays as it is."""
     if AGENT in file[0].schema:
         return file
     return _change_file(taskset, file, {AGENT: agent}, partial(with_agent, agent=agent))
@@ -179,8 +180,8 @@ def _name_agent(taskset: DatasetTaskset, file: CachedFile, agent: str) -> Cached
 def _change_file(
     taskset: DatasetTaskset, file: CachedFile, asked: Mapping[str, Any], change: Converter, *wider: Any
 ) -> CachedFile:
-    """The file with changed tables, from the cache. `asked` identifies the change; `wider` are the schema that the rows
-    get, and which of its fields are JSON text."""
+    """Return the file with changed tables, from the cache. `asked` identifies the change. `wider` is the schema for the
+    rows and the fields in it that are JSON text."""
     sidecar, path, hit = file
     cache = Cache(taskset.cache_dir)
     key = f"{sidecar.key.partition('_')[0]}_{config_hash({'like': sidecar.key, **asked}, {})}"
@@ -201,10 +202,10 @@ def _find_clashes(names: Sequence[str], built: Sequence[CachedFile]) -> Iterator
 
 
 def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[CachedFile]) -> list[Converter]:
-    """What makes the texts of each file lists and parts, where another file has those."""
+    """Choose what converts each file's texts to lists and parts, if another file has those."""
     from treetune.data.rows.formats import FORMATS
 
-    # Where a truth lies that the rule compares, in each format.
+    # The path of a ground truth that the rule compares, per format.
     truths = [format.truth for format in FORMATS.values() if not format.has_environments]
     trees = [sidecar.schema for sidecar, _, _ in built]
     with_lists = any(_type_at(tree, path) == ["string"] for tree in trees for path in truths)
@@ -219,7 +220,7 @@ def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[Cache
 
 
 def _type_at(tree: Any, path: Sequence[str]) -> Any:
-    """The type at a path of keys, through mappings and lists of them."""
+    """Return the type at a path of keys, through mappings and lists of mappings."""
     for name in path:
         tree = tree[0] if isinstance(tree, list) else tree
         tree = tree.get(name) if isinstance(tree, dict) else None
@@ -250,7 +251,7 @@ def _convert_values(table: pa.Table, truths: Sequence[tuple[str, ...]], parts: b
 def _widen_schemas(
     names: Sequence[str], built: Sequence[CachedFile], converters: Sequence[Converter]
 ) -> tuple[pa.Schema, set[str]]:
-    """The schema that holds all files once they are converted, and which of its fields are JSON text."""
+    """Return the schema that holds all converted files, and which of its fields are JSON text."""
     import pyarrow.parquet as pq
 
     from treetune.data.rows.growing_parquet import widen

@@ -1,10 +1,10 @@
-"""The function that makes a trainer's row of a source row, as the config of a dataset task describes it.
+"""The function that makes a trainer's row from a source row, as the config of a dataset task describes it.
 
     make_row = map_function(config)
     make_row({"question": "1 + 1?", "answer": "2"}, 0)      # {"prompt": [...], "reward_model": {...}, ...}
 
-The prompt is a template over columns or a column of messages; the right answer is a column, or what a regular
-expression finds in one. `complete_row` adds to a made row, ours or a user's, what Treetune itself fills in.
+The prompt is a template over columns or a column of messages. The ground truth is a column, or the match of a regular
+expression in one. `complete_row` adds the fields that Treetune fills in, to our rows and to users' rows.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from treetune.errors import ConfigError, TasksetError, user_code
 
 NO_PROMPT, NO_TRUTH = "no prompt", "no ground truth"
 MISSING = (NO_PROMPT, NO_TRUTH, NO_IMAGE)
-"""Why rows are left out, or faults where the config says `drop_missing: false`."""
+"""Reasons for dropping rows, or faults if the config says `drop_missing: false`."""
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-"""How the `from`/`value` spelling names roles."""
+"""The role names of the `from`/`value` layout."""
 
 
 _PLAIN = frozenset((str, int, float, bool, type(None), list, dict))
 
 
 class RowDropped(Exception):
-    """Raised while a row is made, to leave it out; the reason is counted and reported."""
+    """Raise it while making a row to drop that row; the reason is counted and reported."""
 
 
 def map_function(config: DatasetConfig) -> Callable[..., Row]:
-    """Compiled at the first row, which shows the columns."""
+    """Return the map function. It is compiled at the first row, which shows the columns."""
     make_prompt: Callable[[Row], list[Message]] | None = None
     column = ""
     find_truth: Callable[[Any], Any] = store_truth
@@ -99,7 +99,7 @@ def _prompt_maker(config: DatasetConfig, first: Row) -> Callable[[Row], list[Mes
             raise ConfigError([("chat_messages_field", no_column(field, columns))])
 
         def read_messages(row: Row) -> list[Message]:
-            """Every key of a message is kept; raises ValueError with what is wrong."""
+            """Read a row's messages with all their keys; raises ValueError with what is wrong."""
             entries = _parse_messages(row[field])
             if entries is None or entries == []:
                 raise RowDropped(NO_PROMPT)
@@ -131,7 +131,7 @@ def _prompt_maker(config: DatasetConfig, first: Row) -> Callable[[Row], list[Mes
 
 
 def find_fault(made: Any) -> str | None:
-    """What keeps a made row from being one."""
+    """Return why a made row is not a valid row, or None."""
     if type(made) is not dict:
         return f"is a {type(made).__name__}, not a dict"
     prompt = made.get("prompt")
@@ -149,23 +149,23 @@ def find_fault(made: Any) -> str | None:
 
 
 def find_lack(made: Row) -> str | None:
-    """What a made row lacks to be one that can be trained on."""
+    """Return what a made row lacks for training, or None."""
     reward = made.get("reward_model")
     if reward and "ground_truth" in reward:
         truth = reward["ground_truth"]
         if not truth if type(truth) is str else store_truth(plain(truth)) is None:
             return NO_TRUTH
-    last = made["prompt"][-1].get("content")  # which mostly says something
+    last = made["prompt"][-1].get("content")  # the last message usually has content
     return NO_PROMPT if not (last and type(last) is str and not last.isspace()) and _is_silent(made["prompt"]) else None
 
 
 def plain(value: Any) -> Any:
-    """numpy's scalars and arrays as Python's."""
+    """Convert numpy scalars and arrays to Python values."""
     return value if type(value) in _PLAIN or not hasattr(value, "tolist") else value.tolist()
 
 
 def call_make_map_fn(taskset: DatasetRows) -> Callable[[Row, int], Any]:
-    """The map function of a task, its own or a user's, called with the row and its index."""
+    """Call a task's map function, built in or a user's, with the row and its index."""
     whose = f"_make_map_fn() of {type(taskset).__name__}"
     with user_code(whose):
         function = taskset._make_map_fn()
@@ -174,7 +174,7 @@ def call_make_map_fn(taskset: DatasetRows) -> Callable[[Row, int], Any]:
     parameters = inspect.signature(function).parameters.values()
     several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     second = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:2]
-    # One with a default is its author's own (`lambda row, key=key`), unless its name says otherwise.
+    # A parameter with a default is the author's own (`lambda row, key=key`), unless its name says otherwise.
     if several or any(p.default is p.empty or p.name in ("index", "idx", "i") for p in second):
         return function
 
@@ -188,7 +188,8 @@ def call_make_map_fn(taskset: DatasetRows) -> Callable[[Row, int], Any]:
 
 
 def truth_finder(config: str | GroundTruthConfig, columns: Sequence[str]) -> tuple[str, Callable[[Any], Any]]:
-    """The column of the right answer, and what finds it in a value there: as it is stored, None where there is none."""
+    """Return the column of the ground truth, and a function that finds it in a value: as stored, or None if there is
+    none."""
     given = GroundTruthConfig(column=config) if isinstance(config, str) else config
     path = ColumnPath.parse(given.column, columns)
     if path is None:
@@ -210,7 +211,7 @@ def truth_finder(config: str | GroundTruthConfig, columns: Sequence[str]) -> tup
         raise ConfigError([("ground_truth.pattern", "has several groups; use (?:...) for all but the answer")])
 
     def search(value: Any) -> str | None:
-        # The last match counts: a solution may quote the marker before it ends.
+        # The last match counts: a solution may quote the marker before its end.
         value = read(value)
         matches = pattern.findall(value) if isinstance(value, str) else None
         return (matches[-1].strip() or None) if matches else None
@@ -219,20 +220,20 @@ def truth_finder(config: str | GroundTruthConfig, columns: Sequence[str]) -> tup
 
 
 def store_truth(value: Any) -> Any:
-    """Scalars as text, since that is what scorers compare and what lets any two files be joined; structures as they
+    """Convert scalars to text, which scorers compare and which lets any two files be joined. Structures stay as they
     are."""
     if value is None or value in ("", [], {}):
         return None
     if isinstance(value, str | list | dict):
         return value
     if isinstance(value, bytes):
-        return value.decode() or None  # bytes that are no text are a fault of their row
+        return value.decode() or None  # bytes that are not text are reported as a fault of the row
     times = (datetime.date, datetime.time, datetime.timedelta)
     return msgspec.to_builtins(value) if isinstance(value, times) else str(value)
 
 
 def _is_silent(messages: list[Any]) -> bool:
-    """Whether all messages but the system's are empty."""
+    """Whether all messages except the system's are empty."""
     said = [
         message.get(key) for message in messages if message["role"] != "system" for key in ("content", "tool_calls")
     ]
@@ -240,7 +241,7 @@ def _is_silent(messages: list[Any]) -> bool:
 
 
 def _parse_messages(entries: Any) -> Any:
-    """What JSON text holds, where it holds a list; anything else as it is."""
+    """Parse JSON text that holds a list; return anything else unchanged."""
     if not isinstance(entries, str) or not entries.lstrip().startswith("["):
         return entries if entries != "" else None
     try:
@@ -250,12 +251,12 @@ def _parse_messages(entries: Any) -> Any:
 
 
 def _is_empty(message: Message) -> bool:
-    """A role without content; tool calls may stand alone."""
+    """Whether a message has a role but no content. Tool calls may stand alone."""
     return isinstance(message.get("role"), str) and message.get("content") is None and not message.get("tool_calls")
 
 
 def _spell_message(entry: Any, number: int) -> Message:
-    """A message spelled with `role` and `content`."""
+    """Return a message with the keys `role` and `content`."""
     if not isinstance(entry, dict):
         raise Misfit(f"message {number} is {entry!r:.80}, not a mapping with role and content")
     message = {key: value for key, value in entry.items() if value is not None or key == "content"}
@@ -268,17 +269,16 @@ def _spell_message(entry: Any, number: int) -> Message:
     return {"role": role, "content": message.get("value"), **rest}
 
 
-# Made rows, completed
+# Completing made rows
 
 RESERVED = frozenset(("index", "scorer", "env_class", ROW, MARK))
 """Keys of `extra_info` that Treetune itself fills in."""
 _SEEN = ("data_source", "extra_info", "env_class")
-"""Columns that verl hands to reward functions."""
+"""Columns that verl passes to reward functions."""
 
 
 def write_images(made: Row, index: int, images: ImageReader) -> tuple[Row, list[Message]]:
-    """A made row in which images, wherever they stood, are as the canonical layout has them; and the messages of
-    its task."""
+    """Return a made row with its images in the canonical layout, wherever they were, and the messages of its task."""
     messages, given = made["prompt"], made.get(IMAGES)
     if given is None and not has_images(messages):
         return made, messages
@@ -300,7 +300,7 @@ def write_images(made: Row, index: int, images: ImageReader) -> tuple[Row, list[
 
 
 def complete_row(taskset: DatasetRows, made: Row, messages: list[Message], index: int) -> tuple[str, Row]:
-    """The uid of a made row's task, and the row with everything that a canonical one has."""
+    """Return the uid of a made row's task, and the row with everything that a canonical row has."""
     config = taskset.config
     given = made.get("extra_info") or {}
     env_class = made.get("env_class") or given.get("env_class") or config.env_class
@@ -350,7 +350,7 @@ def _complete_reward(reward: dict[str, Any] | None, method: str) -> dict[str, An
 
 
 def _reward_spec(reward: dict[str, Any] | None) -> dict[str, Any]:
-    """What the format reads, faster for what nearly every row has."""
+    """Return the reward specification as the format would read it, with a fast path for the usual one."""
     if reward is not None and len(reward) == 2 and type(reward.get("ground_truth")) is str and "style" in reward:
         return {"ground_truth": reward["ground_truth"], "method": reward["style"]}
     return FORMATS["verl"].read_reward({"reward_model": reward})

@@ -1,10 +1,10 @@
-"""From a dataset's rows to a trainer's: prompts, ground truths, uids, in one canonical layout (verl's).
+"""Converts a dataset's rows to a trainer's rows: prompts, ground truths and uids, in one canonical layout (verl's).
 
     builder = RowBuilder(taskset, columns, made=False)
     table, notes = builder.build(source_table, first_index=0)
 
 Template tasks are built column by column; a taskset that overrides `_make_map_fn` row by row. Both give the same rows.
-A key whose values are of mixed types becomes JSON, and the table says which.
+A key whose values have mixed types becomes JSON, and the table's metadata lists it.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from treetune.data.sources.names import Row
 from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, format_error, gather_faults
 
 REPLACED = frozenset(("uid", *ADDED))
-"""Keys of `extra_info` that are filled in where a row has none, or that a trainer fills in: such rows are made one by
-one."""
+"""Keys of `extra_info` that Treetune fills in if a row has none, or that a trainer fills in. Rows with these keys are
+made one by one."""
 
 
 class RowBuilder:
-    """Picklable, so that other processes and machines build rows too.
+    """Builds rows; picklable, so that other processes and machines can build rows too.
 
-    `made`: the source holds a trainer's rows already, from a `build_dataset` of a subclass.
+    `made`: the source already has a trainer's rows, from a subclass's `build_dataset`.
     """
 
     def __init__(self, taskset: DatasetRows, columns: Mapping[str, Any], made: bool) -> None:
-        """`columns`: by name, and their types. Raises every fault of the config that the columns show."""
+        """`columns`: their names and types. Raises every fault of the config that the columns show."""
         self.taskset = taskset
         self.columns = dict(columns)
         self._made = made
@@ -115,7 +115,7 @@ class RowBuilder:
                     self._truth_column, self._find_truth = truth_finder(config.ground_truth, names)
         if faults:
             raise ConfigError(faults)
-        # Also where columns are built: a source may turn out to give rows.
+        # Needed for column building too: a source may turn out to yield rows.
         self._make_row = (lambda row, index: row) if made else call_make_map_fn(taskset)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -123,29 +123,29 @@ class RowBuilder:
 
     @property
     def used_columns(self) -> set[str]:
-        """The columns that rows are made of, where our own map function makes them."""
+        """The columns that rows are made from, if our own map function makes them."""
         config, choices = self.taskset.config, self.taskset.config.choices
         used = {self._truth_column, *config.extra_fields, *config.images}
         used |= {config.chat_messages_field} if config.prompt_format != "template" else set(self._template.columns)
         return used if choices is None else used | {choices.column or "", choices.answer, *choices.columns}
 
     def check_first(self, batches: Iterator[SourceBatch]) -> None:
-        """Raises the faults of its config that a user's map function finds in the first row."""
+        """Raise the config faults that a user's map function finds in the first row."""
         try:
             for row in _to_rows(next(batches, []))[:1]:
                 self._make_row(row if self._choices is None else {**row, **self._choices.of(row)}, 0)
         except ConfigError:
             raise
         except Exception:
-            return  # reported with its row, when it is built
+            return  # reported with its row when it is built
 
     def build(self, batch: SourceBatch, first_index: int) -> tuple[pa.Table | None, Notes]:
-        """The rows of a batch, the first of which has this index, and the notes of them."""
+        """Build the rows of a batch, the first of which has this index; return them with their notes."""
         try:
             return self._build(batch, first_index)
         except TreetuneError:
             raise
-        except (ValueError, TypeError, OverflowError) as error:  # Arrow's errors and those of text are among them
+        except (ValueError, TypeError, OverflowError) as error:  # these include Arrow's errors and text errors
             raise self._locate_fault(batch, first_index, error) from None
 
     def _build(self, batch: SourceBatch, first_index: int) -> tuple[pa.Table | None, Notes]:
@@ -170,12 +170,13 @@ class RowBuilder:
         try:
             return bool(self._filter(row))
         except Exception as error:
-            expression = file_of(self.taskset.config.filter or "") is None  # whose error is complete
+            expression = file_of(self.taskset.config.filter or "") is None  # its error is already complete
             why = str(error) if expression else format_error(error)
             raise TasksetError(f"the filter failed on row {index}: {why}") from (None if expression else error)
 
     def _select_by_rate(self, table: pa.Table, uids: list[str], notes: Notes) -> pa.Table:
-        """The rows that the profile keeps. A pass rate is known by a task's uid, and so only once its row is made."""
+        """Select the rows that the profile keeps. A pass rate is stored under a task's uid, which is known once its row
+        is made."""
         profile = self.taskset.config.profile
         if self._rates is None or profile is None:
             return table
@@ -281,8 +282,8 @@ class RowBuilder:
     def _leave_out(
         self, left_out: Mapping[str, list[int]], source: SourceBatch, indices: list[int], notes: Notes
     ) -> None:
-        """Counts the rows that are left out, by reason, and reports those that lack something. Raises if the config
-        says `drop_missing: false`."""
+        """Count the dropped rows by reason, and report those that lack something. Raises if the config says
+        `drop_missing: false`."""
         for reason, numbers in left_out.items():
             notes.dropped[reason] += len(numbers)
             if reason not in MISSING:
@@ -297,7 +298,8 @@ class RowBuilder:
             notes.report(Flaw.of(DROPPED, dropped_for(reason), first, [indices[number] for number in numbers]))
 
     def _explain_lack(self, reason: str, row: Row) -> str:
-        """The column of a source row that lacks something, and its value; empty if a user's function made the row."""
+        """Return the column of a source row that lacks something, and its value. Empty if a user's function made the
+        row."""
         config = self.taskset.config
         if self.taskset.overrides_rows:
             return ""
@@ -309,7 +311,7 @@ class RowBuilder:
             columns = self._template.columns if of_template else [config.chat_messages_field]
         else:
             columns = config.images
-        if not columns:  # a prompt that is the same in all rows, and empty
+        if not columns:  # a prompt that is empty and the same in all rows
             return ""
         column = next((name for name in columns if whole.get(name) is None), columns[0])
         if self._choices is not None and column in MADE:
@@ -322,8 +324,8 @@ class RowBuilder:
         return found
 
     def _locate_fault(self, batch: SourceBatch, first: int, error: Exception) -> TreetuneError:
-        """What is wrong with which row. Rows are built many at a time, so they are built one by one again to find the
-        first that fails alone; where none does, the first of the batch is named."""
+        """Find the faulty row. Rows are built many at a time, so they are built again one by one to find the first that
+        fails alone. If none does, the error names the first row of the batch."""
         remedy = "correct the row: text is UTF-8, keys are text, and whole numbers of extra_fields have 64 bits"
         for number in range(len(batch)):
             try:
@@ -337,7 +339,7 @@ class RowBuilder:
 
 @contextmanager
 def _name_mixed_truths(truths: list[Any], numbers: list[int]) -> Iterator[None]:
-    """Says which rows have ground truths that clash; `numbers` are those of the rows."""
+    """Add the rows with clashing ground truths to the error. `numbers` are the row numbers."""
     try:
         yield
     except parquet.MixedTruths as error:
@@ -358,7 +360,7 @@ def _to_rows(batch: SourceBatch) -> list[Row]:
         return batch
     if not any(parquet.is_open(field.type, "") for field in batch.schema):
         return list(batch.to_pylist())
-    # Without the keys that only other rows have: each row would get all of them, and memory would not suffice.
+    # Without the keys that only other rows have: otherwise each row would get all of them and memory would run out.
     return [
         dict(zip(batch.column_names, values, strict=True))
         for values in zip(*map(_to_values, batch.columns), strict=True)
@@ -377,7 +379,7 @@ def _take(batch: Any, numbers: list[int]) -> Any:
 
 
 def _store_field(table: SourceBatch, field: str, json_fields: list[str]) -> pa.Array:
-    """The values of a column as they are: of an Arrow type, or as JSON, which `json_fields` then names."""
+    """Return a column's values with an Arrow type or as JSON, which is then listed in `json_fields`."""
     path = f"extra_info.{field}"
     if isinstance(table, list):
         return parquet.infer_column(values_of(table, field), path, json_fields)

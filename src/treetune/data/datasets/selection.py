@@ -1,13 +1,14 @@
-"""Which rows to keep, by a filter (an expression or a function) and the length of prompts, and the notes of a build.
+"""Selects rows by a filter (an expression or a function) and by prompt length, and collects the notes of a build.
 
     keep = Filter("len(question) < 500 and level in [1, 2]", columns=["question", "level"])
     keep.columns  # ("question", "level")
     keep.keeps({"question": "1 + 1?", "level": 1})  # True
 
-An expression is Python's, and every node of it is checked against what is allowed: there are no attributes, no names
-but columns, no calls but to the functions below. What would let a short text ask for endless work is bounded.
+An expression is Python, and every node is checked against a list of what is allowed: no attributes, no names except
+columns, no calls except to the functions below. Operations by which a short text could ask for endless work are
+bounded.
 
-`Notes` counts the rows that were dropped, by reason, and has the flaws of the others.
+`Notes` counts the dropped rows by reason, and lists the flaws of the others.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_LENGTH = 2000
 
 
 def row_filter(spec: str | None, columns: list[str], origin: Origin) -> Callable[[dict[str, Any]], Any] | None:
-    """The filter that a config names."""
+    """Return the filter that a config names."""
     if spec is None:
         return None
     if file_of(spec) is not None:
@@ -52,7 +53,7 @@ def row_filter(spec: str | None, columns: list[str], origin: Origin) -> Callable
 
 
 def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Notes], pa.Table] | None:
-    """A function that drops prompts with too many tokens and counts them; None where the config sets no limit."""
+    """Return a function that drops and counts prompts with too many tokens, or None if the config sets no limit."""
     if config.max_prompt_length is None:
         return None
     if config.tokenizer is None:
@@ -80,7 +81,7 @@ class Filter:
     """A checked and compiled expression."""
 
     def __init__(self, text: str, columns: Sequence[str]) -> None:
-        """Raises a `ConfigError` with every fault that can be seen without a row."""
+        """Raise a `ConfigError` with every fault that is visible without a row."""
         self.text = text
         checker = _Checker(columns)
         try:
@@ -93,10 +94,10 @@ class Filter:
         except (RecursionError, MemoryError):
             raise ConfigError([(KEY, "is nested too deeply")]) from None
         self.columns = tuple(checker.used)
-        """The columns it uses, in order of first use."""
+        """The columns that the expression uses, in order of first use."""
 
     def keeps(self, row: Mapping[str, Any]) -> bool:
-        """Whether the row passes; a `ValueError` with the values where the expression does not fit them."""
+        """Whether the row passes. Raises `ValueError` with the values if the expression does not fit them."""
         try:
             values = {column: row[column] for column in self.columns}
             return bool(eval(self._code, _NAMES, values))  # noqa: S307 - only checked nodes, and no builtins
@@ -119,14 +120,14 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> Any:
-    # `*` would repeat a sequence without end and `%` would fill in a format of any width.
+    # `*` could repeat a sequence without end, and `%` could format to any width.
     if not isinstance(value, Number):
         raise TypeError(f"expected a number, got {reprlib.repr(value)}")
     return value
 
 
 def _truth(value: Any) -> Any:
-    # Any text but the empty one counts as true, and a column of CSV with `false` in it is text.
+    # Any non-empty text counts as true, and a CSV column with `false` in it is text.
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
         raise ValueError(f"{value!r} is text, and any text counts as true; compare it: column == {value!r}")
     return value
@@ -149,14 +150,14 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
     "strip": (lambda text: _text(text).strip(), 1, 1),
     "upper": (lambda text: _text(text).upper(), 1, 1),
 }
-"""The functions of an expression, with their fewest and most arguments, all by position."""
+"""The functions allowed in an expression, with their minimum and maximum number of arguments, all positional."""
 
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: lambda left, right: _number(left) * _number(right),
     ast.Mod: lambda left, right: _number(left) % _number(right),
 }
 
-# No identifier can spell these names, so a column called `len` hides nothing.
+# No identifier can have these names, so a column called `len` hides nothing.
 _NAMES: dict[str, Any] = {
     "__builtins__": {},
     **{f"{name}()": function for name, (function, _, _) in _FUNCTIONS.items()},
@@ -177,7 +178,7 @@ _AVAILABLE = (
 
 
 class _Checker(ast.NodeTransformer):
-    """Collects the columns used and the faults, and replaces operators whose cost has no bound by bounded functions."""
+    """Collects the columns used and the faults, and replaces operators of unbounded cost with bounded functions."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = columns
@@ -259,7 +260,7 @@ class _Checker(ast.NodeTransformer):
 
 
 def _as_condition(node: ast.expr) -> ast.expr:
-    """A bare column that is used as a condition is checked by `_truth`."""
+    """Wrap a bare column that is used as a condition, so that `_truth` checks it."""
     return ast.Call(ast.Name("truth()", ast.Load()), [node], []) if isinstance(node, ast.Name) else node
 
 
@@ -270,7 +271,7 @@ def _parse(text: str) -> ast.Expression:
         problem = f"has {len(text)} characters, more than {MAX_LENGTH}; write a function and give file.py:function"
         raise ConfigError([(KEY, problem)])
     try:
-        # In parentheses, so that a YAML block may break the lines.
+        # In parentheses, so that a YAML block can break the lines.
         return ast.parse(f"({text}\n)", mode="eval")
     except (SyntaxError, ValueError) as error:
         problem = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -278,7 +279,7 @@ def _parse(text: str) -> ast.Expression:
 
 
 def _pattern_fault(pattern: ast.expr) -> str | None:
-    # A pattern from the data could take exponential time, and no user has read it.
+    # A pattern from the data could take exponential time, and no user has reviewed it.
     if not isinstance(pattern, ast.Constant) or not isinstance(pattern.value, str):
         return "the pattern must be written out as text"
     if "\b" in pattern.value:
@@ -290,21 +291,21 @@ def _pattern_fault(pattern: ast.expr) -> str | None:
     return None
 
 
-# What is reported of rows
+# Findings about rows
 
 DROPPED = "rows-dropped"
-"""The rule of rows that were dropped because something is wrong with them."""
+"""The rule for rows that were dropped because something is wrong with them."""
 NOT_SHOWN = "options-not-shown"
-"""The rule of rows whose prompts do not show the options."""
+"""The rule for rows whose prompts do not show the options."""
 NO_IMAGES = "images-missing"
-"""The rule of rows whose prompts have a place for an image, and none is there."""
+"""The rule for rows whose prompts have a place for an image but no image."""
 INVALID = "invalid-task"
-"""The rule of rows that no answer solves, as `validate` finds them task by task."""
+"""The rule for rows that no answer solves, as `validate` finds them per task."""
 
 
 class Notes(msgspec.Struct):
     dropped: Counter[str] = msgspec.field(default_factory=Counter)
-    """Rows left out, by reason."""
+    """Dropped rows, by reason."""
     by_kind: dict[tuple[str, str], Flaw] = {}
 
     @property
@@ -316,7 +317,7 @@ class Notes(msgspec.Struct):
         self.by_kind[flaw.rule, flaw.what] = flaw
 
     def end_with(self, last: int) -> None:
-        """Leave out what was dropped after `last`, the last row of the batch that is used."""
+        """Remove drops after `last`, the last row of the batch that is used."""
         for reason in list(self.dropped):
             flaw = self.by_kind.pop((DROPPED, dropped_for(reason)), None)
             if flaw is None:
@@ -337,13 +338,13 @@ class Notes(msgspec.Struct):
 
 
 def dropped_for(reason: str) -> str:
-    """How a flaw describes rows that were dropped for a reason."""
+    """Return how a flaw describes rows that were dropped for a reason."""
     return f"dropped: {reason}"
 
 
 def look_at_prompts(config: DatasetConfig, table: pa.Table, notes: Notes) -> None:
-    """Reports rows of our own map function whose prompts lack their options or an image."""
-    if config.images:  # they may show the options, too
+    """Report rows of our own map function whose prompts lack their options or an image."""
+    if config.images:  # images may show the options, too
         return
     template, system = config.prompt_template or "", config.system_prompt or ""
     shows_options = config.prompt_format == "template" and f"{{{OPTIONS}" in template
@@ -356,7 +357,7 @@ def look_at_prompts(config: DatasetConfig, table: pa.Table, notes: Notes) -> Non
 
 
 def _find_hidden_options(table: pa.Table, notes: Notes) -> None:
-    """Reports rows whose prompts lack the text of an option."""
+    """Report rows whose prompts lack the text of an option."""
     hidden: dict[int, str] = {}
     for prompt, extra in zip(table["prompt"].to_pylist(), table["extra_info"].to_pylist(), strict=True):
         said = "\n".join(str(message.get("content")) for message in prompt)

@@ -1,10 +1,10 @@
-"""Tasks that a config declares: lists of nodes, or `train_tasks` and `val_tasks` in YAML (a trainer's own recipe too).
+"""Reads tasks from a config: lists of nodes, or `train_tasks` and `val_tasks` in YAML (also in a trainer's own recipe).
 
     lists = read_declared("recipe.yaml", {"train_tasks[0].max_rows": "100"})      # {"train": [taskset]}
     check_environments(lists); check_columns(lists, "verl")
 
-Only the two lists are resolved and checked; what else a recipe holds is the trainer's business. All faults of all tasks
-are found before the first is built.
+Only these two lists are resolved and checked; the rest of a recipe belongs to the trainer. All faults of all tasks are
+reported before the first task is built.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from treetune.system.folders import default_cache_dir
 LISTS = ("train_tasks", "val_tasks")
 
 Lists = Mapping[str, Sequence[DatasetTaskset]]
-"""Tasksets by the name of their list: `train`, `train_tasks`, `tasks`, or `taskset` for the only one of a config."""
+"""Tasksets by list name: `train`, `train_tasks`, `tasks`, or `taskset` for a config's only one."""
 
 
 def read_declared(
@@ -63,8 +63,8 @@ def read_declared(
     cache_dir: str | Path | None = None,
     further: Mapping[str, Any] | None = None,
 ) -> dict[str, list[DatasetTaskset]]:
-    """The tasksets of `train` and `val` that a YAML file declares, with `further` keys in each; every fault of all of
-    them is reported at once."""
+    """Return the tasksets of `train` and `val` that a YAML file declares, with the `further` keys added to each. All
+    faults of all of them are reported at once."""
     faults: Faults = []
     lists: dict[str, list[DatasetTaskset]] = {}
     data = load_yaml(path)
@@ -85,7 +85,7 @@ def declares_tasks(data: Mapping[str, Any]) -> bool:
 def read_list_node(
     data: dict[str, Any], target: str, split: str | None, usual: str, overrides: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The taskset node of the list that `split` names, or of the `usual` one."""
+    """Return the taskset node of the list that `split` names, or of the `usual` list."""
     if not declares_tasks(data):
         missing = ("taskset", "is required (such as {id: arithmetic}), or train_tasks and val_tasks")
         raise ConfigError(_find_empty_lists(data) or [missing], source=target)
@@ -117,12 +117,12 @@ def read_list_node(
 def load_tasks(
     nodes: Iterable[Any], cache_dir: str | Path | None = None, *, path: str = "tasks", of_any_class: bool = False
 ) -> list[DatasetTaskset]:
-    """The tasksets of a list of configs. All faults of all of them are raised as one error. With `of_any_class` those
-    that are no dataset tasks become `TaskRows`."""
+    """Load the tasksets of a list of configs. All faults of all of them are raised as one error. With `of_any_class`,
+    those that are not dataset tasks become `TaskRows`."""
     try:
         entries = plain_values(nodes)
     except ConfigError as error:
-        # A key counts from the whole config, or from the list.
+        # A key's path starts at the whole config, or at the list.
         raise ConfigError([(f"{path}{key.removeprefix(path)}", problem) for key, problem in error.faults]) from None
     if isinstance(entries, str | Mapping) or not isinstance(entries, Iterable):
         raise ConfigError([(path, f"expected a list of tasks, got {entries!r:.60}")])
@@ -142,7 +142,7 @@ def load_tasks(
 
 
 def load_task(node: Any, cache_dir: str | Path | None = None, *, of_any_class: bool = False) -> DatasetTaskset:
-    """One entry: the base class, or the one that `custom_cls` names."""
+    """Load one entry, with the base class or the class that `custom_cls` names."""
     node = plain_values(node)
     if not isinstance(node, Mapping):
         raise ConfigError([("", f"expected keys and values, got {node!r}")])
@@ -159,14 +159,14 @@ def load_task(node: Any, cache_dir: str | Path | None = None, *, of_any_class: b
 
 
 class _RowsOfTaskset(msgspec.Struct):
-    """The keys of an entry that is no dataset task, beside those of its class."""
+    """The keys of an entry that is not a dataset task, in addition to those of its class."""
 
     max_rows: Annotated[int, msgspec.Meta(ge=1)] | None = None
     weight: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 def _task_class(node: Mapping[str, Any], of_any_class: bool = False) -> type[Taskset[Any, Any]]:
-    """The class that an entry names; what is wrong with it is a fault of its key."""
+    """Return the class that an entry names. Errors are reported as faults of its key."""
     key = "custom_cls" if names_class(node) else "id"
     try:
         if key == "custom_cls":
@@ -184,7 +184,7 @@ def _task_class(node: Mapping[str, Any], of_any_class: bool = False) -> type[Tas
 
 
 def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
-    """What no single key shows."""
+    """Return the faults that only several keys together show."""
     yield from check_loading(config.loading_params)
     if config.scorer is not None and config.env_class is not None:
         yield "scorer", f"the environment {config.env_class!r} scores these rows: leave out one of scorer and env_class"
@@ -196,18 +196,18 @@ def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
                 yield key, f"no such file: {file}{suggest_file(file)}"
 
 
-# Checks of loaded lists, each with one error for all tasks
+# Checks of loaded lists; each raises one error for all tasks
 
 
 def check_columns(lists: Lists, format: str = "verl", *, force: bool = False, source: str = "config") -> None:
-    """Opens the source of each task that is not in the cache, and raises what a config asks of columns that are not
-    there."""
+    """Open the source of each task that is not in the cache, and raise an error for columns that a config names but the
+    source lacks."""
     checks = [(place, partial(taskset.check_source, format, force=force)) for place, taskset in _places(lists)]
     check_all(checks, source=source)
 
 
 def check_environments(lists: Lists, *, known: bool = True, source: str = "config") -> None:
-    """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
+    """Check that every `env_class` is known. Without `known` (SkyRL may know more environments) this is a warning."""
     faults: Faults = []
     for place, taskset in _places(lists):
         config, key = taskset.config, f"{place}.env_class"
@@ -225,10 +225,10 @@ def check_environments(lists: Lists, *, known: bool = True, source: str = "confi
 
 
 def has_turns(taskset: DatasetTaskset) -> bool | None:
-    """Whether its episodes have several turns or tools to call; None where only playing shows it."""
+    """Whether its episodes have several turns or tools. None if only playing shows it."""
     config = taskset.config
     if not isinstance(taskset, DatasetTaskset):
-        return taskset.has_turns()  # of any other taskset, whose tasks say it
+        return taskset.has_turns()  # any other taskset, whose tasks say it
     if config.tools or taskset.tool_methods:
         return True
     if config.env_class is None:
@@ -241,7 +241,7 @@ def has_turns(taskset: DatasetTaskset) -> bool | None:
 
 
 def _places(lists: Lists) -> Iterator[tuple[str, DatasetTaskset]]:
-    """Each taskset, and where it stands in its config."""
+    """Yield each taskset with its place in the config."""
     for name, entries in lists.items():
         key = f"{name}_tasks" if name in ("train", "val") else name
         for number, taskset in enumerate(entries):
@@ -252,21 +252,21 @@ def _places(lists: Lists) -> Iterator[tuple[str, DatasetTaskset]]:
 
 
 def _read_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: str) -> dict[str, list[Any]]:
-    """The entries of each list of the file `path`, overridden and resolved. Files that it names are looked for beside
-    it first; those of an override only from where we are."""
+    """Return the entries of each list of the file `path`, overridden and resolved. Files that the config names are
+    looked up next to it first; those in an override only in the working directory."""
     written = {name: data[name] for name in LISTS if data.get(name)}
     if not written:
         near = [(str(key), f"{UNKNOWN_KEY}{meant}") for key in data if (meant := did_you_mean(str(key), LISTS))]
         missing = ("train_tasks", "is required, or val_tasks: the tasks to build")
         raise ConfigError(_find_empty_lists(data) or near or [missing], source=path)
-    # Interpolations may reach into the rest of the file, so it is laid below; only the lists are resolved.
+    # Interpolations may refer to the rest of the file, so it is merged in below; only the lists are resolved.
     resolved = with_overrides(data, overrides, source=path, only=list(written))
     if faults := [(name, "expected a list of tasks") for name in written if not isinstance(resolved[name], list)]:
         raise ConfigError(faults, source=path)
     folders = [Path(path).expanduser().resolve().parent]
     lists: dict[str, list[Any]] = {}
     for name, nodes in resolved.items():
-        # An interpolation may give another number of entries than are written.
+        # An interpolation may produce a different number of entries than the file shows.
         same = isinstance(written[name], list) and len(written[name]) == len(nodes)
         lists[name] = [
             _keep_text(node, written[name][number] if same else None, folders, _overrides_of(overrides, name, number))
@@ -283,15 +283,16 @@ def _find_empty_lists(data: Mapping[str, Any]) -> Faults:
 
 
 def _overrides_of(overrides: Mapping[str, str], name: str, number: int) -> dict[str, str]:
-    """The overrides of one entry, as they were typed, by key."""
+    """Return the overrides of one entry by key, as they were typed."""
     entry = re.compile(rf"{name}(?:\[{number}\]|\.{number})\.([^\[\]]+)")
     matches = [(entry.fullmatch(key), raw) for key, raw in overrides.items()]
     return {match[1]: raw for match, raw in matches if match is not None}
 
 
 def _keep_text(node: dict[str, Any], written: Any, folders: list[Path], raw: Mapping[str, str]) -> dict[str, Any]:
-    """An entry with its files found and each override as it was given: its files not looked for, and text where its key
-    is text, though YAML might read it otherwise (`Q: {question}`). A class's own key is text where the file's is."""
+    """Return an entry with its file names resolved and each override as typed: file names in it are not resolved, and
+    it stays text if its key is text, even if YAML would read it otherwise (`Q: {question}`). A class's own key is text
+    if the file's value is."""
     given = {key.partition(".")[0] for key in raw if not key.startswith("profile.") or key == "profile.path"}
     entry: dict[str, Any] = find_files(node, folders, DatasetTaskset)
     entry |= {key: node[key] for key in given & node.keys()}
@@ -303,15 +304,15 @@ def _keep_text(node: dict[str, Any], written: Any, folders: list[Path], raw: Map
     return entry
 
 
-# Any other taskset in a list
+# Other tasksets in a list
 
 LOOKED_AT = 100
-"""Tasks by which it is known whether they have several turns."""
+"""The number of tasks that are checked for whether they have several turns."""
 
 
 class TaskRows:
-    """A taskset that is no dataset task, such as `- {id: "doubles.py:Doubles", max_rows: 100}`. It has the methods of a
-    `DatasetTaskset` that a list of tasks uses; `build_rows` makes its rows."""
+    """A taskset that is not a dataset task, such as `- {id: "doubles.py:Doubles", max_rows: 100}`. It has the methods
+    of a `DatasetTaskset` that a list of tasks uses; `build_rows` makes its rows."""
 
     tool_methods = ()
     overrides_rows = overrides_build = False
@@ -336,7 +337,7 @@ class TaskRows:
         self._count = sidecar.rows
         return sidecar, path, False
 
-    # As a source of a mixture, once it is built: its rows stand in its own order.
+    # In a mixture, once it is built: its rows have their own order.
 
     @property
     def _unscheduled(self) -> TaskRows:
@@ -359,7 +360,7 @@ class TaskRows:
         return str(self._built)
 
     def check_source(self, format: str = "verl", *, force: bool = False) -> None:
-        """Its tasks have no columns that a config could ask for."""
+        """Do nothing: its tasks have no columns that a config could name."""
 
     @cached_property
     def _first(self) -> list[Task]:

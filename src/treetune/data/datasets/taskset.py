@@ -1,4 +1,4 @@
-"""A DatasetTaskset is declared in config over a Hugging Face dataset or files, and builds cached parquet.
+"""A DatasetTaskset is declared in a config over a Hugging Face dataset or files, and builds cached parquet.
 
     source = {"args": ["openai/gsm8k"], "kwargs": {"name": "main", "split": "train"}}
     taskset = DatasetTaskset({"loading_params": source, "prompt_template": "{question}"})
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 class DatasetTaskset(DatasetRows):
     OPEN_KEYS: ClassVar[bool] = False
-    """Whether the config takes any key, as for a subclass that declares no config type."""
+    """Whether the config takes any key, as in a subclass that declares no config type."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -54,24 +54,24 @@ class DatasetTaskset(DatasetRows):
         super().__init__(config, cache_dir)
         self._opened: LibraryDataset | LocalFiles | None = None
         self._rows_built: int | None = None
-        """How many rows its file has, in any format, once it is built."""
+        """The number of rows of its file, in any format, once it is built."""
         self._reported = False
-        """Whether its flaws are reported. Another process that gets the taskset does not report them again."""
+        """Whether its flaws were reported. Another process that gets the taskset does not report them again."""
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
-        """A user's class is made from plain values, however its config was given."""
+        """Build the taskset. A user's class gets plain values, whatever form its config had."""
         plain = to_plain(config)
         return cls(plain.pop("extra") | plain, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_opened": None, "_reported": True}
 
-    # What recipes call and subclasses override
+    # Called by recipes and overridden by subclasses
 
     def build_dataset(self) -> datasets.Dataset:
-        """The rows as a Hugging Face dataset, as the parquet file has them: every row of the source through
-        `_make_map_fn()`, selected as the config says."""
+        """Return the rows as a Hugging Face dataset, as in the parquet file: every source row passed through
+        `_make_map_fn()` and selected as the config says."""
         import tempfile
 
         import pyarrow.parquet as pq
@@ -85,13 +85,13 @@ class DatasetTaskset(DatasetRows):
             return datasets.Dataset(pq.read_table(path).replace_schema_metadata(None))
 
     def _make_map_fn(self) -> Callable[..., Any]:
-        """The function that makes a trainer's row of a source row and its index."""
+        """Return the function that makes a trainer's row from a source row and its index."""
         from treetune.data.datasets.map_function import map_function
 
         return map_function(self.config)
 
     def get_parquet_path(self, format: str = "verl") -> str:
-        """The cached parquet file, built if it is not there."""
+        """Return the path of the cached parquet file; build it if it is missing."""
         return str(self.build(format)[1])
 
     # The cache
@@ -99,7 +99,7 @@ class DatasetTaskset(DatasetRows):
     def build(
         self, format: str = "verl", *, force: bool = False, engine: Engine = "local", on_rows: Progress | None = None
     ) -> tuple[Sidecar, Path, bool]:
-        """The sidecar and the path of the file in the cache, and whether it was there already; builds it if not."""
+        """Return the sidecar, the path of the cached file, and whether it was there already; build it if not."""
         cache, key = Cache(self.cache_dir), self.cache_key(format)
 
         def write(path: Path) -> Sidecar:
@@ -113,7 +113,7 @@ class DatasetTaskset(DatasetRows):
         self._rows_built = sidecar.rows
         self._opened = None
         for flaw in sidecar.flaws if not self._reported else ():
-            warnings.warn(f"{self._title()}: {flaw}", stacklevel=1)  # from one line, so that Python shows each once
+            warnings.warn(f"{self._title()}: {flaw}", stacklevel=1)  # one line: Python shows each once
         if hit and not self._reported and (unseen := _find_unseen(self._code_files())):
             warnings.warn(
                 f"{self._title()} is taken from the cache, which does not notice changes of what code reads itself: "
@@ -124,23 +124,23 @@ class DatasetTaskset(DatasetRows):
         return sidecar, cache.path(key), hit
 
     def _code_files(self) -> list[Path]:
-        """The user's files of code that make rows."""
+        """Return the user's code files that make rows."""
         of_class = own_files(type(self)) if self.overrides_rows or self.overrides_build else []
         return [*of_class, *(part for file in self._named_code() for part in with_imports(file.resolve()))]
 
     def _named_code(self) -> list[Path]:
-        """The files of code that its config names."""
+        """Return the code files that its config names."""
         return [file for spec in chain(*declared_values(self.config, CodeName).values()) if (file := file_of(spec))]
 
     def _title(self) -> str:
-        """Its name in warnings. A task without a `data_source` is named with its source."""
+        """Return its name for warnings. A task without a `data_source` is named after its source."""
         params = self.config.loading_params
         if self.config.data_source != "unknown":
             return self.name
         return f"{self.name} ({', '.join(params.patterns or map(str, params.args))})"
 
     def cache_key(self, format: str = "verl") -> str:
-        """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
+        """Return `{impl_hash}_{config_hash}`: the hash of the code, and the hash of what it was asked for."""
         config = self.config
         if faults := check_loading(config.loading_params):
             raise ConfigError(faults)
@@ -153,7 +153,7 @@ class DatasetTaskset(DatasetRows):
             contents = {name: Cache(self.cache_dir).hash_content(path) for name, path in paths.items()}
         except OSError as error:
             raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
-        # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
+        # A file may hold several classes, and the scorer, which includes the path of its class, is part of every row.
         scorer = None if self.row_scorer is None else self.row_scorer.text
         asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": scorer}
         if config.images:
@@ -162,12 +162,12 @@ class DatasetTaskset(DatasetRows):
         return f"{code}_{config_hash(asked, contents)}"
 
     def order_key(self, format: str) -> str | None:
-        """Identifies the pass rates that its rows are drawn by, where it has any."""
+        """Identifies the pass rates that its rows are drawn by, if it has any."""
         return self.cache_key(format) if self.config.profile is not None else None
 
     def check_source(self, format: str = "verl", *, force: bool = False) -> None:
-        """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
-        kept for the build."""
+        """Raise every fault of the config that the source's columns show, unless the file is built. The source is kept
+        for the build."""
         # An overridden `build_dataset` opens its own source.
         if self.overrides_build or (not force and Cache(self.cache_dir).hit(self.cache_key(format), quiet=True)):
             return
@@ -180,7 +180,7 @@ class DatasetTaskset(DatasetRows):
         self._opened = opened
 
     def open_source(self) -> LibraryDataset | LocalFiles:
-        """Where the rows come from: the dataset, or what an overridden `build_dataset` gives."""
+        """Open the source of the rows: the dataset, or the result of an overridden `build_dataset`."""
         if not self.overrides_build:
             opened, self._opened = self._opened, None
             return opened or self._load_source()
@@ -203,7 +203,7 @@ class DatasetTaskset(DatasetRows):
 
         return open_source(self.config.loading_params)
 
-    # What a taskset does
+    # Taskset methods
 
     def count(self) -> int:
         known = self._unscheduled._rows_built
@@ -222,7 +222,7 @@ class DatasetTaskset(DatasetRows):
 
     def list_uids(self) -> Iterable[tuple[str, str]]:
         if self.overrides_rows or self.overrides_build or "uid" in self.config.extra_fields:
-            return super().list_uids()  # such rows may have a uid of their own
+            return super().list_uids()  # such rows may have their own uid
         from treetune.data.arrow_values import read_extra
 
         uids = read_extra(self._built[1], "uid")
@@ -230,13 +230,13 @@ class DatasetTaskset(DatasetRows):
 
     @property
     def _built(self) -> tuple[Sidecar, Path, bool]:
-        """What its tasks are read from."""
+        """The built file that its tasks are read from."""
         with self._where_declared():
             return self._unscheduled.build()
 
     @contextmanager
     def _where_declared(self) -> Iterator[None]:
-        """Adds to faults of its config, which only the data shows, where their keys are declared."""
+        """Add where a key is declared to config faults that only the data shows."""
         try:
             yield
         except ConfigError as error:
@@ -244,7 +244,7 @@ class DatasetTaskset(DatasetRows):
 
     @cached_property
     def _unscheduled(self) -> Self:
-        """The same taskset without its schedule: every row that the profile keeps, once."""
+        """Return the taskset without its schedule: every row that the profile keeps, once."""
         profile = self.config.profile
         if profile is None or not self.endless:
             return self
@@ -261,7 +261,7 @@ class DatasetTaskset(DatasetRows):
             return self._unscheduled.cache_key()
 
 
-# What the cache cannot know about
+# Inputs that the cache cannot see
 
 _NAME_IT = (
     "name it in the config, a file in a key of type treetune.config.structs.FileName, a variable as "
@@ -272,7 +272,7 @@ _READERS = ("read_text", "read_bytes", "open")
 
 
 def _find_unseen(files: Iterable[Path]) -> list[str]:
-    """Calls such as `open("table.json")` and `os.environ["X"]` in files of code, and where they stand."""
+    """Find calls such as `open("table.json")` and `os.environ["X"]` in code files, with their places."""
     return [f"{file.name}, line {line}, reads {what}" for file in files for line, what in _find_in(file)]
 
 
@@ -289,7 +289,7 @@ def _find_in(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _name_file(call: ast.Call) -> str | None:
-    """The file that a call opens for reading, where its name is written there."""
+    """Return the file that a call opens for reading, if its name is a literal."""
     function = call.func
     if isinstance(function, ast.Name) and function.id == "open":
         modes = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
@@ -303,7 +303,7 @@ def _name_file(call: ast.Call) -> str | None:
 
 
 def _name_variable(node: ast.AST) -> str | None:
-    """The variable of the environment that a node reads."""
+    """Return the environment variable that a node reads."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is_environ(node.value):
         return str(node.slice.value) if isinstance(node.slice, ast.Constant) else None
     if not isinstance(node, ast.Call):

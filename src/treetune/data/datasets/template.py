@@ -1,4 +1,4 @@
-r"""A Template makes prompts from rows: a Python format string over the columns of a dataset.
+r"""A Template makes prompts from rows. It is a Python format string over the columns of a dataset.
 
     template = Template("Q: {question}\nA:", columns=["question", "answer"])
     template.format({"question": "1 + 1?", "answer": "2"})  # "Q: 1 + 1?\nA:"
@@ -29,20 +29,20 @@ _NUMBER = re.compile(r"-?\d+")
 
 
 class NoItem(ValueError):
-    """A value that does not have the item."""
+    """Raised if a value does not have the item."""
 
 
 class ColumnPath(NamedTuple):
-    """A column, or an item inside it: `meta[levels][-1]`. Items are those of `str.format`: keys of mappings, numbers in
-    lists and texts. A number below 0 counts from the end. A column whose name has brackets is named as it is."""
+    """A column, or an item inside it: `meta[levels][-1]`. Items work as in `str.format`: keys of mappings, numbers in
+    lists and texts. A negative number counts from the end. A column whose name has brackets is written as it is."""
 
     column: str
     items: tuple[tuple[str, int | None], ...]
-    """As written, and the number that each is."""
+    """Each item as written, and its number if it is one."""
 
     @classmethod
     def parse(cls, name: str, columns: Sequence[str]) -> Self | None:
-        """None where the name is no column, and no item of one."""
+        """Parse a name. Returns None if it is neither a column nor an item of one."""
         if name in columns:
             return cls(name, ())
         for end in (place for place, character in enumerate(name) if character == "["):
@@ -52,7 +52,7 @@ class ColumnPath(NamedTuple):
         return None
 
     def read(self, value: Any) -> Any:
-        """The item of a column's value; a null has nothing but nulls inside."""
+        """Return the item of a column's value. Every item of a null is null."""
         for depth, (item, number) in enumerate(self.items):
             if value is None:
                 return None
@@ -63,7 +63,7 @@ class ColumnPath(NamedTuple):
         return value
 
     def _explain(self, value: Any, depth: int) -> str:
-        """Why a value has no item."""
+        """Return why a value has no item."""
         item, number = self.items[depth]
         name = self.column + "".join(f"[{before}]" for before, _ in self.items[:depth])
         if isinstance(value, Mapping):
@@ -79,14 +79,14 @@ class ColumnPath(NamedTuple):
 KEY = "prompt_template"
 _BRACES = "; braces that are meant literally are doubled: \\boxed{{}}"
 _FOR_NUMBERS = re.compile(r"[bcdeEfFgGnoxX%,]\Z")
-"""How a format spec ends that text does not take."""
+"""The end of format specs that do not accept text."""
 
 
 LEAVE_OUT = "correct the row, or leave it out with `filter`"
 
 
 class Misfit(ValueError):
-    """A row that a template does not fit, and what to do about it."""
+    """Raised for a row that does not fit the template; the message says what to do."""
 
     def __init__(self, message: str, remedy: str = LEAVE_OUT) -> None:
         super().__init__(message)
@@ -100,11 +100,11 @@ class Field(NamedTuple):
     conversion: str
     spec: str
     inner: tuple[Field, ...]
-    """The fields within the spec, which has `{}` in their places."""
+    """The fields inside the spec; the spec has `{}` in their places."""
 
     @property
     def plain(self) -> bool:
-        """The whole value: no item, no conversion, no format spec."""
+        """Whether the field is the whole value: no item, no conversion, no format spec."""
         return not (self.path.items or self.conversion or self.spec)
 
     @property
@@ -113,18 +113,18 @@ class Field(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """The column shown, then those that its format spec names."""
+        """The column shown, followed by those that its format spec names."""
         return [self.path.column, *(column for field in self.inner for column in field.columns)]
 
     def read_all(self, row: Mapping[str, Any]) -> Iterator[Any]:
-        """What it shows of a row, before it is formatted; in the order in which `str.format` takes values by
-        position."""
+        """Yield the values it shows of a row, before formatting, in the order in which `str.format` takes positional
+        values."""
         yield from self.read_column({self.path.column: [row[self.path.column]]})
         for field in self.inner:
             yield from field.read_all(row)
 
     def read_column(self, columns: Mapping[str, list[Any]]) -> list[Any]:
-        """What it shows of every row."""
+        """Return the value it shows for every row."""
         values = columns[self.path.column]
         if self.path.items:
             values = list(map(self.path.read, values))
@@ -140,7 +140,7 @@ class Field(NamedTuple):
 
 
 class Template:
-    """A format string, checked against the columns there are when it is made."""
+    """A format string that is checked against the columns when it is made."""
 
     def __init__(self, text: str, columns: Sequence[str], text_columns: Sequence[str] | None = None) -> None:
         self.text = text
@@ -153,13 +153,14 @@ class Template:
                 raise ConfigError([(KEY, problem) for problem in faults])
         self._fields = [piece for piece in pieces if isinstance(piece, Field)]
         self.columns = tuple(dict.fromkeys(column for field in self._fields for column in field.columns))
-        """The columns it uses, in order of first use."""
+        """The columns that the template uses, in order of first use."""
         self._plain = all(field.plain for field in self._fields)
-        # Values by position are the fastest, and a column may have a name that no field could spell.
+        # Positional values are the fastest, and a column may have a name that no field could have.
         self._by_position = "".join(_escape(one) if isinstance(one, str) else one.by_position for one in pieces)
 
     def format(self, row: Mapping[str, Any]) -> str:
-        """What `text.format(**row)` is; a `Misfit` with the values where it does not fit them."""
+        """Return the same as `text.format(**row)`. Raises `Misfit` with the values if the template does not fit
+        them."""
         try:
             return self._by_position.format(*(value for field in self._fields for value in field.read_all(row)))
         except Exception as error:
@@ -169,18 +170,18 @@ class Template:
             raise Misfit(explain_misfit(KEY, self.text, self.columns, row, error), remedy) from error
 
     def lacks(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row has nothing to make a prompt of: a value that is shown is null, or all of them are blank."""
+        """Whether a row has nothing to make a prompt from: a shown value is null, or all shown values are blank."""
         if self._plain:
             values = [row.get(name) for name in self.columns]
         else:
             try:
                 values = [field.path.read(row.get(field.path.column)) for field in self._fields]
             except Exception:
-                return False  # reported when it is formatted
+                return False  # reported when the row is formatted
         return None in values or (bool(values) and all(map(_is_blank, values)))
 
     def fill(self, table: SourceBatch) -> list[str | None]:
-        """`format` of every row, and None where it lacks something."""
+        """Return `format` of every row, or None for rows that lack something."""
         if not self._fields:
             return [self.text.format()] * len(table)
         columns = {name: values_of(table, name) for name in self.columns}
@@ -189,7 +190,7 @@ class Template:
         shown = [columns[field.path.column] for field in self._fields]
         prompts: list[str | None] = list(map(self._by_position.format, *shown))
         for number, value in enumerate(shown[0]):
-            # Every row is looked at, so that this is written out.
+            # This loop runs for every row, so it is written out.
             if type(value) is str and (not value or value.isspace()) and all(_is_blank(one[number]) for one in shown):
                 prompts[number] = None
         for values in shown:
@@ -200,7 +201,7 @@ class Template:
     def _fill_rows(self, columns: dict[str, list[Any]]) -> list[str | None]:
         if not any(field.inner for field in self._fields):
             fill = self._by_position.format
-            with suppress(Exception):  # which row does not fit is found below
+            with suppress(Exception):  # the faulty row is found below
                 rows = zip(*(field.read_column(columns) for field in self._fields), strict=True)
                 return [None if None in row or all(map(_is_blank, row)) else fill(*row) for row in rows]
         rows_of_columns = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
@@ -208,7 +209,7 @@ class Template:
 
 
 def _is_blank(value: Any) -> bool:
-    # Not by `strip`, which copies the text of every row.
+    # No `strip`, which copies the text of every row.
     return type(value) is str and (not value or value.isspace())
 
 
@@ -225,7 +226,7 @@ def _escape(text: str) -> str:
 
 
 def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], list[str]]:
-    """The literals and fields of a template, and its faults."""
+    """Return a template's literals and fields, and its faults."""
     faults: dict[str, None] = {}
     try:
         return list(_parse_fields(text, columns, faults)), list(faults)
@@ -259,7 +260,7 @@ def _parse_fields(text: str, columns: Sequence[str], faults: dict[str, None], de
 
 
 def _explain_name(name: str, columns: Sequence[str]) -> str:
-    """Why a field names no column."""
+    """Return why a field does not name a column."""
     column = re.split(r"[.\[]", name, maxsplit=1)[0]
     there_are = f"there are: {', '.join(columns)}{_BRACES}"
     if not column or column.isdecimal():
