@@ -1,10 +1,10 @@
-"""Trainers' rows: reading, writing and laying them out, in parquet, JSON and JSON lines.
+"""Trainers' rows: reading, writing and formats, in parquet, JSON and JSON lines.
 
     from treetune.data.rows import read_tasks
     from treetune.data.validate import write_tasks
     write_tasks(read_tasks("train.parquet"), "train.jsonl", "skyrl")
 
-Values stay exactly as they were written, and tasks are equal after any chain of formats and files.
+Values stay exactly as they were written, and tasks stay equal through any chain of formats and files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in ("read_rows", "read_tables", "read_tasks"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Only when it is asked for: a hit of the cache imports as little as it can.
+    # Imported on demand: a cache hit imports as little as possible.
     from treetune.data.rows import reading
 
     return getattr(reading, name)

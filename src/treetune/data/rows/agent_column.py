@@ -1,9 +1,10 @@
-"""The column `agent_name` of verl's rows: the agent loop that plays them, where one answer does not end the episode.
+"""The column `agent_name` of verl's rows: the agent loop that plays a row whose episode does not end with one answer.
 
     if needs_loop(taskset, task):
         table = with_agent(table)
 
-verl joins files, and takes the default loop only where the column is missing: all rows of a training have it, or none.
+verl joins files and uses its default loop only if the column is missing, so either all rows of a training have it or
+none.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 AGENT = "agent_name"
 LOOP = "treetune"
-"""Our agent loop (`treetune.trainers.verl.loop`), which plays what `extra_info` of a row says."""
+"""Our agent loop (`treetune.trainers.verl.loop`), which plays the task in a row's `extra_info`."""
 
 
 def has_several_turns(environment: Any) -> bool:
-    """Whether an environment says that its episodes have several turns."""
+    """Whether an environment declares that its episodes have several turns."""
     contract = getattr(environment, "CONTRACT", None)
     if getattr(environment, "tool_methods", ()):
         return True
@@ -36,7 +37,7 @@ def has_several_turns(environment: Any) -> bool:
 
 
 def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
-    """Whether a task says that one answer is not all: its environment has several turns, or tools may be called."""
+    """Whether a task needs more than one answer: its environment has several turns, or tools may be called."""
     taskset, task = owner_of(taskset, task)
     if (of_row := getattr(taskset, "scored_by", None)) is not None:
         return row_needs_loop(task, of_row(task))
@@ -51,7 +52,7 @@ def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
 
 
 def row_needs_loop(task: Task, scored: ScoredBy | None) -> bool:
-    """The same of a row, by what scores it; code that may not run is not run to find out."""
+    """Like `needs_loop` for a row, by what scores it. Untrusted code is not run to find out."""
     if task.tools:
         return True
     scored = scored or (ScoredBy("environment", task.env_class) if task.env_class is not None else BY_RULE)
@@ -67,8 +68,8 @@ def row_needs_loop(task: Task, scored: ScoredBy | None) -> bool:
 
 
 def says_nothing(path: Path | str) -> bool:
-    """Whether rows of a parquet file that name no agent are played by an environment that does not say how long its
-    episodes are. Those with images are left to verl's own loop."""
+    """Whether the rows of a parquet file name no agent and have an environment that does not declare how long its
+    episodes are. Rows with images are left to verl's own loop."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -83,7 +84,7 @@ def says_nothing(path: Path | str) -> bool:
 
 
 def is_silent(scored: ScoredBy) -> bool:
-    """Whether what scores a row is an environment that does not say how long its episodes are."""
+    """Whether a row is scored by an environment that does not declare how long its episodes are."""
     if scored.by_scorer:
         return False
     try:
@@ -95,7 +96,7 @@ def is_silent(scored: ScoredBy) -> bool:
 
 
 def with_agent(table: pa.Table, agent: str = LOOP) -> pa.Table:
-    """The table with the column; one that has it already stays as it is."""
+    """Return the table with the column. A table that already has it is returned unchanged."""
     import pyarrow as pa
 
     if AGENT in table.column_names:

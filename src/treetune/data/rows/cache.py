@@ -1,11 +1,12 @@
-"""Built files, each under the key of what it was built from, with a sidecar that says what that was.
+"""Caches built files. The key says what a file was built from, and a sidecar describes it.
 
     cache = Cache(default_cache_dir())
     key = f"{impl_hash(cls, DatasetTaskset, [], 1)}_{config_hash(config, {'a': content_hash(path, None)})}"
     sidecar, was_hit = cache.get_or_build(key, build)
     cache.path(key)
 
-A file is complete once its sidecar exists, which is written last. A hit takes no lock, and writes and imports little.
+A file is complete once its sidecar exists, which is written last. A cache hit takes no lock, and writes and imports
+little.
 """
 
 from __future__ import annotations
@@ -33,50 +34,51 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 ARROW = ("rows", "kept")
-"""How the keys of Arrow files begin: those of a `PromptDataset`. Others are parquet."""
+"""Key prefixes of Arrow files, which belong to a `PromptDataset`. Other files are parquet."""
 
 QUIET_WAIT = 5.0
-"""Seconds to wait for the build of another process before a warning."""
+"""Seconds to wait for another process's build before a warning."""
 
 TOUCH_EVERY = 60.0
-"""Seconds between two updates of the time of last use: thousands of workers may share a cache."""
+"""Seconds between two updates of the last-used time: thousands of workers may share a cache."""
 
 
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
-    """What built a file. The builder fills in what it knows, the cache `seconds` and what follows."""
+    """Describes what a file was built from. The builder fills in what it knows; the cache adds `seconds` and the fields
+    after it."""
 
     config: dict[str, Any]
     source: str
-    """The dataset, as a person would name it."""
+    """The dataset, in words for people."""
     revision: str | None = None
-    """The commit of the hub that was read."""
+    """The hub commit that was read."""
     rows: int
     dropped: dict[str, int] = {}
-    """Rows left out, by reason."""
+    """Dropped rows, by reason."""
     flaws: list[Flaw] = []
-    """What is wrong with rows of the source."""
+    """Problems with rows of the source."""
     fingerprint: str
     """A hash of the data."""
     schema: dict[str, Any] = {}
     versions: dict[str, str] = {}
-    """Of the libraries that took part."""
+    """Versions of the libraries that took part."""
     seconds: float = 0.0
     """How long the build took."""
     key: str = ""
     size: int = 0
     digest: str = ""
     mtime_ns: int = 0
-    """Of the file: while it stays the same, the digest need not be computed again."""
+    """Modification time of the file. While it is unchanged, the digest need not be computed again."""
     created: str = ""
 
 
 class EntryState(enum.StrEnum):
     OK = "ok"
-    """Built, and as it was written."""
+    """Built and unchanged."""
     DAMAGED = "damaged"
-    """Changed, cut short or gone since it was written; the next use builds it again."""
+    """Changed, truncated or missing since it was written; the next use rebuilds it."""
     UNFINISHED = "unfinished"
-    """Being built, or left behind by a build that was killed."""
+    """Being built, or left behind by a killed build."""
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
@@ -87,7 +89,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
     fault: str | None
     """Why it is damaged."""
     size: int
-    """Bytes on disk, of everything that belongs to it."""
+    """Bytes on disk, including everything that belongs to the entry."""
     last_used: float
     """Seconds since 1970."""
     sidecar: Sidecar | None
@@ -104,29 +106,29 @@ class Cache:
         return self.folder / f"{key}{'.arrow' if key.startswith(ARROW) else '.parquet'}"
 
     def hash_content(self, path: Path) -> str:
-        """`content_hash`, with the hashes of large files remembered in the cache."""
+        """Return `content_hash`. The hashes of large files are remembered in the cache."""
         return content_hash(path, self.folder / ".content")
 
     def hit(self, key: str, *, quiet: bool = False) -> Sidecar | None:
-        """The sidecar of a file that is whole, and a note that it was used. A damaged one gives a warning and None."""
+        """Return the sidecar of an intact file, and record the use. A damaged file gives a warning and None."""
         sidecar, fault = self._check(key)
         if fault is not None:
             if not quiet:
                 warnings.warn(f"{self.path(key)} is damaged ({fault}), building it again", stacklevel=2)
             return None
-        # A cache of another user, or on a read-only mount, still gives hits.
+        # A cache of another user, or on a read-only mount, still serves hits.
         with contextlib.suppress(OSError):
             if time.time() - os.stat(self._sidecar(key)).st_mtime > TOUCH_EVERY:
                 os.utime(self._sidecar(key))
         return sidecar
 
     def get_or_build(self, key: str, build: Callable[[Path], Sidecar], *, force: bool = False) -> tuple[Sidecar, bool]:
-        """The sidecar, and whether it was a hit. `build` writes the file to the path it is given.
+        """Return the sidecar and whether it was a hit. `build` writes the file to the path that it gets.
 
-        Processes that ask for one key at once build it once. `force` builds even where there is a file, which
-        stays in its place until the new one is whole.
+        If several processes ask for one key at once, only one builds it. `force` builds even if the file exists; the
+        old file stays in place until the new one is complete.
         """
-        # No warning yet: another process may be between its two renames, which the lock below settles.
+        # No warning yet: another process may be between its two renames. The lock below settles that.
         if not force and (found := self.hit(key, quiet=True)) is not None:
             return found, True
         with self._lock(key):
@@ -138,7 +140,7 @@ class Cache:
                 raise self._write_error(error) from None
 
     def entries(self) -> list[CacheEntry]:
-        """Every entry, last used first. Files that no build wrote are left out."""
+        """Return every entry, most recently used first. Files that no build wrote are left out."""
         import re
 
         key = rf"(?:[0-9a-f]{{8,}}|{'|'.join(ARROW)})_[0-9a-f]{{8,}}"
@@ -148,8 +150,8 @@ class Cache:
         return sorted(filter(None, map(self._entry, keys)), key=lambda entry: (-entry.last_used, entry.key))
 
     def prune(self, *, older_than_days: float | None, all: bool, damaged: bool) -> list[CacheEntry]:
-        """Remove the entries that any of the three selects, and return them; `damaged` includes unfinished ones.
-        An entry that another process is building stays."""
+        """Remove the entries that any of the three criteria selects, and return them; `damaged` includes unfinished
+        ones. Entries that another process is building are kept."""
 
         def selected(entry: CacheEntry) -> bool:
             old = older_than_days is not None and time.time() - entry.last_used > older_than_days * 86400
@@ -159,7 +161,7 @@ class Cache:
         for candidate in filter(selected, self.entries()):
             with self._lock(candidate.key, wait=False) as held:
                 entry = self._entry(candidate.key) if held else None
-                if entry is None or not selected(entry):  # a build has ended, or is still running
+                if entry is None or not selected(entry):  # the build has ended, or is still running
                     continue
                 for file in [*self._files(entry.key), self.folder / f".{entry.key}.lock"]:
                     file.unlink(missing_ok=True)
@@ -167,7 +169,7 @@ class Cache:
         return removed
 
     def _check(self, key: str) -> tuple[Sidecar | None, str | None]:
-        """The sidecar of a build that ended, and what is wrong with its file now."""
+        """Return the sidecar of a finished build, and what is wrong with its file now."""
         try:
             sidecar = msgspec.json.decode(self._sidecar(key).read_bytes(), type=Sidecar)
         except FileNotFoundError:
@@ -226,7 +228,7 @@ class Cache:
         for file in self._files(key):
             with contextlib.suppress(OSError):
                 statuses.append(file.stat())
-        if not statuses:  # removed since it was listed
+        if not statuses:  # removed after it was listed
             return None
         size, last_used = sum(status.st_size for status in statuses), statuses[0].st_mtime  # a hit touches the sidecar
         known = (sidecar.rows, sidecar.source, sidecar.created) if sidecar else (None, "", "")
@@ -234,7 +236,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _lock(self, key: str, wait: bool = True) -> Iterator[bool]:
-        """Holds the key's lock. Without `wait`, yields whether the lock was free."""
+        """Hold the key's lock. Without `wait`, yield whether the lock was free."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(str(self.folder / f".{key}.lock"))
@@ -266,7 +268,7 @@ class Cache:
         return self.folder / f"{key}.json"
 
     def _files(self, key: str) -> list[Path]:
-        """Everything that belongs to a key, its sidecar first."""
+        """Return everything that belongs to a key, its sidecar first."""
         return [self._sidecar(key), self.path(key), *self.folder.glob(f".{key}.*tmp*")]
 
     def _remove_leftovers(self, key: str) -> None:
@@ -278,13 +280,13 @@ def _encode(sidecar: Sidecar) -> bytes:
     return msgspec.json.format(msgspec.json.encode(sidecar), indent=2) + b"\n"
 
 
-# Keys follow bytes, and not names
+# Keys depend on bytes, not on names
 
 
 def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_version: str) -> str:
-    """Of the code that a build runs: the files of `cls` and of those of its bases that are neither `stop`'s nor
-    Treetune's, any `further_files`, what all these import from beside them, and the version of the builder. A moved
-    file is the same code, and a process that knows it under another module name agrees."""
+    """Hash the code that a build runs: the files of `cls` and of its bases except those of `stop` and Treetune, any
+    `further_files`, what all these import from their folders, and the builder's version. Moving a file, or loading it
+    under another module name, does not change the hash."""
     from treetune.config.code_files import hash_files, source_of
     from treetune.system.folders import FOLDER
 
@@ -308,7 +310,7 @@ def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_vers
 
 
 def config_hash(config: Mapping[str, Any], contents: Mapping[str, str]) -> str:
-    """Of a config and of what its local data contains; the order of keys makes no difference."""
+    """Hash a config and the content of its local data, regardless of the order of keys."""
     try:
         encoded = canonical({"config": config, "contents": contents})
     except TypeError as error:
@@ -317,10 +319,10 @@ def config_hash(config: Mapping[str, Any], contents: Mapping[str, str]) -> str:
 
 
 def content_hash(path: Path, memory: Path | None) -> str:
-    """Of a file, its bytes; of a folder, the names in it and what they contain.
+    """Hash a file's bytes, or the names in a folder and their content.
 
-    `memory` is a folder in which the hashes of large files are remembered for as long as their size, times and inode
-    stay the same: reading gigabytes to find that nothing changed would cost more than a hit. None remembers nothing.
+    `memory` is a folder that stores the hashes of large files. They are valid as long as size, times and inode stay the
+    same: reading gigabytes to find that nothing changed would cost more than a hit. None stores nothing.
     """
     if not path.is_dir():
         return _hash_once(path, memory)
@@ -335,11 +337,11 @@ def file_hash(file: BufferedReader) -> str:
 
 
 REMEMBERED_FROM = 1 << 20
-"""Bytes from which a file's hash is remembered. Reading a smaller file is cheaper than remembering its hash."""
+"""File size in bytes from which hashes are remembered. Reading a smaller file is cheaper than remembering its hash."""
 
 SETTLED_NS = 2_000_000_000
-"""How long a file must be unchanged before its hash is remembered: within one tick of the clock, two versions can have
-the same time."""
+"""How long a file must be unchanged before its hash is remembered: two versions within one clock tick can have the same
+time."""
 
 
 def _hash_once(path: Path, memory: Path | None) -> str:
@@ -349,7 +351,7 @@ def _hash_once(path: Path, memory: Path | None) -> str:
         if memory is None or status.st_size < REMEMBERED_FROM:
             return file_hash(file)
         note, state = memory / hashlib.blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest(), _state(file)
-        with contextlib.suppress(OSError, ValueError):  # absent, or damaged
+        with contextlib.suppress(OSError, ValueError):  # missing or damaged
             known, remembered = note.read_text().split()
             if known == state:
                 return remembered
@@ -367,12 +369,12 @@ def _state(file: BufferedReader) -> str:
 
 
 def _list_files(folder: Path) -> Iterator[str]:
-    """The files below a folder, by relative name. Hidden ones stay out, as `load_dataset` does not read them."""
+    """List the files below a folder by relative name. Hidden files are skipped, as in `load_dataset`."""
     seen = {os.path.realpath(folder)}
     for here, folders, names in os.walk(folder, followlinks=True):
         entered = []
         for name in sorted(folders):
-            # Links can lead back to a folder above: each is entered once.
+            # Links can lead back to a parent folder, so each folder is entered once.
             target = os.path.realpath(os.path.join(here, name))
             if not name.startswith(".") and target not in seen:
                 seen.add(target)

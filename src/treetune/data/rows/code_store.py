@@ -1,9 +1,9 @@
-"""The code that rows name: Python files are kept in the cache by their hash, for every process that shares it.
+"""Stores the Python files that rows name in the cache, by their hash, for every process that shares the cache.
 
     keep_files("tasks/doubles.py:Doubles")              # "cache://3f…/doubles.py:Doubles"
     locate_files("cache://3f…/doubles.py:Doubles")      # where the file is, on this machine
 
-Rows from elsewhere may name any code: `config/trust.py` decides what runs, when the code is loaded.
+Rows from other sources may name any code: `config/trust.py` decides what runs when the code is loaded.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _kept: dict[Path, None] = {}
 
 
 def pop_kept_files() -> list[Path]:
-    """The files that this process kept since it was asked last."""
+    """Return the files that this process has kept since the last call."""
     files = list(_kept)
     _kept.clear()
     return files
 
 
 def keep_class(cls: type, cache_dir: str | Path | None) -> str:
-    """`pkg://module` of a class that other processes can import, else where its file is kept."""
+    """Return `pkg://module` for a class that other processes can import, else the place where its file is kept."""
     module, installed = cls.__module__, is_installed(cls.__module__)
-    # A part of a package is no single file that could be kept.
+    # A module of a package cannot be kept as a single file.
     if installed or ("." in module and not is_of_file(module)):
         if not installed and (file := source_of(cls)) is not None:
             remember_module(module, file, cache_dir)
@@ -53,7 +53,8 @@ def keep_class(cls: type, cache_dir: str | Path | None) -> str:
 
 
 def keep_files(value: Any, cache_dir: str | Path | None = None) -> Any:
-    """A value whose files of Python, `file.py` or `file.py:Name`, are kept in the cache and named by their hash."""
+    """Replace Python files in a value, `file.py` or `file.py:Name`, by their names in the cache, after storing them
+    there."""
 
     def keep_file(text: str) -> str:
         named = None if text.startswith(SCHEME) else find_file(text)
@@ -66,7 +67,7 @@ def keep_files(value: Any, cache_dir: str | Path | None = None) -> Any:
 
 
 def locate_files(value: Any) -> Any:
-    """The reverse: where the files are that a build of this user kept. Data may name these files."""
+    """The reverse: return where the files are that a build of this user stored. Data may name these files."""
     return _map_texts(value, lambda text: _locate_kept(text) if text.startswith(SCHEME) else text)
 
 
@@ -79,7 +80,8 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _keep(file: Path, cache_dir: str | Path | None) -> str:
-    """Copy a file, with what it imports from beside it, into the cache; gives its name there, `cache://HASH/file.py`."""
+    """Copy a file, and what it imports from its folder, into the cache. Returns its name there,
+    `cache://HASH/file.py`."""
     file = file.resolve()
     _kept[file] = None
     contents = _read_contents(file)
@@ -107,7 +109,7 @@ def _locate_kept(spec: str) -> str:
     folder, file = code_folders()[0] / match["hash"], match["file"]
     places = [folder / file]
     with contextlib.suppress(OSError):
-        # Where it was kept from comes first, if it is the same still: it may read other files beside it.
+        # If the original is unchanged, it comes first: it may read other files in its folder.
         places.insert(0, Path(os.fsdecode((folder / ".origin").read_bytes())))
     for place in places:
         with contextlib.suppress(OSError):
@@ -122,7 +124,7 @@ def _locate_kept(spec: str) -> str:
 
 
 def _read_contents(file: Path) -> dict[str, bytes]:
-    """What a file is made of: itself, and what it imports from beside it, by the names that they have there."""
+    """Return the content of a file and of everything it imports from its folder, by relative name."""
     files = [path for path in with_imports(file) if path.is_relative_to(file.parent)]
     return {path.relative_to(file.parent).as_posix(): path.read_bytes() for path in files}
 

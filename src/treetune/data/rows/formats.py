@@ -1,11 +1,11 @@
-"""The formats of trainers' rows: verl's, SkyRL's, TRL's and NeMo Gym's.
+"""The row formats of trainers: verl, SkyRL, TRL and NeMo Gym.
 
     FORMATS["skyrl"].row_of(task)
     detect(row).task_of(row)
     FORMATS["trl"].convert(table)
 
-Any task can be written in any of them and read again, and is equal. Tables are built in verl's format. A `Format` knows
-everything that differs between formats, so that a new one is one class. docs/data-format.md lists their columns.
+Any task can be written in any format and is equal when read again. Tables are built in verl's format. A `Format` holds
+everything that differs between formats, so a new format is one class. docs/data-format.md lists their columns.
 """
 
 from __future__ import annotations
@@ -41,35 +41,36 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _USUAL = {"method": "rule"}
-"""What a reward specification says beside its ground truth, unless a row says otherwise."""
+"""The default of a reward specification, apart from its ground truth."""
 
 
 class Format:
-    """The rows of one trainer: their columns, how a task becomes one and is read again, and what the trainer can do."""
+    """The rows of one trainer: their columns, how tasks are converted to rows and back, and what the trainer
+    supports."""
 
     name: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
-    """Beside those that all formats have. One of them identifies the format."""
+    """The columns beyond those that all formats share. One of them identifies the format."""
     optional: ClassVar[tuple[str, ...]] = ()
-    """Columns of another format that rows may have too."""
+    """Columns of another format that rows may also have."""
     reward: ClassVar[str | None] = None
-    """The column of the reward specification; None where the ground truth is a column of its own."""
+    """The column of the reward specification, or None if the ground truth has its own column."""
     method: ClassVar[str] = "method"
-    """What the specification calls its method."""
+    """The specification's key for its method."""
     one_answer: ClassVar[bool] = False
-    """Whether the trainer asks for a single answer unless the column `agent_name` says otherwise."""
+    """Whether the trainer samples a single answer unless the column `agent_name` says otherwise."""
     has_environments: ClassVar[bool] = False
-    """Whether the trainer plays each row in the environment that a column names, also in some of its own. Contracts of
-    environments say how a ground truth is stored and which further columns there are."""
+    """Whether the trainer plays each row in the environment that a column names, including the trainer's own
+    environments. Their contracts define how a ground truth is stored and which further columns exist."""
     endings: ClassVar[tuple[str, ...]] = ()
-    """Of names of files that the trainer's loader knows, where it does not know all."""
+    """File endings that the trainer's loader accepts; empty if it accepts all."""
     numbers_as_text: ClassVar[bool] = False
-    """Whether the trainer's scorers compare with text, so that a number is stored as text."""
+    """Whether the trainer's scorers compare text, so that numbers are stored as text."""
     in_parquet: ClassVar[bool] = True
     """Whether the trainer's loader reads parquet, and JSON with the types of the `datasets` library."""
 
     def to_plain(self, row: Mapping[str, Any]) -> Row:
-        """A row with the columns that all formats share, where the trainer has others."""
+        """Convert a row to the columns that all formats share, if the trainer has others."""
         return dict(row)
 
     @property
@@ -78,9 +79,9 @@ class Format:
         return ("ground_truth",) if self.reward is None else (self.reward, "ground_truth")
 
     def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
-        """The row of a task. With `text_truth` a ground truth that is no text is stored as text, for a column that
-        holds text elsewhere. `scorer` says how the row is scored ("": by nothing); without it, what follows from the
-        task."""
+        """Convert a task to a row. With `text_truth`, a ground truth that is not text is stored as text, because its
+        column holds text elsewhere. `scorer` says how the row is scored ("": by nothing). Without it, the task
+        decides."""
         parts = row_codec.parts_of(task, scorer)
         spec = {key: value for key, value in task.reward_spec.items() if value is not None}
         if (truth := spec.get("ground_truth")) is not None:
@@ -97,25 +98,25 @@ class Format:
         return self._complete_row(task, parts, columns)
 
     def task_of(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        """The task of a row as a file has it, with nulls that only fill up a column, and JSON text."""
+        """Read the task of a row from a file, with nulls that only fill a column and values as JSON text."""
         return self.task_of_pruned(row_codec.restore_json(drop_nulls(row)), whole=whole)
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        """The same for a row that has no nulls, such as `read_rows` gives."""
+        """Read the task of a row without nulls, such as those from `read_rows`."""
         env_class = row.get("env_class") if "env_class" in self.columns else None
         return row_codec.build_task(row, self.read_reward(row), env_class, self._own, COLUMNS, whole)
 
     def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The reward specification that the columns of a row say."""
+        """Return the reward specification that a row's columns hold."""
         if self.reward is None:
             return {**_USUAL, "ground_truth": row["ground_truth"]} if row.get("ground_truth") is not None else {}
         return _rename(row_codec.get_typed(row, self.reward, dict) or {}, self.method, "method")
 
     def convert(self, table: pa.Table) -> pa.Table:
-        """A table in verl's format, in which tables are built, as one in this."""
+        """Convert a table from verl's format, in which tables are built, to this one."""
         import pyarrow as pa
 
-        # SkyRL and TRL pass all columns on, so that none must come along as JSON.
+        # SkyRL and TRL pass on all columns, so a JSON copy of them is not needed.
         extra = table["extra_info"].combine_chunks()
         kept = {name: column for name, column in children_of(extra).items() if name != row_codec.ROW}
         json_fields = json_fields_of(table.schema.metadata)
@@ -142,12 +143,12 @@ class Format:
     def _write_reward(self, spec: Mapping[str, Any]) -> Row:
         if self.reward is None:
             return {"ground_truth": spec.get("ground_truth")}
-        # No path of parquet leads to a key without a name.
+        # A parquet path cannot contain a key without a name.
         named = {(self.method if key == "method" else key): value for key, value in spec.items() if key}
         return {self.reward: named or None}
 
     def write_images(self, messages: list[Message], note: Row) -> Row:
-        """The prompt and the column of images as the trainer takes them; the note gets what these do not say."""
+        """Return the prompt and the image column in the trainer's form. The note gets what these cannot hold."""
         written, urls = image_columns.to_marks(messages)
         image_columns.note_images(note, messages, written)
         return {"prompt": written, image_columns.IMAGES: urls}
@@ -156,7 +157,7 @@ class Format:
         return parts.row(task, columns, {} if task.env_class is None else {"env_class": task.env_class})
 
     def _convert_rows(self, table: pa.Table) -> pa.Table:
-        """Row by row, where the columns alone do not say how."""
+        """Convert row by row, for formats where the columns alone are not enough."""
         from treetune.data.rows.parquet import table_of
 
         rows = chain.from_iterable(map(arrow_rows, table.to_batches()))
@@ -172,20 +173,20 @@ def _rename(spec: Mapping[str, Any], old: str, new: str) -> Row:
 
 
 class VerlFormat(Format):
-    """`reward_model {style, ground_truth}`, the environment in `extra_info`. Every row has a `reward_model`, for verl
-    looks into it."""
+    """`reward_model {style, ground_truth}`, with the environment in `extra_info`. Every row has a `reward_model`,
+    because verl accesses it."""
 
     name, columns = "verl", ("reward_model",)
     reward, method, one_answer, numbers_as_text = "reward_model", "style", True, True
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        if row.get(agent_column.AGENT) == agent_column.LOOP:  # which follows from the tasks of a file
+        if row.get(agent_column.AGENT) == agent_column.LOOP:  # this value follows from the tasks of a file
             row = {name: value for name, value in row.items() if name != agent_column.AGENT}
         return super().task_of_pruned(row, whole=whole)
 
     def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
         spec = super().read_reward(row)
-        return {} if spec == _USUAL else spec  # what a row without a reward is filled up with
+        return {} if spec == _USUAL else spec  # the value that fills rows without a reward
 
     def _write_reward(self, spec: Mapping[str, Any]) -> Row:
         if "ground_truth" not in spec:
@@ -231,9 +232,9 @@ class SkyRLFormat(Format):
 
     def _complete_row(self, task: Task, parts: row_codec.RowParts, columns: Row) -> Row:
         if task.env_class is not None and parts.scorer == ScoredBy("environment", task.env_class).text:
-            parts.scorer = None  # the column says it
+            parts.scorer = None  # the column already holds it
         contract, spec = _contract(task.env_class), columns["reward_spec"]
-        # SkyRL plays every row in an environment: one that only asks for an answer, where the task has none.
+        # SkyRL plays every row in an environment. A task without one gets an environment that only asks for an answer.
         environment = row_codec.SCORED if task.env_class is None and parts.scorer is not None else task.env_class
         added = {name: value for name, value in _further_columns(task, contract).items() if name not in parts.columns}
         if contract is not None and contract.column == "reward_model" and spec:
@@ -243,7 +244,7 @@ class SkyRLFormat(Format):
         return parts.row(task, {"env_class": environment, **columns, **added})
 
     def write_images(self, messages: list[Message], note: Row) -> Row:
-        """Its multimodal generator takes OpenAI's parts; a column of parquet has parts throughout."""
+        """SkyRL's multimodal generator takes OpenAI's parts. In a parquet column, every content is a list of parts."""
         written, texts = image_columns.to_parts(messages)
         note |= {"texts": texts} if texts else {}
         return {"prompt": written}
@@ -267,12 +268,13 @@ class SkyRLFormat(Format):
 
 
 class TrlFormat(Format):
-    """`ground_truth` as a column of its own, which TRL hands to reward functions by name."""
+    """`ground_truth` as its own column, which TRL passes to reward functions by name."""
 
     name, columns = "trl", ("ground_truth",)
 
     def write_images(self, messages: list[Message], note: Row) -> Row:
-        """`{"type": "image"}` where each image goes, and all contents as parts: TRL puts images before plain text."""
+        """Put `{"type": "image"}` in place of each image, and make all contents lists of parts: TRL puts images before
+        plain text."""
         written, urls = image_columns.to_empty_parts(messages)
         image_columns.note_images(note, messages, written)
         written, texts = image_columns.to_parts(written)
@@ -287,12 +289,12 @@ class TrlFormat(Format):
         if "reward_model" in table.column_names:
             reward = children_of(table["reward_model"].combine_chunks())
             if reward.keys() != {"style", "ground_truth"} or pc.unique(reward["style"]).to_pylist() != ["rule"]:
-                return self._convert_rows(table)  # a note says what the one column cannot
+                return self._convert_rows(table)  # the note holds what the one column cannot
         return super().convert(table)
 
 
 class NemoGymFormat(Format):
-    """`responses_create_params.input` and `expected_answer`, one row on each line."""
+    """`responses_create_params.input` and `expected_answer`, one row per line."""
 
     name, columns, endings = "nemo-gym", (nemo_gym.PARAMS,), (".jsonl",)
     in_parquet, numbers_as_text = False, True
@@ -313,18 +315,18 @@ FORMATS: dict[str, Format] = {one.name: one for one in (VerlFormat(), SkyRLForma
 IN_PARQUET = tuple(format.name for format in FORMATS.values() if format.in_parquet)
 
 COLUMNS = frozenset(row_codec.SHARED).union(*(format.columns for format in FORMATS.values()))
-"""The columns of all formats; any other column is the user's."""
+"""The columns of all formats. Any other column belongs to the user."""
 
 
 def format_named(name: str) -> Format:
-    """The format of a name that a user gave."""
+    """Return the format with the name that a user gave."""
     if name not in FORMATS:
         raise UnknownNameError.of("format", name, FORMATS)
     return FORMATS[name]
 
 
 def detect(columns: Iterable[str], default: str = "verl") -> Format:
-    """The format that has these columns; rows that have only those of all formats are in the `default`."""
+    """Detect the format by its columns. Rows with only the shared columns are in the `default` format."""
     return _detect(tuple(columns), default)
 
 
@@ -351,8 +353,8 @@ def _detect(columns: tuple[str, ...], default: str) -> Format:
 def task_to_score(
     data_source: str, ground_truth: Any, extra_info: Mapping[str, Any], prompt: list[Message] | None = None
 ) -> Task:
-    """The task of a row as verl gives it to reward functions: without most of its columns. Agent loops are given the
-    prompt too, which makes its uid known."""
+    """Return the task of a row as verl passes it to reward functions, without most columns. Agent loops also get the
+    prompt, which determines the uid."""
     extra = {key: value for key, value in drop_nulls(extra_info).items() if key not in row_codec.ADDED}
     row = msgspec.json.decode(extra.pop(row_codec.ROW, None) or "{}")
     replaced = row.pop("extra_info", {})
@@ -360,16 +362,16 @@ def task_to_score(
     row |= {"data_source": data_source, "extra_info": extra, "reward_model": drop_nulls(reward)}
     if prompt is not None:
         row.setdefault("prompt", drop_nulls(list(prompt)))
-    # What the JSON held was never text.
+    # JSON values were never text.
     row = row_codec.restore_json(row, "extra_info.")
     row["extra_info"] |= replaced
     return FORMATS["verl"].task_of_pruned(row, whole=False)
 
 
 def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any]) -> Task:
-    """The task of a row as SkyRL hands it over: without prompt and environment, and with the trainer's `max_turns`.
+    """Return the task of a row as SkyRL passes it: without prompt and environment, and with the trainer's `max_turns`.
 
-    Where its taskset scores it, it is of the class that the taskset declares. The environment `scored` finds the scorer
+    If its taskset scores it, it has the task class that the taskset declares. The environment `scored` finds the scorer
     in `extra_info`.
     """
     row = {key: value for key, value in extras.items() if key != "max_turns"}
@@ -383,8 +385,8 @@ def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any
 
 
 def _further_columns(task: Task, contract: TaskRequirements | None) -> dict[str, Any]:
-    """The further columns of a row of SkyRL's, out of `extra_info`: those that a contract names, and those that SkyRL's
-    text2sql reads, where `data` is the collection whose databases are meant."""
+    """Return the extra columns of a SkyRL row, taken from `extra_info`: those that a contract names, and those that
+    SkyRL's text2sql reads, where `data` names the collection of databases."""
     names = [*(("db_id", "data") if task.env_class == "text2sql" else ()), *(contract.needs if contract else ())]
     found = {name: task.extra_info.get(name) for name in names if "." not in name and name not in COLUMNS}
     if "data" in found and found["data"] is None and task.data_source in ("spider", "bird", "synsql"):
@@ -396,7 +398,7 @@ _contracts: dict[str, TaskRequirements | None] = {}
 
 
 def _contract(env_class: str | None) -> TaskRequirements | None:
-    # Asked until it is known: an environment may be registered between two rows.
+    # Asked again until it is known: an environment may be registered between two rows.
     if isinstance(env_class, str) and env_class not in _contracts and env_class in environments.names():
         _contracts[env_class] = contract_of(env_class)
     return _contracts.get(env_class) if isinstance(env_class, str) else None

@@ -1,4 +1,4 @@
-"""Tables as one parquet file, whose schema grows with them.
+"""Writes tables to one parquet file whose schema grows with them.
 
 with GrowingParquet(path, exact=True) as writer:
     writer.write(table_of(rows))
@@ -31,17 +31,17 @@ from treetune.data.rows.row_codec import MAPPINGS, TRUTHS
 from treetune.errors import TasksetError
 
 ROW_GROUP = 2_000
-"""Rows of one row group: reading one row reads all of its group."""
+"""Rows per row group. Reading one row reads its whole group."""
 
 
 TOGETHER = 20_000
-"""Rows that are taken of files at a time."""
+"""Rows that are taken from files at a time."""
 
 
 class GrowingParquet:
-    """A file whose schema may grow with every table: then what was written is written again under the wider one.
-    `exact`: where no type holds what two tables have as it is, JSON does; else a wider type may, such as that of
-    fractions for whole numbers."""
+    """A parquet file whose schema may grow with every table; what was written before is then rewritten with the wider
+    schema. `exact`: values that no type holds exactly become JSON. Otherwise a wider type may hold them, such as floats
+    for whole numbers."""
 
     def __init__(self, path: Path, *, exact: bool = False) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class GrowingParquet:
         self._close()
 
     def expect(self, schema: pa.Schema, json_fields: set[str]) -> None:
-        """Begin with a schema that is wider than that of the first table."""
+        """Start with a schema that is wider than the first table's."""
         self.json_fields = json_fields
         self.schema = with_mark(schema) if json_fields else schema
 
@@ -78,7 +78,7 @@ class GrowingParquet:
         self.rows += table.num_rows
 
     def _rewrite(self, json_fields: frozenset[str]) -> None:
-        """Write what there is again, under the schema as it is now."""
+        """Write the existing rows again, with the current schema."""
         self._close()
         earlier = self.path.with_name(f"{self.path.name}.narrow")
         self.path.rename(earlier)
@@ -109,7 +109,7 @@ class GrowingParquet:
 
 
 def read_groups(path: Path) -> Iterator[pa.Table]:
-    """The row groups of a file, with the metadata that says which values are JSON text."""
+    """Yield the row groups of a file, with the metadata that lists which values are JSON text."""
     with pq.ParquetFile(path) as file:
         for number in range(file.num_row_groups):
             yield file.read_row_group(number).replace_schema_metadata(file.metadata.metadata)
@@ -122,7 +122,7 @@ def write_changed(
     schema: pa.Schema | None = None,
     json_fields: Iterable[str] = (),
 ) -> pa.Schema:
-    """Write the rows of a file again, changed, under a `schema` that is wider if one is given; gives their schema."""
+    """Rewrite a file's rows after a change, with a wider `schema` if one is given. Returns their schema."""
     with GrowingParquet(target) as writer:
         if schema is not None:
             writer.expect(schema, {*json_fields, *json_fields_of(pq.read_metadata(source).metadata)})
@@ -132,11 +132,11 @@ def write_changed(
 
 
 def write_taken(files: Sequence[Path], rows: Sequence[int], target: Path) -> pa.Schema:
-    """Write rows in this order, counted through all files; gives their schema."""
+    """Write rows in this order, numbered across all files. Returns their schema."""
     together = target.with_name(f"{target.name}.all")
     try:
         if len(files) > 1:
-            with GrowingParquet(together) as stack:  # under one schema
+            with GrowingParquet(together) as stack:  # with a common schema
                 for table in chain.from_iterable(map(read_groups, files)):
                     stack.write(table)
         with pq.ParquetFile(together if len(files) > 1 else files[0]) as file, GrowingParquet(target) as writer:
@@ -149,7 +149,7 @@ def write_taken(files: Sequence[Path], rows: Sequence[int], target: Path) -> pa.
 
 
 def _first_value(table: pa.Table, path: str, position: int) -> dict[int, Any]:
-    """The first value at a path, by the index that its row has in the source, else by its position in the file."""
+    """Return the first value at a path, under its row's index in the source, or else its position in the file."""
     row = drop_nulls(table.slice(0, 1).to_pylist())[0]
     value = row
     for key in path.split("."):
@@ -161,7 +161,7 @@ def _first_value(table: pa.Table, path: str, position: int) -> dict[int, Any]:
 def widen(
     known: Iterable[pa.Field], new: Iterable[pa.Field], json_fields: set[str], *, exact: bool = False, under: str = ""
 ) -> pa.Schema:
-    """The schema that holds rows of both; `json_fields` gets the paths that become JSON text."""
+    """Return a schema that holds the rows of both. Paths that become JSON text are added to `json_fields`."""
     fields = {field.name: field.type for field in known}
     for field in new:
         path, one, other = f"{under}{field.name}", fields.get(field.name), field.type
@@ -191,7 +191,7 @@ def widen(
 
 
 def _encode_fields(table: pa.Table, paths: set[str]) -> pa.Table:
-    """`table` with the values at these paths as JSON text."""
+    """Return `table` with the values at these paths as JSON text."""
     for path in paths:
         name, _, key = path.partition(".")
         if name not in table.column_names:
@@ -209,7 +209,8 @@ def _encode_fields(table: pa.Table, paths: set[str]) -> pa.Table:
 
 
 def with_mark(schema: pa.Schema) -> pa.Schema:
-    """A schema whose rows say themselves which of their values are JSON text: trainers do not see the metadata."""
+    """Return a schema whose rows themselves list which of their values are JSON text: trainers cannot see the
+    metadata."""
     place = schema.get_field_index("extra_info")
     if place < 0 or not types.is_struct(kind := schema.field(place).type):
         return schema

@@ -1,11 +1,11 @@
-"""Images in trainers' rows: a column of them, and marks in the prompt that say where each goes.
+"""Images in trainers' rows: a column that holds them, and marks in the prompt for the place of each.
 
     messages, urls = to_marks(task.messages)      # verl: [{"role": "user", "content": "<image>What is it?"}]
     messages, urls = to_empty_parts(messages)     # TRL: [..., {"type": "image"}, {"type": "text", "text": ...}]
     join_images(messages, urls)                   # the same task's messages again
 
-In JSON the column holds addresses, in parquet bytes (as the `datasets` library stores images, so that trainers' loaders
-give them as pictures). What a file of rows names on this machine is read only where that is trusted.
+In JSON the column holds URLs, in parquet bytes (as the `datasets` library stores images, so that trainers' loaders
+return them as pictures). Local files named in rows are read only if the rows are trusted.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 IMAGES = "images"
 PLACE = "<image>"
 _MARKS = re.compile(r"<image>|<video>|<audio>")
-"""What verl looks for in the text of a row with images."""
+"""The marks that verl searches for in the text of a row with images."""
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
-"""Of files of images; no other file is ever opened as one."""
+"""Extensions of image files. Other files are never opened as images."""
 
 HUGGINGFACE = {"huggingface": '{"info":{"features":{"images":{"feature":{"_type":"Image"},"_type":"Sequence"}}}}'}
-"""The metadata by which the `datasets` library knows that the column holds images."""
+"""The metadata that tells the `datasets` library that the column holds images."""
 
 
-# Into rows
+# To rows
 
 
 def to_marks(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
-    """Contents as text with `<image>` in it, and the images."""
+    """Return messages as text with `<image>` marks, and the images."""
     written = []
     for message in messages:
         content = message.get("content")
@@ -64,7 +64,7 @@ def _as_mark(part: Any) -> str:
 
 
 def to_empty_parts(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
-    """Contents as parts, with `{"type": "image"}` for each image, and the images."""
+    """Return messages as parts, with `{"type": "image"}` for each image, and the images."""
     written = [_map_parts(message, lambda part: part if url_of(part) is None else _EMPTY) for message in messages]
     return written, urls_in(messages)
 
@@ -73,19 +73,19 @@ _EMPTY = {"type": "image"}
 
 
 def to_parts(messages: Sequence[Message]) -> tuple[list[Message], list[int]]:
-    """Contents that are text as lists of one part, and which they were: a column of parquet has one type."""
+    """Turn text contents into lists of one part, and return which ones they were: a parquet column has one type."""
     texts = [number for number, message in enumerate(messages) if isinstance(message.get("content"), str)]
     return list(map(with_part, messages)), texts
 
 
 def with_part(message: Any) -> Any:
-    """A message whose content is text, with the text as a part."""
+    """Turn a message's text content into a list of one part."""
     content = message.get("content") if isinstance(message, dict) else None
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def fill_parts(messages: Sequence[Message], urls: Sequence[str]) -> list[Message]:
-    """The same with these addresses."""
+    """Fill these addresses into the empty image parts."""
     left = iter(urls)
     return [_map_parts(message, lambda part: _with_url(part, left)) for message in messages]
 
@@ -103,21 +103,21 @@ def _with_url(part: Any, urls: Iterator[str]) -> Any:
 
 
 def note_images(note: dict[str, Any], messages: Sequence[Message], written: Sequence[Message]) -> None:
-    """Notes what the prompt as it is written and the column of images do not say of the messages."""
+    """Add to the note what the written prompt and the image column do not record about the messages."""
     urls = urls_in(messages)
     plain = read_column(urls) or urls
     if odd := {str(at): url.partition(",")[0] for at, url in enumerate(urls) if url != plain[at]}:
         note["urls"] = odd
     if join_images(written, urls) != list(messages):
-        note["parts"] = fill_parts(messages, [""] * len(urls))  # which the column has
+        note["parts"] = fill_parts(messages, [""] * len(urls))  # the column has them
 
 
-# Out of rows
+# From rows
 
 
 def restore_prompt(row: Mapping[str, Any], prompt: Any, note: Mapping[str, Any]) -> tuple[Any, bool]:
-    """The prompt of a row with its images, and contents that were text as text; and whether the column of images is
-    one."""
+    """Return a row's prompt with its images, with contents that were text as text, and whether the row's image column
+    really is one."""
     if "texts" in note and isinstance(prompt, list):
         prompt = [_as_text(message) if at in note["texts"] else message for at, message in enumerate(prompt)]
     urls = read_column(row[IMAGES]) if IMAGES in row else None
@@ -143,7 +143,7 @@ def _as_text(message: Message) -> Message:
 
 
 def read_column(value: Any) -> list[str] | None:
-    """The addresses of the images in a column of that name; None where it holds something else."""
+    """Return the addresses in an image column, or None if it holds something else."""
     if not isinstance(value, list) or not all(map(_is_image, value)):
         return None
     urls = []
@@ -177,7 +177,7 @@ def _read(item: Any) -> str:
 
 
 def data_in(item: Any) -> bytes | None:
-    """The bytes that an item of the column holds; None where it only names an image. Raises ValueError."""
+    """Return the bytes that an item of the column holds, or None if it only names an image. Raises ValueError."""
     if isinstance(item, dict) and item.get("bytes") is not None:
         data = item["bytes"]
         return decode_url(f"data:;base64,{data}") if isinstance(data, str) else bytes(data)
@@ -185,7 +185,7 @@ def data_in(item: Any) -> bytes | None:
 
 
 def name_in(item: Any) -> str:
-    """The address or path in an item without bytes."""
+    """Return the address or path in an item without bytes."""
     if isinstance(item, str):
         return item
     name = next((item[key] for key in ("image", "url", "path") if isinstance(item.get(key), str)), None)
@@ -210,8 +210,8 @@ def open_image(path: str) -> bytes:
 
 
 def join_images(messages: Sequence[Message], urls: Sequence[str]) -> list[Message]:
-    """Messages with the images where their marks are: parts `{"type": "image"}`, or `<image>` in the text; before the
-    first text of the user's where there are none. Raises ValueError where the numbers differ."""
+    """Put the images where their marks are: parts `{"type": "image"}`, or `<image>` in the text. Without marks, they go
+    before the user's first text. Raises ValueError if the numbers differ."""
     marks = count_marks(messages)
     if urls and not marks:
         messages = _mark_first(messages, len(urls))
@@ -236,7 +236,7 @@ def _has_empty_parts(messages: Sequence[Message]) -> bool:
 
 
 def _iter_parts(messages: Sequence[Message]) -> Iterator[tuple[str, Any]]:
-    """The text of each part, if it is one of text, and the part."""
+    """Yield each part with its text, which is empty unless it is a text part."""
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else [{"type": "text", "text": content}]:
@@ -255,7 +255,7 @@ def _mark_first(messages: Sequence[Message], count: int) -> list[Message]:
 
 
 def _split_text(message: Message, urls: Iterator[str]) -> Message:
-    """A message whose text has marks, as parts."""
+    """Split a message at the marks in its text into parts."""
     content = message.get("content")
     texts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     if not count_marks([message]):
@@ -271,19 +271,19 @@ def _split_text(message: Message, urls: Iterator[str]) -> Message:
     return {**message, "content": parts}
 
 
-# Columns of parquet
+# Parquet columns
 
 
 def image_type() -> pa.DataType:
-    """What the `datasets` library stores a list of images as."""
+    """Return the type in which the `datasets` library stores a list of images."""
     import pyarrow as pa
 
     return pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 
 
 def image_column(values: Sequence[Any]) -> pa.Array | None:
-    """Columns of addresses as one of bytes; where some of them only name an image, of addresses. None where this is no
-    column of images."""
+    """Return columns of addresses as a column of bytes, or of addresses if some only name an image. None if this is not
+    an image column."""
     import pyarrow as pa
 
     found = [value if value is None else read_column(value) for value in values]

@@ -1,10 +1,10 @@
-"""NeMo Gym's rows: a line of JSON with the request of OpenAI's Responses API, and free fields beside it.
+"""NeMo Gym's rows: each line of JSON holds a request of OpenAI's Responses API plus free fields.
 
     to_nemo({"prompt": [{"role": "user", "content": "2 + 2?"}], "ground_truth": "4", "extra_info": {}})
     # {"responses_create_params": {"input": [...]}, "expected_answer": "4", "extra_info": {}}
 
-`from_nemo` gives the row with the columns that other formats have. Whatever else a request holds (its tools, its
-temperature) is kept in `extra_info`, and written into the request again.
+`from_nemo` returns the row with the columns that other formats have. Everything else in a request (tools, temperature)
+is kept in `extra_info`, and written back into the request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from treetune.chat.message import Message
 
 PARAMS, TRUTH = "responses_create_params", "expected_answer"
 KEPT = "treetune_columns"
-"""Columns in their own form, where the layout has no place for them."""
+"""Columns stored unchanged because the layout has no place for them."""
 
 
 def to_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def to_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Also reads rows of other programs, and rows with faults, which validation reports."""
+    """Read a row, including rows of other programs and faulty rows, which validation reports."""
     if PARAMS not in row:
         return dict(row)
     params, kept = row[PARAMS], row.get(KEPT)
@@ -52,7 +52,7 @@ def from_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_items(messages: list[Message]) -> list[dict[str, Any]]:
-    """Chat messages as items of the Responses API: calls of tools and their results are items of their own."""
+    """Convert chat messages to items of the Responses API, where tool calls and their results are separate items."""
     items: list[dict[str, Any]] = []
     for message in messages:
         role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
@@ -72,7 +72,7 @@ def to_items(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def from_items(items: Any) -> Any:
-    """The messages of such items, or of a text; what is none of them stays as it is."""
+    """Convert such items, or a text, to messages. Anything else is returned unchanged."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     if not isinstance(items, list):

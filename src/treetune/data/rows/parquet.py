@@ -1,11 +1,12 @@
-"""Rows as tables whose values come back as they were.
+"""Builds tables from rows so that values come back exactly as they were.
 
     table_of([{"prompt": "?", "ground_truth": "1"}])
 
-Types are canonical, so that trainers can join built files: text is `string`, whole numbers int64, fractions float64.
-What Arrow cannot hold as it is (mixed types, integers over 64 bits, mappings without keys) becomes JSON text, listed in
-the file's metadata; so do mappings whose keys are data, such as ids: each key would be a column. A ground truth never
-does: trainers compare with it (see `MixedTruths`).
+Types are canonical, so that trainers can join built files: text is `string`, whole numbers are int64, fractions
+float64.
+What Arrow cannot hold exactly (mixed types, integers over 64 bits, mappings without keys) becomes JSON text, listed in
+the file's metadata. So do mappings whose keys are data, such as ids, because each key would be a column. A ground truth
+never becomes JSON text: trainers compare with it (see `MixedTruths`).
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from treetune.errors import TasksetError
 _READ_BY_TRAINERS = frozenset((*TRUTHS, *MAPPINGS, "prompt", IMAGES))
 
 MOST_KEYS = 64
-"""Different keys that a mapping may have over all rows; one with more is open, and becomes JSON text."""
+"""The most different keys that a mapping may have over all rows. A mapping with more is open, and becomes JSON text."""
 
 MixedAs = Literal["refused", "text", "json"]
-"""What becomes of ground truths of several types: an error, JSON text as elsewhere, or Arrow's type for JSON, which
-`datasets` gives trainers as the values they are."""
+"""How to store ground truths of several types: an error, JSON text as elsewhere, or Arrow's JSON type, from which
+`datasets` gives trainers the original values."""
 
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 class MixedTruths(TasksetError):
-    """Ground truths that are no one Arrow type."""
+    """Raised for ground truths that do not fit one Arrow type."""
 
     path = ""
 
 
 def refuse_truths(path: str, rows: Mapping[int, Any] | None = None) -> MixedTruths:
-    """`rows` are the values that clash, by the numbers of their rows."""
+    """Build the error. `rows` holds the clashing values by row number."""
     shown = ", ".join(f"{value!r:.80} in row {number}" for number, value in (rows or {}).items())
     error = MixedTruths(
         f"{path} has values of several types, or a number that does not fit in 64 bits"
@@ -65,7 +66,7 @@ def refuse_truths(path: str, rows: Mapping[int, Any] | None = None) -> MixedTrut
 
 
 def find_clash(values: list[Any]) -> dict[int, Any]:
-    """By their positions: the first value that no type holds together with those before it, and the first of these."""
+    """Find the first value that no type holds together with those before it, and the first of those, by position."""
 
     def is_mixed(count: int) -> bool:
         return _hold_exactly(values[:count], "", exact=False) is None
@@ -75,12 +76,12 @@ def find_clash(values: list[Any]) -> dict[int, Any]:
     return {place: values[place] for place in dict.fromkeys((first, end))}
 
 
-# Rows as a table
+# Tables from rows
 
 
 def table_of(rows: list[dict[str, Any]], *, exact: bool = True, truths: MixedAs = "refused") -> pa.Table:
-    """Rows as a table, whose metadata lists what is JSON text: column by column and, of mappings, key by key, so that
-    one mixed key does not make JSON of all. `exact`: of exactly their values."""
+    """Convert rows to a table whose metadata lists what is JSON text. It works column by column and, in mappings, key
+    by key, so that one mixed key does not turn everything into JSON. `exact`: keep every value exactly."""
     columns: dict[str, pa.Array] = {}
     json_fields: list[str] = []
     if exact and _mixes_contents(rows):
@@ -98,7 +99,7 @@ def table_of(rows: list[dict[str, Any]], *, exact: bool = True, truths: MixedAs 
             columns[name] = infer(values, name, json_fields, exact=exact, truths=truths)
         except (UnicodeEncodeError, TypeError) as error:
             if not exact:
-                raise  # the builder says which row it is
+                raise  # the builder names the row
             if isinstance(error, TypeError):
                 raise TasksetError(f"{name} has a key that is no text", remedy="name its keys by text") from None
             problem = f"{name} has text that is no Unicode: {error.object!r:.80}"
@@ -107,7 +108,7 @@ def table_of(rows: list[dict[str, Any]], *, exact: bool = True, truths: MixedAs 
 
 
 def _mixes_contents(rows: list[dict[str, Any]]) -> bool:
-    """Whether images make parts of some contents, and others are text."""
+    """Whether images make some contents lists of parts while others are text."""
     prompts = [prompt for row in rows if isinstance(prompt := row.get("prompt"), list)]
     messages = [message for prompt in prompts for message in prompt if isinstance(message, dict)]
     kinds = {type(message.get("content")) for message in messages}
@@ -118,8 +119,8 @@ def _mixes_contents(rows: list[dict[str, Any]]) -> bool:
 def infer_column(
     values: list[Any], path: str, json_fields: list[str], *, exact: bool = False, truths: MixedAs = "refused"
 ) -> pa.Array:
-    """Values as a column of a canonical type; where none holds them as JSON text, and `json_fields` gets the path.
-    Whole numbers beside fractions become fractions of the same value, but where `exact` is set."""
+    """Convert values to a column of a canonical type. If none holds them, they become JSON text and `json_fields` gets
+    the path. Unless `exact` is set, whole numbers among fractions become fractions of the same value."""
     if path in TRUTHS and truths == "json":
         return pa.ExtensionArray.from_storage(pa.json_(pa.string()), json_array(values))
     if (column := _hold_exactly(values, path, exact=exact)) is not None:
@@ -131,9 +132,9 @@ def infer_column(
 
 
 def _hold_exactly(values: list[Any], path: str, *, exact: bool) -> pa.Array | None:
-    """Values as a column of a canonical type; None where JSON text holds them better."""
+    """Convert values to a column of a canonical type, or return None if JSON text holds them better."""
     if path not in _READ_BY_TRAINERS and _has_open_mapping(values):
-        return None  # Arrow would take minutes for thousands of keys
+        return None  # Arrow takes minutes for thousands of keys
     try:
         array = pa.array(values)
         if pa.struct([]) in _types_in(array.type) or is_open(array.type, path):  # parquet stores no struct without keys
@@ -146,7 +147,7 @@ def _hold_exactly(values: list[Any], path: str, *, exact: bool) -> pa.Array | No
 
 
 def is_open(type_: pa.DataType, path: str) -> bool:
-    """Whether the values at a path are, or have in them, mappings of more keys than columns should be made of."""
+    """Whether the values at a path are, or contain, mappings with too many keys for columns."""
     wide = any(types.is_struct(inner) and inner.num_fields > MOST_KEYS for inner in _types_in(type_))
     return wide and path not in _READ_BY_TRAINERS
 
@@ -164,9 +165,9 @@ def _has_open_mapping(values: list[Any]) -> bool:
 
 
 def infer_mapping(values: list[Any], path: str, json_fields: list[str], **options: Any) -> pa.Array:
-    """Mappings as a column, key by key, so that one mixed key does not make JSON of all."""
+    """Convert mappings to a column, key by key, so that one mixed key does not turn everything into JSON."""
     keys = keys_of(values) if all(value is None or isinstance(value, dict) for value in values) else []
-    if not keys or "" in keys:  # which no path can name
+    if not keys or "" in keys:  # no path can name the empty key
         return infer_column(values, path, json_fields, **options)
     arrays = [
         infer_column([value.get(key) if value else None for value in values], f"{path}.{key}", json_fields, **options)
@@ -176,12 +177,12 @@ def infer_mapping(values: list[Any], path: str, json_fields: list[str], **option
 
 
 def keys_of(rows: list[Any]) -> list[str]:
-    """The keys of all rows, in the order of their first appearance."""
+    """Return the keys of all rows, in order of first appearance."""
     return list(dict.fromkeys(chain.from_iterable(row for row in rows if row)))
 
 
 def _is_exact(array: pa.Array, values: list[Any]) -> bool:
-    """Whether no value was changed to fit its type."""
+    """Whether all values kept their exact value in this type."""
     certain = (types.is_string, types.is_int64, types.is_boolean, types.is_null, types.is_nested)
     if all(any(is_kind(type_) for is_kind in certain) for type_ in _types_in(array.type)):
         return True
@@ -208,8 +209,8 @@ def _types_in(type_: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
-    """Prompts as a column. Where some contents are text and others lists of parts, the text becomes a part: the same
-    message, and a column has one type."""
+    """Convert prompts to a column. If some contents are text and others lists of parts, the text becomes a part: the
+    message means the same, and a column has one type."""
     try:
         try:
             array = pa.array(values)
@@ -242,7 +243,7 @@ def constant_column(value: str | None, count: int) -> pa.Array:
 
 
 _CANONICAL = {
-    # A date or a time is its ISO text, which is what every trainer and every wire can hold.
+    # Dates and times become ISO text, which every trainer and every protocol can carry.
     pa.string(): (types.is_temporal, types.is_decimal, types.is_large_string, types.is_string_view),
     pa.binary(): (types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
     pa.int64(): (types.is_integer,),
@@ -256,7 +257,7 @@ def canonical_type(type_: pa.DataType) -> pa.DataType:
     if is_list(type_):
         return pa.list_(canonical_type(type_.value_type))
     if types.is_struct(type_):
-        # A struct without keys cannot be stored; it becomes JSON.
+        # A struct without keys cannot be stored, so it becomes JSON.
         fields = [(field.name, canonical_type(field.type)) for field in type_]
         return pa.struct(fields) if fields else pa.string()
     kinds = _CANONICAL.items()
@@ -264,7 +265,8 @@ def canonical_type(type_: pa.DataType) -> pa.DataType:
 
 
 def unify_types(first: pa.DataType, second: pa.DataType, *, exact: bool) -> pa.DataType | None:
-    """The type that holds both, or None where only JSON can. `exact`: without changing a value, as 1 becomes 1.0."""
+    """Return the type that holds both, or None if only JSON can. `exact`: without changing a value, such as 1 to
+    1.0."""
     schemas = [pa.schema([("x", first)]), pa.schema([("x", second)])]
     try:
         return pa.unify_schemas(schemas, promote_options="default" if exact else "permissive").field("x").type
@@ -273,7 +275,7 @@ def unify_types(first: pa.DataType, second: pa.DataType, *, exact: bool) -> pa.D
 
 
 def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """`array` as `type_`: keys that are missing become nulls, and what cannot be cast to text becomes JSON."""
+    """Convert `array` to `type_`: missing keys become nulls, and values that cannot be cast to text become JSON."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if array.type == type_:
@@ -291,7 +293,7 @@ def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(arrays, fields=list(type_), mask=pc.is_null(array))
     if is_list(array.type) and is_list(type_):
         array = array if types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
-        values = conform(array.flatten(), type_.value_type)  # without those below nulls, so the offsets are others
+        values = conform(array.flatten(), type_.value_type)  # the values below nulls are gone, so the offsets change
         ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0)).cast(pa.int32())
         offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
         return pa.ListArray.from_arrays(offsets, values, type=type_, mask=pc.is_null(array))
@@ -304,5 +306,5 @@ def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def json_array(values: Iterable[Any]) -> pa.Array:
-    """Each value as JSON text."""
+    """Encode each value as JSON text."""
     return pa.array([None if value is None else to_json_text(value) for value in values], pa.string())

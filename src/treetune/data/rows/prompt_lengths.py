@@ -1,11 +1,11 @@
-"""How many tokens prompts have, with a tokenizer's chat template applied, ready for the model to go on.
+"""Counts the tokens of prompts, with a tokenizer's chat template applied and the generation prompt added.
 
     tokens = PromptTokens(load_tokenizer("Qwen/Qwen3-8B"), {"enable_thinking": False})
     longer, faults = tokens.above(512, prompts)      # {position: tokens}, {position: what is wrong}
 
-Lengths are exactly those of `apply_chat_template(prompt, add_generation_prompt=True)`. A tokenizer of the byte-level
-BPE kind makes at most one token of a byte, so that most prompts need not be tokenised; its special tokens cut a text
-into pieces, and one that many prompts share is tokenised once. Every other tokenizer counts every prompt.
+Lengths are exactly those of `apply_chat_template(prompt, add_generation_prompt=True)`. A byte-level BPE tokenizer makes
+at most one token per byte, so most prompts need not be tokenised. Its special tokens cut a text into pieces, and a
+piece that many prompts share is tokenised once. With any other tokenizer, every prompt is tokenised.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from treetune.errors import MissingExtraError, TasksetError, UsageError, format_
 from treetune.system.digest import digest
 
 PIECES = 50_000
-"""Pieces of text whose counts are remembered, at most."""
+"""The most text pieces whose token counts are remembered."""
 
 TEMPLATE_FAILS = "the chat template fails: "
 
@@ -34,7 +34,7 @@ _FIXED = frozenset(
     "add_generation_prompt continue_final_message conversation max_length padding return_assistant_tokens_mask "
     "return_dict return_tensors sanitize_control_tokens tokenize tokenizer_kwargs truncation".split()
 )
-"""The arguments of `apply_chat_template` that are no variables of a template: they decide what a prompt is."""
+"""Arguments of `apply_chat_template` that are not template variables: they determine what a prompt is."""
 
 
 class PromptTokens:
@@ -44,19 +44,20 @@ class PromptTokens:
         if fixed := sorted(_FIXED & self._arguments.keys()):
             raise UsageError(f"chat_template_kwargs cannot set {', '.join(fixed)}: they are for the template")
         self._renders = _is_of_transformers(tokenizer)
-        """Whether applying the template is rendering it and tokenising the text."""
+        """Whether applying the template means rendering it and tokenising the text."""
         self.has_threads = self._renders and bool(tokenizer.is_fast)
-        """Whether the tokenizer uses all cores by itself."""
+        """Whether the tokenizer itself uses all cores."""
         self._growth, special = _describe(tokenizer) if self._renders else (None, [])
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile("|".join(longest_first) or r"[^\s\S]")
         self._counts: dict[str, int] = {}
-        """The tokens of pieces of text."""
+        """Token counts of text pieces."""
         if self._renders:
             _require_template(tokenizer, self._arguments)
 
     def above(self, limit: int, prompts: Sequence[Any]) -> tuple[dict[int, int], dict[int, str]]:
-        """The tokens of the prompts that have more than `limit`, and what is wrong with those that cannot be used."""
+        """Return the token counts of the prompts with more than `limit` tokens, and what is wrong with those that
+        cannot be used."""
         applied, faults = self._apply(prompts)
         if self._renders:
             return self._texts_above(limit, applied), faults
@@ -71,7 +72,7 @@ class PromptTokens:
         return self._tokenise(found) if self._renders else found
 
     def identity(self) -> str | None:
-        """A hash of everything that decides about the tokens of a prompt; None where that cannot be known."""
+        """Hash everything that affects the tokens of a prompt; None if that cannot be known."""
         from treetune.config.code_files import code_hash
 
         tokenizer, cls = self._tokenizer, type(self._tokenizer)
@@ -93,8 +94,8 @@ class PromptTokens:
             return None
 
     def _apply(self, prompts: Sequence[Any]) -> tuple[dict[int, Any], dict[int, str]]:
-        """The template applied to each prompt, by position (a text, or tokens where there is no text between), and what
-        is wrong with the others."""
+        """Apply the template to each prompt. Returns the results by position (text, or tokens if no text is available),
+        and what is wrong with the other prompts."""
         good: dict[int, list[Message]] = {}
         faults: dict[int, str] = {}
         for position, prompt in enumerate(prompts):
@@ -106,10 +107,10 @@ class PromptTokens:
         options |= {"add_generation_prompt": True, **self._arguments}
         apply = self._tokenizer.apply_chat_template
         if self._renders and good:
-            try:  # all at once, which is faster
+            try:  # all at once is faster
                 return dict(zip(good, apply(list(good.values()), **options), strict=True)), faults
             except Exception:
-                pass  # one by one, to find out which prompt it is
+                pass  # one by one, to find the faulty prompt
         applied = {}
         for position, messages in good.items():
             try:
@@ -119,7 +120,8 @@ class PromptTokens:
         return applied, faults
 
     def _texts_above(self, limit: int, texts: Mapping[int, str]) -> dict[int, int]:
-        """The tokens of each text that has more than `limit`. Only those that may have more are tokenised."""
+        """Return the token counts of the texts with more than `limit` tokens. Only texts that may exceed it are
+        tokenised."""
         long = {at: self._special.split(text) for at, text in texts.items() if self._bound(text) > limit}
         long = {at: pieces for at, pieces in long.items() if self._total(pieces) > limit}
         if len(self._counts) > PIECES:
@@ -135,12 +137,13 @@ class PromptTokens:
         return list(encoded["input_ids"])
 
     def _total(self, pieces: list[str]) -> float:
-        """The tokens of a text that special tokens cut; the most it can have where a piece was not counted yet."""
+        """Return the tokens of a text that special tokens cut, with an upper bound for pieces that are not counted
+        yet."""
         counts = self._counts
         return len(pieces) - 1 + sum(counts[piece] if piece in counts else self._bound(piece) for piece in pieces)
 
     def _bound(self, text: str) -> float:
-        """The most tokens that a text can have."""
+        """Return an upper bound for the tokens of a text."""
         if self._growth is None:
             return float("inf")
         if text.isascii():
@@ -150,7 +153,7 @@ class PromptTokens:
 
 
 def messages_of(prompt: Any) -> list[Message]:
-    """A prompt as chat messages: a text is one of the user's. Raises ValueError with what is wrong."""
+    """Convert a prompt to chat messages; a text becomes a user message. Raises ValueError with what is wrong."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list) or not prompt:
@@ -158,15 +161,15 @@ def messages_of(prompt: Any) -> list[Message]:
     for number, message in enumerate(prompt):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {number} has no role: {message!r:.80}")
-        # Tool calls may stand alone; anything else must say something.
+        # Tool calls may stand alone; any other message needs content.
         if message.get("content") is None and not message.get("tool_calls"):
             raise ValueError(f"message {number} ({message['role']}) has no content")
     return prompt
 
 
 def _describe(tokenizer: Any) -> tuple[int | None, list[str]]:
-    """Of a byte-level BPE tokenizer: the most bytes that its normalisation makes of one beyond ASCII, and the tokens
-    that cut any text they stand in. None, and no tokens, for any other."""
+    """Describe a byte-level BPE tokenizer: the most bytes that its normalisation makes of one non-ASCII byte, and the
+    special tokens that cut a text. None and no tokens for any other tokenizer."""
     if not tokenizer.is_fast:
         return None, []
     parts = msgspec.json.decode(tokenizer.backend_tokenizer.to_str())
@@ -194,7 +197,7 @@ def _stages(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
 
 
 def load_tokenizer(tokenizer: Any) -> Any:
-    """A tokenizer of transformers by its name or its folder; any other object is one already."""
+    """Load a transformers tokenizer by name or folder. Any other object is taken as a tokenizer."""
     remedy = "give a tokenizer of transformers, the folder of one, or its name on the hub"
     if not isinstance(tokenizer, str | Path):
         if not callable(getattr(tokenizer, "apply_chat_template", None)):
@@ -214,7 +217,7 @@ def load_tokenizer(tokenizer: Any) -> Any:
 
 
 def _is_of_transformers(tokenizer: Any) -> bool:
-    """Whether applying the chat template is rendering it and tokenising the text, as transformers does."""
+    """Whether applying the chat template means rendering it and tokenising the text, as in transformers."""
     transformers, cls = sys.modules.get("transformers"), type(tokenizer)
     if transformers is None or not cls.__module__.startswith("transformers.") or _has_replaced_methods(tokenizer):
         return False
@@ -223,7 +226,7 @@ def _is_of_transformers(tokenizer: Any) -> bool:
 
 
 def _has_replaced_methods(tokenizer: Any) -> bool:
-    """Whether the object has a method of its own in place of its class's."""
+    """Whether the object overrides a method of its class."""
     return any(callable(getattr(type(tokenizer), name, None)) for name in getattr(tokenizer, "__dict__", ()))
 
 

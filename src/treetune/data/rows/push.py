@@ -1,4 +1,4 @@
-"""Built rows as a dataset of the hub: their parquet files by split, and a card that says what scores them.
+"""Uploads built rows as a Hugging Face dataset: parquet files by split, and a card that says what scores the rows.
 
 push_rows({"train": [Path("cache/x.parquet")]}, "me/sums", title="sums", command="treetune build sums.yaml")
 """
@@ -18,13 +18,13 @@ from treetune.errors import UsageError, plural
 from treetune.system.hub import Card, check_repo, upload
 
 _MOST = 5
-"""How many scorers a card names."""
+"""The most scorers that a card names."""
 
 
 def push_rows(
     splits: Mapping[str, Sequence[Path]], repo: str, *, title: str, command: str, format: str, private: bool = False
 ) -> str:
-    """Gives the address of the dataset."""
+    """Upload the rows and return the dataset's URL."""
     import pyarrow.parquet as pq
 
     check_repo(repo)
@@ -43,8 +43,8 @@ def push_rows(
 
 
 def _make_alike(splits: Mapping[str, Sequence[Path]], folder: Path) -> dict[str, list[Path]]:
-    """The files with the same columns, as those of one dataset must have: where they differ, copies with all of them,
-    which are null where a file has none."""
+    """Return the files with identical columns, which a dataset requires. If they differ, copies get all columns, with
+    nulls for those a file lacks."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -86,7 +86,7 @@ def _describe_dataset(repo: str, counts: Mapping[str, int], scorers: Sequence[st
 
 
 def _scorers(paths: Sequence[Path]) -> list[str]:
-    """What scores the rows, in words."""
+    """Describe in words what scores the rows."""
     import pyarrow.compute as pc
 
     found: dict[str, None] = {}

@@ -1,10 +1,10 @@
-"""Rows and tasks out of any mix of files and hub datasets, one batch in memory at a time.
+"""Reads rows and tasks from any mix of files and hub datasets, with one batch in memory at a time.
 
     for task in read_tasks(["~/data/train.parquet", "more/*.jsonl", "openai/gsm8k@main:test"]): ...
 
-Values are as they were written (see `arrow_values`); a fault names its file and line or row (rows count from 0). JSON
-holds an object on each line, an array of objects, or one object. Values of CSV are text; an empty cell is an absent
-key, a dot in a name leads into a mapping (`extra_info.level`), a cell of `prompt` or of a mapping may be JSON.
+Values are as they were written (see `arrow_values`). Errors name the file and the line or row (rows count from 0). JSON
+holds one object per line, an array of objects, or one object. CSV values are text; an empty cell is an absent key, a
+dot in a column name leads into a mapping (`extra_info.level`), and a cell of `prompt` or of a mapping may hold JSON.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OnFault = Callable[[int, str], None]
-"""Called with the number of a faulty row and what is wrong with it."""
+"""Called with the number of a faulty row and the problem."""
 
 
 def read_rows(sources: Sources) -> Iterator[Row]:
-    """The rows as they stand in the files, without keys that are null."""
+    """Read rows as they are in the files, without keys that are null."""
     for batch in chain.from_iterable(map(batches_of, find(sources))):
         yield from batch.rows
 
 
 def read_tasks(sources: Sources, format: str | None = None) -> RowTasks:
-    """The tasks of trainers' rows. Without a format each row is in the one that has its columns."""
+    """Read the tasks of trainers' rows. Without a format, each row's columns determine its format."""
     return RowTasks(_read_tasks(sources, None if format is None else format_named(format)))
 
 
 class RowTasks(chain[Task]):
-    """Tasks that come from rows: how they are scored stood there."""
+    """Tasks from rows, which already say how they are scored."""
 
 
 def _read_tasks(sources: Sources, format: Format | None) -> Iterator[Task]:
@@ -77,8 +77,8 @@ def _read_tasks(sources: Sources, format: Format | None) -> Iterator[Task]:
 
 
 def read_tables(sources: Sources) -> Iterator[pa.Table]:
-    """The rows as Arrow tables. Fields that are JSON text, because no Arrow type holds their values, are listed in the
-    metadata of the schema."""
+    """Read rows as Arrow tables. The schema's metadata lists the fields that are JSON text because no Arrow type holds
+    their values."""
     import pyarrow as pa
 
     from treetune.data.rows.parquet import table_of
@@ -93,7 +93,7 @@ def read_tables(sources: Sources) -> Iterator[pa.Table]:
 
 
 def batches_of(source: File | HubName) -> Iterator[Batch]:
-    """The rows in batches that know their places."""
+    """Read rows in batches that know their place in the source."""
     if isinstance(source, HubName):
         return hub_batches(source)
     return _read_parquet(source.path) if source.kind is FileKind.PARQUET else text_batches(source)
@@ -111,7 +111,7 @@ def _read_parquet(path: Path) -> Iterator[Batch]:
 
 def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
     with open_parquet(path) as file:
-        # Threads cost more than they give beside Python.
+        # Threads cost more than they gain next to Python.
         for batch in file.iter_batches(rows_within(file, BATCH), use_threads=False):
             yield batch.replace_schema_metadata(file.metadata.metadata)
 
@@ -146,10 +146,10 @@ def hub_batches(source: HubName) -> Iterator[Batch]:
 
 
 def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Batch]:
-    """The rows of a file of JSON, JSON lines or CSV.
+    """Read the rows of a JSON, JSON lines or CSV file.
 
-    With `on_fault` a faulty row is left out and the others follow, with their nulls. A key that comes twice in a
-    mapping is such a fault then: trainers' loader refuses it.
+    With `on_fault`, faulty rows are skipped and the others keep their nulls. A repeated key in a mapping is then a
+    fault too, because trainers' loaders refuse it.
     """
     path = file.path
     decode: Callable[[Any], Row] = _decode if on_fault is None else _decode_written
@@ -163,7 +163,7 @@ def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Bat
                 for number, record in some:
                     try:
                         rows[number] = decode(record)
-                    except ValueError as error:  # which a DecodeError and a UnicodeDecodeError are
+                    except ValueError as error:  # includes DecodeError and UnicodeDecodeError
                         if on_fault is None:
                             raise ReadError(f"{path}, {unit} {number}: {error}") from None
                         on_fault(number, str(error))
@@ -178,20 +178,20 @@ def _decode(text: bytes) -> Row:
 
 
 def _decode_written(text: bytes) -> Row:
-    """With its nulls; refuses what trainers' loader would."""
+    """Decode a row with its nulls; refuse what trainers' loaders would refuse."""
     row = decode_row(text)
     _read_pairs(text.decode())
     return row
 
 
 def _refuse_twice(items: list[tuple[str, Any]]) -> None:
-    """Raises ValueError where a mapping has a key twice."""
+    """Raise ValueError if a mapping has a key twice."""
     names = [name for name, _ in items]
     if len(set(names)) < len(names):
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in a mapping")
 
 
-_read_pairs = json.JSONDecoder(object_pairs_hook=_refuse_twice).decode  # `json.loads` would make one for every row
+_read_pairs = json.JSONDecoder(object_pairs_hook=_refuse_twice).decode  # `json.loads` would make a decoder per row
 
 
 def _decode_cells(record: Cells) -> Row:
@@ -209,7 +209,7 @@ def _decode_cells(record: Cells) -> Row:
 
 
 def _csv_value(name: str, cell: str) -> Any:
-    """What a cell says where its column holds a mapping or messages: JSON of one, else its text."""
+    """Return a cell's value: parsed JSON if its column holds a mapping or messages, else its text."""
     try:
         value = drop_nulls(decode_json(cell))
     except (msgspec.DecodeError, UnicodeDecodeError):

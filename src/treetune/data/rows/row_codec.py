@@ -1,10 +1,10 @@
-"""What a trainer's row cannot say about its task stands as JSON text in `extra_info.treetune`.
+"""Stores what a trainer's row cannot express about its task as JSON text in `extra_info.treetune` (the note).
 
     row = {..., "reward_spec": {"ground_truth": "42"}, "extra_info": {"uid": "...", "treetune": '{"ground_truth":42}'}}
 
-So every format keeps every task: a ground truth that was encoded, a prompt that was plain text, a key whose name
-Treetune needs for itself, the fields of a subclass. Most rows need no note. What follows from the row (`uid`, `scorer`,
-`row_json`, `treetune_json`) is written for trainers and left out again on reading.
+So every format preserves every task: an encoded ground truth, a prompt that was plain text, a key whose name Treetune
+needs, the fields of a subclass. Most rows need no note. Derived values (`uid`, `scorer`, `row_json`, `treetune_json`)
+are written for trainers and dropped on reading.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from treetune.errors import TasksetError
 KEY = "treetune"
 
 ROW = "row_json"
-"""The key of `extra_info` with the other columns as JSON, for rows whose scorer may want them: verl passes only
-`data_source`, the ground truth and `extra_info` on."""
+"""The key of `extra_info` that holds the other columns as JSON, for rows whose scorer may want them: verl passes on
+only `data_source`, the ground truth and `extra_info`."""
 
 ADDED = ("num_turns", "rollout_reward_scores")
-"""Keys that verl's reward managers put into `extra_info`, over any values there."""
+"""Keys that verl's reward managers write into `extra_info`, replacing any values there."""
 
 SCORED = "scored"
-"""The environment of rows that have none: one answer, which the row's scorer scores. No task names it."""
+"""The environment of rows that have none: one answer, scored by the row's scorer. No task names it."""
 
 SHARED = ("data_source", "prompt", "ability", "extra_info")
-"""The columns that every format has."""
+"""The columns that every format shares."""
 
 REWARDS = ("reward_model", "reward_spec")
-"""Columns that hold a reward specification, each in some format."""
+"""Columns that hold a reward specification in some format."""
 
 MAPPINGS = ("extra_info", *REWARDS)
-"""Columns whose keys each have a type of their own."""
+"""Columns in which each key has its own type."""
 
 TRUTHS = (*(f"{name}.ground_truth" for name in REWARDS), "ground_truth")
-"""The paths of ground truths in all formats."""
+"""The paths of ground truths, for all formats."""
 
 _OWN = frozenset(("env_class", "scorer", ROW, MARK, KEY, ""))
-"""Keys of `extra_info` that have a meaning here (and one that no parquet path can name)."""
+"""Keys of `extra_info` with a special meaning here, plus the empty key, which no parquet path can name."""
 
 _HEX = frozenset("0123456789abcdef")
 
@@ -60,7 +60,7 @@ _decode_note = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class RowParts(msgspec.Struct):
-    """A task on its way into a row."""
+    """The parts of a task while it is converted to a row."""
 
     extra: dict[str, Any]
     columns: dict[str, Any]
@@ -69,8 +69,8 @@ class RowParts(msgspec.Struct):
     scorer: str | None
 
     def row(self, task: Task, columns: Mapping[str, Any], further: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The row of a format's own columns, where they are not None, further keys of `extra_info`, and what every
-        row has. A uid that the user gave stays."""
+        """Build the row from the format's columns that are not None, further keys of `extra_info`, and what every row
+        has. A uid that the user set stays."""
         extra = {"uid": None, **(further or {}), **self.extra}
         if extra["uid"] is None:
             extra["uid"] = task.uid
@@ -84,11 +84,11 @@ class RowParts(msgspec.Struct):
 
 
 def parts_of(task: Task, scorer: str | None = None) -> RowParts:
-    """`scorer` says how the row is scored, unless the task says so itself; "" that nothing does. Without it, what
-    follows from the task."""
+    """`scorer` says how the row is scored, unless the task says so itself; "" means by nothing. Without it, the task
+    decides."""
     parts = RowParts(dict(task.extra_info), {}, {}, _text_of(task) if scorer is None else scorer or None)
     if own := own_values(task):
-        # As text in the note's text, so that a field that is None stays one.
+        # As text inside the note's text, so that a None field stays None.
         parts.note["fields"] = msgspec.json.encode(own).decode()
     if task.tools:
         parts.note["tools"] = task.tools
@@ -117,9 +117,9 @@ def build_task(
     known: frozenset[str],
     whole: bool,
 ) -> Task:
-    """The task of a row without nulls, whose format has found its reward specification. `own` are the columns of that
-    format, `known` those of all formats. `whole`: with what only a trainer's file needs, so that writing it again loses
-    nothing: a scorer of its own and, in `extra_info.treetune`, which keys were columns."""
+    """Build the task of a row without nulls, whose reward specification the format has read. `own` are the columns of
+    that format, `known` those of all formats. `whole`: also keep what only a trainer's file needs, so that writing the
+    task again loses nothing: its scorer and, in `extra_info.treetune`, which keys were columns."""
     extra = dict(get_typed(row, "extra_info", dict) or {})
     note = _pop_note(extra)
     inner = extra.pop("env_class", None)
@@ -130,7 +130,7 @@ def build_task(
         row = {name: value for name, value in row.items() if name != IMAGES} if joined else row
     if not whole or "scorer" in extra:
         extra.pop(ROW, None)
-    if not own.issuperset(row):  # other columns join `extra_info`
+    if not own.issuperset(row):  # other columns move to `extra_info`
         others = {name: row[name] for name in row if name not in own and name not in note.get("added", ())}
         if whole and (names := [name for name in others if name and "." not in name and name not in known]):
             extra[KEY] = {"columns": names, "hidden": {name: extra[name] for name in names if name in extra}}
@@ -152,11 +152,11 @@ def build_task(
         "tools": _read_tools(note),
     }
     task = ForeignTask(**fields, own=decode_json(note["fields"])) if "fields" in note else Task(**fields)
-    # A uid that the user gave is a key like any other.
+    # A uid that the user set is a key like any other.
     if looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
         del extra["uid"]
     if whole:
-        ScoredBy.read(extra.get("scorer"))  # refuses what is no text
+        ScoredBy.read(extra.get("scorer"))  # raises for anything but text
     if not (whole and _is_special(task, extra.get("scorer"))):
         extra.pop("scorer", None)
     extra.update(note.get("extra_info", {}))
@@ -171,10 +171,10 @@ def _read_tools(note: Mapping[str, Any]) -> list[str]:
 
 
 def encode_unseen(row: Mapping[str, Any]) -> str:
-    """What verl does not give to reward functions of a row, as JSON: columns, and the keys that it replaces."""
+    """Encode as JSON what verl does not pass to reward functions: other columns, and keys that verl replaces."""
     columns = {name: row[name] for name in row if row[name] is not None and name not in ("data_source", "extra_info")}
     if (reward := columns.get("reward_model")) is not None:
-        # Its place is kept, so that the keys are in one order wherever the task is read.
+        # A placeholder keeps its place, so that the key order is the same wherever the task is read.
         columns["reward_model"] = {key: "" if key == "ground_truth" else value for key, value in reward.items()}
     extra = row.get("extra_info") or {}
     if replaced := {key: extra[key] for key in ADDED if extra.get(key) is not None}:
@@ -183,16 +183,16 @@ def encode_unseen(row: Mapping[str, Any]) -> str:
 
 
 def encode_unseen_prompts(prompts: list[Any], row: Mapping[str, Any]) -> list[str]:
-    """`unseen` of many rows that differ in their prompts only, whose messages have no keys that are None."""
+    """Return `encode_unseen` for many rows that differ only in their prompts, whose messages have no None values."""
     rest = encode_unseen(row)[1:]
     end = f",{rest}" if rest != "}" else rest
-    # All at once: a line of JSON has no line break of its own.
+    # All at once: a line of JSON contains no line break.
     lines = msgspec.json.Encoder().encode_lines(prompts).decode().split("\n")[:-1]
     return [f'{{"prompt":{line}{end}' for line in lines]
 
 
 def restore_json(row: Mapping[str, Any], under: str = "") -> dict[str, Any]:
-    """A row whose values that are JSON text are what they were; of those paths only that begin with `under`."""
+    """Restore the values of a row that are stored as JSON text, limited to paths that begin with `under`."""
     extra = row.get("extra_info")
     if not isinstance(extra, dict) or not isinstance(extra.get(MARK), str):
         return dict(row)
@@ -201,7 +201,7 @@ def restore_json(row: Mapping[str, Any], under: str = "") -> dict[str, Any]:
 
 
 def truth_text(truth: Any) -> Any:
-    """A ground truth as text: a scalar as it is printed, a structure as JSON."""
+    """Return a ground truth as text: a scalar as printed, a structure as JSON."""
     if truth is None or isinstance(truth, str):
         return truth
     return str(truth) if isinstance(truth, bool | int | float) else to_json_text(truth)
@@ -217,7 +217,7 @@ def _text_of(task: Task) -> str | None:
 
 
 def _pop_note(extra: dict[str, Any]) -> dict[str, Any]:
-    """The note, taken out of `extra_info`; a key of that name that is no note stays."""
+    """Remove the note from `extra_info` and return it. A value under that name that is not a note stays."""
     if not isinstance(extra.get(KEY), str):
         return {}
     try:
@@ -233,20 +233,20 @@ def looks_like_uid(value: Any) -> bool:
 
 
 def with_opening(row: Mapping[str, Any], opening: list[Message]) -> dict[str, Any]:
-    """A row whose environment opens the conversation, with what it shows first: trainers want a prompt. Its task has
-    none all the same."""
+    """Return a row with the environment's opening messages as its prompt, because trainers want a prompt. The task
+    still has none."""
     return _with_prompt(row, opening, {"prompt": "opening"})
 
 
 def with_parts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose contents are all lists of parts, as those of other rows are: a column of parquet has one type. Its
-    task has text all the same."""
+    """Return a row whose contents are all lists of parts, like those of other rows: a parquet column has one type. The
+    task still has text."""
     prompt, texts = to_parts(row["prompt"])
     return _with_prompt(row, prompt, {"texts": texts}) if texts else dict(row)
 
 
 def _with_prompt(row: Mapping[str, Any], prompt: list[Message], noted: dict[str, Any]) -> dict[str, Any]:
-    """A row with another prompt, and a note for what its task had."""
+    """Return a row with another prompt, and a note of what its task had."""
     extra = row["extra_info"]
     note = {**decode_json(extra.get(KEY) or "{}"), **noted}
     return {**row, "prompt": prompt, "extra_info": {**extra, KEY: to_json_text(note)}}

@@ -1,12 +1,12 @@
-"""Any row of a source, at once: of parquet as the file has it, of JSON and the hub from a store in the cache.
+"""Random access to the rows of a source: parquet is read directly, JSON and hub rows from a store in the cache.
 
     ParquetRows("train.parquet")[5]
     store = RowStore.open(source, cache, prompt_key="prompt", env_class_key="env_class")
     prompt, others, uid = store.row(5)
 
-`ParquetRows` reads a row group at a time and keeps the last few, `KEPT` bytes or one group. JSON can only be read from
-its beginning, and a trainer wants one row here and one there: a `RowStore` keeps each row as MessagePack, with its uid
-and its number in the source, under the content of the source.
+`ParquetRows` reads one row group at a time and keeps the last few, up to `KEPT` bytes or one group. JSON can only be
+read from its beginning, but a trainer wants single rows anywhere. So a `RowStore` keeps each row as MessagePack with
+its uid and its number in the source, under a key that depends on the source's content.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 VERSION = 3
-"""Of the file's layout."""
+"""Version of the file layout."""
 
 TOGETHER = 64
-"""Rows that are read together: few, for a training loop wants one here and one there."""
+"""Rows that are read together. Few, because a training loop wants single rows from all over."""
 
 CHUNK = 32
-"""Times as many are in memory in a pass over all of them."""
+"""A pass over all rows keeps this many times more rows in memory."""
 
 COLUMNS = ["prompt", "others", "uid", "number"]
 
@@ -60,7 +60,7 @@ class RowStore:
 
     @classmethod
     def open(cls, source: File | HubName, cache: Cache, *, prompt_key: str, env_class_key: str) -> Self:
-        """The store of a source; written where the cache has none."""
+        """Open the store of a source; write it if the cache has none."""
         name, identity = str(source), _identify(source, cache)
         config = {"prompt_key": prompt_key, "env_class_key": env_class_key, "version": [VERSION, UID_VERSION]}
         key = f"rows_{config_hash(config, {'content': identity})}"
@@ -76,7 +76,7 @@ class RowStore:
         return cls(cache.path(key), name, sidecar.rows, known["unit"], known["without_env_class"])
 
     def row(self, number: int) -> tuple[Any, Row, str]:
-        """The prompt, the other columns, and the uid that the row says or, where it says none, that of its problem."""
+        """Return the prompt, the other columns, and the uid: the row's own, or else that of its task."""
         prompt, others, uid, _ = self._read(number)
         return unpack(prompt), unpack(others), uid.decode()
 
@@ -84,7 +84,7 @@ class RowStore:
         return self.rows
 
     def __getitem__(self, number: int) -> Row:
-        """A row whose prompt is in the column `prompt`."""
+        """Return a row with its prompt in the column `prompt`."""
         prompt, others, _ = self.row(number)
         return others if prompt is None else {"prompt": prompt, **others}
 
@@ -92,7 +92,7 @@ class RowStore:
         return f"{self.source}, {self._unit} {int(self._read(number)[-1])}"
 
     def prompts(self, first: int = 0) -> Iterator[list[Any]]:
-        """The prompts of each chunk, from the `first` on."""
+        """Yield the prompts of each chunk, starting at `first`."""
         for values in self._column("prompt", first):
             with pause_gc():
                 yield list(map(unpack, values))
@@ -116,32 +116,32 @@ class RowStore:
 
     @cached_property
     def _file(self) -> Any:
-        """Forked processes may share it: every read names its position in the file."""
+        """The file; forked processes may share it, because every read names its position."""
         import pyarrow as pa
 
         return pa.ipc.open_file(pa.OSFile(str(self.path)))
 
     def _read(self, number: int) -> list[bytes]:
-        """The values of a row."""
+        """Read the values of a row."""
         with _name_damage(self.path):
             batch = self._file.get_batch(number // TOGETHER)
         return [column[number % TOGETHER].as_py() for column in batch.columns]
 
 
 def _identify(source: File | HubName, cache: Cache) -> str:
-    """What the content of a source is."""
+    """Return a key for the content of a source."""
     if isinstance(source, HubName):
         opened = open_named(source)
         return f"{source} {opened.revision} {opened.fingerprint}"
     try:
-        # The kind counts: the same bytes may be rows as .json and none as .jsonl.
+        # The kind is part of the key: the same bytes may be rows as .json and nothing as .jsonl.
         return f"{source.kind} {cache.hash_content(source.path)}"
     except OSError as error:
         raise ReadError(f"{source} cannot be read: {error.strerror}") from None
 
 
 def _write(path: Path, source: File | HubName, prompt_key: str, env_class_key: str) -> dict[str, Any]:
-    """Writes the rows of a source; gives what a store knows of it."""
+    """Write the rows of a source; return what a store needs to know about it."""
     import pyarrow as pa
 
     found: dict[str, Any] = {"rows": 0, "unit": "row", "without_env_class": 0}
@@ -169,7 +169,7 @@ def _write(path: Path, source: File | HubName, prompt_key: str, env_class_key: s
 
 
 def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_class") -> str:
-    """What identifies a row: the uid that it carries or, where it carries none, that of its task."""
+    """Return a row's identity: the uid that it has, or else that of its task."""
     extra = row.get("extra_info")
     extra = extra if isinstance(extra, dict) else {}
     given = extra.get("uid")
@@ -178,7 +178,7 @@ def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_clas
     prompt, env_class, spec = row.get(prompt_key), row.get(env_class_key), row.get("reward_spec")
     plain = isinstance(env_class, str) and env_class != row_codec.SCORED and row_codec.KEY not in extra
     if plain and isinstance(prompt, list) and isinstance(spec, dict):
-        # Without making the task.
+        # Without building the task.
         return uid_of(prompt, spec, env_class)
     named = {name: value for name, value in row.items() if name not in (prompt_key, env_class_key)}
     named |= {name: value for name, value in (("prompt", prompt), ("env_class", env_class)) if value is not None}
@@ -188,7 +188,7 @@ def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_clas
         except UsageError:
             format = FORMATS["skyrl"]
         return format.task_of_pruned(named).uid
-    except (TreetuneError, TypeError):  # no task: reading the prompt reports what is wrong
+    except (TreetuneError, TypeError):  # not a task: reading the prompt reports the problem
         return digest(repr(row))
 
 
@@ -198,7 +198,7 @@ def _take(packed: Iterator[Any], count: int) -> list[Any]:
 
 
 def _make_array(values: Sequence[bytes]) -> pa.Array:
-    """Not by `pa.array`, which imports pandas: 40 MB and half a second."""
+    """Build an array without `pa.array`, which imports pandas: 40 MB and half a second."""
     import pyarrow as pa
 
     ends = array("i", accumulate(map(len, values), initial=0))
@@ -206,7 +206,7 @@ def _make_array(values: Sequence[bytes]) -> pa.Array:
 
 
 KEPT = 64 << 20
-"""Bytes of row groups that are kept in memory."""
+"""Bytes of row groups to keep in memory."""
 
 
 class ParquetRows:
@@ -216,7 +216,8 @@ class ParquetRows:
         self._groups: OrderedDict[int, pa.RecordBatch] = OrderedDict()
         self._next = 0
         self._ahead: dict[int, Row] = {}
-        """Rows that were made with the one before them; each is given once, for its values can be changed."""
+        """Rows that were built together with an earlier one. Each is returned once, because callers may change its
+        values."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ParquetRows, (self.path,)
@@ -236,7 +237,7 @@ class ParquetRows:
 
     @cached_property
     def _file(self) -> Any:
-        """Forked processes may share it: every read names its position in the file."""
+        """The file; forked processes may share it, because every read names its position."""
         import pyarrow.parquet as pq
 
         with _name_damage(self.path):
@@ -244,7 +245,7 @@ class ParquetRows:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """How many rows there are up to the end of each row group."""
+        """The number of rows up to the end of each row group."""
         sizes = [self._file.metadata.row_group(number).num_rows for number in range(self._file.num_row_groups)]
         return list(accumulate(sizes)) or [0]
 
@@ -275,7 +276,8 @@ def _name_damage(path: Path) -> Iterator[None]:
         raise StorageError(problem, remedy="write or build the file, or make the dataset again") from None
 
 
-# Values as MessagePack and back, exactly. It has no integers over 64 bits and no decimals: these are marked texts.
+# Values to MessagePack and back, exactly. MessagePack has no integers over 64 bits and no decimals, so these become
+# marked texts.
 
 _INTEGER, _DECIMAL = 1, 2
 _encoder = msgspec.msgpack.Encoder()

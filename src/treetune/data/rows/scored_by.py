@@ -1,4 +1,4 @@
-"""ScoredBy says who scores a row's task. A row holds it as text, in `extra_info.scorer`.
+"""ScoredBy says what scores a row's task. A row holds it as text, in `extra_info.scorer`.
 
 | kind | text |
 |---|---|
@@ -7,7 +7,7 @@
 | `environment` | `env:gsm8k` |
 | `taskset` | `{"id":"my_tasks:Colours","level":2}` |
 
-It is made where tasks come in, by `ScoredBy.read` or `scored_by(taskset, task)`, and used where they are scored, by
+It is made when tasks are read, by `ScoredBy.read` or `scored_by(taskset, task)`, and used when they are scored, by
 `taskset_of`.
 """
 
@@ -29,17 +29,17 @@ _ENVIRONMENT, _SCORER = "env:", '{"scorer":'
 
 _METHODS = {kind: kind for kind in ("choice", "code", "exact", "f1", "includes", "json", "math", "number")}
 _METHODS |= {"math_verify": "math", "math-verify": "math"}
-"""The kind of scorer that a method names: every one that needs no keys. Any other method is the rule."""
+"""The scorer kind that a method names, for all kinds that need no keys. Any other method means the rule."""
 
 
 class ScoredBy(msgspec.Struct, frozen=True):
     kind: Literal["rule", "scorer", "environment", "taskset"]
     value: str = ""
-    """The name of the environment, or the scorer or the taskset as JSON."""
+    """The name of the environment, or the scorer or taskset as JSON."""
 
     @classmethod
     def read(cls, text: Any) -> ScoredBy | None:
-        """Who scores a row that holds this text; None where it holds none."""
+        """Parse the text of a row. Returns None if it holds none."""
         if text is not None and not isinstance(text, str):
             raise TasksetError(f"a row has a scorer that is no text: {text!r:.80}", remedy=FORMS)
         return _read(text) if text else None
@@ -53,14 +53,14 @@ class ScoredBy(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """As a row holds it."""
+        """The text form that a row holds."""
         if self.kind == "rule":
             return "rule"
         return f"{_ENVIRONMENT}{self.value}" if self.kind == "environment" else self.value
 
     @property
     def by_scorer(self) -> bool:
-        """Whether a scorer or the rule compares one answer with the ground truth."""
+        """Whether the task is scored by a scorer or the rule, which compare one answer with the ground truth."""
         return self.kind in ("rule", "scorer")
 
 
@@ -77,7 +77,7 @@ def _read(text: str) -> ScoredBy:
 
 
 def scored_by_row(task: Task) -> ScoredBy | None:
-    """Who scores a row's task where its scorer follows from its other columns."""
+    """Return what scores a row's task, if that follows from its other columns."""
     if task.env_class is not None:
         return ScoredBy("environment", task.env_class)
     if task.ground_truth is None:
@@ -86,7 +86,7 @@ def scored_by_row(task: Task) -> ScoredBy | None:
 
 
 def scorer_of_method(method: Any) -> Scorer | None:
-    """The scorer that `reward_spec.method` of a row or `reward_method` of a config names; None: the rule."""
+    """Return the scorer that a row's `reward_spec.method` or a config's `reward_method` names; None means the rule."""
     return _scorer_of_method(method) if isinstance(method, str) and method in _METHODS else None
 
 

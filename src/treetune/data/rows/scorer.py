@@ -1,10 +1,10 @@
-"""How a row is scored from itself alone, in any process: by its `scorer`.
+"""Scores a row from the row alone, in any process, by its `scorer`.
 
     scored_by(taskset, task)        # the rule, a scorer, an environment or the taskset: a `ScoredBy`
     taskset_of(scored_by)           # what scores the row's task, made once per process
     with_type(task, taskset)        # the row's task as the taskset knows it
 
-Python files that a scorer names are kept in the cache (`code_store.py`), and are run only as that allows.
+Python files that a scorer names are stored in the cache (`code_store.py`) and run only if that module allows it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from treetune.scorers.scorer import Rule
 from treetune.system.digest import digest
 
 _ONLY_BUILD = ("filter", "profile", "tokenizer", "shuffle")
-"""Keys of a taskset that decide which tasks there are, not what they earn."""
+"""Keys of a taskset that select tasks but do not change rewards."""
 
 SEVERAL_TURNS = (
     "have its episodes played: in verl by our agent loop (`run_with_tasks`, `play_by_tasks`), in TRL by "
@@ -44,7 +44,7 @@ SEVERAL_TURNS = (
 
 
 def scored_by(taskset: Taskset[Any, Any], task: Task) -> ScoredBy | None:
-    """Who scores a task of this taskset; None where nothing can score it from its row."""
+    """Return what scores a task of this taskset, or None if nothing can score it from its row."""
     taskset, task = owner_of(taskset, task)
     if (of_row := getattr(taskset, "scored_by", None)) is not None:  # rows say it themselves
         return of_row(task)  # type: ignore[no-any-return]
@@ -64,7 +64,7 @@ def scored_by(taskset: Taskset[Any, Any], task: Task) -> ScoredBy | None:
 
 
 def describe_scorer(scorer: Scorer) -> ScoredBy:
-    """A scorer of this user's as a row names it: one that calls a model is known by that from now on."""
+    """Describe a scorer of this user as a row names it. If the scorer calls a model, it is recorded as known."""
     described = ScoredBy.of_scorer(scorer)
     if scorer.calls_models:
         remember_scorer(described.text)
@@ -72,17 +72,17 @@ def describe_scorer(scorer: Scorer) -> ScoredBy:
 
 
 def describe_environment(env_class: str, cache_dir: Any = None) -> ScoredBy:
-    """An environment as a row names it; a file that it stands in is kept."""
+    """Describe an environment as a row names it. Its file is stored in the cache if it has one."""
     return ScoredBy("environment", str(keep_files(env_class, cache_dir)))
 
 
 def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> ScoredBy:
-    """A taskset as JSON, from which any process that has its class makes it again."""
+    """Describe a taskset as JSON, from which any process that has the class can rebuild it."""
     config = to_plain(taskset.config)
     further = config.pop("extra", {})
     keys = {key: value for key, value in {**config, **further}.items() if value is not None and key not in _ONLY_BUILD}
     cls = type(taskset)
-    if (foreign := getattr(cls, "FOREIGN", None)) is not None:  # made by its name, which any process knows
+    if (foreign := getattr(cls, "FOREIGN", None)) is not None:  # any process can rebuild it from its name
         named: dict[str, Any] = {"id": foreign}
     else:
         named = {"custom_cls": {"path": keep_class(cls, cache_dir), "name": cls.__qualname__}}
@@ -95,7 +95,7 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> Score
 
 
 def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
-    """What is lost where a taskset scores several answers together; refused where nothing would be left."""
+    """Return a warning about what is lost if a taskset scores groups of answers. Raises if it scores only groups."""
     taskset, task = owner_of(taskset, task)
     if not taskset.scores_group_of(task):
         return None
@@ -113,14 +113,14 @@ def only_groups(name: str, before: str = "") -> UsageError:
 
 @lru_cache(maxsize=256)
 def taskset_of(scored: ScoredBy, *, trust: bool = False) -> Taskset[Any, Any]:
-    """The taskset that scores a row's task. All names in it are the row's."""
+    """Return the taskset that scores a row's task. All names in it come from the row."""
     if scored.kind == "rule":
         return GivenTasks(default_scorer=Rule())
     origin = Origin.of_data("a row", trust or is_own_scorer(scored.text))
     with names_from(origin):
         if scored.kind == "environment":
             spec = locate_files(scored.value)
-            environments.resolve(spec, origin)  # its file runs now, before many threads ask for it at once
+            environments.resolve(spec, origin)  # run its file now, before many threads ask for it at once
             return GivenTasks(spec, name="environment")
         try:
             node = msgspec.json.decode(scored.value, type=dict[str, Any])
@@ -136,7 +136,7 @@ def taskset_of(scored: ScoredBy, *, trust: bool = False) -> Taskset[Any, Any]:
 
 
 def environment_of(scored: ScoredBy) -> type:
-    """The class of the environment that scores a row's task."""
+    """Return the environment class that scores a row's task."""
     return environments.resolve(locate_files(scored.value), Origin.of_data("a row"))
 
 
@@ -154,8 +154,8 @@ def _make_of_node(node: dict[str, Any], origin: Origin) -> Taskset[Any, Any]:
 
 
 def check_tools(node: Any, trust: bool = False) -> None:
-    """Refuses tools with settings, which may name commands, files and addresses, and tools that are code, unless a
-    build of this user's has written them into rows, or `trust`."""
+    """Refuse tools with settings, which may name commands, files and URLs, and tools that are code, unless one of this
+    user's builds wrote them or `trust` is set."""
     for tools in _find_tools(node):
         plain = isinstance(tools, list) and all(isinstance(name, str) and ":" not in name for name in tools)
         if not (plain or trusts(trust) or (code_folders()[0] / "tools" / digest(tools)).is_file()):
@@ -170,7 +170,7 @@ def _keep_tools(node: Any, cache_dir: Any) -> None:
 
 
 def _find_tools(node: Any) -> Iterator[Any]:
-    """What stands under `tools` in a node, however deep."""
+    """Yield what stands under `tools` in a node, at any depth."""
     if isinstance(node, Mapping):
         if node.get("tools"):
             yield node["tools"]
@@ -182,7 +182,7 @@ def _find_tools(node: Any) -> Iterator[Any]:
 
 
 def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
-    """A row's task as the class that the taskset declares."""
+    """Convert a row's task to the class that the taskset declares."""
     kind = taskset.task_type
     own = own_values(task)
     if kind is Task or not (own or own_fields(kind)):
@@ -195,7 +195,8 @@ def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
 
 
 def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | None:
-    """The kind of scorer that scores a task, and the task as that knows it; None where code or an environment does."""
+    """Return the scorer kind that scores a task, and the task as the scorer knows it; None if code or an environment
+    scores it."""
     taskset, task = owner_of(taskset, task)
     if (of_row := getattr(taskset, "scored_by", None)) is not None:
         scored: ScoredBy | None = of_row(task)
@@ -207,10 +208,10 @@ def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | Non
 
 
 class ScoredEnvironment(Environment):
-    """The environment of SkyRL's rows that name none (`scored`): one answer, scored as `extra_info.scorer` says."""
+    """The environment of SkyRL rows that name none (`scored`): one answer, scored according to `extra_info.scorer`."""
 
     def __new__(cls, task: Task, **settings: Any) -> Any:
-        # Not an environment around another: what is played is the one that eval plays.
+        # Does not wrap another environment: what is played is the one that eval plays.
         extra = dict(task.extra_info)
         taskset = taskset_of(ScoredBy.read(extra.pop("scorer", None)) or BY_RULE)
         plain = msgspec.structs.replace(task, extra_info=extra)
@@ -218,14 +219,14 @@ class ScoredEnvironment(Environment):
 
     @staticmethod
     def tools_for(task: Task) -> list[Tool | ToolSource]:
-        """Those of the taskset that scores it, and of the row."""
+        """Return the tools of the taskset that scores the task, and those of the row."""
         taskset = taskset_of(ScoredBy.read(task.extra_info.get("scorer")) or BY_RULE)
         return row_tools(with_type(task, taskset), taskset)
 
 
 def row_tools(task: Task, scorer: Taskset[Any, Any], *, trust: bool = False) -> list[Tool | ToolSource]:
-    """What a model may call in a row's task: what its taskset offers, and what the row names. Names of code are trusted
-    as those of environments are."""
+    """Return what a model may call in a row's task: the tools of its taskset, and those that the row names. Code names
+    are trusted under the same rules as those of environments."""
     found: list[Tool | ToolSource] = list(scorer.tools_for(msgspec.structs.replace(task, tools=[])))
     origin = Origin.of_data("a row", trust)
     found += [find_tool(NamedTool(locate_files(name)), task, origin) for name in task.tools]

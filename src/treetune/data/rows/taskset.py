@@ -1,9 +1,9 @@
-"""A RowsTaskset has the tasks of trainers' rows: files of parquet, JSON and JSON lines, folders, globs, hub datasets.
+"""RowsTaskset reads tasks from trainers' rows: parquet, JSON and JSON lines files, folders, globs, hub datasets.
 
     taskset = RowsTaskset(RowsConfig(files=["train.parquet"]))
     taskset[5], taskset.reward(taskset[5], "42")
 
-Rows are read on demand. Each is scored as it says: by its `extra_info.scorer`, by its environment, or by the rule.
+Rows are read on demand. Each row says how it is scored: by its `extra_info.scorer`, its environment, or the rule.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from treetune.system.folders import default_cache_dir
 
 class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
     files: list[FileName] = []
-    """Files, folders, globs, or datasets of the hub (`name[@config][:split]`)."""
+    """Files, folders, globs, or hub datasets (`name[@config][:split]`)."""
     format: str | None = None
-    """The format of the rows: verl, skyrl or trl; else the one that has their columns."""
+    """The format of the rows: verl, skyrl or trl. By default their columns determine it."""
     scorer: Scorer | None = None
-    """How answers are scored, whatever the rows say; rows with an environment keep that."""
+    """How to score answers, whatever the rows say; rows with an environment keep it."""
     trust: bool = False
-    """Run code that rows name, though none of your builds kept it."""
+    """Run code that rows name, even if none of your builds stored it."""
 
 
 class RowsTaskset(Taskset[Task, RowsConfig]):
@@ -57,10 +57,10 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
             raise TasksetError("there are no files of rows", remedy="name some: files: [train.parquet]")
         self._format = None if self.config.format is None else format_named(self.config.format)
         self.name = Path(self.config.files[0]).name
-        # A config that is data itself cannot say that its rows are trusted.
+        # A config that is itself data cannot declare its rows trusted.
         self._trusts_rows = self.config.trust and self._origin.trusted
 
-    # The tasks
+    # Tasks
 
     def load_tasks(self) -> Iterable[Task]:
         return map(_as_foreign, read_tasks(self.config.files, self.config.format))
@@ -85,7 +85,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     def _set_position(self, task: Task, position: int) -> Task:
         return msgspec.structs.replace(task, idx=position)  # it was read from a file, so a file can hold it
 
-    # How they are scored
+    # Scoring
 
     environment = ask_owner("environment")
     reward = ask_owner("reward")
@@ -113,22 +113,22 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         try:
             scorer, inner = self._owner(task)
         except TreetuneError:
-            return None  # what cannot be scored here, or may not be, can still be looked at
+            return None  # a task that cannot be scored here can still be viewed
         return scorer.gold(inner)
 
     def scored_by(self, task: Task) -> ScoredBy | None:
-        """Who scores a row's task, as the config or the row says; None where neither does."""
+        """Return what scores a row's task, according to the config or the row; None if neither says."""
         if self.config.scorer is not None and task.env_class is None:
             return describe_scorer(self.config.scorer)
         return ScoredBy.read(task.extra_info.get("scorer")) or scored_by_row(task)
 
     def refuse_untrusted(self) -> None:
-        """Raises where the first row names code that may not run, before anything is played."""
+        """Raise an error before anything is played if the first row names code that may not run."""
         for task in islice(self, 1):
             self._owner(task)
 
     def _owner(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
-        """What scores a task, and the task as that knows it."""
+        """Return what scores a task, and the task as that scorer knows it."""
         if (scored := self.scored_by(task)) is None:
             raise TasksetError(
                 f"row {task.idx} of {self.name} does not say how it is scored",
@@ -143,11 +143,11 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         extra = {key: value for key, value in task.extra_info.items() if key != "scorer"}
         return scorer, with_type(msgspec.structs.replace(task, extra_info=extra), scorer)
 
-    # The rows
+    # Rows
 
     @cached_property
     def _parts(self) -> Sequence[tuple[str, ParquetRows | RowStore]]:
-        """What identifies each source, and its rows."""
+        """The sources: a key for each, and its rows."""
         cache = Cache(default_cache_dir())
         return [_open_rows(source, cache) for source in find(self.config.files)]
 
@@ -157,7 +157,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
 
 
 def _open_rows(source: File | HubName, cache: Cache) -> tuple[str, ParquetRows | RowStore]:
-    """Parquet is read as it is; the rows of any other source are kept in the cache."""
+    """Open a source. Parquet is read directly; rows of any other source are stored in the cache."""
     if isinstance(source, File) and source.kind is FileKind.PARQUET:
         return cache.hash_content(source.path), ParquetRows(source.path)
     store = RowStore.open(source, cache, prompt_key="prompt", env_class_key="env_class")
@@ -165,7 +165,7 @@ def _open_rows(source: File | HubName, cache: Cache) -> tuple[str, ParquetRows |
 
 
 def _is_scored_by_taskset(task: Task) -> bool:
-    """Whether a taskset scores it, which may declare a class of tasks with fields of its own."""
+    """Whether a taskset scores it, which may declare a task class with more fields."""
     text = task.extra_info.get("scorer")
     scored = ScoredBy.read(text) if isinstance(text, str) else None
     return scored is not None and scored.kind == "taskset"

@@ -1,10 +1,10 @@
-"""Tasks into a file of a trainer's rows: parquet, JSON or JSON lines, by the name of the file.
+"""Writes tasks to a file of a trainer's rows: parquet, JSON or JSON lines, chosen by the file name.
 
     write_file(tasks, "train.parquet", "skyrl")
     write_file(taskset.draw(1000), "train.parquet", "verl", scorer=taskset)
 
-Each row says how it is scored: by its environment, by the taskset, or as it stood in the rows that it was read from. A
-batch is in memory at a time, and the file appears when it is whole. `write_tasks` of `data/validate` also checks it.
+Each row says how it is scored: by its environment, by the taskset, or as in the rows that it was read from. One batch
+is in memory at a time, and the file appears once it is complete. `write_tasks` in `data/validate` also checks it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from treetune.data.sources.names import FileKind, kind_of, refuse_unwritable
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError, UsageError
 
 BATCH = 10_000
-"""Tasks of one batch."""
+"""Tasks per batch."""
 
 
 ScoredTask = tuple[Task, str | None]
-"""A task, and what scores it: see `Format.row_of`."""
+"""A task and what scores it; see `Format.row_of`."""
 
 
 def write_file(
@@ -48,10 +48,10 @@ def write_file(
     scorer: str | Taskset[Any, Any] | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> int:
-    """Write tasks as rows; gives their number.
+    """Write tasks as rows; return their number.
 
-    `scorer` is the taskset that the tasks were drawn from, or `"rule"`: answers are compared with ground truths.
-    `tasks` may be a taskset itself. `check` is given the file before it is put in its place, and raises to refuse it.
+    `scorer` is the taskset that the tasks were drawn from, or `"rule"`, which compares answers with ground truths.
+    `tasks` may itself be a taskset. `check` gets the file before it is moved into place, and raises to refuse it.
     """
     path, rows_format = Path(path).expanduser(), format_named(format)
     refuse_unwritable(path)
@@ -61,7 +61,7 @@ def write_file(
     write = write_parquet if kind_of(path) is FileKind.PARQUET else _write_json
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the file, so that it can be put in its place in one step.
+        # In the target folder, so that the file can be moved into place in one step.
         with tempfile.TemporaryDirectory(prefix=".treetune-", dir=path.parent) as folder:
             written = Path(folder) / f"rows{path.suffix}"
             count = write_scored(tasks, scorer, written, rows_format, write)
@@ -82,7 +82,7 @@ def write_scored(
     format: Format,
     write: Callable[[Iterator[ScoredTask], Path, Format], int],
 ) -> int:
-    """Write tasks and what scores them; gives their number. The rows name our agent loop where a task needs it."""
+    """Write tasks with what scores them; return their number. Rows name our agent loop if a task needs it."""
     taskset = scorer if isinstance(scorer, Taskset) else tasks if isinstance(tasks, Taskset) else None
     loop = False
 
@@ -103,7 +103,7 @@ def write_scored(
 
 
 def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[ScoredTask]:
-    """Each task with what scores it; refused where that is not known."""
+    """Yield each task with what scores it; raises if that is unknown."""
     if scorer is None and isinstance(tasks, Taskset):
         scorer = tasks
     of_rows = isinstance(tasks, RowTasks)
@@ -116,10 +116,10 @@ def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | Non
                 warnings.warn(lost, stacklevel=6)
             yield task, own.text if (own := scored_by(scorer, task)) is not None else ""
         elif task.env_class is not None and scorer is None and not of_rows:
-            # Not for rows: a file that untrusted rows name must not be kept as this user's.
+            # Not for rows: a file that untrusted rows name must not be stored as this user's.
             yield task, describe_environment(task.env_class).text
         elif scorer is not None or named or task.ground_truth is None:
-            yield task, None if scorer == BY_RULE.text else scorer  # which needs a ground truth
+            yield task, None if scorer == BY_RULE.text else scorer  # the rule needs a ground truth
         else:
             raise TasksetError(
                 f"task {number} has a ground truth, and nothing says what scores it",
@@ -128,7 +128,7 @@ def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | Non
 
 
 def _write_json(tasks: Iterator[ScoredTask], path: Path, format: Format) -> int:
-    """An array of rows, or a row on each line, by the name of the file."""
+    """Write an array of rows, or a row per line, depending on the file name."""
     lines = kind_of(path) is FileKind.LINES
     before, between, after = (b"", b"\n", b"\n") if lines else (b"[\n", b",\n", b"\n]\n")
     count = 0
@@ -144,7 +144,7 @@ def _write_json(tasks: Iterator[ScoredTask], path: Path, format: Format) -> int:
 
 
 def _name_agent(path: Path) -> None:
-    """Add the column `agent_name` to a file that was just written: parquet, or JSON with a row on each line."""
+    """Add the column `agent_name` to a file that was just written: parquet, or JSON with a row per line."""
     named = path.with_name(f"{path.name}.named")
     with path.open("rb") as source:
         if source.read(4) == b"PAR1":
@@ -165,21 +165,21 @@ def _name_task(error: TasksetError, number: int) -> TasksetError:
 
 
 def _size_of(scored: ScoredTask) -> int:
-    """Bytes of a task's images, which are nearly all of its bytes where it has any."""
+    """Return the bytes of a task's images, which dominate if it has any."""
     return sum(map(len, urls_in(scored[0].messages)))
 
 
 Opening = Callable[[Task], list[Message]]
-"""What the environment of a task without a prompt shows first."""
+"""Returns the opening messages of the environment, for a task without a prompt."""
 
 
 def write_parquet(
     tasks: Iterator[ScoredTask], path: Path, format: Format, opening: Opening | None = None, *, mixed: bool = False
 ) -> int:
-    """Rows of any values as parquet; gives their number. `mixed`: their ground truths are of several types.
+    """Write rows of any values as parquet; return their number. `mixed`: their ground truths have several types.
 
-    Environments need each its own type, so the column is JSON then; elsewhere text among the ground truths stays text,
-    and the others become text, their original noted.
+    For environments, which each need their own type, the column then becomes JSON. Otherwise text among the ground
+    truths stays text, and the others become text, with the original in the note.
     """
     from treetune.data.rows.growing_parquet import GrowingParquet
     from treetune.data.rows.parquet import MixedTruths, table_of
