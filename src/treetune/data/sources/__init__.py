@@ -1,7 +1,7 @@
-"""Sources: what a user names, opened as batches of rows.
+"""Sources: opens what a user names as batches of rows.
 
-`names` finds files, folders and datasets of the hub. `loading_params` has the arguments of `load_dataset`, and
-`loading` opens what they name: as `LocalFiles` where Treetune reads the files itself, else as a `LibraryDataset`.
-`files` opens parquet, JSON and CSV for all of these and for trainers' rows. `splits` knows which files and rows belong
-to a split, and `library_changes` what the `datasets` library made of values.
+`names` finds files, folders and hub datasets. `loading_params` holds the arguments of `load_dataset`, and `loading`
+opens what they name: as `LocalFiles` if Treetune reads the files itself, else as a `LibraryDataset`.
+`files` opens parquet, JSON and CSV for all of these and for trainers' rows. `splits` decides which files and rows
+belong to a split, and `library_changes` finds values that the `datasets` library changed.
 """

@@ -1,14 +1,14 @@
-"""Files of parquet, JSON, JSON lines and CSV, opened: the rows of text are not decoded yet.
+"""Opens files of parquet, JSON, JSON lines and CSV; rows of text formats are returned undecoded.
 
     unit, records = iter_records(File(path, FileKind.LINES))
     for number, text in records: decode_row(text)
 
-All files are read here, for trainers' rows and for the tables that tasks are made of. An error names the file and the
+All files are read here, for trainers' rows and for the tables that tasks are built from. Errors name the file and the
 line or row.
 
-A CSV column holds numbers or booleans only where every cell prints back as it stands: `5` is a number, and `007`,
-`1.50`, `+5`, `1e5` and `true` make text of their column. An empty cell is None in any column, and no other text is
-taken for null. Whole numbers over 64 bits stay text, which is their digits.
+A CSV column holds numbers or booleans only if every cell prints back exactly as written: `5` is a number, while `007`,
+`1.50`, `+5`, `1e5` or `true` turn their column into text. An empty cell is None in any column; no other text means
+null. Whole numbers over 64 bits stay text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from treetune.data.sources.names import (
 )
 
 BLOCK = 1 << 20
-"""Bytes of JSON lines that are decoded at a time."""
+"""Bytes of JSON lines to decode at a time."""
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_lines = msgspec.json.Decoder(dict[str, Any]).decode_lines
@@ -44,15 +44,15 @@ _decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode_lines
 _BOM = b"\xef\xbb\xbf"
 
 BUFFER = 1 << 20
-"""Bytes of a column of parquet that are read at a time."""
+"""Bytes of a parquet column to read at a time."""
 
 TOGETHER_BYTES = 64 << 20
-"""Bytes of rows that are in memory at a time, more or less."""
+"""Approximate bytes of rows in memory at a time."""
 
 T = TypeVar("T")
 
 TextRecords = Iterator[tuple[int, Any]]
-"""Rows that are not decoded, each with the number of its line or row: JSON, or the names of columns and the cells."""
+"""Undecoded rows, each with its line or row number: JSON, or column names and cells."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     try:
-        # Buffering ahead keeps what was read until the end.
+        # Reading ahead would keep everything that was read until the end.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
             refuse_several(file.schema_arrow.names, path)
             yield file
@@ -70,14 +70,14 @@ def open_parquet(path: Path) -> Iterator[Any]:
 
 
 def rows_within(file: Any, most: int) -> int:
-    """How many rows of a parquet file are read at a time: fewer than `most` where they are large, as images are."""
+    """Return how many rows of a parquet file to read at a time: fewer than `most` if they are large, as images are."""
     groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
     size: int = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
     return max(1, min(most, TOGETHER_BYTES // max(1, size)))
 
 
 def take_within(items: Iterator[T], most: int, size_of: Callable[[T], int]) -> list[T]:
-    """The next items, at most so many, and no more once they are large together."""
+    """Take the next items: at most this many, and fewer once they are large together."""
     taken: list[T] = []
     total = 0
     for item in items:
@@ -89,7 +89,7 @@ def take_within(items: Iterator[T], most: int, size_of: Callable[[T], int]) -> l
 
 
 def iter_records(file: File, layout: Layout | None = None) -> tuple[str, TextRecords]:
-    """The rows of a file of JSON or CSV, and what their numbers count."""
+    """Return the rows of a JSON or CSV file, and whether their numbers count lines or rows."""
     path, layout = file.path, layout or Layout()
     if file.kind is FileKind.CSV:
         return "row", _iter_cells(path, layout)
@@ -99,7 +99,7 @@ def iter_records(file: File, layout: Layout | None = None) -> tuple[str, TextRec
 
 
 def holds_lines(path: Path, layout: Layout = Layout()) -> bool:  # noqa: B008 - it is never changed
-    """Whether a `.json` file has an object on each line: the first is whole, and more follows."""
+    """Whether a `.json` file has an object on each line: its first line is a complete object, and more follows."""
     first, second = (*(text for _, text in islice(_iter_lines(path, layout), 2)), b"", b"")[:2]
     if not second or not first.lstrip().startswith(b"{"):
         return False
@@ -111,7 +111,7 @@ def holds_lines(path: Path, layout: Layout = Layout()) -> bool:  # noqa: B008 - 
 
 
 def _iter_lines(path: Path, layout: Layout) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers."""
+    """Yield the lines that are not blank, with their numbers."""
     with open_plain(path) as file:
         lines: Iterable[bytes] = file
         if layout.encoding is not None:
@@ -124,7 +124,7 @@ def _iter_lines(path: Path, layout: Layout) -> Iterator[tuple[int, bytes]]:
 
 
 def iter_line_blocks(path: Path, *, values: bool = True) -> Iterator[list[Row]]:
-    """The rows of JSON lines, some at a time, several times faster than line by line; without `values` only the keys
+    """Yield the rows of JSON lines in blocks, several times faster than line by line. Without `values`, only the keys
     are decoded."""
     decode = _decode_lines if values else _decode_keys
     with open_plain(path) as file:
@@ -137,7 +137,7 @@ def iter_line_blocks(path: Path, *, values: bool = True) -> Iterator[list[Row]]:
                 rows = decode(text)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 rows = []
-            # Else there are blank lines, or one that is no object.
+            # Otherwise there are blank lines, or a line is not an object.
             yield rows if len(rows) == lines else _decode_each(path, first, text.split(b"\n"))
             first += lines
 
@@ -148,13 +148,14 @@ def _decode_each(path: Path, first: int, lines: list[bytes]) -> list[Row]:
         if line and not line.isspace():
             try:
                 rows.append(decode_row(line))
-            except ValueError as error:  # which a DecodeError and a UnicodeDecodeError are
+            except ValueError as error:  # includes DecodeError and UnicodeDecodeError
                 raise ReadError(f"{path}, line {number}: {error}") from None
     return rows
 
 
 def _iter_document(path: Path, layout: Layout) -> Iterator[tuple[int, bytes]]:
-    """The rows of a JSON array, or one row. Read whole: only its end shows whether an array is well-formed."""
+    """Yield the rows of a JSON array, or the single row. The file is read whole: only its end shows whether an array is
+    valid."""
     with open_plain(path) as file:
         content = file.read()
     if layout.encoding is not None:
@@ -177,7 +178,7 @@ def _iter_document(path: Path, layout: Layout) -> Iterator[tuple[int, bytes]]:
 
 
 def _encode_field(path: Path, content: bytes, field: str) -> bytes:
-    """The rows below one key of a document: a list of them, or a list for each column."""
+    """Return the rows under one key of a document: a list of rows, or a list per column."""
     try:
         document = json.loads(content)
     except ValueError as error:
@@ -194,7 +195,7 @@ def _encode_field(path: Path, content: bytes, field: str) -> bytes:
 
 
 def decode_row(text: bytes) -> Row:
-    """A row of JSON, as Python's `json` reads it."""
+    """Decode a JSON row as Python's `json` reads it."""
     try:
         return _decode_object(text)
     except msgspec.DecodeError:
@@ -205,8 +206,8 @@ def decode_row(text: bytes) -> Row:
 
 
 def _decode_leniently(text: bytes) -> Any:
-    """What JSON holds with numbers that only Python's `json` reads (NaN, Infinity, 1e999); None where something else
-    is wrong with it."""
+    """Decode JSON with numbers that only Python's `json` reads (NaN, Infinity, 1e999). None if something else is
+    wrong."""
     try:
         return json.loads(text.decode())
     except (ValueError, RecursionError):
@@ -214,9 +215,9 @@ def _decode_leniently(text: bytes) -> Any:
 
 
 Cells = tuple[list[str], list[str]]
-"""The names of the columns, and what stands in one row."""
+"""The column names, and the cells of one row."""
 
-csv.field_size_limit(1 << 30)  # else a cell of 128 KB is an error
+csv.field_size_limit(1 << 30)  # the default limit makes a cell of 128 KB an error
 
 
 def _iter_cells(path: Path, layout: Layout) -> Iterator[tuple[int, Cells]]:
@@ -238,7 +239,7 @@ def _iter_cells(path: Path, layout: Layout) -> Iterator[tuple[int, Cells]]:
 
 
 def check_cells(record: Cells) -> list[str]:
-    """The cells of a row; raises ValueError where they are not as many as the columns."""
+    """Return the cells of a row; raises ValueError if their number differs from that of the columns."""
     names, cells = record
     if len(cells) != len(names):
         raise ValueError(f"{len(cells)} cells, where {len(names)} columns have a name: text with commas needs quotes")
@@ -255,7 +256,7 @@ def refuse_several(names: list[str], path: str | Path) -> None:
         raise ReadError(f"{path} has several columns {', '.join(twice)}")
 
 
-# Types of CSV
+# CSV types
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
@@ -267,7 +268,7 @@ def _read_boolean(cell: str) -> bool:
 
 
 def _reader_of(cell: str) -> CellReader:
-    """What reads a cell so that it prints back identically."""
+    """Return the reader for which a cell prints back identically."""
     if cell in ("True", "False"):
         return _read_boolean
     if _INTEGER.fullmatch(cell) is not None and -(2**63) <= int(cell) < 2**63:
@@ -280,7 +281,7 @@ def _reader_of(cell: str) -> CellReader:
 
 
 class CsvTypes:
-    """The types of columns, by name, over all rows that were looked at."""
+    """The types of columns by name, over all rows seen so far."""
 
     def __init__(self) -> None:
         self._readers: dict[str, CellReader] = {}
@@ -289,8 +290,8 @@ class CsvTypes:
         """The columns of these names that may still turn out to be text."""
 
     def look_at(self, names: list[str], cells: Sequence[str]) -> None:
-        """Learns the types from one more row."""
-        if names is not self._names:  # of another file
+        """Update the types from one more row."""
+        if names is not self._names:  # from another file
             self._names = names
             self._open = [(place, name) for place, name in enumerate(names) if self._readers.get(name) is not str]
         closed = False

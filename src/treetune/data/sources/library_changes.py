@@ -1,9 +1,9 @@
-"""What the `datasets` library made of values on the way: text that became a date, `007` that became 7.
+"""Finds values that the `datasets` library changed: text that became a date, `007` that became 7.
 
     for flaw in find_changes(columns, "json", [Path("a.jsonl")], Layout(), "name the file"): ...
 
-The library reads what Treetune does not read itself: keywords of its own, datasets of the hub. Where the files behind
-it are here, their values are compared with the types that it gave the columns.
+The library reads what Treetune does not read itself: other keyword arguments, and hub datasets. If the files behind it
+are available here, their values are compared with the types that the library gave the columns.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RULE = "values-changed"
-"""The rule of rows whose values are not those of the file."""
+"""The rule for rows whose values differ from those in the file."""
 
 _NOTHING = frozenset(
     "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null".split("|")
 )
-"""Cells of CSV that the library takes for empty ones."""
+"""CSV cells that the library reads as empty."""
 
 
 def find_changes(
     columns: Mapping[str, pa.DataType], kind: str, files: Sequence[Path], layout: Layout, remedy: str
 ) -> list[Flaw]:
-    """A flaw for each column of which the library changed values; none where the files cannot be read here."""
+    """Return a flaw for each column in which the library changed values; none if the files cannot be read here."""
     rows: dict[str, list[int]] = {}
     firsts: dict[str, Any] = {}
     try:
@@ -55,7 +55,7 @@ def find_changes(
 
 
 def describe_change(column: str) -> str:
-    """What a flaw says of rows with a changed value."""
+    """Return how a flaw describes rows with a changed value."""
     return f"with another {column} than the file has"
 
 
@@ -64,7 +64,7 @@ def _is_nothing(value: Any, kind: str) -> bool:
 
 
 def is_changed(value: Any, kind: pa.DataType) -> bool:
-    """Whether a type changes a value of a file of JSON or CSV."""
+    """Whether a type changes a value from a JSON or CSV file."""
     from pyarrow import types
 
     from treetune.data.arrow_values import is_list

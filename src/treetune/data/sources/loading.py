@@ -1,11 +1,12 @@
-"""Datasets of the hub and of files, opened and read as a stream.
+"""Opens datasets from the hub and from files, and reads them as a stream.
 
     source = open_source(config.loading_params)
     for batch in source.batches(): ...
 
-Only a batch is in memory. Local files are read by `local_files` where `load_options` knows all arguments; anything else
-by `datasets.load_dataset`. The library's copy of local files lies in its cache for as long as the source is open. It
-hides why a dataset cannot be loaded ("An error occurred while generating the dataset"), so `fault_of` reads the files.
+Only one batch is in memory. Local files are read by `local_files` if `load_options` knows all arguments; everything
+else by `datasets.load_dataset`. The library's copy of local files stays in its cache while the source is open. The
+library hides why a dataset cannot be loaded ("An error occurred while generating the dataset"), so `fault_of` reads the
+files.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ if TYPE_CHECKING:
 
 
 _COPY = "treetune-"
-"""How the folders of copies begin."""
+"""Prefix of the folders of copies."""
 
 LEFT_BEHIND = 7 * 86400
-"""Seconds after which no process builds from a copy any more."""
+"""Seconds after which no process still builds from a copy."""
 
 
 class LibraryDataset:
-    """A dataset of the `datasets` library: that of `params`, or what a user's `build_dataset` gave."""
+    """A dataset of the `datasets` library: loaded from `params`, or returned by a user's `build_dataset`."""
 
     def __init__(self, dataset: Any, params: LoadingParams | None = None) -> None:
         self._dataset = dataset
@@ -82,7 +83,7 @@ class LibraryDataset:
     @property
     def columns(self) -> dict[str, pa.DataType]:
         features = self._dataset.features
-        if features is None:  # a stream does not know its columns before its first rows
+        if features is None:  # a stream knows its columns only once it has read its first rows
             first = next(self._explain_faults(self._dataset.with_format("arrow").iter(batch_size=1)), None)
             schema = [] if first is None else first.schema
         else:
@@ -98,12 +99,12 @@ class LibraryDataset:
 
     @property
     def fingerprint(self) -> str:
-        """What the library says identifies the data."""
+        """The library's fingerprint of the data."""
         return str(getattr(self._dataset, "_fingerprint", ""))
 
     @property
     def revision(self) -> str | None:
-        """The commit of the hub that was read: the library names the folder of its cache after it."""
+        """The hub commit that was read, from which the library names its cache folder."""
         for file in getattr(self._dataset, "cache_files", []):
             folder = Path(file["filename"]).parent.name
             if len(folder) == 40 and set(folder) <= set("0123456789abcdef"):
@@ -111,13 +112,13 @@ class LibraryDataset:
         return None
 
     def find_changes(self) -> list[Flaw]:
-        """What the library made of values in the files behind the dataset, where these are JSON or CSV and here."""
+        """Find values that the library changed, if the files behind the dataset are JSON or CSV and available here."""
         if self._params is None:
             return []
         kind, files = str(self._params.argument("path")), self._params.local_sources()
         if kind in ("json", "csv"):
             foreign = find_foreign(self._params, kind)
-            if "features" in foreign or "dtype" in foreign or not files:  # then its types are wanted
+            if "features" in foreign or "dtype" in foreign or not files:  # the user asked for these types
                 return []
             cause = f"leave {', '.join(foreign)} out of" if foreign else "unpack the file, and name it in"
             remedy = f"{cause} loading_params.kwargs, and values are kept as they stand"
@@ -131,8 +132,8 @@ class LibraryDataset:
         return [] if layout is None else find_changes(self.columns, kind, files, layout, remedy)
 
     def batches(self, size: int = ROWS) -> Iterator[SourceBatch]:
-        """The rows in order, so many at a time: Arrow tables, or rows where the stored values are not the real ones
-        (the library keeps columns of mixed types as JSON). Images are as they are stored, bytes and a path."""
+        """Yield the rows in order, this many at a time: Arrow tables, or rows if stored values differ from real ones
+        (the library stores columns of mixed types as JSON). Images come as stored, as bytes and a path."""
         if any(map(_is_decoded, (self._dataset.features or {}).values())):
             columns = self._dataset.iter(batch_size=size)
             rows = ([dict(zip(some, row, strict=True)) for row in zip(*some.values(), strict=True)] for some in columns)
@@ -140,7 +141,7 @@ class LibraryDataset:
         return self._explain_faults(self._dataset.with_format("arrow").iter(batch_size=size))
 
     def _explain_faults(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same; an error on the way is explained as `open_source` explains it."""
+        """Yield the batches; errors on the way are explained as in `open_source`."""
         try:
             yield from batches
         except TreetuneError:
@@ -152,8 +153,8 @@ class LibraryDataset:
 
 
 def _find_downloads(params: LoadingParams, revision: str) -> tuple[str, list[Path]] | None:
-    """The kind of the files that the library has from the hub, and where they are; None where they are not JSON or CSV,
-    or not here."""
+    """Return the kind and paths of the files that the library downloaded from the hub; None if they are not JSON or
+    CSV, or not here."""
     from huggingface_hub import constants
 
     import datasets
@@ -169,7 +170,7 @@ def _find_downloads(params: LoadingParams, revision: str) -> tuple[str, list[Pat
         pieces = parse_split(params.kwargs.get("split") or "all", by_split)
         addresses = [file for split in dict.fromkeys(piece.split for piece in pieces) for file in by_split[split]]
     except Exception:
-        return None  # such as a hub that cannot be reached
+        return None  # the hub may be unreachable, for example
     files = [folder / address.partition(f"@{revision}/")[2] for address in addresses]
     kinds = {format_called(without_compression(file).suffix[1:]) for file in files}
     if len(kinds) != 1 or not kinds <= {"csv", "json"} or not all(file.is_file() for file in files):
@@ -178,7 +179,7 @@ def _find_downloads(params: LoadingParams, revision: str) -> tuple[str, list[Pat
 
 
 def _is_decoded(feature: Any) -> bool:
-    """Whether values of this type are stored otherwise than they are given; images are taken as they are stored."""
+    """Whether values of this type are stored differently from how they are returned. Images are used as stored."""
     from datasets.features.features import require_decoding
 
     from datasets import Image
@@ -192,7 +193,7 @@ def _is_decoded(feature: Any) -> bool:
 
 
 def open_source(params: LoadingParams) -> LibraryDataset | LocalFiles:
-    """Load what `loading_params` names; with no split given, the only one there is."""
+    """Load what `loading_params` names. Without a split, take the only one there is."""
     _refuse_file_name(params)
     if not is_saved(params.path):
         if (missing := find_missing(params)) is not None:
@@ -210,7 +211,7 @@ def open_source(params: LoadingParams) -> LibraryDataset | LocalFiles:
 
 
 def open_named(dataset: HubName) -> LibraryDataset | LocalFiles:
-    """Load a dataset of the hub by its name."""
+    """Load a hub dataset by name."""
     args = [dataset.name, *filter(None, [dataset.config])]
     return open_source(LoadingParams(args=args, kwargs={"split": dataset.split}))
 
@@ -222,7 +223,7 @@ def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
     try:
         datasets.disable_progress_bars()
         if params.local_sources():
-            datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # `fault_of` says what it would, by line
+            datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # `fault_of` reports the same, with line numbers
         with offline_where_unreachable() if params.is_of_hub else nullcontext() as unreachable:
             try:
                 if is_saved(params.path):
@@ -249,15 +250,15 @@ def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
 
 
 def _make_copy_folder(params: LoadingParams) -> str:
-    """A new one each time: the library knows files by their time of change alone, and would give the old rows of a file
-    that was changed and dated back. What a killed process left behind goes."""
+    """Make a new folder each time: the library identifies files by modification time alone, and would return the old
+    rows of a file that was changed and backdated. Folders left by killed processes are removed."""
     import datasets
 
     place = Path(datasets.config.HF_DATASETS_CACHE)
     try:
         place.mkdir(parents=True, exist_ok=True)
         for left in place.glob(f"{_COPY}*"):
-            with suppress(FileNotFoundError):  # another process is done with it meanwhile
+            with suppress(FileNotFoundError):  # another process may remove it meanwhile
                 if time.time() - left.stat().st_mtime > LEFT_BEHIND:
                     shutil.rmtree(left, ignore_errors=True)
         return tempfile.mkdtemp(prefix=_COPY, dir=place)
@@ -265,13 +266,13 @@ def _make_copy_folder(params: LoadingParams) -> str:
         raise fault_of(params, error) from None
 
 
-# The network
+# Network
 
 
 @contextmanager
 def offline_where_unreachable() -> Iterator[str | None]:
-    """Gives why the hub cannot be reached, or None. Where it cannot, the library is set offline for the time: it takes
-    what is in its cache, where else it would try for most of a minute."""
+    """Yield why the hub cannot be reached, or None. If it cannot, the library is offline inside the block and uses its
+    cache; otherwise it would retry for most of a minute."""
     from huggingface_hub import constants
 
     import datasets
@@ -287,13 +288,13 @@ def offline_where_unreachable() -> Iterator[str | None]:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = False
 
 
-# Faults
+# Errors
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def fault_of(params: LoadingParams, error: BaseException, unreachable: str | None = None) -> TreetuneError:
-    """The error for the user that stands for what the library raised; `unreachable` says why the hub is."""
+    """Return the user-facing error for what the library raised; `unreachable` says why the hub is unreachable."""
     import datasets
 
     named, causes = f"{params.args[0]!r} could not be loaded", causes_of(error)
@@ -303,7 +304,7 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
                 f"the datasets library cannot write to its cache {datasets.config.HF_DATASETS_CACHE}: {cause.strerror}",
                 remedy="make room there, or set HF_HOME to a folder on another disk",
             )
-    of_files = None if "Unknown split" in str(error) else fault_of_files(params)  # then they were read
+    of_files = None if "Unknown split" in str(error) else fault_of_files(params)  # the files were read
     if of_files is not None:
         return of_files
     root = causes[-1]
@@ -325,7 +326,7 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
 
 
 def _refuse_file_name(params: LoadingParams) -> None:
-    """Raises where a file is named in place of a dataset: the library would look for it on the hub first."""
+    """Raise if a file is named in place of a dataset: the library would look for it on the hub first."""
     kind = params.args[0]
     suffix = Path(str(kind)).suffix[1:]
     if kind not in FILE_FORMATS and Path(str(kind)).expanduser().is_file():
@@ -336,7 +337,7 @@ def _refuse_file_name(params: LoadingParams) -> None:
 
 
 def find_missing(params: LoadingParams) -> TreetuneError | None:
-    """The error for a name in `data_files` that no file has."""
+    """Return the error for a name in `data_files` that matches no file."""
     for pattern in params.patterns if not params.is_of_hub else ():
         if "://" not in pattern and not any(path.is_file() for path in params.match_files(pattern)):
             remedy = f"paths are taken from {Path.cwd()}; of a folder write {pattern.rstrip('/')}/*, or use data_dir"
@@ -347,7 +348,7 @@ def find_missing(params: LoadingParams) -> TreetuneError | None:
 
 
 def fault_of_files(params: LoadingParams) -> TreetuneError | None:
-    """What is wrong with the files that are named, where something is."""
+    """Return what is wrong with the named files, or None."""
     for place in params.local_sources():
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if file.is_file() and (fault := _fault_of_file(file, str(params.args[0]))) is not None:
@@ -356,12 +357,12 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
 
 
 def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
-    if kind not in KINDS and kind != "text":  # a folder
+    if kind not in KINDS and kind != "text":  # it may be a folder
         if (shape := known_kind(file)) is None:
             return None
         kind = "json" if shape is FileKind.LINES else shape.value
     try:
-        if kind in ("csv", "text"):  # whose cells only the library can read, by its arguments
+        if kind in ("csv", "text"):  # only the library can read its cells, with its arguments
             refuse_name(file, kind, f"{file} cannot be read as {kind}")
             with open_plain(file) as opened:
                 rows = sum(not line.decode().isspace() for line in opened) - (kind != "text")

@@ -1,12 +1,12 @@
-"""The arguments of `datasets.load_dataset`: what they name here, and which of them Treetune reads itself.
+"""The arguments of `datasets.load_dataset`: what they name locally, and which of them Treetune reads itself.
 
     params = LoadingParams(args=["csv"], kwargs={"data_files": "a.csv", "sep": ";"})
     params.local_sources()              # [Path("/data/a.csv")]
     files = find_local_files(params)    # LocalFiles, or None
 
-Treetune reads the arguments below over local files of JSON, CSV and parquet. Any other argument and any other source
-are the library's: then `find_local_files` gives None. Of folders the library says which files are which split, and
-Treetune reads these files.
+Treetune reads the arguments below over local JSON, CSV and parquet files. Other arguments and other sources are left to
+the library, and `find_local_files` returns None for them. For folders, the library says which files belong to which
+split, and Treetune reads these files.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from treetune.data.sources.local_files import LocalFiles
 
 _CARDS = (".huggingface.yaml", "README.md", "dataset_infos.json")
-"""What `load_dataset` reads of a local folder besides the data: names of splits, types of columns."""
+"""What `load_dataset` reads from a local folder besides the data: names of splits, types of columns."""
 
 
 class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     args: Annotated[list[Any], msgspec.Meta(min_length=1)]
-    """Positional arguments of `datasets.load_dataset`; the dataset's name or path at the least."""
+    """Positional arguments of `datasets.load_dataset`; at least the dataset's name or path."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments: `name`, `split`, `revision`, `data_dir`, `data_files` and so on."""
 
@@ -48,7 +48,7 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return getattr(self, key)
 
     def argument(self, name: str) -> Any:
-        """What `load_dataset` is given as its `path`, `data_dir` or `data_files`, however it is passed."""
+        """Return the `path`, `data_dir` or `data_files` argument of `load_dataset`, however it was passed."""
         positional = dict(zip(("path", "name", "data_dir", "data_files"), self.args, strict=False))
         return {**positional, **self.kwargs}.get(name)
 
@@ -58,28 +58,28 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def is_of_hub(self) -> bool:
-        """Whether the name is a dataset of the hub: it is neither a format nor a path here."""
+        """Whether the name is a hub dataset: neither a format nor a local path."""
         name = str(self.argument("path") or "")
         return bool(name) and name not in FILE_FORMATS and "://" not in name and not self.path.exists()
 
     @property
     def is_format(self) -> bool:
-        """Whether a format is named. One that is neither known nor here is of a newer release, or is of the hub and has
-        no files here."""
+        """Whether a format is named. A name that is neither known nor a local path is a format of a newer release, or a
+        hub dataset without local files."""
         name = str(self.argument("path") or "")
         return name in FILE_FORMATS or not name or ("/" not in name and not self.path.exists())
 
     @property
     def patterns(self) -> list[str]:
-        """The names and globs in `data_files`."""
+        """Return the names and globs in `data_files`."""
         return list(iter_patterns(self.argument("data_files")))
 
     def patterns_by_split(self) -> dict[str, list[str]]:
-        """The same by split."""
+        """Return the same, by split."""
         return patterns_by_split(self.argument("data_files"))
 
     def place_of(self, pattern: str) -> Path | None:
-        """Where one of the patterns is looked for here; None where it is elsewhere."""
+        """Return the local path of a pattern, or None if it is not local."""
         # `zip://*.csv::archive.zip` reads the archive.
         pattern, base = os.path.expanduser(pattern.rpartition("::")[2].removeprefix("file://")), self._base
         if "://" in pattern or (base is None and not os.path.isabs(pattern)):
@@ -87,7 +87,7 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return (base or Path()) / pattern
 
     def match_files(self, pattern: str) -> list[Path]:
-        """The files here that one of the patterns means, in the order in which they are read."""
+        """Return the local files that a pattern matches, in reading order."""
         if (place := self.place_of(pattern)) is None:
             return []
         if place.exists():
@@ -96,13 +96,13 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return [Path(name) for name in names if os.path.basename(name) not in NO_ROWS]
 
     def local_sources(self) -> list[Path]:
-        """The local files and folders that are read; none for the hub and for URLs. Where `data_files` names files, the
-        folder is only where they lie and is not read as a whole."""
+        """Return the local files and folders that are read; none for the hub and for URLs. If `data_files` names files,
+        the folder only locates them and is not read as a whole."""
         found: list[Path] = [file for pattern in self.patterns for file in self.match_files(pattern)]
         if self.argument("data_files") is None and self._base and (self.argument("data_dir") or not self.is_format):
             found.append(self._base)
         if not self.is_format and self.path.is_dir():
-            # A folder that is hashed as a whole covers all of these but the hidden one.
+            # Hashing a folder as a whole covers all of these except the hidden one.
             found += [self.path / card for card in _CARDS if self.path not in found or card.startswith(".")]
         elif not self.is_format and self.path.is_file():
             found.append(self.path)
@@ -110,7 +110,7 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def _base(self) -> Path | None:
-        """The folder in which files are looked for; None where it is not here."""
+        """The folder in which files are searched, or None if it is not local."""
         inner = self.argument("data_dir") or ""
         if self.is_format:
             return Path(inner).expanduser()
@@ -118,7 +118,7 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
-    """Faults of the arguments that show without reading the files."""
+    """Return faults of the arguments that show without reading the files."""
     kind, data_files = params.args[0], params.kwargs.get("data_files")
     if not isinstance(kind, str) or not kind:
         problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
@@ -135,13 +135,13 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
     return [("loading_params.kwargs.data_files", "names no file")] if data_files is not None and not patterns else []
 
 
-# What Treetune reads itself
+# Arguments that Treetune reads itself
 
 _WITHOUT_EFFECT = frozenset(
     "cache_dir chunksize download_config download_mode keep_in_memory name num_proc revision save_infos streaming "
     "token trust_remote_code use_threads verification_mode".split()
 )
-"""Arguments that change no row of local files."""
+"""Arguments that change no rows of local files."""
 _SHARED = frozenset(("path", "data_dir", "data_files", "split"))
 _OF_KIND = {
     "json": frozenset(("encoding", "field")),
@@ -157,26 +157,26 @@ _LIBRARY_ONLY = (
     "trust_remote_code",
     "verification_mode",
 )
-"""Arguments of `load_dataset` that `load_dataset_builder` does not take."""
+"""Arguments of `load_dataset` that `load_dataset_builder` does not accept."""
 
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04", b"\x04\x22\x4d\x18")
-"""How compressed files begin."""
+"""First bytes of compressed files."""
 _FEATURES = frozenset(("ClassLabel", "Image", "Json", "LargeList", "List", "Sequence", "Value"))
-"""Types of the library whose values are given as they are stored."""
+"""Types of the library whose values are returned as stored."""
 
 
 def find_foreign(params: LoadingParams, kind: str) -> list[str]:
-    """The arguments that only the library reads."""
+    """Return the arguments that only the library understands."""
     return sorted(params.kwargs.keys() - _SHARED - _WITHOUT_EFFECT - _OF_KIND[kind])
 
 
 def builder_arguments(params: LoadingParams) -> dict[str, Any]:
-    """The keyword arguments of `load_dataset_builder`."""
+    """Return the keyword arguments for `load_dataset_builder`."""
     return {key: value for key, value in params.kwargs.items() if key not in _LIBRARY_ONLY}
 
 
 def find_local_files(params: LoadingParams) -> LocalFiles | None:
-    """The files that are named, where Treetune reads them; None where only `datasets` can."""
+    """Return the named files if Treetune reads them, or None if only `datasets` can."""
     kind, split = str(params.argument("path") or ""), params.kwargs.get("split")
     if len(params.args) > 4 or not isinstance(split, str | None):
         return None
@@ -195,7 +195,7 @@ def find_local_files(params: LoadingParams) -> LocalFiles | None:
 
 
 def _ask_library(params: LoadingParams, split: str | None) -> LocalFiles | None:
-    """The files of a folder, and what its card says of them."""
+    """Ask the library for the files of a folder and for what its card says of them."""
     from dataclasses import fields
 
     import datasets
@@ -229,7 +229,7 @@ def _open(kind: str, files: dict[str, list[Path]], split: str | None, options: M
 
 
 def read_layout(options: Mapping[str, Any]) -> Layout | None:
-    """How text is written, by these arguments; None where only the library can read them."""
+    """Return how text files are written, by these arguments; None if only the library can read them."""
     encoding, field = options.get("encoding"), options.get("field")
     delimiter = options.get("delimiter") or options.get("sep", ",")
     names = options.get("column_names") or options.get("names")
@@ -254,19 +254,19 @@ def _is_read_here(file: Path, kind: str) -> bool:
         with file.open("rb") as opened:
             packed = opened.read(6).startswith(_PACKED)
     except OSError:
-        return True  # reported when it is read
+        return True  # reported when the file is read
     return not packed or file != without_compression(file)
 
 
 def _has_plain_values(file: Path) -> bool:
-    """Whether the values of a parquet file are used as they are stored, by the types that `datasets` noted."""
+    """Whether a parquet file's values can be used as stored, judging by the types that `datasets` recorded."""
     from treetune.data.sources.files import open_parquet
 
     try:
         with open_parquet(file) as opened:
             schema = opened.schema_arrow
     except ReadError:
-        return True  # reported when it is read
+        return True  # reported when the file is read
     noted = (schema.metadata or {}).get(b"huggingface")
     try:
         return noted is None or set(_iter_types(json.loads(noted))) <= _FEATURES

@@ -1,11 +1,11 @@
-"""Files of JSON, JSON lines, CSV and parquet on this machine, read as they stand: text stays text, a number the number.
+"""Reads local JSON, JSON lines, CSV and parquet files without conversion: text stays text, numbers keep their value.
 
     files = LocalFiles("json", {"train": [Path("train.jsonl")]}, split="train[:10%]")
     files.columns, files.rows
     for batch in files.batches(): ...
 
-They are read twice, a batch at a time: first for the columns and the number of rows, then for the values. Rows come as
-Python values, and of parquet as tables. The types of CSV columns are those of `CsvTypes`.
+Files are read twice, one batch at a time: first for the columns and the number of rows, then for the values. Rows are
+Python values; parquet gives tables. CSV column types come from `CsvTypes`.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ if TYPE_CHECKING:
 SourceBatch = Union["pa.Table", list[Row]]
 
 ROWS = 10_000
-"""Rows of one batch: enough to be worth vectorising, little enough to stay small."""
+"""Rows per batch: enough to vectorise, few enough to stay small."""
 
 KINDS = frozenset(("csv", "json", "parquet"))
-"""Formats that are read here. A file of one is never read as another."""
+"""Formats that are read here. A file of one format is never read as another."""
 
 
 class LocalFiles:
     revision: str | None = None
     fingerprint = ""
-    """The cache key has the contents of the files."""
+    """Empty: the cache key already has the contents of the files."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LocalFiles:
         layout: Layout | None = None,
         columns: Sequence[str] | None = None,
     ) -> None:
-        """`files` are those of each split. `columns`: of parquet, those to read."""
+        """`files` are the files of each split. `columns`: for parquet, which to read."""
         self.kind, self._layout, self._wanted = kind, layout or Layout(), columns
         self._files = {name: [File(path, _shape(path, kind)) for path in paths] for name, paths in files.items()}
         if split is None and len(files) > 1:
@@ -83,8 +83,8 @@ class LocalFiles:
 
     @cached_property
     def columns(self) -> dict[str, Any]:
-        """The columns by name, and what they hold: Arrow's types of parquet, else `string` where the first rows have
-        text there."""
+        """The columns by name with their types: Arrow types for parquet, otherwise `string` if the first rows hold text
+        there."""
         names, first = self._scan[1], next(self.batches(), [])
         if not isinstance(first, list):
             return names
@@ -99,7 +99,7 @@ class LocalFiles:
         return []
 
     def batches(self, size: int = ROWS) -> Iterator[SourceBatch]:
-        """The rows in order, at most so many at a time, each with every column."""
+        """Yield the rows in order, at most this many at a time, each with every column."""
         counts = self._scan[0]
         for piece, rows in self._ranges():
             first = 0
@@ -114,7 +114,7 @@ class LocalFiles:
         return [(piece, piece.range_of(sizes[piece.split])) for piece in self._pieces]
 
     def _read(self, file: File, rows: range, size: int) -> Iterator[SourceBatch]:
-        """Some rows of a file."""
+        """Yield some rows of a file."""
         first = 0
         for batch in self._batches_of(file, size) if len(rows) else ():
             kept = slice(max(0, rows.start - first), max(0, rows.stop - first))
@@ -140,7 +140,7 @@ class LocalFiles:
                 yield rows
 
     def _rows_of(self, file: File, size: int) -> Iterator[list[Row]]:
-        """The rows of JSON or CSV as they stand there, at most so many at a time."""
+        """Yield the rows of JSON or CSV without conversion, at most this many at a time."""
         if self._has_blocks(file):
             kept: list[Row] = []
             for rows in iter_line_blocks(file.path):
@@ -180,7 +180,7 @@ class LocalFiles:
             json_fields = json_fields_of(metadata) or _holds_json(opened.schema_arrow)
             wanted = [name for name in opened.schema_arrow.names if name in columns]
             for batch in opened.iter_batches(rows_within(opened, size), columns=wanted, use_threads=False):
-                if json_fields:  # JSON text that stands for its values
+                if json_fields:  # JSON text that stands for values
                     blank: Row = dict.fromkeys(columns)
                     yield [{**blank, **row} for row in arrow_rows(batch.replace_schema_metadata(metadata))]
                     continue
@@ -189,11 +189,11 @@ class LocalFiles:
                     table = table.append_column(name, pa.nulls(len(table), columns[name]))
                 yield table.select(list(columns))
 
-    # The first reading
+    # The first pass
 
     @cached_property
     def _scan(self) -> tuple[dict[File, int], dict[str, Any]]:
-        """How many rows each file has, and what the columns are."""
+        """Return the number of rows of each file, and the columns."""
         used = dict.fromkeys(piece.split for piece in self._pieces)
         counts: dict[File, int] = {}
         columns: dict[str, Any] = {}
@@ -209,7 +209,7 @@ class LocalFiles:
         return counts, columns
 
     def _scan_file(self, file: File, columns: dict[str, Any]) -> int:
-        """Adds its columns; gives the number of rows."""
+        """Add the columns of a file; return its number of rows."""
         if file.kind is FileKind.PARQUET:
             with open_parquet(file.path) as opened:
                 schema = opened.schema_arrow
@@ -247,7 +247,7 @@ class LocalFiles:
 
     @contextmanager
     def _name_faults(self, file: File) -> Iterator[None]:
-        """Where a file cannot be read and its name is that of another kind, the error says so."""
+        """If a file cannot be read and its name suggests another kind, say so in the error."""
         try:
             yield
         except ReadError as error:
@@ -260,21 +260,21 @@ class LocalFiles:
 
 
 def refuse_name(file: Path, kind: str, problem: str) -> None:
-    """Raises where a file of a kind is called as one of another kind."""
+    """Raise if a file of one kind is named like one of another kind."""
     ending = without_compression(file).suffix[1:]
     if kind in KINDS and (meant := format_called(ending)) != kind and meant in KINDS:
         raise UsageError(problem, remedy=f"it is called {file.name}: write {spell_format(ending)}") from None
 
 
 def _shape(path: Path, kind: str) -> FileKind:
-    """How a file is read, by its content. A .jsonl file is read by lines even if its first line is damaged."""
+    """Decide how to read a file, by its content. A .jsonl file is read by lines even if its first line is damaged."""
     if kind != "json":
         return FileKind(kind)
     try:
         with open_plain(path) as file:
             array = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     except OSError:
-        array = False  # reported when it is read
+        array = False  # reported when the file is read
     lines = known_kind(path) is FileKind.LINES or holds_lines(path)
     return FileKind.LINES if lines and not array else FileKind.JSON
 
@@ -284,10 +284,10 @@ def _decode(record: bytes, file: File, unit: str, number: int) -> Row:
         if unit == "row" and record[:1] == b'"':  # a document may be a list of texts
             return {"text": msgspec.json.decode(record)}
         return decode_row(record)
-    except ValueError as error:  # which a DecodeError and a UnicodeDecodeError are
+    except ValueError as error:  # includes DecodeError and UnicodeDecodeError
         raise ReadError(f"{file}, {unit} {number}: {error}") from None
 
 
 def _holds_json(schema: pa.Schema) -> bool:
-    """Whether columns are of Arrow's type for JSON, as `datasets` writes those of mixed types."""
+    """Whether columns have Arrow's JSON type, which `datasets` writes for mixed types."""
     return any("arrow.json" in str(field.type) for field in schema)

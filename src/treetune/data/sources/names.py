@@ -1,9 +1,9 @@
-"""What a user names, as files: paths, folders with a split (`folder[:split]`, by default train), globs, `~`; else a
-dataset of the hub, `name[@config][:split]`.
+"""Finds what a user names: paths, folders with a split (`folder[:split]`, train by default), globs, `~`, or else a hub
+dataset, `name[@config][:split]`.
 
     for source in find(["~/data", "more/*.jsonl.gz", "openai/gsm8k@main:test"]): ...
 
-A file may be compressed as a whole, as in `rows.jsonl.gz` and `rows.json.zst`: `open_plain` opens it as if it were not.
+A file may be compressed as a whole, such as `rows.jsonl.gz` or `rows.json.zst`: `open_plain` opens it decompressed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Sources = str | Path | Iterable[str | Path]
 
 
 class FileKind(StrEnum):
-    """How a file is read."""
+    """How to read a file."""
 
     PARQUET = "parquet"
     JSON = "json"
@@ -44,7 +44,7 @@ _ENDINGS = {
     ".ndjson": FileKind.LINES,
     ".csv": FileKind.CSV,
 }
-"""By the ending of a name; all but parquet may be compressed, as in `.jsonl.gz`."""
+"""Kinds by file ending. All but parquet may be compressed, as in `.jsonl.gz`."""
 
 _CODE_OR_CONFIG = re.compile(r"\.(py|ya?ml)(:|$)")
 
@@ -60,7 +60,7 @@ class File(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a file of text is written, where that is not as usual."""
+    """How a text file is written, if not in the usual way."""
 
     encoding: str | None = None
     """None for UTF-8."""
@@ -69,9 +69,9 @@ class Layout(NamedTuple):
     delimiter: str = ","
     quotechar: str = '"'
     names: list[str] | None = None
-    """Of the columns of CSV, in the place of those in its first line."""
+    """Names for the CSV columns, instead of those in the first line."""
     header: bool = True
-    """Whether the first line of CSV is no row."""
+    """Whether the first line of a CSV file is a header."""
 
 
 class HubName(NamedTuple):
@@ -84,8 +84,8 @@ class HubName(NamedTuple):
 
 
 def find(sources: Sources) -> Iterator[File | HubName]:
-    """Everything that is named, in order; the files of a folder or a glob sorted. A folder is its train split, or the
-    one that is named: `folder:test`."""
+    """Find everything that is named, in order, with the files of a folder or glob sorted. A folder means its train
+    split, or the one named as `folder:test`."""
     for source, found in find_with_splits(sources):
         if not isinstance(found, FolderSplits):
             yield from found
@@ -101,15 +101,15 @@ def find(sources: Sources) -> Iterator[File | HubName]:
 
 
 class FolderSplits(NamedTuple):
-    """The files of a folder, by split."""
+    """The files of a folder by split."""
 
     files: dict[str, list[File]]
     named: str | None
-    """The split that was asked for."""
+    """The split that the user asked for."""
 
 
 def find_with_splits(sources: Sources) -> Iterator[tuple[str, list[File | HubName] | FolderSplits]]:
-    """What each name means: files and datasets, or a folder with its splits."""
+    """Yield what each name means: files and datasets, or a folder with its splits."""
     for source in sources if isinstance(sources, Iterable) and not isinstance(sources, str) else [sources]:
         if not isinstance(source, str | os.PathLike) or source == "":
             raise UsageError(f"{source!r} names no file", remedy="give a path, a folder, a glob or a hub name")
@@ -117,7 +117,7 @@ def find_with_splits(sources: Sources) -> Iterator[tuple[str, list[File | HubNam
 
 
 def names_rows(target: str) -> bool:
-    """Whether a TARGET is rows (files, folders, globs, datasets of the hub) rather than a taskset or a server."""
+    """Whether a TARGET names rows (files, folders, globs, hub datasets) rather than a taskset or a server."""
     path = Path(os.path.expanduser(target))
     if "://" in target:
         return False
@@ -132,7 +132,7 @@ def names_rows(target: str) -> bool:
 
 
 def names_taskset(target: str) -> bool:
-    """Whether a name that may be rows is a taskset's: config.yaml, file.py:Name, module:Name, or an id."""
+    """Whether a name that could mean rows is a taskset: config.yaml, file.py:Name, module:Name, or an id."""
     if find_ready(target) is not None:
         return True
     if names_rows(target) or (Path(os.path.expanduser(target)).exists() and not _CODE_OR_CONFIG.search(target)):
@@ -147,14 +147,14 @@ def kind_of(path: Path) -> FileKind:
 
 
 def known_kind(path: Path) -> FileKind | None:
-    """The kind that a file's name says; None where it says none."""
+    """Return the kind that a file's name implies, or None."""
     plain = without_compression(path)
     kind = _ENDINGS.get(plain.suffix.lower())
     return None if kind is FileKind.PARQUET and plain != path else kind
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raises where a file that is to be written would be one that trainers cannot read."""
+    """Raise if a file to write has a name that trainers could not read."""
     plain = without_compression(path)
     if known_kind(path) is FileKind.CSV or path != plain:
         raise UsageError(
@@ -172,7 +172,7 @@ def _find_one(source: str) -> list[File | HubName] | FolderSplits:
     if glob.has_magic(source):
         matches = [Path(match) for match in sorted(glob.glob(source, recursive=True))]
         files: list[File | HubName] = [File(match, kind_of(match)) for match in matches if _holds_rows(match)]
-        # `data/*` may mean folders; `data/**` names their files already.
+        # `data/*` may match folders; `data/**` already matches their files.
         folders = [] if "**" in source else [str(match) for match in matches if match.is_dir()]
         files += find(folders)
         if not files:
@@ -187,7 +187,7 @@ def _find_one(source: str) -> list[File | HubName] | FolderSplits:
 
 
 def _folder_split(source: str) -> FolderSplits | None:
-    """`folder:split`, where there is such a folder of rows."""
+    """Parse `folder:split` if such a folder of rows exists."""
     name, colon, split = source.rpartition(":")
     if not (colon and name and re.fullmatch(r"\w+(\.\w+)*", split) and Path(name).is_dir()):
         return None
@@ -213,20 +213,20 @@ def _holds_rows(path: Path) -> bool:
 
 
 def _list_folder(folder: Path) -> list[Path]:
-    """The files below a folder, but for hidden ones."""
+    """List the files below a folder, without hidden ones."""
     found = (path for path in folder.rglob("*") if _holds_rows(path))
     files = sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
-    # A table beside rows is about them; alone it holds them.
+    # A table next to rows describes them; on its own it holds the rows.
     return [path for path in files if known_kind(path) is not FileKind.CSV] or files
 
 
 def without_compression(path: Path) -> Path:
-    """The name of what is compressed: `rows.jsonl` of `rows.jsonl.gz`."""
+    """Return the name without its compression suffix: `rows.jsonl` for `rows.jsonl.gz`."""
     return path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
 
 
 def open_plain(path: Path) -> io.BufferedIOBase:
-    """The content of a file; damage to its compression is an OSError too."""
+    """Open the decompressed content of a file. Damaged compression also raises OSError."""
     if path == without_compression(path):
         return path.open("rb")
     import pyarrow as pa
@@ -238,15 +238,15 @@ def open_plain(path: Path) -> io.BufferedIOBase:
 Row = dict[str, Any]
 
 BATCH = 2_000
-"""Rows of one batch."""
+"""Rows per batch."""
 
 
 class ReadError(TreetuneError):
-    """A file that cannot be read as what its name says."""
+    """Raised for a file that cannot be read as the kind that its name implies."""
 
 
 class Batch(NamedTuple):
-    """Rows and where they stand."""
+    """Rows, with their place in the source."""
 
     source: str
     unit: str
@@ -258,13 +258,13 @@ class Batch(NamedTuple):
         return f"{self.source}, {self.unit} {self.numbers[position]}"
 
 
-# Formats of files, as `load_dataset` names them
+# File formats, named as in `load_dataset`
 
 FILE_FORMATS = frozenset(
     "arrow audiofolder conll csv eval fasta fastq genbank harbor hdf5 iceberg imagefolder json lance meshfolder mmcif "
     "niftifolder pandas parquet pdb pdffolder text tsfile videofolder vortex webdataset xml".split()
 )
-"""Names that `load_dataset` takes for a format, even where a folder of that name exists."""
+"""Names that `load_dataset` takes as a format, even if a folder of that name exists."""
 
 _OTHER_NAMES = {
     **dict.fromkeys(("jsonl", "jsonlines", "ndjson"), "json"),
@@ -272,14 +272,14 @@ _OTHER_NAMES = {
     "pq": "parquet",
     "tsv": "csv",
 }
-"""Formats by what else they are called, and by the endings of files."""
+"""Formats by their other names and file endings."""
 
 
 def format_called(name: str) -> str:
-    """The format that a name or the ending of a file means."""
+    """Return the format that a name or file ending means."""
     return _OTHER_NAMES.get(name.lower(), name.lower())
 
 
 def spell_format(name: str) -> str:
-    """How `loading_params` says it."""
+    """Return how `loading_params` names it."""
     return f"args: [{format_called(name)}]" + (', kwargs: {sep: "\\t"}' if name.lower() == "tsv" else "")

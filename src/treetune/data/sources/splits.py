@@ -1,11 +1,11 @@
-"""Splits: the files of a folder that are one, the rows that a `split` of `load_dataset` means, and saved folders.
+"""Splits: which files of a folder form a split, which rows a `split` of `load_dataset` means, and saved folders.
 
     split_files(folder, files)      # {"train": [folder/train.parquet], "test": [folder/test.parquet]}
     pieces = parse_split("train[:10%]+test", ["train", "test"])
     [(piece.split, piece.range_of(1000)) for piece in pieces]    # [("train", range(0, 100)), ("test", range(0, 1000))]
 
-Files belong to the splits that `datasets.load_dataset(folder)` finds: a card (README.md with `configs`) names them,
-else the names of shards, of folders, of files, in this order. Without any of these all files are `train`.
+Files belong to the splits that `datasets.load_dataset(folder)` finds: those in a card (README.md with `configs`), else
+by the names of shards, folders or files, in this order. Without any of these, all files are `train`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEYWORDS = {
     "validation": ("validation", "valid", "dev", "val"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""What names say of each split."""
+"""The words in names that indicate each split."""
 
 NO_ROWS = frozenset(("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"))
 """Files about a dataset, which `load_dataset` does not read as rows."""
@@ -33,7 +33,7 @@ _FRONT_MATTER = re.compile(r"---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
 
 
 def split_files(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """The files of each split; a file that belongs to none where others do is left out."""
+    """Return the files of each split. If some files belong to a split, those that belong to none are left out."""
     if (declared := _read_card(folder)) is not None:
         matches = {split: _match(folder, patterns) for split, patterns in declared.items()}
         found = {split: [file for file in files if file in matched] for split, matched in matches.items()}
@@ -50,7 +50,7 @@ def split_files(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def split_called(name: str) -> str:
-    """The split that a name means: `val` is `validation`."""
+    """Return the split that a name means: `val` is `validation`."""
     return next((split for split, words in KEYWORDS.items() if name in words), name)
 
 
@@ -63,7 +63,8 @@ def _folder_names(name: str) -> list[str]:
 
 
 def _by_keyword(parts_of: Callable[[str], Iterable[str]]) -> Callable[[str], list[str]]:
-    """The splits whose keyword is a word of one of the parts of a name: `gsm8k-train.parquet`, not `training1st`."""
+    """Match splits whose keyword is a whole word in one of the parts of a name: `gsm8k-train.parquet`, not
+    `training1st`."""
 
     def find(name: str) -> list[str]:
         words = {word for part in parts_of(name) for word in re.split(r"[-._ 0-9]", part)}
@@ -73,7 +74,7 @@ def _by_keyword(parts_of: Callable[[str], Iterable[str]]) -> Callable[[str], lis
 
 
 def _read_card(folder: Path) -> dict[str, list[str]] | None:
-    """The patterns of each split that the README.md of a folder declares; None where it declares none."""
+    """Return the patterns of each split that a folder's README.md declares, or None if it declares none."""
     import yaml
 
     try:
@@ -94,14 +95,15 @@ def _read_card(folder: Path) -> dict[str, list[str]] | None:
 
 
 def _match(folder: Path, patterns: Iterable[str]) -> set[Path]:
-    # Of a pattern that ends in `**`, glob gives folders only.
+    # For a pattern that ends in `**`, glob returns only folders.
     plain = [pattern.removeprefix("./") for pattern in patterns]
     spelled = [f"{pattern}/*" if pattern.endswith("**") else pattern for pattern in plain]
     return {file for pattern in spelled if not pattern.startswith("/") for file in folder.glob(pattern)}
 
 
 def patterns_by_split(data_files: Any) -> dict[str, list[str]]:
-    """The names and globs of each split in `data_files`, of a card or of `load_dataset`; by default they are train."""
+    """Return the names and globs of each split in `data_files`, of a card or of `load_dataset`; the default split is
+    train."""
     if isinstance(data_files, Mapping) and not _is_entry(data_files):
         return {str(split): list(iter_patterns(value)) for split, value in data_files.items()}
     by_split: dict[str, list[str]] = {}
@@ -112,7 +114,7 @@ def patterns_by_split(data_files: Any) -> dict[str, list[str]]:
 
 
 def iter_patterns(data_files: Any) -> Iterator[str]:
-    """The names in `data_files`, which may be one, a list, splits, or a list of `{split:, path:}`."""
+    """Yield the names in `data_files`: a single name, a list, splits, or a list of `{split:, path:}`."""
     if isinstance(data_files, str | os.PathLike):
         yield str(data_files)
     elif isinstance(data_files, Mapping):
@@ -134,7 +136,7 @@ def _list_of(card: Any, key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-# The rows that `split` means
+# The rows that `split` selects
 
 _PIECE = re.compile(
     r"(?P<split>\w+(?:\.\w+)*)(?:\[(?P<start>-?[\d_]+%?)?:(?P<stop>-?[\d_]+%?)?\])?(?:\((?P<rounding>[^)]*)\))?"
@@ -147,10 +149,10 @@ class Piece(NamedTuple):
     stop: int | None = None
     percent: bool = False
     whole: bool = False
-    """Whether one percent is a whole number of rows, as `(pct1_dropremainder)` says."""
+    """Whether one percent is a whole number of rows, as in `(pct1_dropremainder)`."""
 
     def range_of(self, rows: int) -> range:
-        """The rows of a split that has so many."""
+        """Return the rows of a split with this many rows."""
         start = self._place(0 if self.start is None else self.start, rows)
         stop = rows if self.stop is None else self._place(self.stop, rows)
         return range(start, max(start, stop))
@@ -167,7 +169,7 @@ class Piece(NamedTuple):
 
 
 def parse_split(text: str, splits: Collection[str]) -> list[Piece]:
-    """The pieces whose rows follow each other. `splits` are those that there are; `all` is each of them."""
+    """Parse pieces whose rows follow each other. `splits` are the existing ones; `all` means each of them."""
     if text == "all":
         return [Piece(split) for split in splits]
     pieces: list[Piece] = []
@@ -198,7 +200,7 @@ def is_saved(folder: Path) -> bool:
 
 
 def load_saved(folder: Path, kwargs: Mapping[str, Any]) -> Any:
-    """A dataset, or several by their splits. `split` means the same as in `load_dataset`, slices included."""
+    """Load a dataset, or several by split. `split` works as in `load_dataset`, including slices."""
     import datasets
 
     split = kwargs.get("split")

@@ -1,12 +1,11 @@
-"""Checks of files of rows.
+"""Checks files of rows.
 
     report = validate_dataset("train.parquet")       # prints what was found
     write_tasks(tasks, "train.parquet", "skyrl")     # writes no file that is not valid
 
-`validate` gives the report alone. `rules` has the table of rules and the report; the rules themselves stand in
+`validate` only returns the report. `rules` holds the table of rules and the report; the rules themselves are in
 `prompts`, `rewards`, `column_types` and `gold`. `row` checks and fixes one row, `files` reads files and checks them
-together, and `prefilter` proves most rows of parquet sound without looking at each. `write` writes tasks, and rows
-that were fixed.
+together, and `prefilter` proves most rows of parquet sound without checking each. `write` writes tasks and fixed rows.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ __all__ = ["RULES", "FilesReport", "validate", "validate_dataset", "write_tasks"
 
 
 def validate_dataset(path: Sources, **options: Any) -> FilesReport:
-    """Check one file or several, print what was found, and give the report: `.ok` says whether it can be trained on.
+    """Check one or several files, print what was found, and return the report: `.ok` says whether it can be trained on.
 
-    Options are those of `validate`.
+    The options are those of `validate`.
     """
     from treetune.system.screen import Screen
 

@@ -1,8 +1,8 @@
-"""The types of a file's columns as `datasets` reads them: SkyRL loads rows with it, all files of a list together.
+"""The types that `datasets` infers for a file's columns: SkyRL loads rows with it, all files of a list together.
 
-Parquet names its types. Those of JSON follow from all values; of JSON lines from the first 10 MB, which the rest must
-fit. Two files fit where no column has two types: null fits all but a mapping in a later file, and a mapping may lack
-keys, unless it is inside a list.
+Parquet states its types. JSON types follow from all values; for JSON lines from the first 10 MB, which the rest must
+fit. Two files fit if no column has two types. A null fits everything except a mapping in a later file, and a mapping
+may lack keys unless it is inside a list.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ add_fixable_rule(
 add_rule("big-integers", "integers of 64 bits: larger ones become floats, or break the loader", "write them as text")
 
 Feature = str | dict[str, Any] | list[Any]
-"""A type: a name, a mapping of keys to types, or a list of one type."""
+"""A type: a name, a mapping of keys to types, or a list with one type."""
 
 BLOCK = 10 << 20
 """Bytes of JSON lines that `datasets` reads at a time."""
 
 
 def type_feature(kind: pa.DataType, path: str, unsupported: list[str]) -> Feature:
-    """A type of parquet; the path of each that `datasets` does not know goes to `unsupported`."""
+    """Return the feature for a parquet type. Paths of types that `datasets` does not know are added to
+    `unsupported`."""
     import pyarrow as pa
 
     types = pa.types
@@ -77,7 +78,7 @@ def type_feature(kind: pa.DataType, path: str, unsupported: list[str]) -> Featur
 
 
 def find_difference(feature: Mapping[str, Feature], before: Mapping[str, Feature]) -> str | None:
-    """Where a file has a type that the loader does not put together with the files before it, or None."""
+    """Return where a file's types clash with those of the files before it, or None."""
     return next(iter(find_clashes(_drop_nulls(feature), before)), None)
 
 
@@ -87,7 +88,7 @@ def _drop_nulls(feature: Mapping[str, Feature]) -> dict[str, Feature]:
 
 
 def merge(before: Mapping[str, Feature], feature: Mapping[str, Feature]) -> dict[str, Feature]:
-    """The types of files that go together."""
+    """Merge the types of files that fit together."""
     both = dict(before)
     for key, mine in feature.items():
         theirs = both.get(key, "null")
@@ -99,7 +100,7 @@ def merge(before: Mapping[str, Feature], feature: Mapping[str, Feature]) -> dict
 
 
 class Places(msgspec.Struct):
-    """Counts rows, and keeps the numbers of the first ten. A row with several faults counts once."""
+    """Counts rows, and stores the numbers of the first ten. A row with several faults counts once."""
 
     count: int = 0
     first: list[int] = []
@@ -123,17 +124,17 @@ _FITTING = {
     "timestamp[s]": {"text"},
     "null": set[str](),
 }
-"""What later lines may have where the first 10 MB have a type."""
+"""Kinds that later lines may have, by the type in the first 10 MB."""
 
 
 class Shape:
-    """The types of one place in the rows of a JSON file, and of the places below it."""
+    """The types at one place in a JSON file's rows, and at the places below it."""
 
     __slots__ = ("counts", "dates", "first", "items", "keys", "nulls", "rows")
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
-        """The first row that has it."""
+        """The first row that has this place."""
         self.counts: dict[str, int] = {}
         self.nulls = 0
         self.keys: dict[str, Shape] = {}
@@ -141,7 +142,7 @@ class Shape:
         self.dates = True
         """Whether every text is a date."""
         self.rows = {rule: Places() for rule in ("mixed-types", "nan-becomes-null", "reread-dates", "big-integers")}
-        """The rows that would break a rule."""
+        """The rows that would break each rule."""
 
     def add(self, value: Any, row: int) -> None:
         if value is None:
@@ -171,7 +172,7 @@ class Shape:
             self.rows["nan-becomes-null"].add(row)
 
     def feature(self) -> Feature:
-        """As `datasets` reads it."""
+        """Return the type as `datasets` reads it."""
         kinds = self.counts.keys()
         if not kinds:
             return "null"
@@ -191,17 +192,17 @@ class Shape:
         return {key: shape.feature() for key, shape in self.keys.items()}
 
     def below(self, path: str) -> Iterator[tuple[str, str, Shape]]:
-        """The key and the path of each place inside a value."""
+        """Yield the key and path of each place inside a value."""
         for key, shape in self.keys.items():
             yield key, f"{path}.{key}" if path else key, shape
         if self.items is not None:
             yield "", f"{path}[]", self.items
 
     def faults(self, path: str = "", *, array: bool, kept: bool = False) -> Iterator[tuple[str, str, Places]]:
-        """The rules that are broken here and below: rule, what was found, rows.
+        """Yield the rules broken here and below: rule, finding, rows.
 
-        `array`: the rows are a JSON array, not lines. `kept`: `datasets` keeps this as JSON, because what it is part of
-        has no one type. Then text stays as it is.
+        `array`: the rows are a JSON array, not lines. `kept`: `datasets` stores this value as JSON because the value
+        around it has no single type; then text stays unchanged.
         """
         kinds = self.counts.keys()
         as_json = kept or (bool(path) and self.feature() == "json")
@@ -219,7 +220,7 @@ class Shape:
             yield from shape.faults(place, array=array, kept=as_json)
 
     def misfit(self, first: Feature, path: str = "") -> str | None:
-        """Where some row does not fit the types of the first 10 MB."""
+        """Return where a row does not fit the types of the first 10 MB, or None."""
         kinds = self.counts.keys()
         if first == "json" or not kinds:
             return None
@@ -262,24 +263,24 @@ def _is_date(text: str) -> bool:
 
 
 def _is_parsable(text: str) -> bool:
-    """Whether `datasets`, which parses text in a mixed column again, would change it."""
+    """Whether `datasets`, which parses text in a mixed column again, would change the text."""
     return text[:1] in _BEGIN and _LITERAL.fullmatch(text.strip(" \t\r\n")) is not None
 
 
 class JsonTypes:
-    """The types of one file of JSON. `path` is None for rows of the hub, which `datasets` has read already."""
+    """The types of one JSON file. `path` is None for hub rows, which `datasets` has already read."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._shape = Shape()
         self._first: dict[str, Feature] | None = None
-        """The types of the first 10 MB, where more follows."""
+        """The types of the first 10 MB, if the file is longer."""
         self._lines = math.inf
-        """How many lines these are."""
+        """The number of lines in the first 10 MB."""
         self._unit = ""
 
     def add(self, rows: Sequence[Row], numbers: Sequence[int], unit: str) -> None:
-        """Rows with their nulls."""
+        """Add rows with their nulls."""
         if not self._unit and unit == "line" and self._path is not None:
             with open_plain(self._path) as file:
                 block = file.read(BLOCK) + file.readline()
@@ -295,7 +296,7 @@ class JsonTypes:
         return self._shape.features() if self._first is None else self._first
 
     def report_to(self, report: FilesReport) -> None:
-        """What `datasets` changes, or fails on."""
+        """Report what `datasets` changes or fails on."""
         if self._path is None:
             return
         found_by_rule: dict[str, tuple[str, set[int], int]] = {}
@@ -303,7 +304,7 @@ class JsonTypes:
             found, numbers, count = found_by_rule.get(rule, (found, set(), 0))
             found_by_rule[rule] = (found, numbers.union(rows.first), max(count, rows.count))
         for rule, (found, numbers, count) in found_by_rule.items():
-            # No parquet column holds messages of which some have text and others lists.
+            # No parquet column can hold messages of which some have text and others lists.
             helps = not (rule == "mixed-types" and found.startswith("prompt"))
             first, count = sorted(numbers)[:SHOWN], max(count, len(numbers))
             report.add(rule, str(self._path), found, first, self._unit, count=count, helps=helps)

@@ -1,9 +1,9 @@
-"""Check files of rows against all rules: every fault with its rows, what is expected and how to fix it.
+"""Checks files of rows against all rules: reports each fault with its rows, what is expected and how to fix it.
 
     report = validate(["train.parquet", "validation.parquet"])
     report.ok, report.findings
 
-One chunk is in memory, and 8 bytes for each prompt. Parquet comes as Arrow, which can be prefiltered; JSON as rows.
+Memory holds one chunk, plus 8 bytes per prompt. Parquet is read as Arrow, which can be prefiltered; JSON as rows.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ add_fixable_rule(
 Source = File | HubName
 
 STRICTEST = "skyrl"
-"""The format with the most rules, for rows whose columns do not show their format."""
+"""The format with the most rules, used if the columns do not identify the format."""
 SIZE = 16_384
-"""Rows of a chunk of parquet: the fastest size that is small."""
+"""Rows per parquet chunk: the fastest of the small sizes."""
 
 
 def validate(
@@ -68,10 +68,10 @@ def validate(
     lengths: prompts.Lengths | None = None,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> FilesReport:
-    """Check files; those of `validation`, or whose name says so, must share no prompt with the others.
+    """Check files. Files in `validation`, or named as such, must share no prompt with the others.
 
-    `environments`: ids that are registered elsewhere. `quick`: only what needs no contents. `lengths`: also count each
-    prompt's tokens. `on_rows` is called with the number of rows so far.
+    `environments`: ids that are registered elsewhere. `quick`: check only what needs no contents. `lengths`: also count
+    each prompt's tokens. `on_rows` gets the number of rows read so far.
     """
     if format is not None:
         format_named(format)
@@ -88,7 +88,7 @@ def validate(
 
 
 def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], list[Source]]:
-    """The training files and the validation files, each once: a folder may hold both."""
+    """Return the training files and the validation files, each file once: a folder may hold both."""
     held_out = dict.fromkeys(find(validation))
     training: dict[Source, None] = {}
     by_name: dict[Source, None] = {}
@@ -110,7 +110,7 @@ def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], lis
 
 
 class FilesCheck(msgspec.Struct):
-    """The state of one call of `validate`."""
+    """The state of one `validate` call."""
 
     report: FilesReport
     format: str | None
@@ -147,7 +147,7 @@ class FilesCheck(msgspec.Struct):
         self.turns[name] = turns, unit
 
     def compare_files(self, files: Sequence[str]) -> None:
-        """Whether the loader puts files together. It reads those for training and those for validation apart."""
+        """Check whether the loader can join the files. It reads training and validation files separately."""
         before: dict[str, Feature] = {}
         fitting: list[str] = []
         for name in files:
@@ -172,7 +172,7 @@ class FilesCheck(msgspec.Struct):
         try:
             schema = pq.read_schema(path)
         except Exception:
-            return  # reported when its rows are read
+            return  # reported when the rows are read
         unsupported: list[str] = []
         self.features[str(path)] = {one.name: type_feature(one.type, one.name, unsupported) for one in schema}
         if unsupported:
@@ -180,7 +180,7 @@ class FilesCheck(msgspec.Struct):
             self.report.add("unsupported-type", str(path), found)
 
     def _check_for(self, columns: Iterable[str]) -> RowCheck:
-        """The check for the format of a file."""
+        """Return the check for the format of a file."""
         format = self.format
         if format is None:
             try:
@@ -203,7 +203,7 @@ class FilesCheck(msgspec.Struct):
         for position, row in zip(positions.tolist(), rows, strict=True):
             number = chunk.numbers[position]
             for rule, found in check(row):
-                # A fix is tried on the rows that are named: `--fix` is advised only if it helps.
+                # The fix is tried on the rows that are named: `--fix` is suggested only if it helps.
                 fixable = RULES[rule].fixable and self.report.has_room(rule, chunk.file) and helps(rule, row, check)
                 self.report.add(rule, chunk.file, found, (number,), chunk.unit, helps=fixable)
             turns.add(chunk.written[position] if chunk.written else row, number, check)
@@ -218,34 +218,35 @@ class FilesCheck(msgspec.Struct):
             self.lengths.check(rows, chunk.numbers, chunk.file, chunk.unit, self.report)
 
 
-# Reading
+# Reading files
 
 
 class Chunk(NamedTuple):
-    """Some rows of one file: of parquet a table, of others rows."""
+    """Some rows of one file: a table for parquet, otherwise rows."""
 
     file: str
     unit: str
     numbers: Sequence[int]
     rows: list[Row] | None
-    """Without nulls."""
+    """The rows without nulls."""
     written: Sequence[Row] = ()
-    """The same with the nulls that were written: `datasets` infers types from them."""
+    """The rows with the nulls that were written: `datasets` infers types from them."""
     table: pa.RecordBatch | None = None
 
     def rows_at(self, positions: np.ndarray[Any, Any]) -> list[Row]:
-        """Some of the rows as trainers see them, without nulls: what no parquet column holds is JSON text."""
+        """Return some of the rows as trainers see them, without nulls: values that no parquet column holds are JSON
+        text."""
         if self.table is None:
             return [(self.rows or [])[position] for position in positions]
         if not len(positions):
-            return []  # Arrow would import pandas to take none: a fifth of a second
+            return []  # Arrow would import pandas to take no rows: a fifth of a second
         some = self.table if len(positions) == self.table.num_rows else self.table.take(positions)
         with pause_gc():
             return to_rows(some.schema.names, some.columns, some.num_rows)
 
 
 def read_batches(sources: Iterable[Source]) -> Iterator[Batch]:
-    """The rows of all sources that can be read, as they were written; `validate` reports what cannot."""
+    """Yield the rows of all readable sources as written; `validate` reports the others."""
     for source in sources:
         for chunk in read_chunks(source, FilesReport()):
             rows = (chunk.rows or []) if chunk.table is None else arrow_rows(chunk.table)
@@ -253,15 +254,15 @@ def read_batches(sources: Iterable[Source]) -> Iterator[Batch]:
 
 
 def read_chunks(source: Source, report: FilesReport, *, quick: bool = False) -> Iterator[Chunk]:
-    """The chunks of one source; what cannot be read goes to the report."""
+    """Yield the chunks of one source; whatever cannot be read is reported."""
     name, count = str(source), 0
     try:
         for chunk in _parquet_chunks(name, report, quick) if _is_parquet(source) else _text_chunks(source, report):
             count += len(chunk.numbers)
             yield chunk
-    except UsageError:  # a dataset that the hub does not have
+    except UsageError:  # the hub has no such dataset
         raise
-    except Exception as error:  # a damaged file makes readers raise anything
+    except Exception as error:  # damaged files can raise anything
         message = error.message if isinstance(error, TreetuneError) else f"{error}"
         report.add("unreadable", name, f"after {plural(count, 'row')}: {message}" if count else message)
         return
@@ -304,7 +305,7 @@ _QUICK = ("prompt.role", "extra_info.max_turns", *(".".join(format.truth) for fo
 
 
 def _quick_leaves(leaves: list[str]) -> list[str]:
-    """The leaves of a file that are read without contents; of another column one leaf shows that it exists."""
+    """Return the leaves that can be read without contents. For other columns, one leaf shows that the column exists."""
     found = []
     for column, group in groupby(leaves, lambda leaf: leaf.partition(".")[0]):
         if column in ("data_source", "ability", IMAGES):
@@ -318,7 +319,7 @@ def _quick_leaves(leaves: list[str]) -> list[str]:
 def _drop_unreadable(
     batch: pa.RecordBatch, numbers: Sequence[int], file: str, report: FilesReport
 ) -> tuple[pa.RecordBatch, Sequence[int]]:
-    """A batch without the rows whose text is not UTF-8: parquet does not check it, and readers of values fail on it."""
+    """Return a batch without rows whose text is not UTF-8: parquet does not check it, and value readers fail on it."""
     import pyarrow as pa
 
     try:

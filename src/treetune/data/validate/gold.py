@@ -1,9 +1,9 @@
-"""Each row's environment with its gold answer and with wrong ones: gold must earn more than any of them.
+"""Tries each row's environment with its gold answer and with wrong ones: gold must earn more than any of them.
 
-Wrong are the empty answer, an empty one in the format (`<answer></answer>`), the prompt itself, a shrug, the gold
-answer of a changed ground truth, that one beside gold in either order, and what the environment itself names as wrong.
-An environment that pays for one of these would teach a model just that. What is right in another row is not tried: 0.5
-and 1/2 may both be right in both.
+The wrong answers are: the empty answer, an empty one in the format (`<answer></answer>`), the prompt itself, a shrug,
+the gold answer of a changed ground truth, that one next to gold in either order, and what the environment itself names
+as wrong. An environment that pays for one of these would teach it to a model. The right answers of other rows are not
+tried: 0.5 and 1/2 may both be right for both rows.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from treetune.scorers.scorer import find_unpaid
 from treetune.system.threads import call
 
 Answer = str | list[Any]
-"""One text, given each turn until the episode ends, or one action a turn: text, or calls of tools."""
+"""One text, given each turn until the episode ends, or one action per turn: text, or tool calls."""
 
 CONCURRENT = 16
-"""Rows that are tried at a time."""
+"""How many rows are tried at the same time."""
 LIMITS = Limits(max_turns=100, timeout=120.0)
-"""No gold answer has more actions."""
+"""No gold answer has more actions than this."""
 
 add_rule("environment-fails", "an environment that starts and scores", "see the cause")
 add_rule("gold-not-rewarded", "a higher reward for the gold answer than for wrong ones", "correct the ground truth")
@@ -58,7 +58,7 @@ add_rule("gold-unknown", "a gold answer to try", "nothing was checked: the envir
 async def check_gold(
     batches: Iterable[Batch], format: str | None, report: FilesReport, on_row: Callable[[], None] = lambda: None
 ) -> None:
-    """Try every row that can be read as a task; others break other rules."""
+    """Try every row that can be read as a task; the others break other rules."""
     report.gold = True
     free = asyncio.Semaphore(CONCURRENT)
 
@@ -87,7 +87,7 @@ async def check_gold(
 
 
 def _has_scorer(task: Task) -> bool:
-    """Whether a kind of scorer, or the rule, scores a row."""
+    """Whether a scorer or the rule scores a row."""
     text = task.extra_info.get("scorer")
     scored = (ScoredBy.read(text) if isinstance(text, str) else None) if text else scored_by_row(task)
     return task.env_class is None and scored is not None and scored.by_scorer
@@ -100,7 +100,7 @@ class _RuleBroken(Exception):
 
 
 async def _try_row(task: Task) -> tuple[str | None, str]:
-    """The rule that is broken, if any, and what was found."""
+    """Return the broken rule, if any, and what was found."""
     try:
         await (_try_scorer(task) if task.env_class is None else _try_environment(task))
     except _RuleBroken as broken:
@@ -136,7 +136,7 @@ async def _try_environment(task: Task) -> None:
     for what, answer in _wrong_answers(cls, task, gold):
         _require_less(await _score(task, answer), earned, what)
     if (both := _both_answers(cls, task, gold)) is not None:
-        # Only in either order: the first or the last of two is a choice, not a hedge.
+        # Wrong only if paid in both orders: taking the first or the last of two answers is a choice, not a hedge.
         wrong = min([await _score(task, answer) for answer in both])
         _require_less(wrong, earned, "beside a wrong one, in either order,")
 
@@ -158,7 +158,7 @@ async def _score(task: Task, answer: Answer) -> float:
 
 
 def _wrong_answers(cls: type[Environment], task: Task, gold: Answer) -> Iterator[tuple[str, Answer]]:
-    """Wrong answers, each once, with what they are."""
+    """Yield wrong answers, each once, with a description."""
     prompt = "\n".join(str(message.get("content", "")) for message in task.messages)
     other = change(task.ground_truth)
     wrong: list[tuple[str, Any]] = [
@@ -179,7 +179,7 @@ def _wrong_answers(cls: type[Environment], task: Task, gold: Answer) -> Iterator
 
 
 def _both_answers(cls: type[Environment], task: Task, gold: Answer) -> list[str] | None:
-    """Gold and the answer to a changed ground truth in one, in either order."""
+    """Return gold and the answer to a changed ground truth in one text, in both orders."""
     other = _gold_of(cls, task, change(task.ground_truth))
     if not isinstance(gold, str) or not isinstance(other, str) or other == gold:
         return None
@@ -187,8 +187,8 @@ def _both_answers(cls: type[Environment], task: Task, gold: Answer) -> list[str]
 
 
 def _gold_of(cls: type[Environment], task: Task, truth: Any) -> Any:
-    """The gold answer of another ground truth."""
-    # Without what a gold answer may be taken from instead of it.
+    """Return the gold answer for another ground truth."""
+    # Without the fields that a gold answer may be taken from instead.
     extra = {key: value for key, value in task.extra_info.items() if key not in ("solution", "answer")}
     spec = {**task.reward_spec, "ground_truth": truth}
     return cls.gold(msgspec.structs.replace(task, reward_spec=spec, extra_info=extra))
@@ -200,8 +200,8 @@ _CODE = re.compile(r"(.*```\w*\n).*?(```.*)", re.DOTALL)
 
 
 def empty_answer(gold: Answer, truth: Any) -> Answer | None:
-    """A gold answer that says nothing: between the last tags, in the last block of code, or where the truth stands.
-    None where no such place is seen."""
+    """Return the gold answer with its content removed: between the last tags, in the last code block, or where the
+    truth is. None if no such place is found."""
     if isinstance(gold, list):
         last = empty_answer(gold[-1], truth) if gold and isinstance(gold[-1], str) else None
         return [*gold[:-1], last] if isinstance(last, str) else None
@@ -213,7 +213,7 @@ def empty_answer(gold: Answer, truth: Any) -> Answer | None:
 
 
 def _texts_of(truth: Any) -> list[str]:
-    """The texts and numbers of a ground truth, as an answer may have them."""
+    """Return the texts and numbers of a ground truth in the forms that an answer may use."""
     if isinstance(truth, dict | list):
         return [text for item in (truth.values() if isinstance(truth, dict) else truth) for text in _texts_of(item)]
     if isinstance(truth, float) and truth.is_integer():
@@ -222,7 +222,7 @@ def _texts_of(truth: Any) -> list[str]:
 
 
 def change(truth: Any) -> Any:
-    """Another ground truth of the same kind: numbers one more, text backwards."""
+    """Return a different ground truth of the same kind: numbers plus one, text reversed."""
     if isinstance(truth, str):
         try:
             return str(int(truth) + 1)

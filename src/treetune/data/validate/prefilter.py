@@ -1,7 +1,7 @@
-"""Which rows of an Arrow batch need a look: all others are proven sound, whole columns at a time.
+"""Finds the rows of an Arrow batch that need a closer check: all others are proven sound, whole columns at a time.
 
-It may point at a sound row, never pass over a faulty one; `RowCheck` decides. So a million sound rows cost a second,
-and each rule is decided in one place. Arrow's own `to_numpy` is not used: it imports pandas.
+It may select a sound row but never skips a faulty one; `RowCheck` decides. So a million sound rows cost a second, and
+each rule is implemented once. Arrow's own `to_numpy` is not used because it imports pandas.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ Numbers = np.ndarray[Any, Any]
 
 
 class PromptColumns(NamedTuple):
-    """A batch of rows whose prompts are messages with text; the messages of all of them are one array."""
+    """A batch of rows whose prompts are messages with text; all their messages form one array."""
 
     rows: pa.StructArray
     starts: Numbers
-    """Where the messages of each prompt begin, and where those of the last end."""
+    """Where the messages of each prompt begin, and where those of the last one end."""
     roles: pa.DictionaryArray
     contents: pa.Array | None
-    """None where they were not read, or are not there."""
+    """None if contents were not read, or are missing."""
 
     def any_message(self, mask: Mask) -> Mask:
-        """The rows of which some message is in a mask of messages."""
+        """Return the rows that have at least one message in the mask."""
         total = np.concatenate(([0], np.cumsum(mask)))
         return np.asarray(total[self.starts[1:]] > total[self.starts[:-1]])
 
 
 def columns_of(batch: pa.RecordBatch) -> PromptColumns | None:
-    """None where columns are of other types than those of sound rows usually: then every row needs a look."""
+    """Return the columns; None if their types differ from those of usual sound rows, so that every row needs a
+    check."""
     rows = batch.to_struct_array()
     prompts = _values_at(rows, "prompt")
     if prompts is None or not _is_list(prompts) or prompts.null_count or prompts.values.null_count:
@@ -51,7 +52,7 @@ def columns_of(batch: pa.RecordBatch) -> PromptColumns | None:
 
 
 def prefilter(columns: PromptColumns, check: RowContext) -> Mask:
-    """Which rows need a look: all of a format other than SkyRL's, or where a column is not as usual."""
+    """Return which rows need a check: all rows if the format is not SkyRL's or a column is unusual."""
     environments, extra = _values_at(columns.rows, "env_class"), _values_at(columns.rows, "extra_info")
     truths = _values_at(columns.rows, "reward_spec", "ground_truth")
     usual = _is_text(environments) and _is_text(truths) and (extra is None or pa.types.is_struct(extra.type))
@@ -67,14 +68,14 @@ def _may_have_odd_prompts(columns: PromptColumns, check: RowContext) -> Mask:
     odd = ~_where(roles, ROLES.__contains__)
     if check.contents:
         odd = odd | _is_blank(columns.contents) | _may_be_special(columns.contents, check.special)
-    # One more in front, for a first prompt without messages.
+    # One element more at the front, for a first prompt without messages.
     assistant = np.concatenate(([False], _where(roles, "assistant".__eq__)))
     ends_with_assistant: Mask = assistant[columns.starts[1:]]
     return columns.any_message(odd) | ~columns.any_message(_where(roles, "user".__eq__)) | ends_with_assistant
 
 
 def _may_be_special(texts: pa.Array, special: re.Pattern[str]) -> Mask:
-    """Which may hold a special token. The usual ones begin with < or [, and most texts have neither."""
+    """Return which texts may hold a special token. The usual ones begin with < or [, and most texts have neither."""
     offsets = offsets_of(texts)
     data = bytes(bytes_of(texts)[offsets[0] : offsets[-1]])
     if special is SPECIAL and b"<" not in data and b"[" not in data:
@@ -99,7 +100,7 @@ def _may_break_contracts(environments: pa.DictionaryArray, truths: pa.Array, che
 
 
 def _reads_one_text(contract: TaskRequirements) -> bool:
-    """Whether an environment reads a text and nothing else. Rows of others are looked at one by one."""
+    """Whether an environment reads a text and nothing else. Rows of other environments are checked one by one."""
     if contract.needs or contract.choices or contract.max_turns > 1 or contract.column != "reward_spec":
         return False
     plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is TaskRequirements
@@ -107,7 +108,7 @@ def _reads_one_text(contract: TaskRequirements) -> bool:
 
 
 def keys_of(columns: PromptColumns) -> Keys | None:
-    """The keys of all prompts of a batch; None where contents are not there."""
+    """Return the keys of all prompts of a batch; None if contents are missing."""
     from xxhash import xxh3_64_intdigest
 
     if columns.contents is None:
@@ -125,22 +126,22 @@ def keys_of(columns: PromptColumns) -> Keys | None:
     return np.asarray(keys)
 
 
-# Arrow arrays as numpy arrays, without a copy where that is possible
+# Arrow arrays as numpy arrays, without a copy if possible
 
 
 def _where(array: pa.DictionaryArray, holds: Callable[[Any], bool]) -> Mask:
-    """Which values pass a test, which null never does. Asked once for each different value."""
+    """Return which values pass a test; null never does. The test runs once per distinct value."""
     known = np.array([*map(holds, array.dictionary.to_pylist()), False], np.bool_)
     return np.asarray(known[np.from_dlpack(_fill_nulls(array.indices, -1))])
 
 
 def _fill_nulls(array: pa.Array, value: Any) -> pa.Array:
-    """Only where there are some: it imports pandas, a fifth of a second."""
+    """Fill nulls only if there are any: it imports pandas, which takes a fifth of a second."""
     return array.fill_null(value) if array.null_count else array
 
 
 def offsets_of(array: pa.Array) -> Numbers:
-    """Where each text or list begins, and where the last ends."""
+    """Return where each text or list begins, and where the last one ends."""
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_list(array.type)
     if not len(array):
         return np.zeros(1, np.int64)
@@ -148,7 +149,7 @@ def offsets_of(array: pa.Array) -> Numbers:
 
 
 def bytes_of(text: pa.Array) -> memoryview:
-    """The text of all values, one after another."""
+    """Return the text of all values, concatenated."""
     buffer = text.buffers()[2] if len(text) else None
     return memoryview(buffer) if buffer is not None else memoryview(b"")
 
@@ -162,7 +163,7 @@ def _is_list(array: pa.Array) -> bool:
 
 
 def _values_at(values: pa.Array, *path: str) -> Any:
-    """The values of a field, not as a dictionary; None where there is none."""
+    """Return the values of a field, decoded from any dictionary; None if the field is missing."""
     for name in path:
         if not pa.types.is_struct(values.type) or values.type.get_field_index(name) < 0:
             return None
@@ -172,10 +173,10 @@ def _values_at(values: pa.Array, *path: str) -> Any:
 
 
 def _mask_of(array: pa.Array) -> Mask:
-    """Booleans; null is false."""
+    """Return booleans as a mask; null is false."""
     return np.from_dlpack(_fill_nulls(array, False).cast(pa.uint8())).astype(np.bool_)
 
 
 def _is_blank(text: pa.Array) -> Mask:
-    """Which are empty, or nothing but space."""
+    """Return which texts are empty or whitespace."""
     return np.asarray(np.diff(offsets_of(text)) == 0) | _mask_of(pc.utf8_is_space(text))

@@ -1,10 +1,10 @@
-"""Rules of prompts: of each row's messages and images, and of all rows together, where none should come twice or be too
-long.
+"""Rules for prompts: for each row's messages and images, and for all rows together, where no prompt should repeat or be
+too long.
 
-Headers are read of every image; where Pillow is installed, every image is decoded. Nothing is fetched.
+The headers of all images are read; if Pillow is installed, all images are decoded. Nothing is fetched.
 
-A prompt is kept as a 64-bit key: the xxh3 of the contents one after another, plus a sum that encodes where each message
-ends. Rows and Arrow columns give the same keys, so that a JSON file can be compared with a parquet file.
+A prompt is identified by a 64-bit key: the xxh3 of the concatenated contents, plus a sum that encodes where each
+message ends. Rows and Arrow columns give the same keys, so a JSON file can be compared with a parquet file.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Keys = np.ndarray[Any, np.dtype[np.uint64]]
 
 ROLES = ("system", "user", "assistant")
 RARE_ROLES = ("tool", "developer", "function")
-"""Roles of chat formats that not every chat template knows."""
+"""Roles of chat formats that some chat templates do not know."""
 
-# The messages of a row
+# A row's messages
 
 add_rule("missing-prompt", "a prompt: a list of messages", "add it, or leave the row out")
 add_fixable_rule(
@@ -107,7 +107,7 @@ def _check_message(message: Mapping[str, Any], check: RowContext) -> Iterator[Fa
         yield "special-tokens", special[0]
 
 
-# The images of a row
+# A row's images
 
 add_rule(
     "image-count",
@@ -157,7 +157,7 @@ def _miscount(messages: list[dict[str, Any]], images: list[Any], check: RowConte
         return f"{found[0]} in the text, for which there is nothing"
     places = count_marks(messages)
     if check.format.name == "trl" and not places and len(texts) == len(messages):
-        return None  # TRL puts them first
+        return None  # TRL puts images first
     return f"{len(images)} images, {places} places" if places != len(images) else None
 
 
@@ -185,7 +185,7 @@ def _check_image(item: Any) -> Iterator[Fault]:
 
 
 def _decode(data: bytes) -> str | None:
-    """What is wrong with an image as a whole; None where nothing is, or Pillow is not installed."""
+    """Return what is wrong with an image as a whole; None if nothing is, or Pillow is not installed."""
     try:
         from PIL import Image
     except ImportError:
@@ -193,7 +193,7 @@ def _decode(data: bytes) -> str | None:
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
-    except Exception as error:  # a damaged file makes decoders raise anything
+    except Exception as error:  # damaged files can raise anything
         return f"it cannot be decoded: {error}"
     return None
 
@@ -211,8 +211,8 @@ _TRAINING = re.compile(r"(?:^|[^a-z])(?:train|training)(?:[^a-z]|$)")
 
 
 def key_of(prompt: Any, images: Any = None) -> int:
-    """The key of a prompt that is a list of messages, and of its images; 0 of any other, which is never reported as
-    repeated."""
+    """Return the key of a prompt that is a list of messages, and of its images. Any other prompt has the key 0, which
+    is never reported as a repeat."""
     from xxhash import xxh3_64_intdigest
 
     if not isinstance(prompt, list) or not prompt or not all(isinstance(message, dict) for message in prompt):
@@ -230,7 +230,7 @@ def _encode(content: Any) -> bytes:
 
 
 def is_validation(file: str) -> bool:
-    """Whether a file's name, or its whole folder's, says that it is for validation; `test/train.parquet` does not."""
+    """Whether a file's full name, or its folder's, marks it as validation data; `test/train.parquet` does not."""
     path = Path(file)
     if _TRAINING.search(path.stem.lower()):
         return False
@@ -247,12 +247,12 @@ class PromptKeys(NamedTuple):
 
 
 def report_repeats(parts: Sequence[PromptKeys], validation: Sequence[str], report: FilesReport) -> None:
-    """Prompts that come more than once: among the training files, and in training and validation files both."""
+    """Report prompts that occur more than once: within training files, and in both training and validation files."""
     training = [part for part in parts if part.file not in validation]
     held_out = [part for part in parts if part.file in validation]
     for some in (training, held_out):
         keys = _join(some)
-        order = np.argsort(keys, kind="stable")  # stable: the first of equals is the first in the files
+        order = np.argsort(keys, kind="stable")  # stable: the first of equal keys is the first in the files
         again = np.zeros(len(keys), np.bool_)
         again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
         _report("duplicate-prompts", some, again, "prompts that came before", report)
@@ -276,7 +276,7 @@ def _report(rule: str, parts: list[PromptKeys], mask: Mask, found: str, report: 
 
 
 class Lengths:
-    """Prompts rendered by a tokenizer's chat template and counted in tokens, as trainers' loaders do.
+    """Renders prompts with a tokenizer's chat template and counts their tokens, as trainers' loaders do.
 
     `tokenizer`: a tokenizer, or the folder or name of one.
     """
@@ -290,14 +290,14 @@ class Lengths:
             )
         self._tokens = PromptTokens(loaded)
         self._most = most
-        # Also those that only the chat template uses, such as one before each turn.
+        # Includes tokens that only the chat template uses, such as one before each turn.
         added = getattr(loaded, "added_tokens_decoder", {}).values()
         special = {*loaded.all_special_tokens, *(token.content for token in added if token.special)} - {""}
-        # A pattern that Arrow's engine takes too; one that matches nothing where there are no such tokens.
+        # The pattern must also work in Arrow's engine; without special tokens it matches nothing.
         self.special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"[^\s\S]")
 
     def check(self, rows: Sequence[Row], numbers: Sequence[int], file: str, unit: str, report: FilesReport) -> None:
-        """Count the prompts of some rows. Those that are no messages break another rule."""
+        """Count the tokens of some rows' prompts. Prompts that are not messages break another rule."""
         prompts = [prompt if isinstance(prompt := row.get("prompt"), list) else None for row in rows]
         longer, faults = self._tokens.above(self._most, prompts)
         for position, fault in faults.items():

@@ -1,6 +1,6 @@
-"""Rules of a row's environment and of its ground truth: what the environment reads must be there, as it reads it.
+"""Rules for a row's environment and ground truth: what the environment reads must exist, in the form that it reads.
 
-No trainer reports it: a ground truth that no answer matches scores 0.
+No trainer reports these faults: a ground truth that no answer matches scores 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fix
 from treetune.errors import did_you_mean
 
 MAKE_NUMBERS = ("gsm8k_multi_turn",)
-"""SkyRL's environments that read `extra_info.max_turns` too, and text as a number."""
+"""SkyRL environments that also read `extra_info.max_turns`, and accept text as a number."""
 
 add_rule("missing-env-class", "the id of an environment: without one SkyRL takes its default", "set env_class")
 add_rule("env-class-not-text", "the id of an environment, as text", "set env_class")
@@ -59,7 +59,7 @@ def check_reward(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
     elif not isinstance(env_class, str):
         yield "env-class-not-text", show_value(env_class)
     elif ":" in env_class:
-        pass  # it names its own code, which is not run here
+        pass  # the row names its own code, which is not run here
     elif env_class not in check.known:
         yield "unknown-env-class", show_value(env_class) + did_you_mean(env_class, check.known)
     else:
@@ -75,12 +75,12 @@ def _check_truth(
 ) -> Iterator[Fault]:
     column = check.format.reward
     if check.format.has_environments:
-        # An environment that says nothing of ground truths may need none.
+        # An environment that declares nothing about ground truths may need none.
         free = contract is None and isinstance(env_class, str) and (":" in env_class or env_class in check.registered)
         if contract is not None and column not in row:
             column = contract.column
     else:
-        # A row may name something else that scores it than a comparison with its ground truth.
+        # A row may name another scorer than a comparison with its ground truth.
         free = column is None or (contract is None and isinstance(scorer, str) and scorer != BY_RULE.text)
     spec = row.get(column) if column is not None else row
     if spec is None:
@@ -114,7 +114,7 @@ def _check_truth(
 
 
 def find_fault(contract: TaskRequirements, truth: Any) -> Fault | None:
-    """The rule that a ground truth breaks in the form in which its environment reads it, and what is expected."""
+    """Return the rule that a ground truth breaks, in the form that its environment reads, and what is expected."""
     texts: Any = [truth]
     if contract.stored is Stored.JSON:
         return _check_json(contract, truth)
@@ -139,7 +139,7 @@ def find_fault(contract: TaskRequirements, truth: Any) -> Fault | None:
 
 
 def _says_something(truth: Any) -> bool:
-    """Whether the rule could find an answer equal to it."""
+    """Whether the rule could find an answer equal to the ground truth."""
     return any(str(text).strip() for text in (truth if isinstance(truth, list) else [truth]))
 
 
@@ -167,13 +167,13 @@ def _check_json(contract: TaskRequirements, truth: Any) -> Fault | None:
 
 
 def _is_plain(case: dict[str, Any]) -> bool:
-    """Whether there is nothing to ask the contract: most cases are text in, text out."""
+    """Whether the contract need not be asked: most cases are text in, text out."""
     texts = isinstance(case["input"], str) and isinstance(case["output"], str)
     return texts and case.get("testtype") in (None, "stdin") and not case.get("metadata")
 
 
 def _check_needs(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator[Fault]:
-    """The columns that an environment reads, and what they should be."""
+    """Yield the columns that an environment reads, and what they should hold."""
     if missing := [key for key in contract.needs if key not in row]:
         yield "missing-column", f"no {', '.join(missing)}, which {row['env_class']} reads"
     for key in contract.needs.keys() & row.keys():
@@ -183,7 +183,7 @@ def _check_needs(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator
         elif key == "db_id":
             expected = None if isinstance(value, str) and value.strip() else "the name of a database"
         elif key == "extra_info" and not isinstance(value, dict):
-            # SkyRL looks for `max_turns` in it, which text and lists stand.
+            # SkyRL tests `max_turns in` it, which text and lists support.
             expected = None if isinstance(value, str | list) and "max_turns" not in value else "a mapping"
         if expected is not None:
             yield "wrong-value", f"{key} is {show_value(value)}, expected {expected}"
@@ -199,7 +199,7 @@ def _check_turns(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator
 
 
 def _is_turns(turns: Any, env_class: str) -> bool:
-    """Whether it is a whole number from 1; as text only where the environment makes a number of it."""
+    """Whether it is a whole number from 1; text counts only if the environment converts it."""
     if isinstance(turns, bool) or (isinstance(turns, str) and env_class not in MAKE_NUMBERS):
         return False
     try:
@@ -209,19 +209,19 @@ def _is_turns(turns: Any, env_class: str) -> bool:
 
 
 class Turns:
-    """Rows of one file without `max_turns`. Where a file that is loaded with theirs has it, the loader gives them a
-    null, and SkyRL's `int(None)` fails."""
+    """Rows of one file without `max_turns`. If a file that is loaded with it has the column, the loader fills in null,
+    and SkyRL's `int(None)` fails."""
 
     def __init__(self) -> None:
         self._without = Places()
-        """Rows without a `max_turns` of their own, in an environment of several turns."""
+        """Rows without their own `max_turns`, in an environment with several turns."""
         self._without_inside = Places()
-        """Those whose `extra_info`, which their environment reads too, has none either."""
+        """Those whose `extra_info`, which their environment also reads, lacks it too."""
         self._null_inside = Places()
-        """Those of JSON in whose `extra_info` a null is written."""
+        """JSON rows with an explicit null in `extra_info`."""
 
     def add(self, row: Mapping[str, Any], number: int, check: RowContext) -> None:
-        """A row, that of JSON with its nulls."""
+        """Add a row; JSON rows keep their nulls."""
         env_class, extra = row.get("env_class"), row.get("extra_info")
         if row.get("max_turns") is not None or not (isinstance(env_class, str) and check.has_turns(env_class)):
             return
@@ -233,7 +233,7 @@ class Turns:
 
     def report_to(self, report: FilesReport, file: str, unit: str, *, column: bool, inside: bool) -> None:
         """`column`: whether the files that are loaded together have a column `max_turns`. `inside`: whether all their
-        `extra_info` have that key; JSON whose mappings differ has it only where it is written."""
+        `extra_info` have that key. In JSON with differing mappings, only rows that write the key have it."""
         if column:
             place, rows = "max_turns", self._without
         else:

@@ -1,10 +1,10 @@
-"""One row: which rules it breaks, and the same row with what is safe to fix fixed.
+"""Checks one row, and applies the fixes that are safe.
 
     check = RowCheck("skyrl")
     list(check(row))   # [("ground-truth-type", "gsm8k reads text, this is a number: 42")]
 
-Safe is what changes how a row says something, not what it says: a ground truth in the type that its environment reads,
-a prompt that was plain text, a role under another name, columns where the environment looks for them.
+A fix is safe if it changes how a row says something, not what it says: a ground truth in the type that its environment
+reads, a prompt that was plain text, a role under another name, columns where the environment looks for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from treetune.errors import TreetuneError
 
 
 class RowCheck(RowContext):
-    """What is wrong with one row: the one place that knows, for every kind of file."""
+    """Finds what is wrong with one row: the single place for this, for every kind of file."""
 
     def __call__(self, row: Row) -> Iterator[Fault]:
         row = self.format.to_plain(row)
@@ -37,7 +37,7 @@ class RowCheck(RowContext):
 
 
 def helps(rule: str, row: Row, check: RowCheck) -> bool:
-    """Whether a row that breaks a rule breaks it no more when it is fixed."""
+    """Whether fixing a row that breaks a rule makes it follow the rule."""
     try:
         _, written = fix_task(row, check.format, check.format)
     except TreetuneError:
@@ -46,9 +46,9 @@ def helps(rule: str, row: Row, check: RowCheck) -> bool:
 
 
 def fix_task(row: Row, read: Format, write: Format, turns: bool = False) -> tuple[Task, Row]:
-    """The task of a row, fixed, and the row that is written of it; raises where no fix makes it a task."""
+    """Return the task of a row, fixed, and the row to write for it; raises if no fix makes it a task."""
     spec, model = row.get("reward_spec"), row.get("reward_model")
-    if isinstance(spec, dict) and isinstance(model, dict):  # as SkyRL's aime has them
+    if isinstance(spec, dict) and isinstance(model, dict):  # SkyRL's aime has both
         one, two = spec.get("ground_truth"), model.get("ground_truth")
         if one is not None and two is not None and str(one) != str(two):
             raise TreetuneError("two ground truths")
@@ -61,14 +61,14 @@ def fix_task(row: Row, read: Format, write: Format, turns: bool = False) -> tupl
         raise TreetuneError("a ground truth that is no number")
     try:
         return task, write.row_of(task)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a faulty row may have any values
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a faulty row may hold any values
         raise TreetuneError(f"values that are no task's: {error}") from None
 
 
 def fix(row: Row, *, turns: bool = False) -> Row:
-    """A row, fixed where that is safe. What the writer does anyway (types of ground truths, columns) is left to it.
+    """Fix a row where that is safe. What the writer does anyway (types of ground truths, columns) is left to it.
 
-    `turns`: put the turns of a row that has none into a column, for other rows have it.
+    `turns`: write the turns of a row that has none into a column, because other rows have it.
     """
     row = dict(row)
     if "prompt" in row:
@@ -80,7 +80,7 @@ def fix(row: Row, *, turns: bool = False) -> Row:
         return row
     truth = spec.get("ground_truth") if isinstance(spec, dict) else None
     if isinstance(spec, dict) and isinstance(truth, str) and contract.stored is Stored.TEXT and contract.pattern:
-        # A number in text as answers have it: without spaces and thousands separators.
+        # A number as answers write it: without spaces and thousands separators.
         plain = truth.strip().replace(",", "")
         if re.fullmatch(contract.pattern, plain):
             row["reward_spec"] = {**spec, "ground_truth": plain}
@@ -103,7 +103,7 @@ def _fix_prompt(prompt: Any) -> Any:
 
 
 ROLES = dict.fromkeys(("human", "prompter"), "user") | dict.fromkeys(("gpt", "bot", "model", "ai"), "assistant")
-"""Names that other chat formats have for our roles."""
+"""Other chat formats' names for our roles."""
 
 
 def _fix_message(message: dict[str, Any]) -> dict[str, Any]:

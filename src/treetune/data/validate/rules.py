@@ -1,9 +1,9 @@
-"""Rules that rows must keep, what they need to know of a row, and the report of the rules that files break.
+"""The rules for rows, what they need to know about a row, and the report of broken rules.
 
     add_rule("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
 
-A rule is declared beside the code that finds what breaks it. `treetune validate` reports by the names of
-rules, and the docs list them.
+A rule is declared next to the code that finds its violations. `treetune validate` reports rules by name, and the docs
+list them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treetune.errors import plural
 ADVICE = ", or `--fix OUT.parquet`"
 
 RULES = Rules()
-"""Every rule by its name; those of `--gold` once that module is loaded."""
+"""Every rule by name; those of `--gold` once that module is loaded."""
 add_rule = RULES.add
 add_fixable_rule = partial(RULES.add, fixable=True)
 
@@ -32,7 +32,7 @@ Fault = tuple[str, str]
 
 
 def show_value(value: Any) -> str:
-    """A value as a finding shows it: its type where that is not plain to see, and its beginning."""
+    """Return a value as a finding shows it: its beginning, with its type if that is not obvious."""
     names: dict[type, str] = {bool: "boolean", int: "number", float: "number", dict: "mapping"}
     text = repr(value)
     text = text if len(text) <= 60 else f"{text[:57]}..."
@@ -42,13 +42,13 @@ def show_value(value: Any) -> str:
 SPECIAL = re.compile(
     r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|</?s>|<(?:bos|eos|pad|unk)>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
 )
-"""The special tokens of the usual tokenizers."""
+"""The special tokens of common tokenizers."""
 
 
 class RowContext:
-    """What the rules of a row need to know: its format, the environments, and what was read of it.
+    """What the rules need to know about a row: its format, the environments, and what was read of it.
 
-    `known`: ids of environments beside those that are registered here. `contents`: whether messages have theirs.
+    `known`: ids of environments beyond those registered here. `contents`: whether messages include their contents.
     """
 
     def __init__(
@@ -72,29 +72,29 @@ class RowContext:
 
 
 def _list_gym_ids() -> Collection[str]:
-    """The environments that skyrl-gym knows, where this process has loaded it."""
+    """The environments that skyrl-gym knows, if this process has loaded it."""
     ids: Collection[str] = getattr(sys.modules.get("skyrl_gym.envs.registration"), "registry", ())
     return ids
 
 
 class FilesReport(Report):
-    """What was found in files: one Finding for a rule and a file."""
+    """What was found in files: one Finding per rule and file."""
 
     RULES: ClassVar[Rules] = RULES
     rows: int = 0
-    """How many rows were looked at."""
+    """How many rows were checked."""
     files: list[str] = []
     quick: bool = False
     """Whether contents were left unread."""
     formats: dict[str, str] = {}
     """The format of each file that has rows."""
     gold: bool = False
-    """Whether gold answers were asked for."""
+    """Whether gold answers were requested."""
     gold_checked: int = 0
     by_place: dict[tuple[str, str], Finding] = {}
 
     def has_room(self, rule: str, file: str) -> bool:
-        """Whether another row that breaks a rule would be named by its number."""
+        """Whether another row that breaks a rule would be listed by number."""
         finding = self.by_place.get((rule, file))
         return finding is None or len(finding.rows) < SHOWN
 
@@ -109,9 +109,10 @@ class FilesReport(Report):
         count: int | None = None,
         helps: bool = True,
     ) -> None:
-        """Some rows, or without numbers the whole file, break a rule. `numbers` may be only the first of `count`.
+        """Report that some rows, or without numbers the whole file, break a rule. `numbers` may be only the first of
+        `count`.
 
-        `helps`: whether `--fix` does, if it can fix what breaks this rule at all.
+        `helps`: whether `--fix` helps here, if it can fix this rule at all.
         """
         if (finding := self.by_place.get((rule, file))) is None:
             finding = self.by_place[rule, file] = RULES[rule].make_finding(found, file=file, unit=unit)
@@ -119,7 +120,7 @@ class FilesReport(Report):
         if helps and RULES[rule].fixable and not finding.remedy.endswith(ADVICE):
             finding.remedy += ADVICE
         if len(finding.rows) < SHOWN or any(number < finding.rows[-1] for number in numbers):
-            # In any order: gold answers are tried many at a time.
+            # In any order: many gold answers are tried at a time.
             finding.rows = sorted([*finding.rows, *map(int, numbers)])[:SHOWN]
         finding.count += len(numbers) if count is None else count
 
@@ -137,6 +138,6 @@ class FilesReport(Report):
 
 
 def print_report(report: FilesReport, console: Any) -> None:
-    """The findings, errors first, then the verdict."""
+    """Print the findings, errors first, then the verdict."""
     print_findings(report.findings, console)
     console.print(report.verdict, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Files that `treetune validate` calls valid: tasks written and checked, and rows fixed where that is safe.
+"""Writes files that `treetune validate` accepts: tasks are written and checked, and rows are fixed where that is safe.
 
 write_tasks(tasks, "train.parquet", "skyrl")
 write_tasks(taskset.draw(1000), "train.parquet", "verl", scorer=taskset)
@@ -42,18 +42,18 @@ def write_tasks(
     check: bool = True,
     environments: Collection[str] = (),
 ) -> int:
-    """Write tasks as rows; gives their number. `treetune.data.rows.read_tasks` gives back equal tasks.
+    """Write tasks as rows; return their number. `treetune.data.rows.read_tasks` reads back equal tasks.
 
-    `scorer` is the taskset that the tasks were drawn from, or `"rule"`: answers are compared with ground truths.
-    `tasks` may be a taskset itself. A file that `treetune validate` would not call valid is refused, unless `check` is
-    False, before it is put in its place. `environments`: ids that are registered elsewhere.
+    `scorer` is the taskset that the tasks were drawn from, or `"rule"`, which compares answers with ground truths.
+    `tasks` may itself be a taskset. Unless `check` is False, a file that `treetune validate` would reject is refused
+    before it is moved into place. `environments`: ids that are registered elsewhere.
     """
     refuse = partial(_refuse_invalid, path=Path(path).expanduser(), format=format, environments=environments)
     return write_file(tasks, path, format, scorer=scorer, check=refuse if check else None)
 
 
 def _refuse_invalid(written: Path, *, path: Path, format: str, environments: Collection[str]) -> None:
-    """Raises where the validator calls the file at `written`, which is to be `path`, not valid."""
+    """Raise if the validator rejects the file at `written`, which will become `path`."""
     import pyarrow.parquet as pq
 
     if written.suffix.lower() == ".parquet" and "prompt" in json_fields_of(pq.read_metadata(written).metadata):
@@ -75,7 +75,7 @@ def _refuse_invalid(written: Path, *, path: Path, format: str, environments: Col
 
 
 def _name_tasks(finding: Finding) -> str:
-    """The tasks of a finding, whose lines count from 1."""
+    """Return the tasks of a finding, whose lines count from 1."""
     if not finding.count:
         return "all tasks together"
     first = finding.rows[0] - (finding.unit == "line")
@@ -83,13 +83,13 @@ def _name_tasks(finding: Finding) -> str:
 
 
 class LeftOut(msgspec.Struct):
-    """Rows that no fix makes tasks: they are not in the fixed file."""
+    """Rows that cannot be fixed into tasks; the fixed file does not contain them."""
 
     why: str
     file: str
     unit: str
     rows: list[int] = []
-    """The first ten."""
+    """The first ten row numbers."""
     count: int = 0
 
 
@@ -101,7 +101,7 @@ class Fixed(msgspec.Struct):
     changed: int = 0
     left_out: list[LeftOut] = []
     findings: list[Finding] = []
-    """What `validate` says about it: not everything can be fixed."""
+    """The remaining findings of `validate`: not everything can be fixed."""
 
     @property
     def ok(self) -> bool:
@@ -115,8 +115,8 @@ def write_fixed(
     format: str | None,
     environments: Collection[str],
 ) -> Fixed:
-    """Write the rows of files that `report` is about, fixed, and check what was written. They are in `format`, else in
-    that of the first file. `environments`: ids that are registered elsewhere."""
+    """Write the rows of the files in `report`, fixed, and check what was written. The format is `format`, or that of
+    the first file. `environments`: ids that are registered elsewhere."""
     format = format or next((report.formats[str(one)] for one in sources if str(one) in report.formats), "skyrl")
     turns = any(one.rule == "null-max-turns" and one.found.startswith("max_turns") for one in report.findings)
     result = Fixed(str(path))
@@ -149,7 +149,7 @@ def write_fixed(
 
 
 def _differs(row: Row, written: Row) -> bool:
-    """Whether a row says something otherwise than before; what is only added to `extra_info` is not counted."""
+    """Whether a row means something else than before; additions to `extra_info` do not count."""
     extra, given = written.get("extra_info", {}), row.get("extra_info", {})
     same = all(extra.get(key) == value for key, value in given.items()) if isinstance(given, dict) else False
     others = (written.keys() | row.keys()) - {"extra_info", "data_source"}
