@@ -1,4 +1,4 @@
-"""A trainer's config of any kind: a mapping, a node of OmegaConf, or an object with attributes.
+"""Reads and writes a trainer's config of any kind: a mapping, an OmegaConf node, or an object with attributes.
 
 get_value(config, "environment.env_class")
 set_value(config, "data.train_files", ["train.parquet"])
@@ -19,7 +19,7 @@ from treetune.errors import Faults, gather_faults
 
 
 def get_value(config: Any, path: str) -> Any:
-    """The value at a dotted path; None where it is absent, `???` where OmegaConf marks it as missing."""
+    """Return the value at a dotted path: None if it is missing, `???` if OmegaConf marks it as missing."""
     from omegaconf import OmegaConf
 
     for name in path.split("."):
@@ -51,8 +51,8 @@ def set_value(config: Any, path: str, value: Any) -> None:
 def load_lists(
     config: Any, cache_dir: str | Path | None, faults: Faults, *, of_any_class: bool = False
 ) -> dict[str, list[DatasetTaskset]]:
-    """The tasksets of `train` and `val`; errors are added to `faults`. `of_any_class` also allows tasksets that are not
-    dataset tasks."""
+    """Load the tasksets of `train` and `val`; errors are added to `faults`. `of_any_class` also allows tasksets that
+    are not dataset tasks."""
     lists = {}
     for name in LISTS:
         if (nodes := get_value(config, name)) == "???":

@@ -1,12 +1,12 @@
-"""Episodes that a trainer's bridge plays: of a taskset in this process, or of rows, here or on task servers.
+"""Starts the episodes that a trainer's bridge plays: of a taskset in this process, or of rows, here or on task servers.
 
     episode = await LocalEpisodes(streams).start(task_index)      # with the methods of `TaskServerClient`
     async with await RowEpisodes().start(scorer, task) as episode:
         step = await episode.step("an answer")
 
-In this process a row is played by the taskset that its `scorer` names, so that it earns what `eval` gives. Servers must
-serve the tasks that the rows were built from: they are asked for a task by its uid, and refused where they have none.
-What fails is a `ServeError` in both places.
+In this process, a row is played by the taskset that its `scorer` names, so its reward is the same as in `eval`. Servers
+must serve the tasks that the rows were built from. They are asked for a task by uid, and refused if they do not have
+it. Failures raise a `ServeError` in both cases.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ T = TypeVar("T")
 class LocalEpisode(Episode):
     info: dict[str, Any] = {}
     one_answer = False
-    """Any answer ends it: the task has no environment of its own, and nothing can be called."""
+    """Whether any answer ends the episode: the task has no environment of its own and no tools."""
     scores_answers = True
-    """An answer that calls no tool is scored; where False, it only ends the episode."""
+    """Whether an answer without a tool call is scored; if False, it only ends the episode."""
 
     async def play_turn(self, action: Action | list[ToolCall]) -> Step:
         return self.with_ending(await super().play_turn(action))
@@ -65,7 +65,7 @@ class LocalEpisode(Episode):
 
 class LocalEpisodes:
     def __init__(self, streams: Streams, timeout: float = 600.0) -> None:
-        """`timeout` is for one start or step, in seconds."""
+        """`timeout` is the seconds allowed for one start or step."""
         self._streams, self._limits = streams, Limits(timeout=timeout)
 
     async def info(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class LocalEpisodes:
         starting = [asyncio.ensure_future(or_error(self.start(index))) for index in task_indices]
         try:
             return list(await asyncio.gather(*starting))
-        except asyncio.CancelledError:  # the caller never gets those that have started
+        except asyncio.CancelledError:  # the caller never gets the episodes that have started
             for begun in await asyncio.gather(*starting, return_exceptions=True):
                 if isinstance(begun, LocalEpisode):
                     await begun.cancel()
@@ -91,11 +91,11 @@ class LocalEpisodes:
         return list(await asyncio.gather(*(or_error(episode.step(action)) for episode, action in moves)))
 
     async def close(self) -> None:
-        """Nothing outlives its episode here."""
+        """Nothing to close: no resource outlives its episode here."""
 
 
 async def or_error(work: Awaitable[T]) -> T | ServeError:
-    """The result, or the failure as a `ServeError`: a failure of the environment is not the model's."""
+    """Return the result, or the failure as a `ServeError`. An environment failure is not the model's failure."""
     try:
         return await work
     except ServeError as error:
@@ -107,33 +107,33 @@ async def or_error(work: Awaitable[T]) -> T | ServeError:
 
 
 class EpisodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What users set of the episodes of rows, in verl and in slime."""
+    """User settings for episodes of rows, in verl and slime."""
 
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
-    """The most seconds of one start or step of an environment; one that takes longer has failed."""
+    """The most seconds for one start or step of an environment; after that it has failed."""
     urls: tuple[str, ...] = ()
-    """Task servers that play the episodes; without them, each of the trainer's processes plays its own."""
+    """Task servers that play the episodes. Without them, each trainer process plays its own."""
     token_env: str = "TREETUNE_TOKEN"
     """The variable that holds the servers' token."""
     patience: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     """The most seconds to wait for a server that does not answer."""
     turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    """A reward is multiplied by this for each turn."""
+    """The reward is multiplied by this for each turn."""
     rewrites: Rewrites | None = None
-    """Where a chat template rewrites an earlier answer, as by dropping its reasoning: `split` trains each stretch as a
-    sample of its own, `keep` goes on from the sampled tokens."""
+    """If a chat template rewrites an earlier answer, for example by dropping its reasoning: `split` trains each stretch
+    as a separate sample, `keep` continues from the sampled tokens."""
     call_format: str | None = None
-    """How the model writes calls of tools, where its chat template does not show that."""
+    """How the model writes tool calls, if its chat template does not show it."""
 
 
 def connect(urls: str | Sequence[str], token_env: str, timeout: float, patience: float) -> TaskServerClient:
-    """A client of one task server or several; `token_env` names the variable that holds their token."""
+    """Return a client for one or more task servers; `token_env` names the variable with their token."""
     return TaskServerClient(urls, token=os.environ.get(token_env) or None, timeout=timeout, patience=patience)
 
 
 class RowEpisodes:
     def __init__(self, settings: EpisodeSettings | None = None, *, attempts: int = 2) -> None:
-        """A start that fails by the environment's doing is tried `attempts` times in all."""
+        """A start that fails because of the environment is tried `attempts` times in all."""
         if attempts < 1:
             raise UsageError(f"attempts must be at least 1, got {attempts}")
         settings = settings or EpisodeSettings()
@@ -143,7 +143,7 @@ class RowEpisodes:
         self.attempts = attempts
 
     async def start(self, scored: ScoredBy, task: Task) -> LocalEpisode | RemoteEpisode:
-        """An episode of a row's task; raises a `ServeError` where it cannot be started."""
+        """Start an episode of a row's task. Raises `ServeError` if it cannot be started."""
         left = self.attempts
         while True:
             left -= 1
@@ -176,17 +176,18 @@ class RowEpisodes:
 
 @lru_cache(maxsize=16)
 def share_episodes(loop: asyncio.AbstractEventLoop, settings: EpisodeSettings, attempts: int) -> RowEpisodes:
-    """Those of an event loop, made once: for trainers that make their objects anew for every episode."""
+    """Return the episodes of an event loop, created once: for trainers that create their objects anew for every
+    episode."""
     return RowEpisodes(settings, attempts=attempts)
 
 
 def is_misuse(error: TreetuneError) -> bool:
-    """Whether the setup is at fault: every row would fail the same way, and a retry does not help."""
+    """Whether the setup is at fault: every row would fail the same way, and retrying does not help."""
     return isinstance(error, Misused | Denied)
 
 
 class _WithRowTools(Taskset[Task, TasksetConfig]):
-    """The taskset of a row that names tools itself."""
+    """The taskset of a row that names its own tools."""
 
     environment = ask_owner("environment")
     reward = ask_owner("reward")
@@ -209,7 +210,7 @@ class _WithRowTools(Taskset[Task, TasksetConfig]):
 
 
 class LiveEpisodes:
-    """The episodes that a trainer plays itself, known until they have ended, so that none is left behind. Used on the
+    """Tracks the episodes that a trainer plays itself until they end, so that none is left running. Used on the
     background loop, where all episodes live."""
 
     def __init__(self, episodes: Any) -> None:
@@ -225,17 +226,17 @@ class LiveEpisodes:
             episode = await self._episodes.start(index)
         finally:
             self._starting.discard(starting)
-        self._live.add(episode)  # known here even where the caller was cancelled
+        self._live.add(episode)  # tracked even if the caller was cancelled
         return episode
 
     async def end(self, episode: Any) -> None:
         try:
-            await episode.cancel()  # one that is over is waited for until it is closed
+            await episode.cancel()  # an episode that has ended is awaited until it is closed
         finally:
             self._live.discard(episode)
 
     async def end_all(self) -> None:
-        """Ends them all; a start that was given up is waited for too."""
+        """End all episodes, and wait for starts that were abandoned."""
         if self._starting:
             await asyncio.wait(self._starting)
         await asyncio.gather(*map(self.end, list(self._live)), return_exceptions=True)

@@ -1,9 +1,9 @@
-"""Starting a trainer on any tasks: its config, its data, and its command.
+"""Plans the start of a trainer on any tasks: its config, its data, and its command.
 
     launch = plan("verl", TrainRequest(target="sums.yaml", model="Qwen/Qwen3-0.6B", build=build))
     launch.command         # python -m verl.trainer.main_ppo data.train_files=[...] ...
 
-Each trainer has a function that plans; it imports nothing of the trainer, so that a plan can be read anywhere.
+Each trainer has a function that plans. It does not import the trainer, so plans work on any machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRAINERS = {
     "trl": "treetune.trainers.trl.launch:plan",
     "verl": "treetune.trainers.verl.launch:plan",
 }
-"""Each trainer with the function that plans its training. Documented in docs/trainers.md."""
+"""The planning function of each trainer. Documented in docs/trainers.md."""
 
 _OTHERWISE = {
     "prime-rl": "prime-rl loads a package: treetune export verifiers TARGET --to my-env",
@@ -37,57 +37,57 @@ _OTHERWISE = {
     "openenv": "trainers that speak OpenEnv play on a server: treetune serve TARGET --openenv :8000",
     "nemo-gym": "NeMo Gym reads JSON lines: treetune convert ROWS tasks.jsonl --to nemo-gym",
 }
-"""What `treetune train` does not start, with how it gets its tasks."""
+"""Trainers that `treetune train` does not start, and how they get their tasks."""
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 
 class BuiltFile(msgspec.Struct, frozen=True):
-    """A file of rows that a trainer reads."""
+    """A file of rows for a trainer."""
 
     path: str
     rows: int
     shares: Mapping[str, int] = {}
-    """How many of the rows are of each task, where a mixture drew them."""
+    """How many rows come from each task, if a mixture drew them."""
 
 
 Files = Mapping[str, Sequence[BuiltFile]]
-"""By split: `train`, and `val` where there are tasks to validate on."""
+"""By split: `train`, and `val` if there are validation tasks."""
 
 
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user asks for."""
+    """The user's request for a training."""
 
     target: str
     build: Callable[[str], Files]
-    """Makes the target's rows in a trainer's format, or takes them from the cache."""
+    """Builds the target's rows in a trainer's format, or takes them from the cache."""
     model: str = DEFAULT_MODEL
     steps: int | None = None
-    """How many steps; None: the trainer's own default."""
+    """Number of steps; None means the trainer's default."""
     num_tasks: int | None = None
     taskset: Mapping[str, str] = {}
     """Dotted overrides of the target's own keys."""
     overrides: Sequence[str] = ()
-    """The trainer's own keys, as `KEY=VALUE`; they win over what is planned here."""
+    """The trainer's own keys, as `KEY=VALUE`; they override the plan."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """A training that can be started."""
+    """A training that is ready to start."""
 
     trainer: str
     package: str
-    """What has to be installed, and how."""
+    """What must be installed, and how."""
     install: str
     data: dict[str, Any]
     config: dict[str, str]
-    """The trainer's keys that are set; all others have its own defaults."""
+    """The trainer's keys that the plan sets; all others keep the trainer's defaults."""
     command: list[str]
     environment: dict[str, str] = {}
-    """Variables that the command needs beside those that are there."""
+    """Environment variables that the command needs in addition to the existing ones."""
 
     @property
     def installed(self) -> str | None:
-        """The version of the trainer that this Python has."""
+        """The version of the trainer that is installed in this Python."""
         try:
             return version(self.package)
         except PackageNotFoundError:
@@ -107,7 +107,7 @@ def plan(trainer: str, request: TrainRequest) -> Launch:
 
 
 def run_command(run: Callable[[Sequence[str]], Any], arguments: Sequence[str] | None) -> None:
-    """Runs what `python -m treetune.trainers.NAME` does; a `TreetuneError` ends the process with its message."""
+    """Run the command `python -m treetune.trainers.NAME`; a `TreetuneError` ends the process with its message."""
     try:
         run(sys.argv[1:] if arguments is None else arguments)
     except TreetuneError as error:
@@ -115,7 +115,7 @@ def run_command(run: Callable[[Sequence[str]], Any], arguments: Sequence[str] | 
 
 
 def merge(planned: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
-    """The keys that are set; the user's replace those planned, and come last. A key keeps its prefix (hydra's `+`)."""
+    """Merge the keys. The user's keys replace planned ones and come last. A key keeps its prefix (hydra's `+`)."""
     given = [split_override(override) for override in overrides]
     bare = {key.lstrip("+~") for key, _ in given}
     ours = {key: as_text(value) for key, value in planned.items() if value is not None}
@@ -124,7 +124,7 @@ def merge(planned: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str
 
 def split_override(override: str) -> tuple[str, str]:
     key, equals, value = override.partition("=")
-    if not equals and key.startswith("~"):  # hydra's: without the key
+    if not equals and key.startswith("~"):  # hydra's way to delete a key
         return key, ""
     if not equals or not re.fullmatch(r"[+~]{0,2}[\w.@/\-\[\]]+", key):
         raise UsageError(f"{override!r} is no override", remedy="a trainer's own keys are set as KEY=VALUE")
@@ -132,12 +132,12 @@ def split_override(override: str) -> tuple[str, str]:
 
 
 def words(config: Mapping[str, str]) -> list[str]:
-    """The keys as arguments of a program."""
+    """Return the keys as command-line arguments."""
     return [key if key.startswith("~") and not value else f"{key}={value}" for key, value in config.items()]
 
 
 def as_text(value: Any) -> str:
-    """A value as hydra and YAML read it."""
+    """Return a value as text that hydra and YAML read."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -146,7 +146,7 @@ def as_text(value: Any) -> str:
 
 
 def quote(text: str) -> str:
-    """Text quoted so that hydra reads no key, comma or `${...}` in it."""
+    """Quote text so that hydra sees no key, comma or `${...}` in it."""
     escaped = escape_text(text).replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -156,7 +156,7 @@ def paths(files: Files, split: str) -> list[str]:
 
 
 def describe_files(files: Files) -> dict[str, Any]:
-    """The files of each split, for the plan; for a file that a mixture drew, also its size and shares."""
+    """Describe the files of each split for the plan, with size and shares for a file that a mixture drew."""
     drawn = {
         f"{split}_mixture": f"{file.rows:,} rows: "
         + ", ".join(f"{name} {count:,} ({count / file.rows:.1%})" for name, count in file.shares.items())
@@ -172,12 +172,12 @@ def count_rows(files: Files, split: str = "train") -> int:
 
 
 def batch_size(files: Files, wanted: int = 64) -> int:
-    """At most the number of rows: trainers drop a batch that is not full."""
+    """Return at most the number of rows: trainers drop an incomplete batch."""
     return max(1, min(wanted, count_rows(files)))
 
 
 def count_gpus() -> int:
-    """As the driver says; 1 where there is none, so that a plan can be read anywhere."""
+    """Return the driver's GPU count; 1 if there is no driver, so that a plan can be read anywhere."""
     if shutil.which("nvidia-smi") is None:
         return 1
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout

@@ -1,8 +1,8 @@
-"""What one answer to a row's task earns: for trainers that sample an answer and ask a function for its reward.
+"""Scores one answer to a row's task, for trainers that sample an answer and ask a function for its reward.
 
     play_row(scored, task, "42").reward
 
-A row that cannot be scored is an error, never a zero.
+A row that cannot be scored raises an error and never scores zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from treetune.system.threads import run_in_background
 
 
 def read_scored_by(extra_info: Any, data_source: Any) -> ScoredBy:
-    """Who scores a row's task, as the row says."""
+    """Return what scores a row's task, according to the row."""
     scored = ScoredBy.read((extra_info or {}).get("scorer"))
     if scored is None:
         raise TasksetError(
@@ -44,7 +44,7 @@ def play_row(scored: ScoredBy, task: Task, answer: str) -> EpisodeResult:
 
 
 def play_rows(rows: Sequence[tuple[ScoredBy, Task, str]]) -> list[EpisodeResult]:
-    """What the answers to several rows earn; all are played at once, for a judge or a test may take its time."""
+    """Score the answers to several rows. All are played at once, because a judge or a test may be slow."""
     names = [f"row {task.extra_info.get('index', '?')} of {task.data_source}" for _, task, _ in rows]
     for name, (_, task, _) in zip(names, rows, strict=True):
         refuse_begun_answer(task.messages, name)

@@ -1,4 +1,4 @@
-"""A TokenEpisode is an episode as a trainer plays it: prompts in tokens, sampled tokens, rewards, and three hooks.
+"""TokenEpisode plays an episode for a trainer: prompts as tokens, sampled tokens, rewards, and three hooks.
 
     async def sample(prompt):
         return Sampled(*await engine.generate(prompt.ids))
@@ -6,7 +6,7 @@
     played = await play_episode(lambda: episodes.start(scorer, task), chat, hooks, sample, longest_prompt=4096)
     played.reward, played.tokens, played.failure
 
-The trainer's bridge gives the sampler; the turn loop is `play_turns`, as for every rollout.
+The trainer's bridge supplies the sampler. The turn loop is `play_turns`, as for every rollout.
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ class Hooks:
         self.max_turns, self.turn_discount = max_turns, turn_discount
 
     def format_observation_to_messages(self, observation: dict[str, Any], history: list[Message]) -> list[Message]:
-        """The conversation to show the model: what was said so far, and what the environment shows now. Where that ends
-        with a text of the user's, the text is the `observation`, and messages before it are at the end of `history`."""
+        """Return the conversation to show the model: the history, and the new observation. If the new messages end with
+        a user text, `observation` holds that text, and messages before it are at the end of `history`."""
         return history + Observation(observation["type"], observation["content"]).messages()
 
     def format_agent_output_to_action(self, agent_output: str, info: dict[str, Any]) -> Any:
-        """The action for what the model said: text, or `{"type": ..., "content": ...}`. `info` is the last one."""
+        """Return the action for the model's output: text, or `{"type": ..., "content": ...}`. `info` is the latest
+        one."""
         return agent_output
 
     def postprocess_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
-        """The reward to train on, from the sum over the steps."""
+        """Return the reward to train on, given the sum over the steps."""
         return float(reward * self.turn_discount**num_turns)
 
     def show(self, observation: Observation, history: list[Message]) -> list[Message]:
-        """What the hook makes of an observation. It gets text wherever that loses nothing, so that a hook that only
-        knows text also reads openings with a system message."""
-        history = [dict(message) for message in history]  # a hook may change the messages that it is given
+        """Apply the hook to an observation. It passes text wherever that loses nothing, so that a hook that only
+        handles text also reads openings with a system message."""
+        history = [dict(message) for message in history]  # a hook may change the messages that it gets
         kind, content = observation.type, observation.content
         if kind == "messages" and content and _is_user_text(content[-1]):
             history += [dict(message) for message in content[:-1]]
@@ -63,7 +64,7 @@ class Hooks:
         return self.format_observation_to_messages({"type": kind, "content": content}, history)
 
     def act(self, answer: str, info: dict[str, Any]) -> Action:
-        """What the hook makes of an answer."""
+        """Apply the hook to an answer."""
         action = self.format_agent_output_to_action(answer, info)
         if isinstance(action, dict) and set(action) == {"type", "content"}:
             return Action(action["type"], action["content"])
@@ -79,21 +80,21 @@ def _is_user_text(message: Message) -> bool:
 
 
 class PlayedEpisode:
-    """What came of an episode so far: the rewards of its steps and the last `info`, or the failure that ended it."""
+    """The result of an episode so far: the rewards of its steps and the last `info`, or the failure that ended it."""
 
     def __init__(self, hooks: Hooks, episode: Any) -> None:
-        """`episode` is one of a task server or of this process, or the error that there was instead."""
+        """`episode` belongs to a task server or this process, or is the error that occurred instead."""
         self.hooks = hooks
         self.failure: ServeError | PolicyError | None = episode if isinstance(episode, ServeError) else None
         self.episode: Any = None if self.failure else episode
         self.rewards: list[float] = []
-        """Of each step."""
+        """The reward of each step."""
         self.info: dict[str, Any] = self.episode.info if self.episode else {}
-        """That of the last step; `truncated` where a limit of the trainer's ended the episode."""
+        """The info of the last step, with `truncated` if a limit of the trainer ended the episode."""
         self.over = self.failure is not None
 
     def observe(self, step: Step | ServeError | PolicyError) -> None:
-        """Takes in what the environment answered, or why there is no answer."""
+        """Record what the environment answered, or why there is no answer."""
         if isinstance(step, ServeError | PolicyError):
             self.failure, self.over = step, True
         else:
@@ -101,25 +102,25 @@ class PlayedEpisode:
             self.info, self.over = step.info, step.done
 
     def score(self, turns: int) -> float | None:
-        """The reward to train on, for so many turns; None where the episode failed."""
+        """Return the reward to train on, for this many turns; None if the episode failed."""
         return None if self.failure is not None else self.hooks.shape_reward(total(self.rewards), turns, self.info)
 
 
 class Sampled(NamedTuple):
-    """What a model answered to a prompt."""
+    """A model's answer to a prompt."""
 
     ids: list[int]
     logprobs: list[float] | None = None
     versions: list[int] | None = None
     """The version of the weights that sampled each token."""
     prompt_ids: list[int] | None = None
-    """The prompt that the engine used, where it changed the given one."""
+    """The prompt that the engine used, if it changed the given one."""
 
 
 Sample = Callable[[Prompt], Awaitable[Sampled | None]]
-"""Samples the answer to a prompt; None where the engine has no room for one, which ends the episode."""
+"""Samples the answer to a prompt. Returns None if the engine has no room for one, which ends the episode."""
 LongestPrompt = int | None | Callable[[], int | None]
-"""How many tokens a prompt may have: a number, or a function that is asked before each turn."""
+"""The token limit for a prompt: a number, or a function that is called before each turn."""
 
 
 class TokenEpisode(PlayedEpisode):
@@ -147,9 +148,9 @@ class TokenEpisode(PlayedEpisode):
         self._continues = False
 
     async def play(self, step: Callable[[Action], Awaitable[Step | ServeError]] | None = None) -> None:
-        """Plays until the environment or a limit ends the episode. A failure of the environment or its server becomes
-        the `failure`; so does a `ServeError` of the sampling, and an answer whose tokens are refused. Any other error
-        of the sampling is raised, and `play` may then be called again to go on. `step` replaces the episode's own."""
+        """Play until the environment or a limit ends the episode. A failure of the environment or its server is stored
+        in `failure`; so is a `ServeError` from sampling, and an answer whose tokens are refused. Any other sampling
+        error is raised, and `play` may then be called again to continue. `step` replaces the episode's own step."""
         self._until = math.inf if self._seconds is None else time.monotonic() + self._seconds
         await play_turns(self._answer, step or self._step, self.observe)
 
@@ -176,7 +177,7 @@ class TokenEpisode(PlayedEpisode):
             return None
 
     def _has_turn(self) -> bool:
-        """Whether the model is to answer; sets the prompt."""
+        """Whether the model should answer now; sets the prompt."""
         if self.over:
             return False
         if self.turns < self.hooks.max_turns:
@@ -191,20 +192,20 @@ class TokenEpisode(PlayedEpisode):
         return False
 
     def _cut_off(self) -> None:
-        """A limit of the trainer's ends it; what it has earned so far stands."""
+        """End the episode at a limit of the trainer; what it has earned so far counts."""
         self.info = {**self.info, "truncated": True}
         self.over = True
 
     def _show(self) -> Prompt:
         history = self._history
-        # A hook may change the messages that it is given: then the prompt shows the changed conversation.
+        # A hook may change the messages that it gets; the prompt then shows the changed conversation.
         self._shown = self.hooks.show(self._observation, history)
-        # The beginning of an answer may be written already; the last answer itself is none.
+        # The beginning of an answer may already be written; the last answer itself is not one.
         self._continues = len(self._shown) > len(history) and begins_answer(self._shown)
         return self._chat.next_prompt(self._shown, self.tokens, continues=self._continues)
 
     def _read(self, sampled: Sampled) -> Action:
-        """The action for an answer: its calls of tools, or what the hook makes of its text. Raises `PolicyError` where
+        """Return the action for an answer: its tool calls, or the hook's result for its text. Raises `PolicyError` if
         the tokens or logprobs are invalid."""
         ids = check_ids(sampled.ids, "sampled token")  # before a tokenizer decodes them
         message = self._chat.read(self.prompt, ids, self.turns)
@@ -227,7 +228,7 @@ class TokenEpisode(PlayedEpisode):
 
     @property
     def reward(self) -> float | None:
-        """None where it was not played: it was lost to the task server, or its first prompt was too long."""
+        """None if it was not played: it was lost to the task server, or its first prompt was too long."""
         return self.score(self.turns) if self.turns else None
 
 
@@ -241,9 +242,9 @@ async def play_episode(
     seconds: float | None = None,
     attempts: int = 2,
 ) -> TokenEpisode:
-    """Starts an episode, plays it and closes it, whatever happens. One that fails for a reason other than the model is
-    played again from its start, `attempts` times in all; the last one has the `failure`. A start that fails is not
-    repeated here: `RowEpisodes` does that."""
+    """Start an episode, play it and always close it. An episode that fails for a reason other than the model is played
+    again from its start, `attempts` times in all; the last one has the `failure`. A failed start is not repeated here:
+    `RowEpisodes` does that."""
     for _ in range(attempts):
         started = await or_error(start())
         played = TokenEpisode(chat, hooks, started, sample, longest_prompt=longest_prompt, seconds=seconds)
@@ -257,7 +258,7 @@ async def play_episode(
 
 
 class FailureLog:
-    """Counts episodes lost to a server, not to the model; logs the first, the second, the fourth, and so on."""
+    """Counts episodes lost to a server rather than the model. Logs the first, second, fourth, and so on."""
 
     def __init__(self, log: Any, server: str = "the task server") -> None:
         self._log, self._server = log, server

@@ -1,11 +1,11 @@
-"""AReaL: a workflow that trains on any task server, and a training of any tasks from a command line.
+"""AReaL: a workflow that trains on any task server, and a command that trains on any tasks.
 
     trainer.train(
         workflow="treetune.trainers.areal.TaskServerWorkflow",
         workflow_kwargs={"gconfig": config.gconfig, "tokenizer": config.tokenizer_path, "url": "http://127.0.0.1:5000"},
     )
 
-AReaL is imported only where the workflow is asked for: a training can be planned without it.
+AReaL is imported only when the workflow is used: a training can be planned without it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A training with AReaL from a command line, as `treetune train areal` starts it.
+"""Runs a training with AReaL from the command line, as `treetune train areal` does.
 
     python -m treetune.trainers.areal TARGET [--num-tasks=N] [--taskset.KEY=VALUE] --config FILE [KEY=VALUE]...
 
-TARGET is a task server's address; any other is served for as long as the training takes. Keys are AReaL's own.
+TARGET is a task server's address. Any other TARGET is served for the duration of the training. Keys are AReaL's own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[str, int | None, list[str], list[str]]:
-    """The target, how many of its tasks, the options that are its own, and what AReaL reads."""
+    """Split the arguments into the target, the number of tasks, the target's options, and AReaL's arguments."""
     if not arguments or "=" in arguments[0] or arguments[0].startswith("-"):
         raise UsageError("TARGET is missing", remedy="python -m treetune.trainers.areal TARGET --config FILE")
     target, *words = arguments
@@ -55,7 +55,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[str, int | None, list[str]
 
 
 def read_config(words: Sequence[str]) -> Any:
-    """AReaL's config, as its own loader reads it: a key that it does not know is refused here."""
+    """Read AReaL's config with its own loader, which refuses unknown keys here."""
     from areal.api.cli_args import GRPOConfig, load_expr_config
 
     config, _ = load_expr_config(list(words), GRPOConfig)
@@ -63,7 +63,7 @@ def read_config(words: Sequence[str]) -> Any:
 
 
 def make_rows(url: str, number: int | None) -> Any:
-    """A row for each task: its index."""
+    """Return one row per task: its index."""
     from datasets import Dataset
 
     if number is None:
@@ -81,7 +81,7 @@ async def _count(url: str) -> int | None:
 
 @contextlib.contextmanager
 def serve(target: str, of_target: Sequence[str]) -> Iterator[str]:
-    """The address of a task server for the target."""
+    """Yield the address of a task server for the target."""
     if is_server(target):
         yield target
         return
@@ -95,7 +95,7 @@ def serve(target: str, of_target: Sequence[str]) -> Iterator[str]:
 
 
 def read_address(server: subprocess.Popen[bytes]) -> str:
-    """What a server prints when it is ready: one JSON object."""
+    """Read the JSON object that a server prints when it is ready."""
     printed = b""
     assert server.stdout is not None
     for line in server.stdout:

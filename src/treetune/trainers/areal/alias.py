@@ -1,8 +1,9 @@
-"""`areal.workflow.task_server`, a name that AReaL's users may know, as a file with one import.
+"""Provides our workflow under `areal.workflow.task_server`, a name that AReaL's users may know, as a file with one
+import.
 
     python -m treetune.trainers.areal.alias [FOLDER]
 
-So workflows that are written against that name run as they are, in all processes of AReaL's.
+So workflows written for that name run unchanged, in all of AReaL's processes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["TaskServerWorkflow"]
 
 
 def write_alias(folder: str | None = None) -> Path:
-    """Writes `task_server.py` into the folder, by default `areal/workflow`; one that says something else stays."""
+    """Write `task_server.py` into the folder, `areal/workflow` by default. A file with other content is kept."""
     path = Path(folder or _workflow_folder()) / "task_server.py"
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no folder", remedy="python -m treetune.trainers.areal.alias [FOLDER]")

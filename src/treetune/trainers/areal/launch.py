@@ -1,4 +1,4 @@
-"""`treetune train areal`: AReaL's own trainer, with our workflow, on a task server that serves the tasks."""
+"""`treetune train areal`: AReaL's own trainer with our workflow, on a task server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIG = Path(__file__).with_name("config.yaml")
 
 
 def plan(request: TrainRequest) -> Launch:
-    """AReaL plays on a task server: the one that is named, or one that `run.py` starts for the tasks."""
+    """Plan a training on a task server: the given one, or one that `run.py` starts for the tasks."""
     gpus = launch.count_gpus()
     halves = max(1, gpus // 2)  # one for sampling, one for training
     planned: dict[str, Any] = {

@@ -5,7 +5,7 @@
         workflow_kwargs={"gconfig": config.gconfig, "tokenizer": config.tokenizer_path, "url": "http://127.0.0.1:5000"},
     )
 
-One call of `arun_episode` plays one episode. A trajectory holds the tokens that were sampled, exactly.
+Each call of `arun_episode` plays one episode. A trajectory holds exactly the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         timeout: float = 600.0,
         patience: float = 60.0,
     ) -> None:
-        """`url` is one task server or several. A reward is multiplied by `turn_discount` for each turn, the first too.
-        `call_format` is how the model writes calls of tools, where its chat template does not show that. `token_env`
-        names the variable that holds the servers' token. `timeout` is for one step, `patience` for a server that does
-        not answer."""
+        """`url` is one or more task servers. The reward is multiplied by `turn_discount` for each turn, including the
+        first. `call_format` is how the model writes tool calls, if its chat template does not show it. `token_env`
+        names the variable with the servers' token. `timeout` applies to one step, `patience` to a server that does not
+        answer."""
         super().__init__(max_turns, turn_discount)
         if isinstance(tokenizer, str):
             from areal.utils.hf_utils import load_hf_tokenizer
@@ -68,7 +68,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         self._access = urls, token_env, timeout, patience
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, torch.Tensor] | None:
-        """A trajectory, or None where there is none to train on."""
+        """Return a trajectory, or None if there is nothing to train on."""
         client, failures = open_servers(asyncio.get_running_loop(), *self._access)
         stats = stats_tracker.get(workflow_context.stat_scope())
         try:
@@ -122,7 +122,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
 
 
 def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torch.Tensor]:
-    """What AReaL trains on: a row for each sequence, padded on the right; all of them have the episode's reward."""
+    """Return what AReaL trains on: one row per sequence, padded on the right, all with the episode's reward."""
     shape = len(sequences), max(len(sequence.ids) for sequence in sequences)
 
     def rows(name: str, dtype: Any, padding: float) -> torch.Tensor:
@@ -147,8 +147,8 @@ def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torc
 def open_servers(
     loop: asyncio.AbstractEventLoop, urls: tuple[str, ...], token_env: str, timeout: float, patience: float
 ) -> tuple[TaskServerClient, FailureLog]:
-    """The client of a run's task servers, and the log of their failures. AReaL makes a workflow for every episode, so
-    both are kept here, for each event loop."""
+    """Return the client of a run's task servers and the log of their failures. AReaL creates a workflow for every
+    episode, so both are kept here, per event loop."""
     from areal.infra.utils.concurrent import register_loop_cleanup
 
     client = connect(urls, token_env, timeout, patience)

@@ -1,10 +1,10 @@
-"""SkyRL: its skyrl-gym knows Treetune's environments, and its config gets the tasks.
+"""SkyRL: registers Treetune's environments with skyrl-gym, and puts tasks into SkyRL's config.
 
     register()                               # inside the entry-point task, before training begins
     run_with_tasks(config, "tasks.yaml")     # builds the tasks, sets data.train_data and data.val_data, runs SkyRL
 
-From a shell: `python -m treetune.trainers.skyrl tasks=tasks.yaml`, with SkyRL's own overrides after it. `skyrl:NAME` is
-the other way round: a skyrl-gym environment in Treetune (see `gym.py`). SkyRL is never changed.
+From a shell: `python -m treetune.trainers.skyrl tasks=tasks.yaml`, followed by SkyRL's own overrides. `skyrl:NAME`
+works the other way: a skyrl-gym environment in Treetune (see `gym.py`). SkyRL is never modified.
 """
 
 from treetune.trainers.skyrl.gym import install_hook, register, remove_hook

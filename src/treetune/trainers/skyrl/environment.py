@@ -1,12 +1,13 @@
-"""A Treetune environment as skyrl-gym plays one. `treetune.trainers.skyrl.register()` names this class for each.
+"""Lets skyrl-gym play a Treetune environment. `treetune.trainers.skyrl.register()` registers this class for each of
+them.
 
     env = skyrl_gym.make("alphabet-sort", env_config={}, extras=row)
 
-The task is the one that the row was written from, with the same uid. A row's own `extra_info.max_turns` holds; without
-it the trainer's `generator.max_turns` does. SkyRL passes on nothing but text, so tools are described, called and
-answered in text: in the format of Qwen's models, or that of `call_format` in the row or the environment's config. SkyRL
-does not close an environment after an error, so this class does: at once where a call of its own fails, and when it is
-dropped otherwise.
+The task is the one that the row was written from, with the same uid. `extra_info.max_turns` in the row sets the turn
+limit, else the trainer's `generator.max_turns`. SkyRL passes only text, so tools are described, called and answered in
+text: in the format of Qwen's models, or that of `call_format` in the row or the environment's config. SkyRL does not
+close an environment after an error, so this class closes it: at once if its own call fails, otherwise when it is
+garbage collected.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from treetune.trainers.single_turn import refuse_begun_answer
 
 
 class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
-    """One episode. `id` is how the rows name the environment, `environment` what Treetune makes of that."""
+    """One episode. `id` is the environment's name in the rows, `environment` is Treetune's spec for it."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
             self.task = task = _with_settings(self.task, self._config, self.max_turns)
             self._call_format = check_name(task.extra_info.get("call_format")) or "hermes"
             self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
-            # It does not wait: the garbage collector may call it, in any thread.
+            # Does not wait: the garbage collector may call it in any thread.
             self._finalizer = weakref.finalize(self, lambda: submit_in_background(episode.close()))
             observed = run_in_background(episode.begin()).messages()
             refuse_begun_answer(observed, self._id)
@@ -108,15 +109,15 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
         }
 
     def _read(self, text: str, episode: Episode) -> str | Message:
-        """The calls of tools that a text makes, as a message; else the text."""
+        """Return the tool calls in a text as a message, or else the text."""
         if not episode.tools:
             return text
         content, calls = parse_calls(text, self._call_format, episode.tools, self.turns - 1)
         return {"role": "assistant", "content": content or None, "tool_calls": calls} if calls else text
 
     def get_metrics(self) -> dict[str, Any]:
-        """What SkyRL logs of an episode: turns, success where the environment reports it, its own metrics. Under the
-        environment's id, because SkyRL lets metrics of one name replace each other."""
+        """Return what SkyRL logs for an episode: turns, success if the environment reports it, its own metrics. They
+        are prefixed with the environment's id, because metrics of the same name replace each other in SkyRL."""
         metrics: dict[str, Any] = {"turns": self.turns}
         if self._episode is not None:
             metrics |= self._episode.result.metrics
@@ -130,7 +131,7 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
             try:
                 closing.result(CLOSE_SECONDS)
             except Exception as error:
-                # A failed close does not change the reward.
+                # A failed close must not change the reward.
                 warnings.warn(f"{self._id}: close failed: {format_error(error)}", stacklevel=2)
             self._warn_of_close(self._episode)
 
@@ -141,7 +142,7 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
 
     @contextmanager
     def _close_on_error(self, phase: str) -> Iterator[None]:
-        """Closes after an error, and says which row it was."""
+        """Close after an error, and add the row to the error."""
         try:
             yield
         except BaseException as error:
@@ -153,12 +154,12 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
 
 
 def _with_settings(task: Task, config: Any, max_turns: int) -> Task:
-    """The task with what the trainer's config says where the row says nothing; no such key changes the uid."""
+    """Fill in settings from the trainer's config that the row does not set; none of these keys changes the uid."""
     if "scorer" in task.extra_info:
-        return task  # one answer, which its own taskset scores
+        return task  # one answer, scored by its own taskset
     settings = {"max_turns": max_turns} if max_turns else {}
     if dataclasses.is_dataclass(config):
-        # Only what a user set in `environment.skyrl_gym.NAME`: SkyRL's defaults are paths and addresses of its makers.
+        # Only what a user set in `environment.skyrl_gym.NAME`: SkyRL's defaults are its authors' paths and addresses.
         values = ((field, getattr(config, field.name)) for field in dataclasses.fields(config))
         settings |= {field.name: value for field, value in values if value != field.default}
     elif isinstance(config, Mapping):

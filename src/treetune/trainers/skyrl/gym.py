@@ -1,16 +1,16 @@
-"""skyrl-gym's registry, both ways: its environments in Treetune, Treetune's environments in it.
+"""skyrl-gym's registry in both directions: its environments in Treetune, and Treetune's environments in it.
 
     treetune eval tasks.yaml -m MODEL              # where the tasks have env_class: skyrl:gsm8k
 
 NAME in `skyrl:NAME` is an id that skyrl-gym knows, or `module:Class` or `file.py:Class` of any `skyrl_gym.Env`. The
-environment is made from the row that SkyRL would read, so ground truths are in the form that it expects. Its
-`env_config` has the values of `extra_info.env_config`; `search_url` and `db_path` also come from the variables
+environment is built from the row that SkyRL would read, so ground truths have the form that it expects. Its
+`env_config` holds the values of `extra_info.env_config`; `search_url` and `db_path` can also come from the variables
 TREETUNE_SEARCH_URL and TREETUNE_TEXT2SQL_DB.
 
     register()                                     # all that have an id
     register("my_env.py:MyEnv", id="my_env")       # one of your own
 
-A registry belongs to a process: call it where SkyRL makes environments, which is inside its entry-point task.
+A registry belongs to one process: call `register` where SkyRL creates environments, inside its entry-point task.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from treetune.tasksets.search import URL_VARIABLE
 from treetune.tasksets.text2sql import FOLDER_VARIABLE
 
 _VARIABLES = {"search_url": URL_VARIABLE, "db_path": FOLDER_VARIABLE}
-"""Keys of skyrl-gym's configs, with the variables from which Treetune's environments of the same name take them."""
+"""Keys of skyrl-gym's configs, with the variables from which Treetune's environments of the same name read them."""
 
 ADAPTER = "treetune.trainers.skyrl.environment:TreetuneTextEnv"
-"""The entry point of each Treetune environment in the registry."""
+"""The registry entry point of every Treetune environment."""
 
 _theirs: dict[str, Any] = {}
-"""skyrl-gym's entries that Treetune's have replaced."""
+"""skyrl-gym's entries that Treetune's replaced."""
 
 
 def find_theirs(id: str) -> Any:
-    """skyrl-gym's own entry of an id, also where Treetune's has replaced it; None where it has none."""
+    """Return skyrl-gym's own entry for an id, even if Treetune's replaced it; None if it has none."""
     entry = registry().get(id)
     return _theirs.get(id) if entry is not None and is_ours(entry) else entry
 
 
 def registry() -> dict[str, Any]:
-    """skyrl-gym's own, by id."""
+    """skyrl-gym's registry, by id."""
     try:
         from skyrl_gym.envs import registration
     except ImportError as error:
@@ -86,11 +86,11 @@ class SkyRLGymEnvironment(Environment):
     NAME: ClassVar[str] = ""
     ORIGIN: ClassVar[Origin] = USER
     GYM_CLASS: ClassVar[type | None] = None
-    """The class, where it is given itself and not its name."""
+    """The class, if given directly and not by name."""
 
     @classmethod
     def gold(cls, task: Task) -> str | list[str] | None:
-        """The gold answer of Treetune's environment of the same name."""
+        """Return the gold answer of Treetune's environment of the same name."""
         if cls.NAME not in environments.names():
             return None
         ours: type[Environment] = environments.resolve(cls.NAME, cls.ORIGIN)
@@ -126,7 +126,7 @@ class SkyRLGymEnvironment(Environment):
 
 
 def adapt_class(gym_class: type) -> type[Environment]:
-    """The Treetune environment that plays a class of skyrl-gym's; a class that is none of its environments as it is."""
+    """Return the Treetune environment that plays a skyrl-gym class. Any other class is returned unchanged."""
     from skyrl_gym import Env
 
     if issubclass(gym_class, Environment) or not issubclass(gym_class, Env):
@@ -137,14 +137,14 @@ def adapt_class(gym_class: type) -> type[Environment]:
 
 @lru_cache(maxsize=256)
 def environment_class(name: str, origin: Origin) -> type[SkyRLGymEnvironment]:
-    """The Treetune environment that plays a skyrl-gym one."""
-    class_of(name, origin)  # raises where the name is wrong
+    """Return the Treetune environment that plays a skyrl-gym environment."""
+    class_of(name, origin)  # raises if the name is wrong
     members = {"NAME": name, "ORIGIN": origin, "__doc__": f"skyrl-gym's {name}."}
     return type(f"skyrl:{name}", (SkyRLGymEnvironment,), members)
 
 
 def extras_of(task: Task, name: str) -> dict[str, Any]:
-    """The row of a task as SkyRL hands it to its environments."""
+    """Return a task's row as SkyRL passes it to its environments."""
     row = FORMATS["skyrl"].row_of(msgspec.structs.replace(task, env_class=name))
     extras = {key: value for key, value in row.items() if key not in ("prompt", "env_class")}
     extras["extra_info"] = {**extras["extra_info"], "uid": task.uid}
@@ -154,7 +154,7 @@ def extras_of(task: Task, name: str) -> dict[str, Any]:
 
 
 def class_of(name: str, origin: Origin) -> tuple[Any, dict[str, Any]]:
-    """The class that skyrl-gym would make, and the arguments it is registered with."""
+    """Return the class that skyrl-gym would create, and the arguments it is registered with."""
     known, spec = registry(), find_theirs(name)
     from skyrl_gym import Env
 
@@ -164,7 +164,7 @@ def class_of(name: str, origin: Origin) -> tuple[Any, dict[str, Any]]:
         )
     if spec is None:
         found, settings = load_object(parse_reference(name), origin), {}
-    else:  # what was registered in this process is the user's
+    else:  # what was registered in this process belongs to the user
         entry, settings = spec.entry_point, copy.deepcopy(spec.kwargs)
         found = entry if callable(entry) else load_object(parse_reference(entry), USER)
     if isinstance(found, type) and not issubclass(found, Env):
@@ -173,8 +173,8 @@ def class_of(name: str, origin: Origin) -> tuple[Any, dict[str, Any]]:
 
 
 def _make_config(gym_class: Any, given: Mapping[str, Any]) -> Any:
-    """What SkyRL's config would have for it: the dataclass that its `env_config` is annotated with, else a mapping
-    whose keys are attributes too."""
+    """Build the config that SkyRL would pass: the dataclass in the annotation of `env_config`, else a mapping whose
+    keys are also attributes."""
     from omegaconf import OmegaConf
 
     for cls in _annotated_types(gym_class):
@@ -182,7 +182,7 @@ def _make_config(gym_class: Any, given: Mapping[str, Any]) -> Any:
             fields = {field.name for field in dataclasses.fields(cls)}
             named = {key: os.environ.get(variable) for key, variable in _VARIABLES.items() if key in fields}
             return cls(**{**{key: value for key, value in named.items() if value}, **given})
-    return OmegaConf.create(escape_texts(given))  # a row must not read variables
+    return OmegaConf.create(escape_texts(given))  # a row must not read environment variables
 
 
 def _annotated_types(gym_class: Any) -> tuple[Any, ...]:
@@ -197,10 +197,10 @@ def _annotated_types(gym_class: Any) -> tuple[Any, ...]:
 def register(
     environment: str | type[Environment] | None = None, *, id: str | None = None, replace: bool = False
 ) -> list[str]:
-    """Register Treetune's environments with skyrl-gym in this process; gives their ids.
+    """Register Treetune's environments with skyrl-gym in this process; return their ids.
 
-    Without a name, all that have an id; else the named one: `file.py:Class`, `module:Class`, `skyrl:NAME` or a class.
-    An environment that skyrl-gym has under the same id is kept, unless `replace`.
+    Without a name, register all that have an id; otherwise the named one: `file.py:Class`, `module:Class`, `skyrl:NAME`
+    or a class. If skyrl-gym has an environment with the same id, it is kept unless `replace` is set.
     """
     known = registry()
     if environment is None:
@@ -208,12 +208,12 @@ def register(
             raise UsageError(f"{id!r} is the id of nothing", remedy="register('my_env.py:MyEnv', id='my_env')")
         for name, origin in environments.names().items():
             if replace or name not in known or is_ours(known[name]):
-                # The entry may be sent to a worker, which does not know an id of this process.
+                # The entry may be sent to a worker that does not know this process's ids.
                 put_entry(_make_entry(name, environments.resolve(name, USER) if origin == "registered" else name))
         return [name for name in environments.names() if is_ours(known[name])]
     if isinstance(environment, str):
         id, environment = id or environment, absolute_spec(environment, [Path.cwd()])
-    # A wrong name is an error now, not when the model is loaded.
+    # A wrong name must fail now, not when the model is loaded.
     cls = environments.resolve(environment, USER) if isinstance(environment, str) else environment
     id = id or cls.__name__
     if not issubclass(cls, Environment):
@@ -241,8 +241,8 @@ def _make_entry(id: str, named: str | type[Environment]) -> Any:
     return EnvSpec(id=id, entry_point=ADAPTER, kwargs={"id": id, "environment": named})
 
 
-# Registering without a call: by a `.pth` file, every Python of an installation registers when it imports skyrl_gym.
-# Until then, a start of Python costs a fraction of a millisecond more.
+# Registration without a call: a `.pth` file makes every Python of an installation register when it imports skyrl_gym.
+# Until then, it adds a fraction of a millisecond to each start of Python.
 
 _MODULE = "_treetune_skyrl"
 _SWITCH = "treetune_skyrl.pth"
@@ -251,24 +251,25 @@ _SWITCH = "treetune_skyrl.pth"
 def install_hook(
     named: Mapping[str, str] | None = None, *, replace: bool = False, folder: str | Path | None = None
 ) -> Path:
-    """Have skyrl-gym know Treetune's environments, and those of `named` (by id: `file.py:Class` or `module:Class`), in
-    every Python of this installation, or of the one whose packages are in `folder`. Gives the path of the `.pth` file.
+    """Make skyrl-gym know Treetune's environments, and those of `named` (by id: `file.py:Class` or `module:Class`), in
+    every Python of this installation, or of the one whose packages are in `folder`. Returns the path of the `.pth`
+    file.
     """
     specs = {id: absolute_spec(spec, [Path.cwd()]) for id, spec in (named or {}).items()}
     for spec in specs.values():
-        environments.resolve(spec, USER)  # a wrong name is an error now, not in a worker
+        environments.resolve(spec, USER)  # a wrong name must fail now, not in a worker
     place = _place(folder)
-    # ASCII, because a .pth file is read in the encoding of the user who starts Python.
+    # ASCII, because Python reads a .pth file in the user's encoding.
     call = f"import {_MODULE}; {_MODULE}.register_on_import({specs!a}, {replace})\n"
     module = place / f"{_MODULE}.py"
     _write(module, Path(__file__).with_name("startup.py").read_text())
-    py_compile.compile(str(module), quiet=2)  # now, for not every Python may or can
+    py_compile.compile(str(module), quiet=2)  # now, because not every Python may or can compile it later
     _write(place / _SWITCH, call)
     return place / _SWITCH
 
 
 def remove_hook(*, folder: str | Path | None = None) -> bool:
-    """Take the hook away; whether there was one."""
+    """Remove the hook; return whether there was one."""
     place, found = _place(folder), False
     module = place / f"{_MODULE}.py"
     for path in (place / _SWITCH, module, Path(cache_from_source(module))):  # in this order: each needs the next
@@ -285,7 +286,7 @@ def _place(folder: str | Path | None) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """In one step: some Python may start at any moment."""
+    """Write in one step: a Python may start at any moment."""
     try:
         write_atomically(path, text.encode())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`treetune train skyrl`: SkyRL's own entry point, with the tasks' rows and their environments."""
+"""`treetune train skyrl`: SkyRL's own entry point, with the tasks' rows and environments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treetune.trainers.launch import Launch, TrainRequest
 from treetune.trainers.skyrl.tasks import list_environments
 
 USUAL_TURNS = 50
-"""The most turns where episodes may have several and nothing says how many. Most environments end them earlier."""
+"""The turn limit if episodes may have several turns and nothing sets a limit. Most environments end them earlier."""
 
 
 def plan(request: TrainRequest) -> Launch:
@@ -45,7 +45,7 @@ def plan(request: TrainRequest) -> Launch:
         *(f"tasks={path}" for path in launch.paths(files, "train")),
         *(f"val_tasks={path}" for path in launch.paths(files, "val")),
     ]
-    # Rows choose no code by themselves; these are the user's own, just built.
+    # Rows cannot choose code by themselves; these are the user's own, just built.
     named = {id for path in built for id in list_environments(File(Path(path), FileKind.PARQUET))}
     trusted = [word for id in sorted(filter(None, named)) if ":" in id for word in ("--env", id)]
     return Launch(
@@ -63,7 +63,7 @@ def most_turns(paths: Iterable[Path | str]) -> int:
 
 
 def _one_of_each_kind(path: Path | str) -> Iterator[dict[str, Any]]:
-    """A row for each environment, scorer and `max_turns` that rows of a file name, with tools and without."""
+    """Return one row for each combination of environment, scorer, `max_turns`, and whether there are tools."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -99,7 +99,7 @@ def _turns_of(row: dict[str, Any]) -> int:
 
 
 def _turns_said_by(scored: ScoredBy) -> int | None:
-    """What an environment says of its turns: by its contract, or by `MAX_TURNS`."""
+    """Return the turns that an environment declares, by its contract or by `MAX_TURNS`."""
     try:
         cls = environment_of(scored)
     except TreetuneError:

@@ -1,10 +1,10 @@
-"""A PromptDataset feeds a training loop: prompts that are short enough, with what their environments need.
+"""PromptDataset feeds a training loop with prompts that are short enough, and with what their environments need.
 
     dataset = PromptDataset(["~/data/train.parquet"], tokenizer, max_prompt_length=512)
     DataLoader(dataset, batch_size=8, collate_fn=dataset.collator)
 
-It replaces SkyRL's class of the same name. Rows are read on demand; which of them are short enough is computed once and
-kept in the cache.
+It replaces SkyRL's class of the same name. Rows are read on demand. Which rows are short enough is computed once and
+cached.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from treetune.errors import EmptyTasksetError, TasksetError, UsageError, did_you
 from treetune.system.folders import default_cache_dir
 
 VERSION = 5
-"""Of what is found and how it is written."""
+"""Version of the results and their file format."""
 
 FIRST = 10
-"""Rows that are named."""
+"""The number of dropped rows to name."""
 
 ITEM = ("prompt", "env_class", "env_extras", "uid")
 
 WORTH_PROCESSES = 20_000
-"""Rows from which other processes are started for a tokenizer that has no threads."""
+"""The number of rows from which extra processes are used, for a tokenizer without threads."""
 
 
 class PromptDataset:
@@ -57,7 +57,7 @@ class PromptDataset:
         cache_dir: str | Path | None = None,
         quiet: bool = False,
     ) -> None:
-        """`datasets`: files, folders, globs, hub names; one or several. `tokenizer`: an object, a folder or a name.
+        """`datasets`: one or more files, folders, globs or hub names. `tokenizer`: an object, a folder or a name.
 
         `num_workers`: processes that count tokens, for a tokenizer that does not use all cores itself.
         """
@@ -90,10 +90,10 @@ class PromptDataset:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """`prompt`, `env_class`, `env_extras` (all other columns) and `uid`.
+        """Return `prompt`, `env_class`, `env_extras` (all other columns) and `uid`.
 
-        The uid is the row's own, or that of its problem: it survives filtering and reordering. Where an earlier row has
-        the same, the number of its occurrence is put behind it: `uid#2`.
+        The uid is the row's own, or else that of its task. It does not change with filtering and reordering. Repeated
+        uids get the number of their occurrence: `uid#2`.
         """
         index = as_index(index)
         if not -len(self) <= index < len(self):
@@ -111,12 +111,13 @@ class PromptDataset:
         }
 
     def collate_fn(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A batch as SkyRL's trainer takes it: the items in a list."""
+        """Return a batch as SkyRL's trainer takes it: the items in a list."""
         return list(items)
 
     def collator(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch for the `collate_fn` of a DataLoader: `input_ids` and `attention_mask` (int64), padded on the left to
-        `max_prompt_length`, and lists of the items' fields. Tensors are torch's, or numpy's where it is not installed.
+        """Build a batch, as the `collate_fn` of a DataLoader: `input_ids` and `attention_mask` (int64), padded on the
+        left to `max_prompt_length`, and lists of the items' fields. Tensors are torch's, or numpy's if torch is not
+        installed.
         """
         import numpy as np
 
@@ -142,7 +143,7 @@ class PromptDataset:
 
 class Dropped(msgspec.Struct):
     row: int
-    """Counted through all files, from 0."""
+    """The row number, counted from 0 through all files."""
     tokens: int
     place: str
     """The file and the row in it."""
@@ -156,18 +157,18 @@ class FileCount(msgspec.Struct):
 
 
 class PromptReport(msgspec.Struct, kw_only=True):
-    """What was left out, and why: printed once when a dataset is made, and there as `dataset.report`."""
+    """What was dropped, and why: printed once when a dataset is created, and available as `dataset.report`."""
 
     max_prompt_length: int
     files: list[FileCount]
     longest: int = 0
-    """The tokens of the longest prompt that was dropped."""
+    """The tokens of the longest dropped prompt."""
     first: list[Dropped] = []
-    """The first rows that were dropped."""
+    """The first dropped rows."""
     shared: int = 0
-    """Rows that have their uid in common with another: equal ones, or different ones with a uid of the user's own."""
+    """Rows that share their uid with another row: equal rows, or different rows with a uid that the user set."""
     cached: bool = False
-    """Whether all this was known from an earlier start."""
+    """Whether all this came from the cache."""
 
     @property
     def rows(self) -> int:
@@ -195,14 +196,14 @@ class PromptReport(msgspec.Struct, kw_only=True):
         return "\n".join(lines)
 
 
-# Which rows are short enough
+# Selecting rows that are short enough
 
 
 def filter_rows(
     stores: Sequence[RowStore], tokens: PromptTokens, limit: int, prompt_key: str, processes: int, cache: Cache
 ) -> tuple[Any, PromptReport]:
-    """The numbers of the rows with at most `limit` tokens, counted through all stores, and beside them how often each
-    one's uid came before; and the report."""
+    """Return the numbers of the rows with at most `limit` tokens, counted through all stores; how often the uid of each
+    occurred before; and the report."""
     import numpy as np
 
     if (identity := tokens.identity()) is None:
@@ -226,7 +227,7 @@ def filter_rows(
     sidecar, was_hit = cache.get_or_build(key, build)
     report = msgspec.convert(sidecar.config["report"], PromptReport)
     report.cached = was_hit
-    if was_hit:  # the same content may have another name by now
+    if was_hit:  # the same content may have a different name now
         starts = [0, *accumulate(store.rows for store in stores)]
         for file, store in zip(report.files, stores, strict=True):
             file.source = store.source
@@ -281,10 +282,10 @@ def _hint(store: RowStore, number: int, prompt_key: str) -> str:
 
 
 def _count_occurrences(stores: Sequence[RowStore]) -> Any:
-    """How often each row's uid came before."""
+    """Count how often each row's uid occurred before."""
     import numpy as np
 
-    # A uid may be a long text of the user's own: a table of all texts would be far larger than one of hashes.
+    # A uid may be a long text that the user chose: a table of texts would be far larger than one of hashes.
     hashes = (int.from_bytes(blake2b(uid, digest_size=8).digest()) for store in stores for uid in store.uids())
     uids = np.fromiter(hashes, np.uint64, sum(store.rows for store in stores))
     order = np.argsort(uids, kind="stable")
@@ -294,22 +295,23 @@ def _count_occurrences(stores: Sequence[RowStore]) -> Any:
     return occurrences
 
 
-# Counting, in other processes where that is faster
+# Counting tokens, in other processes if that is faster
 
 
 def _count(store: RowStore, tokens: PromptTokens, limit: int, processes: int) -> Iterator[Any]:
-    """Of each chunk of a store: the tokens of the longer prompts, and what is wrong with others, by position."""
+    """Yield for each chunk of a store the token counts of its too-long prompts, and the faults of others, by
+    position."""
     if processes < 2 or tokens.has_threads or store.rows < WORTH_PROCESSES:
         yield from (tokens.above(limit, prompts) for prompts in store.prompts())
         return
-    # Forked, so that neither the user's script runs again nor a tokenizer has to be pickled.
+    # Forked, so that the user's script does not run again and the tokenizer need not be pickled.
     work = store, tokens, limit
     with ProcessPoolExecutor(processes, get_context("fork"), initializer=_keep_work, initargs=work) as pool:
         yield from pool.map(_count_chunk, range(store.chunks))
 
 
 _work: tuple[RowStore, PromptTokens, int]
-"""In another process: what it counts."""
+"""What a worker process counts."""
 
 
 def _keep_work(*work: Any) -> None:

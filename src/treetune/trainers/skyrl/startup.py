@@ -1,7 +1,7 @@
 """Registers Treetune's environments when `skyrl_gym` is imported.
 
-`install_hook()` copies this file beside a `.pth` file that runs it at every start of Python. It imports almost nothing,
-because every program pays for it. Treetune is imported only after skyrl_gym.
+`install_hook()` copies this file next to a `.pth` file that runs it at every start of Python. It imports almost
+nothing, because every program pays for it. Treetune is imported only after skyrl_gym.
 """
 
 import _thread
@@ -19,12 +19,12 @@ def register_on_import(environments: dict[str, str], replace: bool) -> None:
 
 
 class _Finder:
-    """Has the other finders find skyrl_gym, and registers when that has been run."""
+    """Lets the other finders find skyrl_gym, and registers once that has run."""
 
     def __init__(self, environments: dict[str, str], replace: bool) -> None:
         self.environments, self.replace = environments, replace
         self.asking: set[int] = set()
-        """Threads in which the others are being asked: one of them may ask us."""
+        """Threads that are asking the other finders: one of those may ask this finder."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         thread = _thread.get_ident()
@@ -37,7 +37,7 @@ class _Finder:
         finally:
             self.asking.discard(thread)
         execute = getattr(spec and spec.loader, "exec_module", None)
-        if execute is not None:  # it is no empty folder of that name
+        if execute is not None:  # otherwise it is an empty folder of that name
 
             def exec_module(module: "Any") -> None:
                 execute(module)

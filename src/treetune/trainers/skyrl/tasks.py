@@ -1,10 +1,10 @@
-"""Treetune's tasks in a SkyRL config, and SkyRL's training with them.
+"""Puts Treetune's tasks into a SkyRL config, and runs SkyRL's training with them.
 
     run_with_tasks(config, "tasks.yaml")
     run_with_tasks(config, "train.parquet", val_tasks="val.parquet", environments={"spell": "spell.py:Spell"})
     resolve_tasks_into_config(config, "tasks.yaml").data.train_data     # ["...parquet"]
 
-All faults of all tasks are found before the first is built, and unknown environments before Ray starts.
+All faults of all tasks are reported before the first task is built, and unknown environments before Ray starts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Names = str | Path | Sequence[str | Path]
 Tasks = Names | Mapping[str, Any] | None
 
 UNSANDBOXED = ("lcb", "searchcode", "text2sql")
-"""skyrl-gym's environments of these names run what a model writes with no sandbox around it; ours take their place."""
+"""skyrl-gym environments that run a model's code without a sandbox; ours replace them."""
 
 
 def run_with_tasks(
@@ -57,12 +57,12 @@ def run_with_tasks(
     """Resolve the tasks into a SkyRL config and start SkyRL's own training with it.
 
     The config is a `SkyRLTrainConfig`, or a mapping of its keys. `tasks` is a YAML file or a mapping with `train_tasks`
-    and `val_tasks`; without it they are keys of the config. Or it names files of SkyRL's rows, those for validation in
-    `val_tasks`. Every environment that the rows name is known where SkyRL runs.
+    and `val_tasks`; without it, they are keys of the config. It may also name files of SkyRL rows, with the validation
+    files in `val_tasks`. SkyRL knows every environment that the rows name.
 
-    `environments`: by the id that rows have, `file.py:Class`, `module:Class` or `skyrl:NAME`; rows of files cannot name
-    code that is not among these. Of ids that skyrl-gym has too, its own are used, but for those that run a model's code
-    unsandboxed (`UNSANDBOXED`); `replace`: Treetune's in all cases, or in none.
+    `environments`: maps the ids in rows to `file.py:Class`, `module:Class` or `skyrl:NAME`. Rows in files cannot name
+    code outside this mapping. If skyrl-gym has the same id, its own environment is used, except for those that run a
+    model's code unsandboxed (`UNSANDBOXED`). `replace`: use Treetune's in all cases (True) or in none (False).
     """
     refuse_old_python()
     given = {id: absolute_spec(spec, [Path.cwd()]) for id, spec in (environments or {}).items()}
@@ -89,23 +89,23 @@ def run_with_tasks(
 def resolve_tasks_into_config(
     config: Any, tasks: Tasks = None, *, val_tasks: Names = (), cache_dir: str | Path | None = None
 ) -> Any:
-    """Put the paths of the tasks into `config.data.train_data` and `.val_data`; nothing else is touched."""
+    """Put the paths of the tasks into `config.data.train_data` and `.val_data`; change nothing else."""
     _resolve(config, tasks, cache_dir, val_tasks)
     return config
 
 
 def cli_overrides(files: Mapping[str, list[str]]) -> list[str]:
-    """SkyRL's arguments for files by list, as a program receives them: `data.train_data=['train.parquet']`."""
+    """Return SkyRL's arguments for files by list, as a program receives them: `data.train_data=['train.parquet']`."""
     return [f"data.{name}_data=[{', '.join(map(_quote, paths))}]" for name, paths in files.items() if paths]
 
 
 def _quote(path: str) -> str:
-    """As SkyRL reads it: a value in YAML, in which OmegaConf takes `${` for an interpolation."""
+    """Quote a path for SkyRL, which reads it as a YAML value in which OmegaConf takes `${` for an interpolation."""
     return "'" + escape_text(path).replace("'", "''") + "'"
 
 
 def shell_words(overrides: list[str]) -> str:
-    """Overrides to paste into a shell."""
+    """Return overrides to paste into a shell."""
     split = [override.partition("=") for override in overrides]
     return " ".join(
         shlex.quote(f"{key}={value}") if set('"$`\\!') & set(value) else f'{key}="{value}"' for key, _, value in split
@@ -113,7 +113,7 @@ def shell_words(overrides: list[str]) -> str:
 
 
 def _train(config: Any, specs: Mapping[str, Any]) -> None:
-    """The entry-point task: what SkyRL's own does, with the environments known."""
+    """The entry-point task: the same as SkyRL's own, with the environments registered."""
     from skyrl.train.entrypoints.main_base import BasePPOExp
 
     registry().update(specs)
@@ -125,8 +125,8 @@ def missing_skyrl(error: ImportError) -> MissingExtraError:
 
 
 def refuse_old_python() -> None:
-    """Refuses before anything is built. SkyRL installs on older Pythons, but pydantic refuses its types there, and
-    only in its Ray task."""
+    """Fail before anything is built. SkyRL installs on older Pythons, but there pydantic refuses its types, and only
+    inside its Ray task."""
     if sys.version_info >= (3, 12) or find_spec("skyrl") is None:
         return
     try:
@@ -141,7 +141,7 @@ def refuse_old_python() -> None:
 def _entries_for(
     used: Mapping[str, str], given: Mapping[str, str] | None = None, replace: bool | None = None
 ) -> dict[str, Any]:
-    """skyrl-gym's entries of the environments that rows name; an unknown one is an error before anything starts."""
+    """Return skyrl-gym's entries for the environments that rows name; an unknown one fails before anything starts."""
     known, given = registry(), given or {}
     if unused := [id for id in given if id not in used]:
         raise UsageError(
@@ -180,8 +180,8 @@ def _resolve(
     val_tasks: Names = (),
     given: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Sets the paths; gives the environments that the rows name, as absolute names of code. For files of rows, it looks
-    only where environments are `given`."""
+    """Set the paths; return the environments that the rows name, as absolute names of code. For files of rows, only if
+    environments are `given`."""
     if tasks is not None and not isinstance(tasks, Mapping) and not _names_yaml(tasks):
         files = {"train": _find_rows(tasks), "val": _find_rows(val_tasks)}
         for name, found in files.items():
@@ -217,8 +217,9 @@ def _resolve(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """`tasks=FILE.yaml`, or `tasks=` and `val_tasks=` with files of rows (repeatable), `--env [ID=]file.py:Class`, and
-    SkyRL's own overrides. SkyRL's `trainer.override_entrypoint` may name `treetune.trainers.skyrl`."""
+    """Run with `tasks=FILE.yaml`, or `tasks=` and `val_tasks=` with files of rows (repeatable), `--env
+    [ID=]file.py:Class`, and SkyRL's own overrides. SkyRL's `trainer.override_entrypoint` may name
+    `treetune.trainers.skyrl`."""
     run_command(_run, arguments)
 
 
@@ -242,7 +243,7 @@ def _run(arguments: Sequence[str]) -> None:
         raise missing_skyrl(error) from error
     config = SkyRLTrainConfig.from_cli_overrides(rest)
     if not any(part.startswith("data.val_data=") for part in rest):
-        config.data.val_data = []  # unless there are val_tasks; SkyRL's default is a file of its own
+        config.data.val_data = []  # unless there are val_tasks; SkyRL's default is one of its own files
     named = tasks[0] if len(tasks) == 1 else tasks
     run_with_tasks(config, named, val_tasks=val_tasks, environments=environments)
 
@@ -256,7 +257,7 @@ def _names_yaml(tasks: Names) -> bool:
 
 
 def _find_rows(sources: Names) -> list[File]:
-    """The files that are named; one that SkyRL would not read is an error now."""
+    """Return the named files; a file that SkyRL could not read fails now."""
     files = []
     for source in find(sources):
         path = source.name if isinstance(source, HubName) else source.path
@@ -272,8 +273,8 @@ def _find_rows(sources: Names) -> list[File]:
 
 
 def _environments_of(files: Iterable[File], given: Mapping[str, str], default: str) -> dict[str, str]:
-    """The environments that rows name, or SkyRL's `default` where they name none. Rows are untrusted: they cannot name
-    code that was not `given`."""
+    """Return the environments that rows name, or SkyRL's `default` if they name none. Rows are untrusted: they cannot
+    name code that was not `given`."""
     ids = dict.fromkeys(default if id is None else id for file in files for id in list_environments(file))
     for id in ids:
         if ":" in id.removeprefix("skyrl:") and id not in given:
@@ -282,12 +283,12 @@ def _environments_of(files: Iterable[File], given: Mapping[str, str], default: s
 
 
 def list_environments(file: File) -> list[str | None]:
-    """The ids that the rows of a file have; None where some have none."""
+    """Return the ids in a file's rows; None stands for rows without one."""
     if file.kind is not FileKind.PARQUET:
         return list(dict.fromkeys(row.get("env_class") for row in _iter_rows(file)))
     import pyarrow.parquet as pq
 
-    table = pq.read_table(file.path, columns=["env_class"])  # of a column that is not there, nothing
+    table = pq.read_table(file.path, columns=["env_class"])  # if the column is missing, nothing
     return table["env_class"].unique().to_pylist() if table.num_columns else [None]
 
 

@@ -1,10 +1,10 @@
-"""slime: its prompts from a taskset, and rollouts that are episodes of environments.
+"""slime: takes prompts from a taskset, and plays environment episodes as rollouts.
 
 --data-source-path treetune.trainers.slime.TreetuneData --prompt-data TARGET
 --custom-generate-function-path treetune.trainers.slime.generate
 --custom-rm-path treetune.trainers.slime.reward
 
-slime itself is never changed, and is imported only where one of these is called.
+slime itself is never modified, and is imported only when one of these is called.
 """
 
 from treetune.trainers.slime.data import TreetuneData

@@ -1,8 +1,8 @@
-"""A taskset as slime's data source: tasks in the same order as everywhere, without end; a resumed run continues it.
+"""Uses a taskset as slime's data source: tasks in the usual order, without end; a resumed run continues it.
 
 --data-source-path treetune.trainers.slime.TreetuneData --prompt-data TARGET --num-rollout 500
 
-Datasets of `--eval-prompt-data NAME TARGET` may be tasksets too; `TARGET@[0:200]` takes some of their tasks.
+The datasets of `--eval-prompt-data NAME TARGET` may also be tasksets; `TARGET@[0:200]` selects some of their tasks.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ log = logging.getLogger("treetune.slime")
 _READ_BY_SLIME = (".jsonl", ".parquet")
 _SLICE = re.compile(r"(.*?)(?:@\[(\d*):(\d*)\])?", re.S)
 _MOST_LOSSES = 3
-"""How often a group with lost episodes may come back."""
+"""How often a group with lost episodes may be returned."""
 _MOST_FAILURES = 8 * DRAW_TRIES
-"""After so many failures in a row to make a task, the error is raised."""
+"""After this many consecutive failures to build a task, the error is raised."""
 
 
 class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state that is saved beside a checkpoint."""
+    """The state that is saved next to a checkpoint."""
 
     tasks: streams.State
     groups: int
-    """How many groups of samples were made."""
+    """How many groups of samples were created."""
     samples: int
 
 
@@ -68,16 +68,16 @@ class TreetuneData:
         self._streams: streams.Streams = threads.run_in_background(streams.load(self._taskset))
         self._groups = self._samples = 0
         self._buffer: list[list[Any]] = []
-        """Groups that came back, to be given out first."""
+        """Returned groups, to be handed out first."""
         self._warned = False
         set_up(args)
         for dataset in getattr(args, "eval_datasets", None) or ():
             _write_for_slime(dataset)
 
-    # What slime asks of a data source
+    # The interface that slime expects of a data source
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
-        """So many groups of `--n-samples-per-prompt` samples."""
+        """Return this many groups of `--n-samples-per-prompt` samples."""
         groups = self._take_buffered(num_samples)
         missing = num_samples - len(groups)
         if missing > 0:
@@ -86,7 +86,7 @@ class TreetuneData:
         return groups
 
     def add_samples(self, samples: list[list[Any]]) -> None:
-        """Groups that were not finished: they are given out again before others."""
+        """Take back unfinished groups; they are handed out again before others."""
         most = self.args.n_samples_per_prompt
         for group in samples:
             if len(group) != most:
@@ -104,7 +104,7 @@ class TreetuneData:
             write_atomically(path, msgspec.json.encode(_State(self._tasks_state(), self._groups, self._samples)))
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Goes on where `save` was; refused where the tasks are others now."""
+        """Continue where `save` stopped. Raises if the tasks have changed."""
         if (folder := getattr(self.args, "load", None)) is None:
             return
         path = _state_path(folder, rollout_id)
@@ -119,7 +119,7 @@ class TreetuneData:
         self._groups, self._samples, self._buffer = state.groups, state.samples, []
 
     def __len__(self) -> int:
-        """How many tasks there are in an epoch."""
+        """The number of tasks in an epoch."""
         if self._streams.count is None:
             problem = f"{self._taskset.name} never ends, so that it has no epochs"
             raise UsageError(problem, remedy="pass --num-rollout instead of --num-epoch")
@@ -128,7 +128,7 @@ class TreetuneData:
     def __bool__(self) -> bool:
         return True
 
-    # How it is done
+    # Implementation
 
     async def _draw(self, number: int) -> list[tuple[Draw, Task]]:
         drawn: list[tuple[Draw, Task]] = []
@@ -137,7 +137,7 @@ class TreetuneData:
             try:
                 drawn.append(await self._streams.sample())
                 failures = 0
-            except DrawFailed as error:  # given again, until it is skipped
+            except DrawFailed as error:  # repeated until it is skipped
                 failures += 1
                 if failures >= _MOST_FAILURES:
                     raise
@@ -169,7 +169,7 @@ class TreetuneData:
         return list(load_function(path)(self.args, None, self._buffer, number))
 
     def _tasks_state(self) -> streams.State:
-        """The state, with the groups that came back as unfinished draws: a resumed run does not have them."""
+        """Return the state, with returned groups as unfinished draws: a resumed run does not have them."""
         state = self._streams.state()
         found = {}
         for group in self._buffer:
@@ -182,7 +182,7 @@ class TreetuneData:
 
 
 def _is_hopeless(sample: Any) -> bool:
-    """Whether another try of a sample's episode is useless."""
+    """Whether another attempt at a sample's episode is useless."""
     lost = sample.metadata.get(LOST)
     return lost == UNANSWERED or (lost is not None and sample.metadata[TIMES_LOST] >= _MOST_LOSSES)
 
@@ -202,7 +202,7 @@ def _fields_of(taskset: Taskset[Any, Any], task: Task) -> dict[str, Any]:
 
 
 def _write_for_slime(dataset: Any) -> None:
-    """Writes the file that slime's own reader needs, for an evaluation's dataset that is a taskset."""
+    """Write the file that slime's own reader needs, for an evaluation dataset that is a taskset."""
     target, first, last = _SLICE.fullmatch(str(dataset.path)).groups()  # type: ignore[union-attr]
     if target.endswith(_READ_BY_SLIME):
         return

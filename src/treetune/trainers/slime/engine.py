@@ -1,4 +1,4 @@
-"""SGLang as slime runs it: tokens in, tokens out, and a `Sample` that grows by exactly these.
+"""Calls SGLang as slime does: tokens in, tokens out, and a `Sample` that grows by exactly these tokens.
 
 engine = Engine(args, sample, sampling_params, ...)
 await TokenEpisode(chat, hooks, episode, engine.sample).play()
@@ -20,7 +20,7 @@ from treetune.trainers.token_episode import Sampled
 
 
 class Aborted(Exception):
-    """slime has stopped its servers: what was sampled so far may go on after the next update of the weights."""
+    """Raised when slime has stopped its servers. What was sampled so far may continue after the next weight update."""
 
 
 class Engine:
@@ -33,32 +33,32 @@ class Engine:
         context: int | None,
         timeout: float,
     ) -> None:
-        """`sample` has no tokens yet, `state` is slime's `GenerateState`, and `context` how many tokens
-        a prompt with its answer may have."""
+        """`sample` has no tokens yet, `state` is slime's `GenerateState`, and `context` is the token limit for a prompt
+        with its answer."""
         self._args, self._params, self._state = args, sampling_params, state
         self._context, self._timeout = context, timeout
         self._first = copy.deepcopy(sample)
         self.samples = [sample]
         self.seconds = 0.0
-        """The time that the sampling took."""
+        """The time spent on sampling."""
         self._cut: tuple[list[int], list[float]] = [], []
         """The part of an answer that was sampled before an abort."""
-        if sample.session_id is None:  # one for all turns, so that they find the same server and its cache
+        if sample.session_id is None:  # one id for all turns, so that they reach the same server and its cache
             sample.session_id = str(uuid.uuid4())
         by_session = getattr(args, "router_policy", None) == "consistent_hashing"
         self._headers = {"X-SMG-Routing-Key": sample.session_id} if by_session else None
 
     def go_on(self, sampling_params: dict[str, Any]) -> None:
-        """After an abort, in another call of slime's."""
+        """Continue after an abort, in another call by slime."""
         self._params = sampling_params
 
     def mask_all(self) -> None:
-        """What was sampled so far is not trained on: the weights are others now."""
+        """Exclude the tokens sampled so far from training: the weights have changed."""
         for sample in self.samples:
             sample.loss_mask = [0] * sample.response_length
 
     async def sample(self, prompt: Prompt) -> Sampled | None:
-        """None where no room is left for an answer."""
+        """Sample an answer; None if there is no room for one."""
         if self._state.aborted:
             raise Aborted
         said, logprobs = self._cut
@@ -82,13 +82,13 @@ class Engine:
         return Sampled(said, logprobs)
 
     def _open(self, ids: list[int]) -> tuple[Any, int | None] | None:
-        """The sample that a prompt goes on from, with what was added to it, and how many tokens an answer may have; a
-        new sample where history was rewritten. None where there is no room for an answer."""
+        """Return the sample that a prompt continues, with the added tokens, and the token limit for the answer. If
+        history was rewritten, it is a new sample. None if there is no room for an answer."""
         sample = self.samples[-1]
         if sample.tokens and ids[: len(sample.tokens)] != sample.tokens:
             sample = copy.deepcopy(self._first)
         added = ids[len(sample.tokens) :] if sample.tokens else []
-        # A response has all turns of an episode, and what is said between them.
+        # A response holds all turns of an episode, and everything between them.
         most = self._params.get("max_new_tokens")
         limits = [] if most is None else [most - sample.response_length - len(added)]
         if self._context is not None:

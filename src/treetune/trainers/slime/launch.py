@@ -1,4 +1,4 @@
-"""`treetune train slime`: the train.py of a checkout of slime, with our data source, rollouts and rewards."""
+"""`treetune train slime`: train.py from a checkout of slime, with our data source, rollouts and rewards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ BATCH, GROUP = 32, 8
 
 
 def plan(request: TrainRequest) -> Launch:
-    """slime draws the tasks itself: there are no rows to build. What describes the model to Megatron is the user's."""
+    """Plan a training. slime draws the tasks itself, so no rows are built. The user supplies Megatron's model
+    description."""
     if request.taskset or request.num_tasks is not None:
         raise UsageError(
             "slime is given the TARGET alone: no keys of it, and no number of tasks",
@@ -51,14 +52,14 @@ def plan(request: TrainRequest) -> Launch:
 
 
 def find_script() -> Path:
-    """slime's train.py: here, or beside its installed package, which a checkout is."""
+    """Find slime's train.py: here, or next to its installed package, which is a checkout."""
     if not Path("train.py").exists() and (found := find_spec("slime")) is not None and found.origin is not None:
         return Path(found.origin).parents[1] / "train.py"
     return Path("train.py")
 
 
 def options(config: dict[str, str]) -> list[str]:
-    """Keys as slime's options: one that is `true` stands alone, one that is `false` is left out."""
+    """Return keys as slime's options: a `true` one stands alone, a `false` one is left out."""
     words = []
     for key, value in config.items():
         if value != "false":

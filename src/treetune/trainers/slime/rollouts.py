@@ -1,10 +1,10 @@
-"""One episode for each of slime's samples: the tokens that SGLang sampled, masks, and the reward.
+"""Plays one episode for each of slime's samples: tokens as SGLang sampled them, masks, and the reward.
 
 --custom-generate-function-path treetune.trainers.slime.generate
 --custom-rm-path treetune.trainers.slime.reward
 
-An episode in which the environment or SGLang fails has no reward, and no zero either: it is lost, and `samples.py` says
-what happens to its group.
+If the environment or SGLang fails, the episode gets no reward, not zero: it is lost, and `samples.py` decides what
+happens to its group.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode
 log = logging.getLogger("treetune.slime")
 
 _FEWEST_LOSSES = 64
-"""At least so many episodes in a row may be lost before that is an error."""
+"""At least this many consecutive episodes must be lost before an error is raised."""
 
 
 class Settings(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What users set: the mapping `treetune` in the YAML file of slime's `--custom-config-path`. Without `rewrites`,
-    episodes are split; with `--partial-rollout` they are kept, for slime stops no rollouts of several samples.
+    """User settings: the mapping `treetune` in the YAML file of slime's `--custom-config-path`. Without `rewrites`,
+    episodes are split. With `--partial-rollout` they are kept, because slime cannot stop rollouts of several samples.
 
     treetune: {max_turns: 8, urls: [http://envs-1:5000, http://envs-2:5000]}
     """
 
     max_turns: Annotated[int, msgspec.Meta(ge=1)] = 100
-    """The most answers of one episode; most environments end it themselves."""
+    """The most answers in one episode; most environments end it earlier."""
     episode_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """The most seconds of an episode, looked at between turns; what it has earned by then counts."""
+    """The most seconds for an episode, checked between turns; what it has earned by then counts."""
     tries: Annotated[int, msgspec.Meta(ge=1)] = 2
-    """How often an episode is played that its environment fails in."""
+    """How many times an episode is played if its environment fails."""
     model_timeout: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
-    """The most seconds of one answer of SGLang."""
+    """The most seconds for one answer from SGLang."""
 
 
 def settings_of(args: Any) -> Settings:
-    """Those of slime's arguments, read once."""
+    """Read the settings from slime's arguments, once."""
     found = getattr(args, "treetune", None)
     if isinstance(found, Settings):
         return found
@@ -67,7 +67,7 @@ def settings_of(args: Any) -> Settings:
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
-    """Plays the episode of a sample, and gives the sample back; several where history was rewritten."""
+    """Play the episode of a sample and return the sample, or several if history was rewritten."""
     process = _state_of(args)
     rollout = process.waiting.pop(sample.session_id, None)
     most = process.settings.tries
@@ -98,7 +98,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
 
 
 async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:
-    """What samples earn that have no reward yet: of one, or of several. Those that `generate` played have theirs."""
+    """Score samples that have no reward yet: one or several. Those that `generate` played already have theirs."""
     samples = sample if isinstance(sample, list) else [sample]
     open_ones = [one for one in samples if one.reward is None and not is_lost(one)]
     if open_ones:
@@ -121,14 +121,14 @@ def _as_lost(args: Any, sample: Any, evaluation: bool) -> Any:
 
 
 def _as_asked(args: Any, reward: float | None, evaluation: bool = False) -> Any:
-    """A number; a mapping where slime's arguments name a key."""
+    """Return a number, or a mapping if slime's arguments name a key."""
     own = getattr(args, "eval_reward_key", None) if evaluation else None
     key = own or getattr(args, "reward_key", None)
     return {key: reward} if key else reward
 
 
 class _Rollout:
-    """An episode under way. slime may stop it, and go on with it after the next update of the weights."""
+    """An episode in progress. slime may stop it and continue it after the next weight update."""
 
     def __init__(self, process: _LoopState, sample: Any, episode: Any, evaluation: bool) -> None:
         args = process.args
@@ -137,7 +137,7 @@ class _Rollout:
         settings = process.settings
         self.engine = Engine(args, sample, {}, process.state, context, settings.model_timeout)
         seconds = settings.episode_seconds
-        # The engine limits the prompts: it knows how much room there is.
+        # The engine limits the prompts: it knows the remaining room.
         self.played = TokenEpisode(process.chat, process.hooks, episode, self.engine.sample, seconds=seconds)
         self.seconds = 0.0
 
@@ -178,16 +178,16 @@ class _LoopState:
             self.state.tokenizer, arguments, rewrites=settings.rewrites or "split", call_format=settings.call_format
         )
         self.hooks = Hooks(settings.max_turns, settings.turn_discount)
-        self.episodes = RowEpisodes(settings, attempts=1)  # a start that fails is a try of the whole episode
+        self.episodes = RowEpisodes(settings, attempts=1)  # a failed start counts as a try of the whole episode
         self.waiting: dict[str, _Rollout] = {}
-        """Those that were stopped, by session."""
+        """The stopped rollouts, by session."""
         self._failures = FailureLog(log)
         self._lost_in_a_row = 0
         asked = getattr(args, "rollout_batch_size", 1) * getattr(args, "n_samples_per_prompt", 1)
         self._most_losses = max(_FEWEST_LOSSES, 2 * asked)
 
     def lose(self, sample: Any, why: str, error: TreetuneError) -> None:
-        """A sample without a reward. Where nothing else comes any more, or nothing can, the error is raised."""
+        """Mark a sample as lost. Raises the error on misuse, or if too many episodes in a row were lost."""
         if isinstance(error, ServeError):
             self._failures.add(error)
             if is_misuse(error):
@@ -200,7 +200,7 @@ class _LoopState:
         lose(sample, why)
 
     def finish(self, sample: Any, rollout: _Rollout, evaluation: bool) -> Any:
-        """The samples of an episode that was played to its end."""
+        """Return the samples of an episode that was played to its end."""
         played, samples = rollout.played, rollout.engine.samples
         earned = played.reward
         if earned is None:
@@ -235,7 +235,7 @@ def _state_of(args: Any) -> _LoopState:
 
 
 async def close() -> None:
-    """Closes what the rollouts of this event loop hold: stopped episodes and connections."""
+    """Close what the rollouts of this event loop hold: stopped episodes and connections."""
     process = _states.pop(asyncio.get_running_loop(), None)
     if process is not None:
         for rollout in process.waiting.values():
@@ -244,7 +244,8 @@ async def close() -> None:
 
 
 async def _stop(process: _LoopState, sample: Any, rollout: _Rollout | None) -> Any:
-    """slime stops everything. With `--partial-rollout` the sample comes back, and its episode waits for it."""
+    """Handle slime stopping everything. With `--partial-rollout`, the sample is returned and its episode waits for
+    it."""
     if rollout is not None and getattr(process.args, "partial_rollout", False):
         process.waiting[sample.session_id] = rollout
     else:
@@ -265,7 +266,7 @@ async def _end(episode: Any) -> None:
 
 
 def _with_index(task: Task, sample: Any) -> Task:
-    """With the place of the task in the order, by which servers find it sooner."""
+    """Add the task's place in the order, which lets servers find it faster."""
     index = (sample.metadata.get(DRAW) or {}).get("index")
     if index is None or "index" in task.extra_info:
         return task

@@ -1,4 +1,4 @@
-"""slime's samples: a task as a `Sample` carries it, and what becomes of groups and evaluations with lost episodes.
+"""slime's samples: how a `Sample` carries a task, and what happens to groups and evaluations with lost episodes.
 
     sample = Sample(**fields_of(task, scorer))
     scorer, task = task_of(sample)
@@ -7,8 +7,8 @@
     --custom-reward-post-process-path treetune.trainers.slime.group_rewards
     --eval-function-path treetune.trainers.slime.evaluate
 
-A sample carries its task whole, in its metadata, so that any process can play and score it. `TreetuneData` names the
-three functions in slime's arguments, in front of what they name already.
+A sample carries its whole task in its metadata, so that any process can play and score it. `TreetuneData` adds the
+three functions to slime's arguments, ahead of those that are already there.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from treetune.errors import UsageError
 
 HERE = "treetune.trainers.slime"
 _OTHERS = "treetune_other_functions"
-"""The argument that keeps which functions slime's arguments named before."""
+"""The argument that stores which functions slime's arguments named before."""
 
 ROW = "treetune_row"
-"""The key of the metadata with the row of the task, as JSON."""
+"""The metadata key for the task's row, as JSON."""
 LOST = "lost"
-"""The key of the metadata that says why an episode has no reward."""
+"""The metadata key for why an episode has no reward."""
 TIMES_LOST = "times_lost"
-"""The key of the metadata with how often that happened."""
+"""The metadata key for how often that happened."""
 UNANSWERED = "unanswered"
-"""Why an episode is lost that has no room or time for a first answer: no second try can save it."""
+"""The reason for losing an episode without room or time for a first answer: another try cannot save it."""
 DRAW = "treetune_draw"
-"""The key of the metadata with the draw that a group is of."""
+"""The metadata key for the draw that a group belongs to."""
 
 
 def fields_of(task: Task, scored: ScoredBy | None) -> dict[str, Any]:
-    """What a `Sample` of a task is made with; also a line of a file that slime reads."""
+    """Return the arguments for a task's `Sample`; also a line of a file that slime reads."""
     row = FORMATS["trl"].row_of(task, scorer="" if scored is None else scored.text)
     metadata = {"source_name": task.data_source, ROW: msgspec.json.encode(row).decode()}
     return {"prompt": task.messages, "label": row_codec.truth_text(task.ground_truth), "metadata": metadata}
 
 
 def task_of(sample: Any) -> tuple[ScoredBy, Task]:
-    """Who scores a sample's task, and the task."""
+    """Return what scores a sample's task, and the task."""
     metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
     if not isinstance(metadata.get(ROW), str):
         raise UsageError(
@@ -63,7 +63,7 @@ def task_of(sample: Any) -> tuple[ScoredBy, Task]:
 
 
 def begin_anew(sample: Any) -> None:
-    """Takes out what an earlier try left in a sample."""
+    """Remove what an earlier try left in a sample."""
     sample.tokens, sample.response, sample.response_length = [], "", 0
     sample.loss_mask = sample.rollout_log_probs = sample.reward = None
     sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = sample.rollout_routed_experts = None
@@ -78,7 +78,7 @@ def is_lost(sample: Any) -> bool:
 
 
 def lose(sample: Any, why: str) -> None:
-    """Nothing was played that a reward could be for: the sample has none, and trains nothing."""
+    """Mark a sample as lost: nothing was played that could earn a reward, so it has none and trains nothing."""
     begin_anew(sample)
     sample.metadata |= {LOST: why, TIMES_LOST: sample.metadata.get(TIMES_LOST, 0) + 1}
     sample.remove_sample = True
@@ -86,7 +86,7 @@ def lose(sample: Any, why: str) -> None:
 
 
 def set_up(args: Any) -> None:
-    """Names the functions of this module in slime's arguments. What was named there is called by them."""
+    """Put this module's functions into slime's arguments. They call the functions that were there before."""
     others = dict(getattr(args, _OTHERS, None) or {})
     for key, name in (("dynamic_sampling_filter_path", "keep_played"), ("eval_function_path", "evaluate")):
         ours, named = f"{HERE}.{name}", getattr(args, key, None)
@@ -99,7 +99,7 @@ def set_up(args: Any) -> None:
 
 
 def keep_played(args: Any, group: list[Any], **kwargs: Any) -> Any:
-    """A filter for dynamic sampling: drops a group, and counts it, where one of its episodes was lost."""
+    """Filter for dynamic sampling: drops and counts a group if one of its episodes was lost."""
     from slime.rollout.filter_hub.base_types import DynamicFilterOutput, call_dynamic_filter
 
     for sample in _flat(group):
@@ -110,8 +110,8 @@ def keep_played(args: Any, group: list[Any], **kwargs: Any) -> Any:
 
 
 def group_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
-    """The rewards, raw and normalized within their group, by slime's own rule; but each episode counts once, however
-    many samples it gave."""
+    """Return the rewards, raw and normalized within their group by slime's own rule, except that each episode counts
+    once, however many samples it gave."""
     raw = [sample.get_reward_value(args) for sample in samples]
     estimator = getattr(args, "advantage_estimator", "grpo")
     centred = estimator in ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
@@ -141,7 +141,7 @@ def _episode_of(sample: Any) -> Any:
 
 
 def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = True) -> Any:
-    """slime's evaluation, in which lost episodes are counted and not averaged."""
+    """Run slime's evaluation; lost episodes are counted but not averaged."""
     from slime.rollout.base_types import call_rollout_fn
 
     other = _other(args, "eval_function_path") or _load("slime.rollout.sglang_rollout.generate_rollout")

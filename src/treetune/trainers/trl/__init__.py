@@ -1,10 +1,10 @@
-"""TRL: tasks as the dataset, the reward function and the rollouts of a `GRPOTrainer` or an `AsyncGRPOTrainer`.
+"""TRL: tasks as the dataset, reward function and rollouts of a `GRPOTrainer` or an `AsyncGRPOTrainer`.
 
     tasks = TrlTasks("http://127.0.0.1:5000")          # a task server, several of them, or a taskset in this process
     GRPOTrainer("MODEL", args=args, **tasks.trainer_arguments(512))
     AsyncGRPOTrainer("MODEL", args=args, **tasks.async_trainer_arguments("MODEL", args, 512))
 
-A failure of the task server gives no reward at all (None), never a zero.
+A failure of the task server gives no reward (None), never zero.
 """
 
 from treetune.trainers.trl.columns import score_rows

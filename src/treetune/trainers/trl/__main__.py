@@ -1,9 +1,9 @@
-"""A training with TRL from a command line, as `treetune train trl` starts it.
+"""Runs a training with TRL from the command line, as `treetune train trl` does.
 
     python -m treetune.trainers.trl TARGET [--taskset.KEY=VALUE] model=MODEL [KEY=VALUE]...
 
-Keys are those of `GRPOConfig`. Ours beside them: `num_tasks`, `max_turns`, and `trainer=async` for AsyncGRPO against
-the vLLM server that its `vllm_server_base_url` names.
+Keys are those of `GRPOConfig`, plus ours: `num_tasks`, `max_turns`, and `trainer=async` for AsyncGRPO with the vLLM
+server that `vllm_server_base_url` names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> Any:
-    """Trains to the end; gives the trainer."""
+    """Train to the end; return the trainer."""
     target, of_target, given = read_arguments(arguments)
     model = given.pop("model", None)
     if model is None:
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> Any:
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[str, dict[str, str], dict[str, str]]:
-    """The target, overrides of its keys, and the keys of TRL."""
+    """Split the arguments into the target, overrides of its keys, and TRL's keys."""
     dashed = [word for word in arguments if word.startswith("--")]
     plain = [word for word in arguments if not word.startswith("--")]
     if not plain or "=" in plain[0]:
@@ -73,7 +73,7 @@ def find_trainer(name: str) -> tuple[Any, Any]:
 
 
 def read_config(config_class: Any, given: Mapping[str, str]) -> Any:
-    """The config, read as TRL's own command line reads it. Without a GPU it trains on the CPU, in its precision."""
+    """Build the config as TRL's own command line does. Without a GPU, it trains on the CPU, in CPU precision."""
     import torch
     from transformers import HfArgumentParser
 
@@ -89,7 +89,7 @@ def read_config(config_class: Any, given: Mapping[str, str]) -> Any:
         (args,) = HfArgumentParser(config_class, exit_on_error=False).parse_args_into_dataclasses(
             words, look_for_args_file=False
         )
-    except Exception as error:  # of argparse, or of the config's own checks
+    except Exception as error:  # from argparse, or from the config's own checks
         raise UsageError(f"{config_class.__name__}: {error}") from error
     return args
 

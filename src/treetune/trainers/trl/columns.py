@@ -1,12 +1,12 @@
-"""TRL's columns: the dataset that tasks make, and what reward functions get.
+"""TRL's columns: the dataset that tasks become, and the columns that reward functions get.
 
     rows = make_dataset(openings)             # a row for each task, with the index of the task
     way, why = choose(openings)               # by which argument a GRPOTrainer plays such tasks
 
     GRPOTrainer("MODEL", train_dataset=load_dataset("parquet", data_files="PATH"), reward_funcs=score_rows)
 
-`score_rows` is the reward function of rows that `treetune build --format trl` made. A completion is text, or the
-messages of a conversation.
+`score_rows` is the reward function for rows from `treetune build --format trl`. A completion is text, or the messages
+of a conversation.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class TaskOpening(NamedTuple):
     task_index: int
     messages: list[Message]
     tools: list[dict[str, Any]] = []
-    """Its tools, in OpenAI's form."""
+    """Its tools, in OpenAI's format."""
     one_answer: bool = False
-    """Any answer ends it; False where that is not known."""
+    """Whether any answer ends it; False if that is unknown."""
 
 
 def make_dataset(openings: Sequence[TaskOpening], environments: Sequence[str] = ()) -> Any:
-    """The rows as a `datasets.Dataset`, with the name of each one's environment where there are names."""
+    """Build the rows as a `datasets.Dataset`, with the name of each row's environment if there are names."""
     from datasets import Dataset, Image, List
 
     rows = [_row(opening.task_index, opening.messages) for opening in openings]
@@ -48,7 +48,7 @@ def make_dataset(openings: Sequence[TaskOpening], environments: Sequence[str] = 
 
 
 def _row(index: int, messages: list[Message]) -> dict[str, Any]:
-    # A rollout function is given the prompt and nothing else, so the task's index travels in it.
+    # A rollout function gets only the prompt, so the prompt carries the task's index.
     first, *others = messages or [{"role": "user", "content": ""}]
     shown = [{**first, "task_index": index}, *others]
     if not has_images(shown):
@@ -70,7 +70,7 @@ WAYS: tuple[Way, ...] = ("reward_funcs", "rollout_func", "environment_factory")
 
 
 def choose(openings: Sequence[TaskOpening]) -> tuple[Way, str]:
-    """The way, and why it is that one."""
+    """Choose the way, and say why."""
     with_tools = any(opening.tools for opening in openings)
     if any(has_images(opening.messages) for opening in openings):
         if with_tools:
@@ -90,7 +90,7 @@ def text_of_completion(completion: Any) -> str:
 
 
 def last_answer(completion: Any) -> str | None:
-    """The answer that calls no tool and so ends a conversation; None where it was cut off before there was one."""
+    """Return the answer that ends a conversation without calling a tool; None if it was cut off before one."""
     if isinstance(completion, str):
         return completion
     last = completion[-1] if completion else {}
@@ -100,8 +100,8 @@ def last_answer(completion: Any) -> str | None:
 
 
 def count_answers(completion: Any, ended_by: tuple[Container[str], int] | None = None) -> int:
-    """How many answers a conversation has. Where a call ended the episode, `ended_by` has the names of its tools and
-    how many calls of them it took: what was said after that is no turn of it."""
+    """Count the answers in a conversation. If a call ended the episode, `ended_by` holds the names of its tools and how
+    many calls it took; answers after that do not count as turns."""
     if isinstance(completion, str):
         return 1
     turns = made = 0
@@ -117,11 +117,11 @@ def count_answers(completion: Any, ended_by: tuple[Container[str], int] | None =
 
 
 _OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-"""What reward functions are given beside the dataset's columns."""
+"""Arguments that reward functions get in addition to the dataset's columns."""
 
 
 def score_rows(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-    """The reward of each completion; a reward function of a `GRPOTrainer`."""
+    """Return the reward of each completion; a reward function for a `GRPOTrainer`."""
     named = {name: values for name, values in columns.items() if name not in _OF_TRL}
     rows = []
     for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):

@@ -6,7 +6,7 @@
     environment.search(query="red")               # one step of the episode
     environment.get_reward()
 
-An instance plays one episode after the other. The model sees the tool's own schema: TRL would derive one from a
+An instance plays one episode after another. The model sees the tool's own schema: TRL would derive one from the
 method's signature and docstring, which cannot express defaults, enums or nested objects.
 """
 
@@ -44,7 +44,7 @@ class Backend(NamedTuple):
 
 
 class CalledEpisode:
-    """An episode that TRL plays call by call: TRL samples, reads the calls of the model, and runs them here."""
+    """An episode that TRL plays call by call: TRL samples and parses the model's calls, and runs them here."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -52,7 +52,7 @@ class CalledEpisode:
         self._scored = False
 
     def begin(self, index: int) -> TaskOpening | None:
-        """Starts the episode of a task, and ends the one before. None where it could not be started."""
+        """Start the episode of a task, and end the previous one. Returns None if it could not be started."""
         self.abandon()
         self._played, self._scored = None, False
         started = threads.run_in_background(or_error(self._backend.live.start(index)))
@@ -63,7 +63,7 @@ class CalledEpisode:
         return TaskOpening(index, self._backend.hooks.show(started.observation, []), started.tools)
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """The result of a tool, as the model sees it."""
+        """Return a tool's result as the model sees it."""
         played = self._played
         if played is None or played.failure is not None:
             return "Error: not run: the environment is gone"
@@ -77,12 +77,12 @@ class CalledEpisode:
         return _as_content(step.observation.messages())
 
     def last_action(self, completion: Any) -> Action | None:
-        """The action for the answer that a conversation ends with; None where there is nothing left to score."""
+        """Return the action for the answer that ends a conversation; None if there is nothing left to score."""
         answer, live = last_answer(completion), self._live
         return self._backend.hooks.act(answer, live.info) if live is not None and answer is not None else None
 
     def count_turns(self, completion: Any) -> int:
-        """How many answers of a conversation the episode had. Valid only before `end`."""
+        """Count the answers of a conversation that belong to the episode. Valid only before `end`."""
         played = self._played
         if played is None or played.episode is None or self._live is not None or not played.rewards:
             return count_answers(completion)
@@ -90,7 +90,7 @@ class CalledEpisode:
         return count_answers(completion, (names, len(played.rewards)))
 
     async def end(self, action: Action | None) -> None:
-        """Plays the last action, where there is one, and ends the episode. `reward` is None from now on."""
+        """Play the last action, if any, and end the episode. `reward` is None from now on."""
         self._scored = True
         if action is not None and (live := self._live) is not None:
             step = await or_error(live.episode.step(action))
@@ -101,11 +101,11 @@ class CalledEpisode:
             await self._backend.live.end(self._played.episode)
 
     def score(self, turns: int) -> float | None:
-        """The reward, for so many turns; None where the episode was lost."""
+        """Return the reward for this many turns; None if the episode was lost."""
         return None if self._played is None else self._played.score(turns)
 
     def reward(self) -> float | None:
-        """The reward for a caller that has no completion; ends the episode. None where `end` was called before."""
+        """Return the reward for a caller without a completion, and end the episode. None if `end` was called before."""
         if self._scored:
             return None
         live = self._live
@@ -119,13 +119,13 @@ class CalledEpisode:
         return self.score(max(1, len(self._played.rewards))) if self._played is not None else None
 
     def abandon(self) -> None:
-        """Ends the episode where it is still under way; does not wait for that."""
+        """End the episode if it is still running; does not wait for it."""
         if (live := self._live) is not None:
             threads.submit_in_background(self._backend.live.end(live.episode))
 
     @property
     def _live(self) -> PlayedEpisode | None:
-        """The episode while it is under way."""
+        """The episode while it is running."""
         played = self._played
         return played if played is not None and played.failure is None and not played.episode.over else None
 
@@ -137,7 +137,7 @@ class CalledEpisode:
 
 
 def _as_content(messages: list[Message]) -> Any:
-    """What a tool gave, as TRL takes it: text, or parts with pictures. Whatever else is shown stands behind it."""
+    """Convert a tool's result for TRL: text, or parts with images. Anything else that is shown comes after it."""
     contents = [message.get("content") for message in messages]
     if not any(isinstance(content, list) for content in contents):
         return "\n".join(text_of(content) or "" for content in contents)
@@ -162,7 +162,7 @@ def _as_picture(part: Any) -> Any:
 
 
 class TrlEnvironment:
-    """The base of all environments; `environment_class` adds the tools."""
+    """The base class of all environments; `environment_class` adds the tools."""
 
     _backend: ClassVar[Backend]
     _tools: ClassVar[Sequence[Schema]]
@@ -170,12 +170,12 @@ class TrlEnvironment:
     def __init__(self) -> None:
         self._episode = CalledEpisode(self._backend)
         for schema in self._tools:
-            # TRL takes the attribute of the instance for the tool: a schema that can be called, not a method.
+            # TRL uses the instance attribute as the tool: a callable schema, not a method.
             self.__dict__[_name(schema)] = _BoundTool(schema, self._episode.call)
         weakref.finalize(self, self._episode.abandon)
 
     def reset(self, **row: Any) -> str | None:
-        """Begins the episode of a row. What its prompt does not show yet is returned, which TRL adds to it."""
+        """Start the episode of a row. Returns what the prompt does not show yet; TRL adds it to the prompt."""
         index = row.get("task_index")
         index = task_index_of(row.get("prompt")) if index is None else int(index)
         opening = self._episode.begin(index)
@@ -189,7 +189,7 @@ class TrlEnvironment:
         return _missing(row.get("prompt"), opening.messages, index)
 
     def get_reward(self) -> float | None:
-        """What the episode earned; None where it was lost, or `tasks.reward` is asked for it."""
+        """Return the episode's reward; None if it was lost, or if `tasks.reward` provides it."""
         return self._episode.reward()
 
 
@@ -221,7 +221,7 @@ _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "arra
 
 
 def _method(schema: Schema) -> Callable[..., Any]:
-    """The method of a tool, with a signature and a docstring as its schema has them."""
+    """Build the method of a tool, with a signature and docstring from its schema."""
     name, function = _name(schema), schema["function"]
     properties: dict[str, Any] = (function.get("parameters") or {}).get("properties") or {}
     required = (function.get("parameters") or {}).get("required") or ()
@@ -252,7 +252,7 @@ def _type_of(schema: Mapping[str, Any]) -> Any:
 
 
 def _missing(prompt: Any, shown: list[Message], index: int) -> str | None:
-    """What the environment shows and a prompt does not. TRL can add text to the last message, and nothing else."""
+    """Return what the environment shows and a prompt does not. TRL can only add text to the last message."""
     given = [_known(message) for message in prompt or [{"role": "user", "content": ""}]]
     shown = [_known(message) for message in shown or [{"role": "user", "content": ""}]]
     if has_images(shown) or given[-len(shown) :] == shown:
@@ -266,5 +266,5 @@ def _missing(prompt: Any, shown: list[Message], index: int) -> str | None:
 
 
 def _known(message: Message) -> Message:
-    """A message as it was before it was a row: `datasets` fills gaps with None."""
+    """Restore a message from its row: `datasets` fills gaps with None."""
     return {key: value for key, value in message.items() if value is not None and key != "task_index"}

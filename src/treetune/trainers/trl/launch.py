@@ -12,11 +12,11 @@ from treetune.trainers import launch
 from treetune.trainers.launch import Launch, TrainRequest
 
 OURS = ("trainer", "num_tasks", "max_turns")
-"""Keys of `python -m treetune.trainers.trl` that are none of TRL's."""
+"""Keys of `python -m treetune.trainers.trl` that are not TRL's."""
 
 
 def plan(request: TrainRequest) -> Launch:
-    """TRL plays the tasks themselves: there are no rows to build."""
+    """Plan a training. TRL plays the tasks themselves, so no rows are built."""
     target = request.target
     if not is_server(target) and ":" not in target and Path(target).exists():
         target = str(Path(target).absolute())

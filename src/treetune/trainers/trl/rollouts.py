@@ -1,4 +1,4 @@
-"""The rollouts of a GRPOTrainer: all processes sample in step, and all episodes of a batch are played together."""
+"""Rollouts of a GRPOTrainer: all processes sample in step, and all episodes of a batch are played together."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _Playing = Coroutine[Any, Any, None]
 
 
 def pad_to_longest_batch(prompts: list[list[int]], trainer: Any) -> list[list[int]]:
-    """The prompts, as many as the longest batch of all processes has: vLLM as a server and sharded weights need all
-    processes to sample equally often, and equally many answers. Spare answers are not used."""
+    """Pad the prompts to the longest batch of all processes. With vLLM as a server or sharded weights, all processes
+    must sample equally often and equally many answers. Spare answers are not used."""
     if getattr(getattr(trainer, "accelerator", None), "num_processes", 1) == 1:
         return prompts
     from accelerate.utils import gather_object
@@ -40,8 +40,8 @@ def sample_by_trainer(prompts: list[list[int]], trainer: Any) -> tuple[list[list
 def play_together(
     episodes: Sequence[TokenEpisode], generate: Generate, step_many: Callable[[list[Any]], list[Any]], trainer: Any
 ) -> None:
-    """Plays episodes made with `hand_over` as their sampler, all at once: a turn of each is one batch of the trainer's.
-    Hooks may block, so they run in the thread of the caller; `step_many` plays (episode, action) pairs elsewhere."""
+    """Play all episodes at once, with `hand_over` as their sampler: one turn of each forms one batch for the trainer.
+    Hooks may block, so they run in the caller's thread; `step_many` plays (episode, action) pairs elsewhere."""
     asking = _resume((_play(episode), None) for episode in episodes)
     while prompts := pad_to_longest_batch([prompt.ids for _, prompt in asking], trainer):
         sampled, logprobs = generate(prompts, trainer)
@@ -56,7 +56,7 @@ def play_together(
 
 @coroutine
 def hand_over(asked: Any) -> Generator[Any, Any, Any]:
-    """Suspends an episode, hands what it asks for to `play_together`, and goes on with the reply."""
+    """Suspend an episode, hand its request to `play_together`, and continue with the reply."""
     return (yield asked)
 
 
@@ -65,7 +65,7 @@ async def _play(episode: TokenEpisode) -> None:
 
 
 def _resume(replies: Iterable[tuple[_Playing, Any]]) -> list[tuple[_Playing, Any]]:
-    """Gives each its reply; those that go on, each with what it asks for next."""
+    """Send each episode its reply; return those that continue, with their next request."""
     going = []
     for playing, reply in replies:
         with suppress(StopIteration):
@@ -74,7 +74,7 @@ def _resume(replies: Iterable[tuple[_Playing, Any]]) -> list[tuple[_Playing, Any
 
 
 def longest_prompt(trainer: Any) -> int | None:
-    """How long a prompt may be for an answer to fit behind it."""
+    """Return the longest prompt that leaves room for an answer."""
     config = trainer.model.config
     trained: int | None = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
     limits = [limit for limit in (trained, getattr(trainer.args, "vllm_max_model_length", None)) if limit]
@@ -90,7 +90,7 @@ def longest_prompt(trainer: Any) -> int | None:
 
 
 def columns_of(episodes: list[TokenEpisode], end_token: int) -> dict[str, Any]:
-    """What TRL takes: the prompt is what stands before the first sampled token, the rest is the completion."""
+    """Return TRL's columns: the prompt is everything before the first sampled token, the completion is the rest."""
     rows = [_tokens_of(each, end_token) for each in episodes]
     starts = [row.mask.index(1) if 1 in row.mask else len(row.ids) - 1 for row in rows]
     cut = list(zip(rows, starts, strict=True))
@@ -107,9 +107,9 @@ def columns_of(episodes: list[TokenEpisode], end_token: int) -> dict[str, Any]:
 
 
 def _tokens_of(played: TokenEpisode, end_token: int) -> TokenSequence:
-    """The tokens to train on. TRL has one row for a prompt: where there are several sequences it is the last."""
+    """Return the tokens to train on. TRL has one row per prompt: of several sequences, the last one is used."""
     if played.tokens.sequences:
         return played.tokens.sequences[-1]
-    # Nothing was said, but TRL wants a token: this one is masked out.
+    # No answer was given, but TRL needs a token: this one is masked out.
     ids = [*(played.prompt.ids or [end_token]), end_token]
     return TokenSequence(ids=ids, mask=[0] * len(ids), logprobs=[0.0] * len(ids))

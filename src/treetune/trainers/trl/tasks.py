@@ -1,4 +1,4 @@
-"""TrlTasks: tasks as the dataset, the reward function, the rollouts and the environments of TRL's trainers."""
+"""TrlTasks: tasks as the dataset, reward function, rollouts and environments of TRL's trainers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("treetune.trl")
 
 _AT_A_TIME = 64
-"""Episodes that are started together only to see what they show: each may hold a whole sandbox."""
+"""How many episodes are started together only to see what they show: each may hold a whole sandbox."""
 
 
 class TrlTasks(Hooks):
@@ -73,17 +73,17 @@ class TrlTasks(Hooks):
         timeout: float = 600.0,
         patience: float = 60.0,
     ) -> None:
-        """`tasks` is the address of a task server, several of them, a taskset, or what names one: an id, `config.yaml`,
-        `file.py:Name`. A reward is multiplied by `turn_discount` for each turn. `generate` takes the place of the
-        trainer's own sampling. `call_format` is how the model writes calls of tools, where its chat template does not
-        show that. `token_env` names the variable that holds the servers' token. `timeout` is for one step,
-        `patience` for a server that does not answer."""
+        """`tasks` is one or more task server addresses, a taskset, or the name of one: an id, `config.yaml`,
+        `file.py:Name`. The reward is multiplied by `turn_discount` for each turn. `generate` replaces the trainer's own
+        sampling. `call_format` is how the model writes tool calls, if its chat template does not show it. `token_env`
+        names the variable with the servers' token. `timeout` applies to one step, `patience` to a server that does not
+        answer."""
         super().__init__(max_turns, turn_discount)
         self._log = FailureLog(log)
         self._generate = generate or sample_by_trainer
         self._call_format = call_formats.check_name(call_format)
         self._chat: tuple[Any, ChatTokens] | None = None
-        """The tokenizer of the last trainer, and the chat in it."""
+        """The last trainer's tokenizer, and the chat that uses it."""
         if isinstance(tasks, str) and not re.match(r"\w+://", tasks):
             if re.fullmatch(r"[^/]*:\d+/?", tasks):
                 raise UsageError(f"{tasks!r} is no taskset", remedy=f"a task server is written http://{tasks}")
@@ -94,15 +94,15 @@ class TrlTasks(Hooks):
             self._episodes = connect(tasks, token_env, timeout, patience)
         self._patience = patience
         self._live = LiveEpisodes(self._episodes)
-        """Of environments that TRL plays."""
+        """Episodes of environments that TRL plays."""
         self._toolsets: dict[str, list[dict[str, Any]]] = {}
-        """What can be called in the tasks that were looked at, by the name of the environment that has it."""
+        """The tools of the tasks seen so far, by the name of their environment."""
         self._environments: dict[str, type[TrlEnvironment]] = {}
         self._workers: weakref.WeakSet[RolloutWorker] = weakref.WeakSet()
         self._ended = weakref.finalize(self, _close_episodes, self._episodes, self._live, self._workers)
 
     def close(self) -> None:
-        """Ends what is under way and closes connections; so does the end of the program."""
+        """End running episodes and close connections. The end of the program does the same."""
         self._ended()
 
     def __enter__(self) -> Self:
@@ -113,17 +113,17 @@ class TrlTasks(Hooks):
 
     @property
     def failures(self) -> int:
-        """Episodes that were lost to the task server."""
+        """The number of episodes lost to the task server."""
         return self._log.failures.total()
 
-    # What a trainer takes
+    # Arguments for trainers
 
     def trainer_arguments(
         self, num_tasks: int | None = None, first: int = 0, *, using: Way | None = None
     ) -> dict[str, Any]:
-        """The arguments of a `GRPOTrainer` for the tasks `first` to `first + num_tasks`: the dataset, the reward
-        function, and what plays them. `using` chooses the trainer's argument that plays them; else it is the one that
-        fits the tasks, and the log says which and why."""
+        """Return the arguments of a `GRPOTrainer` for the tasks `first` to `first + num_tasks`: the dataset, the reward
+        function, and what plays them. `using` selects the trainer argument that plays them. By default it is the one
+        that suits the tasks; the log says which and why."""
         openings = self._look_at(self._range(num_tasks, first))
         way, why = (using, "as asked") if using is not None else choose(openings)
         if way not in WAYS:
@@ -140,9 +140,9 @@ class TrlTasks(Hooks):
     def async_trainer_arguments(
         self, model: str, args: Any, num_tasks: int | None = None, first: int = 0, *, processing_class: Any = None
     ) -> dict[str, Any]:
-        """The arguments of an `AsyncGRPOTrainer` beside `model` and `args`, its AsyncGRPOConfig: the dataset, and
-        a worker that plays the tasks against the vLLM server of `args`."""
-        from treetune.trainers.trl.worker import RolloutWorker  # here, for HTTP takes a while to import
+        """Return the arguments of an `AsyncGRPOTrainer` besides `model` and `args`, its AsyncGRPOConfig: the dataset,
+        and a worker that plays the tasks with the vLLM server of `args`."""
+        from treetune.trainers.trl.worker import RolloutWorker  # here, because HTTP is slow to import
 
         if processing_class is None:
             from transformers import AutoTokenizer
@@ -169,14 +169,14 @@ class TrlTasks(Hooks):
         return {"train_dataset": rows, "processing_class": processing_class, "rollout_worker": worker}
 
     def dataset(self, num_tasks: int | None = None, first: int = 0) -> Any:
-        """Tasks `first` to `first + num_tasks` of the order with their prompts, as a `datasets.Dataset`; all of them
-        where no number is given."""
+        """Return tasks `first` to `first + num_tasks` of the order with their prompts, as a `datasets.Dataset`; all of
+        them without a number."""
         return self._dataset_of(self._look_at(self._range(num_tasks, first)))
 
     @property
     def environment_factory(self) -> Any:
-        """The class of the environments that TRL plays itself; where tasks of the dataset have different tools, a class
-        for each value of its column `environment`."""
+        """The class of the environments that TRL plays itself; if tasks of the dataset have different tools, one class
+        per value of its column `environment`."""
         if not self._toolsets:
             self._name_environments(self._look_at([0]))
         if not any(self._toolsets.values()):
@@ -188,8 +188,8 @@ class TrlTasks(Hooks):
         return made if len(made) > 1 else next(iter(made.values()))
 
     def reward(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
-        """The rewards of the episodes that `rollout` or TRL's environments played; without them, each completion is
-        scored as the answer to its task."""
+        """Return the rewards of the episodes that `rollout` or TRL's environments played. Without them, score each
+        completion as the answer to its task."""
         if "task_reward" in columns:
             rewards: list[float | None] = columns["task_reward"]
         elif columns.get("environments"):
@@ -206,7 +206,7 @@ class TrlTasks(Hooks):
         return rewards
 
     def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """Plays an episode for each prompt, all of them at once."""
+        """Play an episode for each prompt, all at once."""
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         if self._chat is None or self._chat[0] is not tokenizer:
             arguments = getattr(trainer, "chat_template_kwargs", None)
@@ -223,11 +223,11 @@ class TrlTasks(Hooks):
             self._log.warn_once("history was rewritten in an episode: only what was said since is trained on")
         return columns_of(played, tokenizer.eos_token_id)
 
-    # How it is done. Hooks may block: they run in the caller's thread, never in that of the event loop.
+    # Implementation. Hooks may block: they run in the caller's thread, never in the event loop's.
 
     @contextlib.contextmanager
     def _start(self, indices: Sequence[int]) -> Iterator[list[Any]]:
-        """An episode of each task, or the error that there was instead; none lives longer than the block."""
+        """Yield an episode of each task, or the error that occurred instead; none outlives the block."""
         episodes = threads.run_in_background(self._episodes.start_many(indices))
         try:
             yield episodes
@@ -250,7 +250,7 @@ class TrlTasks(Hooks):
         return range(first, first + num_tasks)
 
     def _look_at(self, indices: Sequence[int]) -> list[TaskOpening]:
-        """What each task shows first."""
+        """Return what each task shows first."""
         openings = []
         for first in range(0, len(indices), _AT_A_TIME):
             with self._start(indices[first : first + _AT_A_TIME]) as episodes:
@@ -267,7 +267,7 @@ class TrlTasks(Hooks):
         return make_dataset(openings, names if any(opening.tools for opening in openings) else ())
 
     def _name_environments(self, openings: Sequence[TaskOpening]) -> list[str]:
-        """The name of the environment of each, which is the same for those with the same tools."""
+        """Return the name of each task's environment; tasks with the same tools share a name."""
         names = []
         for opening in openings:
             name = next((name for name, tools in self._toolsets.items() if tools == opening.tools), None)
@@ -281,7 +281,7 @@ class TrlTasks(Hooks):
     def _end_environments(
         self, environments: Sequence[Any], completions: Sequence[Any]
     ) -> tuple[list[float | None], list[int]]:
-        """The rewards and turns of what TRL has played; another's environment has none."""
+        """Return the rewards and turns of what TRL has played; environments of other origin have none."""
         played = [getattr(environment, "_episode", None) for environment in environments]
         ours = [one if isinstance(one, CalledEpisode) else None for one in played]
         pairs = list(zip(ours, completions, strict=True))
@@ -291,7 +291,7 @@ class TrlTasks(Hooks):
         return scores, turns
 
     def _score_answers(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
-        """What one answer to each task is worth."""
+        """Return what one answer to each task earns."""
         with self._start(indices) as episodes:
             played = [PlayedEpisode(self, episode) for episode in episodes]
             live = [
@@ -321,7 +321,7 @@ def _close_episodes(episodes: Any, live: LiveEpisodes, workers: Iterable[Rollout
         await episodes.close()
 
     closing = threads.submit_in_background(close())
-    if threading.current_thread().name != threads.BACKGROUND:  # which must not wait for itself
+    if threading.current_thread().name != threads.BACKGROUND:  # the background thread must not wait for itself
         with contextlib.suppress(Exception):
             closing.result(CLOSE_SECONDS)
 

@@ -1,4 +1,4 @@
-"""The vLLM server that an AsyncGRPOTrainer publishes its weights to: tokens in, tokens out.
+"""Client for the vLLM server to which an AsyncGRPOTrainer publishes its weights: tokens in, tokens out.
 
 server = PolicyServer.of(args)                 # of an AsyncGRPOConfig
 await server.learn(version)                  # which models it has, and how long a prompt may be
@@ -18,7 +18,7 @@ from treetune.models import EndpointConfig
 from treetune.models.endpoint import Endpoint
 
 ADAPTER = "trl-policy"
-"""How TRL names the adapter that it publishes: with `-v` and the version of the weights behind it."""
+"""TRL's name for the adapter that it publishes, followed by `-v` and the version of the weights."""
 _PAUSE = 1.0
 _REMEDY = (
     "is vLLM running there? AsyncGRPOConfig says where (vllm_server_base_url) and how long to wait (request_timeout)"
@@ -27,20 +27,21 @@ _REMEDY = (
 
 class PolicyServer:
     def __init__(self, endpoint: Endpoint, sampling: dict[str, Any], wait: float) -> None:
-        """`wait` is how many seconds it may take to come up."""
+        """`wait` is how many seconds the server may take to come up."""
         self._endpoint, self._sampling, self._wait = endpoint, sampling, wait
         self._model = ""
         self._has_adapters = False
         self.context: int | None = None
-        """How many tokens a prompt and its answer may have."""
+        """The token limit for a prompt and its answer."""
 
     @classmethod
     def of(cls, args: Any, patience: float) -> PolicyServer:
-        """The server that an `AsyncGRPOConfig` names, sampled as it says; asked again for so many seconds."""
+        """Return the server that an `AsyncGRPOConfig` names, with its sampling settings; requests are retried for
+        `patience` seconds."""
         config = EndpointConfig(
             base_url=f"{args.vllm_server_base_url.rstrip('/')}/v1",
             timeout=float(args.request_timeout),
-            max_retries=int(math.log2(2 * patience + 1)),  # the pauses between them double, from half a second on
+            max_retries=int(math.log2(2 * patience + 1)),  # the pauses double, starting at half a second
             max_connections=max(1, args.max_inflight_tasks),
         )
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -52,7 +53,7 @@ class PolicyServer:
         await self._endpoint.close()
 
     async def learn(self, version: int) -> None:
-        """Asks which models it has; waits until it is there."""
+        """Ask which models the server has; wait until it is up."""
         until = time.monotonic() + self._wait
         while True:
             try:
@@ -72,9 +73,10 @@ class PolicyServer:
         self._has_adapters = any(model["id"] == f"{ADAPTER}-v{version}" for model in models)
 
     async def sample(self, prompt: list[int], version: int) -> tuple[list[int], list[float]]:
-        """One answer to a prompt. The weights are those of `version` where the server has adapters, else its latest."""
+        """Sample one answer to a prompt. If the server has adapters, with the weights of `version`, else with its
+        latest."""
         model = f"{ADAPTER}-v{version}" if self._has_adapters else self._model
-        # Without a seed of its own, the same prompt may get the same answer from several engines.
+        # Without an individual seed, the same prompt may get the same answer from several engines.
         asked = {"model": model, "prompt": prompt, "n": 1, "seed": random.getrandbits(63)}
         wanted = {"return_token_ids": True, "logprobs": 0}
         try:

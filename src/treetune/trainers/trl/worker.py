@@ -1,9 +1,9 @@
-"""AsyncGRPO: episodes are played beside the training, against the vLLM server that it publishes its weights to.
+"""AsyncGRPO: plays episodes in parallel to the training, with the vLLM server to which it publishes its weights.
 
     AsyncGRPOTrainer("MODEL", args=args, **tasks.async_trainer_arguments(512, "MODEL", args))
 
-`RolloutWorker` is a `RolloutWorkerProtocol` of TRL's. It has a thread with an event loop of its own, in which hooks may
-block; episodes live on the background loop, with all others.
+`RolloutWorker` implements TRL's `RolloutWorkerProtocol`. Its thread has its own event loop, in which hooks may block;
+episodes live on the background loop, with all others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EpisodeGroup:
         self._scored: list[tuple[TokenEpisode, float]] = []
 
     def add(self, played: TokenEpisode | None, reward: float | None) -> None:
-        """An episode that has ended. One without a reward is no part of the comparison, and not trained on."""
+        """Add an ended episode. One without a reward does not count in the comparison and is not trained on."""
         self._ended += 1
         if played is not None and reward is not None:
             self._scored.append((played, reward))
@@ -53,7 +53,7 @@ class EpisodeGroup:
         return self._ended == self.size
 
     def samples(self) -> list[Any]:
-        """A `RolloutSample` for each sequence of tokens. Those of an episode share its advantage, as in TRL."""
+        """Return a `RolloutSample` per token sequence. Those of one episode share its advantage, as in TRL."""
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
         if not self._scored:
@@ -70,7 +70,7 @@ class EpisodeGroup:
                 "num_turns": float(played.turns),
             }
             for sequence in played.tokens.sequences:
-                if not any(sequence.mask):  # nothing was said
+                if not any(sequence.mask):  # no answer was given
                     continue
                 samples.append(
                     RolloutSample(
@@ -97,7 +97,7 @@ def _arrays(sequence: TokenSequence) -> dict[str, Any]:
 
 
 def _split(messages: list[Message], turns: int) -> tuple[list[Message], list[Message]]:
-    """What the model was shown first, and the rest: from its first answer on."""
+    """Split messages into those the model was shown first, and the rest, which starts with its first answer."""
     answers = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
     first = answers[-turns] if turns else len(messages)
     return messages[:first], messages[first:]
@@ -116,9 +116,9 @@ class RolloutWorker:
         call_format: str | None = None,
         patience: float = 60.0,
     ) -> None:
-        """Plays the tasks of `indices` over and over, a group of `args.num_generations` episodes each; `args` is an
-        AsyncGRPOConfig, which is read when it starts: the trainer completes it. `patience` is for a model that cannot
-        be asked."""
+        """Plays the tasks of `indices` over and over, in groups of `args.num_generations` episodes. `args` is an
+        AsyncGRPOConfig, read at the start, because the trainer completes it. `patience` applies to a model that cannot
+        be reached."""
         if not indices:
             raise UsageError("no task to play", remedy="ask for at least one")
         self._hooks, self._live, self._indices, self._args = hooks, LiveEpisodes(episodes), list(indices), args
@@ -135,7 +135,7 @@ class RolloutWorker:
         self._problem: TreetuneError | None = None
         """Why the last episode gave no reward; None after one that did."""
 
-    # What the trainer calls
+    # Called by the trainer
 
     def start(self) -> None:
         if self._thread is not None:
@@ -148,7 +148,7 @@ class RolloutWorker:
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raises where an error ended the rollouts, all of them fail for that long, or the loop hangs."""
+        """Raise if an error ended the rollouts, all of them have failed for that long, or the loop hangs."""
         if self._error is not None:
             raise RuntimeError(f"the rollouts have ended: {format_error(self._error)}") from self._error
         now = time.monotonic()
@@ -158,19 +158,19 @@ class RolloutWorker:
             raise RuntimeError(f"the rollouts hang for {now - self._beat:.0f} seconds: does a hook block?")
 
     def stop(self) -> None:
-        """Ends all episodes, and waits for that."""
+        """End all episodes, and wait for it."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
         if self._loop is not None and self._main is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended already
+            with contextlib.suppress(RuntimeError):  # it has already ended
                 self._loop.call_soon_threadsafe(self._main.cancel)
         thread.join(_STOP_SECONDS)
         if thread.is_alive():
             log.error("the rollouts did not end within %g seconds", _STOP_SECONDS)
         threads.run_in_background(self._live.end_all())
 
-    # In the thread
+    # In the worker's thread
 
     def _run(self) -> None:
         try:
@@ -183,7 +183,7 @@ class RolloutWorker:
 
     async def _run_loop(self) -> None:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
-        if self._thread is None:  # stopped before it began
+        if self._thread is None:  # stopped before it started
             return
         server = PolicyServer.of(self._args, self._patience)
         beating = asyncio.create_task(self._beat_on())
@@ -233,7 +233,7 @@ class RolloutWorker:
     async def _play(
         self, index: int, server: PolicyServer, chat: ChatTokens, longest: int | None
     ) -> TokenEpisode | None:
-        """None where the model could not be asked."""
+        """Play an episode; None if the model could not be reached."""
 
         async def sample(prompt: Prompt) -> Sampled:
             while True:
@@ -277,7 +277,7 @@ class RolloutWorker:
             self.metrics_queue.put_nowait(metrics)
 
     async def _put(self, group: EpisodeGroup) -> None:
-        """Hands a group to the trainer, and waits while it has enough."""
+        """Hand a group to the trainer, and wait while it has enough."""
         for sample in group.samples():
             while True:
                 sample.enqueued_at = time.time()
@@ -289,7 +289,7 @@ class RolloutWorker:
 
 
 class _BackgroundEpisode:
-    """An episode of the background loop, for the loop of the worker."""
+    """An episode of the background loop, usable from the worker's loop."""
 
     def __init__(self, live: LiveEpisodes, episode: Any) -> None:
         self._live, self._episode = live, episode
@@ -310,7 +310,7 @@ def _in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """The first error where several tasks failed together."""
+    """Return the first error if several tasks failed together."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,7 +1,8 @@
-"""A harness for verifiers that is only a conversation: the model answers, and may call the tools of the task's servers.
+"""A harness for verifiers that is a plain conversation: the model answers, and may call the tools of the task's
+servers.
 
-It runs in the process of the environment. verifiers' own `null` does the same in a program that it installs first.
-verifiers finds harnesses by the name of a module; `install` makes this one `treetune_chat`, in this process.
+It runs in the environment's process. verifiers' own `null` harness does the same in a program that it installs first.
+verifiers finds harnesses by module name; `install` registers this one as `treetune_chat` in this process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ID = "treetune-chat"
 
 
 def install() -> str:
-    """The id of the harness, by which verifiers finds it now."""
+    """Register the harness with verifiers; return its id."""
     sys.modules.setdefault(ID.replace("-", "_"), sys.modules[__name__])
     return ID
 
@@ -80,7 +81,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 
 async def _call(connections: Any, dispatch: Any, call: ToolCall) -> Any:
-    """The result of a call; what is wrong with it is for the model to read."""
+    """Return the result of a call. Errors are returned too, for the model to read."""
     if call.error is not None:
         return f"error: {call.error}"
     if call.name not in dispatch:

@@ -1,4 +1,4 @@
-"""An episode that verifiers plays, as a Treetune environment: start, step, close."""
+"""Presents an episode that verifiers plays as a Treetune environment: start, step, close."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class EpisodeOutcome(NamedTuple):
-    """What verifiers reports of an episode that it has played."""
+    """What verifiers reports of an episode that it played."""
 
     reward: float
     metrics: dict[str, float]
@@ -28,8 +28,8 @@ class EpisodeOutcome(NamedTuple):
 
 
 class ScoringFailed(Exception):
-    """A reward function raised. Other answers are tried: where the task can be scored after one of them, the policy's
-    answer is at fault and earns what verifiers gives for it, else 0."""
+    """Raised if a reward function raised. Other answers are then tried: if the task can be scored with one of them, the
+    policy's answer is at fault and earns what verifiers gives for it, else 0."""
 
     def __init__(self, why: str, outcome: EpisodeOutcome | None = None) -> None:
         super().__init__(why)
@@ -39,11 +39,11 @@ class ScoringFailed(Exception):
 OTHER_ANSWERS = ("0", "I do not know.")
 MOST_ANSWERS = 64
 Play = Callable[[str], Coroutine[Any, Any, EpisodeOutcome]]
-"""Plays an episode with the model at an address; raises where it fails."""
+"""Plays an episode with the model at an address; raises if it fails."""
 
 
 class ForeignEpisode(Environment):
-    """verifiers runs its calls of tools."""
+    """An episode in which verifiers runs the tool calls itself."""
 
     MULTI_TURN = True
     RAW_CALLS = True
@@ -104,7 +104,7 @@ class ForeignEpisode(Environment):
         return Step(reward=finite(outcome.reward, "reward"), done=True, info=info, truncated=outcome.truncated)
 
     async def _blame(self, failure: ScoringFailed) -> None:
-        """Raises where the policy is not at fault: the task cannot be scored after other answers either."""
+        """Raise if the policy is not at fault: the task cannot be scored after other answers either."""
         known = getattr(self.task, "data", {}).get("answer")
         for other in (*([known] if isinstance(known, str) else []), *OTHER_ANSWERS):
             if await self._can_be_scored(other):
@@ -139,7 +139,7 @@ class ForeignEpisode(Environment):
     async def _end(self) -> None:
         if self._running is not None and not self._running.done():
             self._running.cancel()
-            # What it holds is given back before this episode counts as closed.
+            # Its resources are released before this episode counts as closed.
             with suppress(asyncio.CancelledError, Exception):
                 await self._running
         if self._conversation is not None:
@@ -147,19 +147,19 @@ class ForeignEpisode(Environment):
 
 
 async def _in_background(work: Coroutine[Any, Any, T]) -> T:
-    """The result of work on the background loop; cancelling the caller cancels the work."""
+    """Run work on the background loop and return its result; cancelling the caller cancels the work."""
     done: T = await asyncio.wrap_future(submit_in_background(work))
     return done
 
 
 class Held:
-    """A resource of several episodes, such as verifiers' servers: opened for the first, closed after the last."""
+    """A resource that episodes share, such as verifiers' servers: opened for the first, closed after the last."""
 
     def __init__(self, serve: Callable[[], Any]) -> None:
-        """`serve` gives an asynchronous context, which one task enters and leaves."""
+        """`serve` returns an async context manager, which a single task enters and leaves."""
         self._serve = serve
         self._users = 0
-        # While one is closed, no other is opened: they are the same object's.
+        # While one is being closed, no other is opened: they belong to the same object.
         self._lock = asyncio.Lock()
         self._server: asyncio.Task[None] | None = None
         self._unused = asyncio.Event()
@@ -193,7 +193,7 @@ class Held:
             if not self._users and self._server is not None:
                 server, self._server = self._server, None
                 self._unused.set()
-                with suppress(Exception):  # of its cleaning up; the episodes are over
+                with suppress(Exception):  # errors while it cleans up; the episodes are over
                     await server
 
     async def _hold(self, ready: asyncio.Future[None], unused: asyncio.Event) -> None:

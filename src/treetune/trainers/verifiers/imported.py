@@ -1,10 +1,10 @@
-"""Environments of verifiers as TARGETs: `verifiers:ID`, where ID is what verifiers knows an installed one by.
+"""Environments of verifiers as TARGETs: `verifiers:ID`, where ID is verifiers' name for an installed environment.
 
     treetune eval verifiers:my-env -n 20 -m MODEL --taskset.level 2
     treetune build verifiers:my-env --format verl
 
-A taskset of v1 whose rewards need only the answer is scored here. Any other, and every environment of v0, is played by
-verifiers itself, with the policy as its model: rewards that need a runtime, tools, several turns.
+A v1 taskset whose rewards need only the answer is scored here. All others, and every v0 environment, are played by
+verifiers itself, with the policy as its model: their rewards need a runtime, tools or several turns.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from treetune.errors import MissingExtraError, PluginError, UsageError, format_e
 
 class VerifiersTask(Task, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
-    """The task as verifiers has it."""
+    """The task's data in verifiers' form."""
 
 
 class VerifiersConfig(TasksetConfig, frozen=True, kw_only=True):
     args: dict[str, Any] = {}
-    """Arguments of the environment; those whose names are no keys of Treetune's may stand beside it."""
+    """Arguments of the environment. Those whose names are not Treetune keys may also be given directly next to it."""
     gold: str | None = None
-    """The field of a task's data that is a right answer, where there is one."""
+    """The field of a task's data that holds a right answer, if there is one."""
 
 
 class VerifiersTaskset(Taskset[VerifiersTask, VerifiersConfig]):
@@ -45,7 +45,7 @@ class VerifiersTaskset(Taskset[VerifiersTask, VerifiersConfig]):
 
     ENV: ClassVar[str] = ""
     FOREIGN: ClassVar[str] = ""
-    """The name that it goes by: `verifiers:ENV`."""
+    """Its TARGET: `verifiers:ENV`."""
     ARGUMENTS: ClassVar[frozenset[str]] = frozenset()
     """Those of its arguments that are keys of its config."""
 
@@ -57,8 +57,8 @@ class VerifiersTaskset(Taskset[VerifiersTask, VerifiersConfig]):
     def for_environment(
         cls, env: str, name: str, config: type[VerifiersConfig], arguments: Mapping[str, Any], doc: str, **members: Any
     ) -> type[Self]:
-        """The class of one environment. Its config has a key for each argument whose name is free; the given values are
-        their defaults."""
+        """Create the class for one environment. Its config has a key for each argument whose name is free, with the
+        given values as defaults."""
         taken = config.__struct_fields__
         free = [key for key in arguments if key not in taken and key.isidentifier() and key[0] != "_"]
         plain = {key: value if isinstance(value := arguments[key], str | int | float) else None for key in free}
@@ -68,7 +68,7 @@ class VerifiersTaskset(Taskset[VerifiersTask, VerifiersConfig]):
         return type(name, (cls,), {**members, "__doc__": doc})
 
     def arguments(self) -> dict[str, Any]:
-        """What the environment is made with."""
+        """The arguments that the environment is created with."""
         given = {name: getattr(self.config, name) for name in self.ARGUMENTS}
         return {**{name: value for name, value in given.items() if value is not None}, **self.config.args}
 
@@ -79,7 +79,7 @@ class VerifiersTaskset(Taskset[VerifiersTask, VerifiersConfig]):
         return None if value is None else str(value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Each process makes the class from its name.
+        # Each process creates the class from its name.
         return _rebuild, (self.ENV, msgspec.to_builtins(self.config), self.name, self._length)
 
 
@@ -92,7 +92,7 @@ def _rebuild(env: str, config: dict[str, Any], name: str, length: int | None) ->
 
 @lru_cache(maxsize=256)
 def taskset_class(env: str, origin: Origin) -> type[VerifiersTaskset]:
-    """The taskset that `verifiers:ENV` stands for."""
+    """Return the taskset for `verifiers:ENV`."""
     try:
         verifiers = importlib.import_module("verifiers")
     except ImportError as error:
@@ -117,7 +117,7 @@ def taskset_class(env: str, origin: Origin) -> type[VerifiersTaskset]:
 
 
 def _bridge(name: str, installed: str) -> Any:
-    """The module that knows one of verifiers' two kinds of environments."""
+    """Return the module for one of verifiers' two kinds of environments."""
     try:
         return importlib.import_module(f"treetune.trainers.verifiers.{name}")
     except ImportError as error:
@@ -129,11 +129,11 @@ def _bridge(name: str, installed: str) -> Any:
 
 
 def _import(env: str, origin: Origin) -> Any:
-    """The module of an environment, as verifiers finds it: one of its own first."""
+    """Import the module of an environment as verifiers finds it: its own modules first."""
     name = env.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
-    if not name.isidentifier():  # a dotted name would run its parent before anything is checked
+    if not name.isidentifier():  # a dotted name would run its parent before the check
         raise PluginError(f"verifiers:{env!r:.100} names no environment", remedy="write verifiers:ID, an installed one")
-    if name != env.replace("-", "_"):  # verifiers reads such a name itself, and may read it otherwise
+    if name != env.replace("-", "_"):  # verifiers parses such a name itself, and may read it differently
         origin.refuse(f"names an environment of verifiers by more than its plain id: {env:.100}")
     if origin.trusted:
         see_current_folder()
@@ -149,6 +149,6 @@ def _import(env: str, origin: Origin) -> Any:
 
 
 def first_line(*documented: Any) -> str:
-    """The first line of the first docstring among them."""
+    """Return the first line of the first docstring among them."""
     docs = (inspect.getdoc(each) for each in documented if vars(each).get("__doc__"))
     return next((doc.partition("\n")[0] for doc in docs if doc), "An environment of verifiers.")

@@ -5,11 +5,11 @@
     shown = await conversation.next(running)            # what the model is asked; None once the episode is over
     conversation.answer({"role": "assistant", "content": "42"})
 
-Where verifiers plays an episode, each of its model calls is answered by the policy that plays with Treetune. verifiers
-knows models by their address. So there is an endpoint on the loopback of this process, with a path for each
-conversation that cannot be guessed. All of it runs on the background loop.
+When verifiers plays an episode, the policy that Treetune evaluates answers each of its model calls. verifiers addresses
+models by URL, so this module serves an endpoint on the loopback interface of this process, with an unguessable path for
+each conversation. All of it runs on the background loop.
 
-Where Treetune plays for verifiers, an `InterceptedModel` calls the model through verifiers' own endpoint.
+When Treetune plays for verifiers, an `InterceptedModel` calls the model through verifiers' own endpoint.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from treetune.models.openai import OpenAIPolicy
 
 _open: dict[str, Conversation] = {}
 _endpoints: dict[asyncio.AbstractEventLoop, asyncio.Future[str]] = {}
-"""Where the endpoint of each loop listens; there is one loop, and another one after a fork."""
+"""The endpoint address of each loop. There is one loop, and another one after a fork."""
 
 
 class ModelCall(NamedTuple):
-    """A model call of verifiers'."""
+    """A model call by verifiers."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -64,7 +64,7 @@ class Conversation:
         return conversation
 
     async def next(self, running: asyncio.Future[Any]) -> list[Message] | None:
-        """What is new to the model when verifiers asks it; None where the episode ended instead."""
+        """Return the new messages when verifiers asks the model; None if the episode ended instead."""
         asking = asyncio.ensure_future(self._asked.get())
         try:
             await asyncio.wait({asking, running}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,7 +115,7 @@ class Conversation:
 
 
 def _gist(message: Message) -> tuple[Any, ...]:
-    """The role, text and calls of a message, in one form."""
+    """Return the role, text and calls of a message in one form."""
     calls = [(call.name, call.arguments) for call in map(read_call, message.get("tool_calls") or [])]
     content = message.get("content")
     return message.get("role"), (text_of(content) or "").strip(), calls
@@ -164,8 +164,8 @@ async def _complete(request: web.Request) -> web.StreamResponse:
 
 class InterceptedModel(OpenAIPolicy):
     def __init__(self, model: str, endpoint: str, secret: str, trace: Any, system: str | None, config: Any) -> None:
-        """`trace` is verifiers' own, which says whether a limit of verifiers' has ended it; `system` takes the place of
-        the task's system prompt."""
+        """`trace` is verifiers' own, which tells whether one of verifiers' limits has ended it. `system` replaces the
+        task's system prompt."""
         place = EndpointConfig(base_url=endpoint, timeout=config.model_timeout, max_retries=config.model_retries)
         super().__init__(model, place)
         self._server.headers["Authorization"] = f"Bearer {secret}"
@@ -179,7 +179,7 @@ class InterceptedModel(OpenAIPolicy):
         except PolicyError as error:
             if self._trace.stop_condition is None:
                 raise
-            # Not a failure: it counts with what it has earned so far, as under a limit of our own.
+            # Not a failure: it counts with what it has earned so far, as under our own limits.
             raise ContextFullError(f"verifiers ended it: {self._trace.stop_condition}") from error
 
     def _call_headers(self, request: Request) -> dict[str, str]:

@@ -6,8 +6,8 @@
       my_env/taskset.yaml         # what is played
       my_env/code/  my_env/data/  # files of the user's own that it names
 
-verifiers knows a plugin by the name of its module, so the name of the folder becomes one. What was written is listed in
-`.treetune-export.json`: an unchanged folder is written anew, an edited one only with `force`.
+verifiers knows a plugin by its module name, so the folder name becomes the module name. `.treetune-export.json` lists
+what was written: an unchanged folder is overwritten, an edited one only with `force`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from treetune.tasksets.target import read_target, refuse_server
 from treetune.trainers.verifiers.packing import Packing, check_playable
 
 ALREADY_THERE = "is an environment of verifiers already"
-"""What `export` says of one."""
+"""The message of `export` for a TARGET that is one."""
 MARK = ".treetune-export.json"
 RESERVED = {
     "harbor", "nemo_gym", "openenv", "textarena", "bash", "browser_use", "claude_code", "codex", "hermes_agent",
@@ -48,7 +48,7 @@ _TEMPLATES = resources.files("treetune.trainers.verifiers").joinpath("templates"
 class ExportedPackage(NamedTuple):
     folder: Path
     id: str
-    """What verifiers knows it by."""
+    """The id by which verifiers knows it."""
     infinite: bool
     num_tasks: int | None
     files: list[str]
@@ -63,7 +63,7 @@ def export_package(
     split: str | None = None,
     force: bool = False,
 ) -> ExportedPackage:
-    """Writes the package into `folder`, whose name is that of the package unless `name` is given."""
+    """Write the package into `folder`. The folder's name becomes the package's, unless `name` is given."""
     refuse_server(target, "export")
     if target.startswith("verifiers:"):
         raise UsageError(f"{target} {ALREADY_THERE}", remedy="use it there as it is")
@@ -99,7 +99,8 @@ def export_package(
 
 
 def package_name(name: str, folder: Path) -> tuple[str, str]:
-    """The id and the module of a package; refused where verifiers or Python would find another one by that name."""
+    """Return the id and the module of a package. Refused if verifiers or Python would find another one under that
+    name."""
     module = re.sub(r"[ ._-]+", "_", name.lower()).strip("_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module) or keyword.iskeyword(module):
         remedy = "use letters from a to z, digits and dashes, a letter first; --name gives another name"
@@ -135,7 +136,7 @@ def _write(folder: Path, files: Mapping[str, bytes | Path], export: dict[str, st
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             (folder / place).write_bytes(data)
             hashes[place] = hashlib.sha256(data).hexdigest()
-        for place in before.keys() - hashes.keys():  # what an earlier export wrote, and this one does not
+        for place in before.keys() - hashes.keys():  # written by an earlier export but not by this one
             (folder / place).unlink(missing_ok=True)
         (folder / MARK).write_text(json.dumps({**export, "files": hashes}, indent=1) + "\n")
     except OSError as error:
@@ -143,7 +144,7 @@ def _write(folder: Path, files: Mapping[str, bytes | Path], export: dict[str, st
 
 
 def _check_folder(folder: Path, export: dict[str, str], force: bool) -> dict[str, str]:
-    """The files of an earlier export, with their hashes; refuses a folder that is not ours to write to."""
+    """Return the files of an earlier export with their hashes. Refuses a folder that Treetune did not write."""
     if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return {}
     remedy = "name another folder with --to, or write over it with --force"

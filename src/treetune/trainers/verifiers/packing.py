@@ -1,4 +1,4 @@
-"""What can be exported to verifiers, and what a package carries: the code and data of the user's own that it names.
+"""Decides what can be exported to verifiers, and collects a package's files: the user's code and data that it names.
 
     check_playable(taskset, tasks)
     packing = Packing()
@@ -6,7 +6,7 @@
     packing.files, packing.dependencies
     open_taskset(folder / "taskset.yaml", {})   # the taskset, where the package is installed
 
-verifiers runs each rollout alone, in an order of the client's.
+verifiers runs each rollout alone, in the client's order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from treetune.errors import UsageError
 
 
 def check_playable(taskset: Taskset[Any, Any], tasks: Iterable[Task] = ()) -> None:
-    """Refuses what cannot be played there."""
+    """Refuse what verifiers could not play."""
     if taskset.learning() is not None:
         raise UsageError(
             f"rewards move the order of {taskset.name}, and verifiers draws tasks in an order of its own",
@@ -63,20 +63,20 @@ def _refuse_group(taskset: Taskset[Any, Any]) -> UsageError:
 
 SCHEME, SCRIPTED = "package:", "scripted:"
 _LOADERS = {"json", "csv", "parquet", "arrow", "text", "imagefolder", "webdataset", "xml", "sql", "pandas"}
-"""Names of `load_dataset` that are no files, whatever lies in the folder."""
+"""Names for `load_dataset` that are not files, whatever the folder contains."""
 MOST_BYTES = 256 * 2**20
-"""Of the data that a package carries."""
+"""The most bytes of data in a package."""
 
 
 def open_taskset(config: Path, overrides: dict[str, str]) -> Taskset[Any, Any]:
-    """The taskset of an exported package."""
+    """Return the taskset of an exported package."""
     node = _unpack(load_yaml(config)["taskset"], config.parent)
     data = with_overrides({"taskset": node}, overrides, source=str(config))
     return build_taskset(data["taskset"], raw=overrides, source=str(config))
 
 
 def _unpack(value: Any, folder: Path) -> Any:
-    """A node with the names that a package gave to its files as paths."""
+    """Return a node with the package's file names replaced by paths."""
 
     def locate(text: str) -> str:
         prefix, scheme, name = text.partition(SCHEME)
@@ -88,14 +88,14 @@ def _unpack(value: Any, folder: Path) -> Any:
 class Packing:
     def __init__(self) -> None:
         self.files: dict[str, Path] = {}
-        """What goes into the package, by its place there."""
+        """The package's content, by the place in the package."""
         self.dependencies: list[str] = []
-        """The distributions that its code is in, and Treetune's extras."""
+        """The distributions that its code needs, and Treetune's extras."""
         self._folders: dict[Path, str] = {}
         self._bytes = 0
 
     def pack(self, taskset: Taskset[Any, Any], node: Mapping[str, Any]) -> dict[str, Any]:
-        """The node of a taskset, as `describe` gives it, with its files in the package."""
+        """Return a taskset's node, as `describe` gives it, with its files in the package."""
         packed = dict(node)
         self._require(type(taskset), str(node.get("id", "")))
         hints = get_type_hints(taskset.config_type, include_extras=True)
@@ -108,13 +108,13 @@ class Packing:
             else:
                 packed[key] = map_declared(value, hints.get(key, Any), self._pack_declared)
         beside = [*plugins.folders_of(type(taskset)), Path.cwd()]
-        if "tools" in packed:  # their settings are their own, and name files too
+        if "tools" in packed:  # their settings are their own, and also name files
             packed["tools"] = _map_texts(packed["tools"], partial(self._pack_setting, beside))
         code = partial(self._pack_code, beside)
         return {key: value if key == "sources" else _map_texts(value, code) for key, value in packed.items()}
 
     def add_named_by(self, taskset: Taskset[Any, Any], tasks: Iterable[Task]) -> None:
-        """The files of environments and tools that tasks name: they stay beside the file of their taskset."""
+        """Add the files of environments and tools that tasks name. They stay next to the file of their taskset."""
         beside = list(plugins.folders_of(type(taskset)))
         for name in {name for task in tasks for name in (task.env_class, *task.tools) if name}:
             self._pack_code(beside, name)
@@ -127,7 +127,7 @@ class Packing:
         return self._pack_data(place) if Path(place).is_file() and find_file(text) is None else text
 
     def _pack_loading(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """What `load_dataset` is given: its first argument, and three others, may be files."""
+        """Pack the arguments of `load_dataset`: the first argument, and three others, may be files."""
         args, kwargs = list(params.get("args") or []), dict(params.get("kwargs") or {})
         if args and args[0] not in _LOADERS:
             args[0] = _map_texts(args[0], self._pack_data)
@@ -137,7 +137,7 @@ class Packing:
         return {**params, "args": args, "kwargs": kwargs}
 
     def _require(self, cls: type[Taskset[Any, Any]], id: str) -> None:
-        """What must be installed for a class."""
+        """Record what must be installed for a class."""
         if (extra := getattr(cls, "EXTRA", None)) is not None:
             self._depend(f"treetune[{extra}]")
         for base in cls.__mro__:
@@ -145,7 +145,7 @@ class Packing:
             top = module.partition(".")[0]
             if base is Taskset:
                 return
-            if top.startswith("treetune"):  # those of files among them
+            if top.startswith("treetune"):  # including those of files
                 continue
             if not is_installed(module):
                 raise UsageError(
@@ -161,7 +161,7 @@ class Packing:
             self.dependencies.append(requirement)
 
     def _pack_code(self, beside: list[Path], text: str) -> str:
-        """`file.py:Name`, `scripted:file.py:Name` or `file.py` with that file, and what it imports, in the package."""
+        """Pack `file.py:Name`, `scripted:file.py:Name` or `file.py`, with everything that the file imports."""
         prefix = SCRIPTED if text.startswith(SCRIPTED) else ""
         named = find_file(text.removeprefix(prefix))
         if named is None:
@@ -181,7 +181,7 @@ class Packing:
         return packed if named.attribute is None else f"{packed}:{named.attribute}"
 
     def _pack_data(self, text: str) -> str:
-        """A file, a folder or a pattern of files in the package; a name of the hub's as it is."""
+        """Pack a file, a folder or a file pattern. A hub name is returned unchanged."""
         place = Path(text).expanduser()
         if text.startswith(SCHEME) or "://" in text or not text.strip("./"):
             return text
@@ -215,7 +215,7 @@ class Packing:
             )
 
     def _folder(self, source: Path, kind: str) -> str:
-        """Where the files of a folder go: each folder has one of its own, so that no two names meet."""
+        """Return where the files of a folder go. Each folder has its own place, so that names cannot clash."""
         if source not in self._folders:
             number = sum(name.startswith(kind) for name in self._folders.values())
             self._folders[source] = f"{kind}_{number + 1}" if number else kind
@@ -224,7 +224,7 @@ class Packing:
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
-        # A tool stands as a key before its settings.
+        # A tool is a key before its settings.
         return {change(key) if ".py:" in str(key) else key: _map_texts(item, change) for key, item in value.items()}
     if isinstance(value, list):
         return [_map_texts(item, change) for item in value]

@@ -1,12 +1,12 @@
-"""A TARGET as verifiers plays it: the classes that an exported package subclasses.
+"""Lets verifiers play a TARGET: the classes that an exported package subclasses.
 
 class MyEnvTaskset(TreetuneTaskset):
     CONFIG = Path(__file__).with_name("taskset.yaml")
 
-verifiers loads the taskset, which gives the tasks in the order of `treetune eval`. For each rollout it launches the
-harness, which plays our episode; every model call goes through verifiers' interception endpoint, where the tokens are
-recorded. A request names a task by its index and its uid. The harness plays the task of its own taskset at that index,
-so a client cannot change what is asked or what is right. Whatever fails is raised: verifiers drops such a rollout.
+verifiers loads the taskset, which yields the tasks in the order of `treetune eval`. For each rollout it launches the
+harness, which plays our episode; every model call goes through verifiers' interception endpoint, which records the
+tokens. A request names a task by index and uid. The harness plays the task at that index of its own taskset, so a
+client cannot change the question or the right answer. Every failure is raised: verifiers drops such a rollout.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from treetune.trainers.verifiers.model_calls import InterceptedModel
 from treetune.trainers.verifiers.packing import check_playable, check_task, open_taskset
 
 OPENING = "(The environment opens the conversation.)"
-"""Stands for a prompt where a task has none: verifiers wants one."""
+"""The prompt of a task that has none, because verifiers requires one."""
 INFO = "treetune"
-"""Where a trace of verifiers' has what the episode came to."""
+"""The key of verifiers' trace that holds the result of the episode."""
 
 _served: dict[str, _Served] = {}
-"""The tasksets that this process loaded, by what names them in a task's data: a request can name no other."""
+"""The tasksets that this process loaded, by their name in a task's data. A request can name no other."""
 
 
 class _Served:
@@ -73,7 +73,7 @@ class _Served:
         return task
 
     async def _load(self) -> Streams:
-        # A generator is read by one reader only, and verifiers iterates over the other one.
+        # A generator has only one reader, and verifiers iterates over the other one.
         own = self.taskset
         if own.sequential:
             own = open_taskset(self._file, self._overrides)
@@ -86,7 +86,7 @@ def _failed(loading: asyncio.Future[Any]) -> bool:
 
 class TreetuneTaskData(vf.TaskData):  # type: ignore[misc]
     taskset: str = ""
-    """Which of the loaded tasksets it is a task of."""
+    """Which of the loaded tasksets the task belongs to."""
     index: int = -1
     """Its place in the order of that taskset."""
     position: int = -1
@@ -97,7 +97,7 @@ class TreetuneTaskData(vf.TaskData):  # type: ignore[misc]
 class TreetuneTask(vf.Task[TreetuneTaskData]):  # type: ignore[misc]
     @property
     def key(self) -> str:
-        """The same however the tasks are shuffled, and whatever the limits are."""
+        """The same for every order of the tasks and for all limits."""
         return f"{self.data.uid}-{self.data.position}"
 
     @vf.reward(weight=1.0)  # type: ignore[untyped-decorator]
@@ -110,7 +110,7 @@ class TreetuneTask(vf.Task[TreetuneTaskData]):  # type: ignore[misc]
 
 
 def _played(trace: vf.Trace) -> dict[str, Any]:
-    """What the harness noted of an episode; without it there is no reward, and so no zero either."""
+    """Return what the harness recorded about an episode. Without it there is no reward, and so no zero either."""
     found: dict[str, Any] | None = trace.info.get(INFO)
     if found is None:
         ended = f" ({trace.stop_condition})" if trace.stop_condition else ""
@@ -125,22 +125,22 @@ class TreetuneTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
     overrides: dict[str, Any] = {}
     """Keys of the TARGET, as after `--taskset.` on Treetune's command line: `{"level": 2, "shuffle.seed": 1}`."""
     max_turns: int | None = None
-    """The most answers of one episode; absent: the environment decides, and verifiers' own limits hold."""
+    """The most answers in one episode. By default the environment decides, and verifiers' own limits apply."""
     timeout: float | None = None
-    """The most seconds of one episode."""
+    """The most seconds for one episode."""
     timeout_reward: float | None = None
-    """The reward of an episode that ran out of time; absent: it has none, and is a failure."""
+    """The reward of an episode that ran out of time. By default it has none and is a failure."""
     max_tool_calls: int = 128
-    """The most calls of tools in one episode."""
+    """The most tool calls in one episode."""
     model_timeout: float = 3600.0
-    """The most seconds of one model call."""
+    """The most seconds for one model call."""
     model_retries: int = 6
     """How often a model call is repeated after 408, 409, 429, 5xx or a lost connection."""
 
 
 class TreetuneTaskset(vf.Taskset[TreetuneTask, TreetuneTasksetConfig]):  # type: ignore[misc]
     CONFIG: ClassVar[Path]
-    """The config of the exported TARGET, a file of the package."""
+    """The config of the exported TARGET, a file in the package."""
 
     def __init__(self, config: TreetuneTasksetConfig) -> None:
         super().__init__(config)
@@ -165,12 +165,12 @@ class TreetuneTaskset(vf.Taskset[TreetuneTask, TreetuneTasksetConfig]):  # type:
 
 
 def _in_order(taskset: Taskset[Any, Any]) -> Iterator[Task]:
-    """The tasks as `treetune eval` draws them."""
+    """Yield the tasks as `treetune eval` draws them."""
     return (taskset.at(index) for index in count()) if taskset.endless else taskset.draw()
 
 
 def _prompt(task: Task) -> str | list[Message]:
-    """What a person, or a filter of the trainer's, sees of a task; the episode itself shows what is asked."""
+    """Return what a person, or a trainer's filter, sees of a task. The episode itself shows the actual question."""
     messages = [dict(message) for message in task.messages]
     if not messages:
         return OPENING
@@ -184,7 +184,7 @@ def _as_written(value: Any) -> str:
 
 
 class TreetuneHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-    """Plays episodes in the process that runs the environment: no program, no container."""
+    """Plays episodes in the environment's process: no program, no container."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -212,7 +212,7 @@ class TreetuneHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         try:
             await Rollout(served.taskset, policy, ours, None, served.limits).run()
         except asyncio.CancelledError:
-            # verifiers' own deadline counts like that of the limits.
+            # verifiers' own deadline counts as well.
             ours.reward = served.limits.timeout_reward
             _note(trace, ours)
             raise
@@ -221,7 +221,7 @@ class TreetuneHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         if ours.reward is None:
             failure = ours.failure
             why = f"{failure.phase}: {failure.type}: {failure.message}" if failure is not None else str(ours.outcome)
-            # Where a model call failed, verifiers takes the error of that call for the cause.
+            # If a model call failed, verifiers takes that call's error as the cause.
             raise (HarnessError if ours.outcome is Outcome.POLICY_ERROR else TaskError)(why)
         _note(trace, ours)
         return ProgramResult(exit_code=0, stdout="", stderr="")
@@ -245,7 +245,7 @@ def _note(trace: vf.Trace, ours: Trace) -> None:
 
 class TreetuneEnvConfig(vf.EnvConfig):  # type: ignore[misc]
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
-    """The model. The runtime is this machine: an episode needs no box of its own, what runs code has a sandbox."""
+    """The model. The runtime is this machine: an episode needs no container, because code runs in a sandbox."""
 
 
 class TreetuneEnv(vf.Env[TreetuneEnvConfig]):  # type: ignore[misc]

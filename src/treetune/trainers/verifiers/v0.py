@@ -1,6 +1,7 @@
-"""Environments of verifiers' v0, which a module gives by `load_environment`, as Treetune tasksets.
+"""Converts v0 environments of verifiers, which a module provides by `load_environment`, to Treetune tasksets.
 
-Their rubrics count a reward function that raises as 0, and only log it. Such a 0 is examined: see `ScoringFailed`.
+Their rubrics count a reward function that raises as 0, and only log the error. Such a 0 is examined: see
+`ScoringFailed`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _raised: ContextVar[list[str] | None] = ContextVar("reward functions that raised
 
 
 class _RewardErrors(logging.Handler):
-    """Notes, for the rollout that it is logged in, that a reward function raised."""
+    """Records that a reward function raised, for the rollout in which it was logged."""
 
     def emit(self, record: logging.LogRecord) -> None:
         raised = _raised.get()
@@ -49,7 +50,7 @@ _errors = _RewardErrors(level=logging.ERROR)
 
 class V0Config(VerifiersConfig, frozen=True, kw_only=True):
     split: Literal["train", "eval"] | None = None
-    """Which data set of the environment. Absent: the one to train on, else the one to evaluate on."""
+    """The dataset of the environment to use. By default the training set, else the evaluation set."""
 
 
 class V0Taskset(VerifiersTaskset):
@@ -105,7 +106,7 @@ class V0Taskset(VerifiersTaskset):
         return VerifiersTask(prompt=[_without_none(message) for message in messages] or None, data=row)
 
     def environment(self, task: VerifiersTask) -> Environment:
-        # v0 takes an empty answer for a failure of the model's server.
+        # v0 takes an empty answer as a failure of the model's server.
         return ForeignEpisode(task, partial(self._play, task), empty=" ")
 
     async def _play(self, task: VerifiersTask, url: str) -> EpisodeOutcome:
@@ -126,7 +127,7 @@ _loading = Lock()
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keeps the handlers of Ctrl-C and SIGTERM: an environment of v0 replaces them when it is made, which only the main
+    """Keep the handlers of Ctrl-C and SIGTERM: a v0 environment replaces them when it is created, which only the main
     thread may do."""
     theirs = environment.signal
     environment.signal = SimpleNamespace(**{**vars(signal), "signal": lambda *_: None})
@@ -137,5 +138,5 @@ def _own_signals() -> Iterator[None]:
 
 
 def _without_none(message: Message) -> Message:
-    """Columns of a data set hold every key of every message."""
+    """Drop None values: dataset columns hold every key of every message."""
     return {key: value for key, value in message.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Tasksets of verifiers' v1 as Treetune tasksets."""
+"""Converts v1 tasksets of verifiers to Treetune tasksets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MESSAGES = {"system": vf.SystemMessage, "user": vf.UserMessage}
 
 class V1Config(VerifiersConfig, frozen=True, kw_only=True):
     harness: str | None = None
-    """The harness of verifiers' that plays. Absent: the environment's own, else a conversation with the tools."""
+    """The verifiers harness that plays. By default the environment's own, else a conversation with the tools."""
     runtime: str = "subprocess"
     """Where the harness and the task's own commands run: `subprocess` is this machine; `docker` and others isolate."""
     env: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class V1Taskset(VerifiersTaskset):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
-        """One that scores answers here, or one that verifiers plays."""
+        """Return a taskset that scores answers here, or one that verifiers plays."""
         taskset = cls(config, **options)
         if taskset.needs_verifiers is None:
             return taskset
@@ -79,7 +79,7 @@ class V1Taskset(VerifiersTaskset):
 
     @cached_property
     def needs_verifiers(self) -> str | None:
-        """Why verifiers has to play it; None where its rewards need only what was said."""
+        """Return why verifiers must play it; None if its rewards need only the conversation."""
         task_type = type(self._theirs).task_type()
         task = task_type(task_type.data_type().model_construct(), self._theirs.config.task)
         if self.config.harness is not None or self.config.env:
@@ -96,7 +96,7 @@ class V1Taskset(VerifiersTaskset):
             if getattr(task_type, hook) is not getattr(vf.Task, hook):
                 return f"its tasks have {hook}()"
         for function in [*task.hooks("metric"), *task.hooks("reward"), *(each.score for each in task.plugged_judges())]:
-            # verifiers leaves such a function out where there is no runtime, and the reward would be another one.
+            # verifiers skips such a function if there is no runtime, which would change the reward.
             needed = inspect.signature(function).parameters.get("runtime")
             if needed is not None and needed.default is inspect.Parameter.empty:
                 return f"{function.__name__} needs a runtime"
@@ -113,7 +113,7 @@ class V1Taskset(VerifiersTaskset):
             yield VerifiersTask(prompt=prompt or None, data=data)
 
     def _task(self, task: VerifiersTask) -> Any:
-        """The task as verifiers has it."""
+        """Return the task in verifiers' form."""
         task_type = type(self._theirs).task_type()
         return task_type(task_type.data_type().model_validate(task.data), self._theirs.config.task)
 
@@ -128,13 +128,13 @@ class V1Taskset(VerifiersTaskset):
         try:
             await theirs.score(trace, None)
         except TaskError as error:
-            raise error.__cause__ or error from None  # what the function itself raised says whose doing it is
+            raise error.__cause__ or error from None  # the function's own error says whose fault it is
         outcome = _outcome(trace)
         return Score(outcome.reward, metrics=outcome.metrics)
 
 
 class V1Played(V1Taskset):
-    """The same, played by verifiers' own `Env`."""
+    """The same taskset, played by verifiers' own `Env`."""
 
     MULTI_TURN = True
 
@@ -153,7 +153,7 @@ class V1Played(V1Taskset):
         return loaders.env_config_type(self.ENV, str(self.config.env.get("id") or ""))
 
     def checked(self) -> Self:
-        """Refuses now what could not be played."""
+        """Refuse now what could not be played."""
         harness = self.env._harnesses[self._role]
         task_type = type(self._theirs).task_type()
         for what, needs in ((f"the harness {harness.config.id}", harness), (task_type.__name__, task_type)):
@@ -184,7 +184,7 @@ class V1Played(V1Taskset):
 
     @cached_property
     def _serving(self) -> dict[asyncio.AbstractEventLoop, Held]:
-        """By loop: there is one, and another one after a fork."""
+        """The servers, by loop: there is one loop, and another one after a fork."""
         return {}
 
     def environment(self, task: VerifiersTask) -> Environment:
@@ -205,7 +205,7 @@ class V1Played(V1Taskset):
 
 
 def _outcome(trace: Any) -> EpisodeOutcome:
-    """What a finished trace earned; a reward that was not found out is a failure."""
+    """Return what a finished trace earned. An undetermined reward is a failure."""
     if missing := [name for name, reward in trace.rewards.items() if reward is None]:
         raise EnvironmentFault(f"verifiers gave no value for the reward {missing[0]}")
     if not trace.rewards:

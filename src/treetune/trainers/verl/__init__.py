@@ -1,4 +1,4 @@
-"""verl: tasks into its config, rewards for its rows, and an agent loop that plays them. verl itself is never changed.
+"""verl: puts tasks into its config, rewards its rows, and plays them in an agent loop. verl itself is never modified.
 
 run_with_tasks(config)                # train_tasks and val_tasks become parquet, then verl runs
 resolve_tasks_into_config(config)     # config.data.train_files and .val_files now name our files

@@ -1,4 +1,4 @@
-"""Tasks in a verl config, and verl's own training with them.
+"""Puts tasks into a verl config, and runs verl's own training with them.
 
 resolve_tasks_into_config(config)     # config.data.train_files and .val_files now name our files
 play_by_tasks(config)                 # from now on each row is played by its own task, over several turns
@@ -32,13 +32,13 @@ from treetune.trainers.verl.rollouts import LoopConfig
 
 Agents = Mapping[str, Sequence[str] | None]
 LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
-"""Where a verl config names the YAML file of its agent loops."""
+"""The key of a verl config for the YAML file of its agent loops."""
 DEFAULT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 """The agent loop of rows that name none."""
 
 
 def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None = None) -> list[str]:
-    """The parquet path of each task, built where it is not cached; refused where the files could not be joined."""
+    """Return the parquet path of each task, built if it is not cached. Raises if the files could not be joined."""
     lists = {"tasks": load_tasks(task_configs, cache_dir, of_any_class=True)}
     check_environments(lists)
     check_columns(lists)
@@ -46,8 +46,8 @@ def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None 
 
 
 def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) -> Any:
-    """Put the paths of `train_tasks` and `val_tasks` into `config.data`; nothing else is touched. A warning says which
-    rows nothing would score or play."""
+    """Put the paths of `train_tasks` and `val_tasks` into `config.data`; change nothing else. Warns about rows that
+    nothing would score or play."""
     lists = load_tasksets(config, cache_dir)
     warn_of_unscored(config, lists)
     agents = name_agents(lists, config)
@@ -57,7 +57,7 @@ def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) 
 
 
 def load_tasksets(config: Any, cache_dir: str | Path | None = None) -> dict[str, list[DatasetTaskset]]:
-    """The tasksets of a verl config, by the names of its lists; all their faults at once."""
+    """Return the tasksets of a verl config by list name; reports all their faults at once."""
     faults: Faults = []
     data = get_value(config, "data")
     if data is not None and not isinstance(data, Mapping):
@@ -79,9 +79,9 @@ def build_into_config(config: Any, lists: Lists, agents: Agents | None = None) -
 
 
 def name_agents(lists: Lists, config: Any = None, *, silent_too: bool = False) -> dict[str, list[str] | None]:
-    """The agent loop of each task, by list; None where verl samples one answer. Either all rows of a training name a
-    loop, or none does. Treetune's loop plays the tasks that declare several turns or tools and, where there is such a
-    task, all others that it can play. With `silent_too`, an environment that declares nothing is played by it too."""
+    """Return the agent loop of each task, by list; None if verl samples one answer. Either all rows of a training name
+    a loop, or none does. Treetune's loop plays the tasks that declare several turns or tools. If there is such a task,
+    it also plays all others that it can. With `silent_too`, it also plays environments that declare nothing."""
     turns = {taskset: has_turns(taskset) for tasksets in lists.values() for taskset in tasksets}
     wanted = (True, None) if silent_too else (True,)
     if leaves_scoring(config) or not any(each in wanted for each in turns.values()):
@@ -102,17 +102,17 @@ def _build_paths(tasksets: Sequence[DatasetTaskset], agents: Sequence[str] | Non
 
 
 SETTINGS = "treetune_loop"
-"""The key of a verl config with settings of Treetune's agent loop."""
+"""The key of a verl config for the settings of Treetune's agent loop."""
 TARGET = "treetune.trainers.verl.loop.TreetuneLoop"
 
 
 def run_with_tasks(config: Any) -> Any:
-    """Resolve the tasks of a verl config, have their rows played and scored, and start verl's own training with it.
+    """Resolve the tasks of a verl config, set up playing and scoring for their rows, and start verl's own training.
 
-    Where a task has several turns or tools, or an environment that declares neither, verl plays the rows by Treetune's
-    agent loop, with the settings in `treetune_loop` of the config. Else, where neither the config nor verl knows how to
-    score a data source, each row is scored by its own task. Rows that nothing can score are refused. `leave_scoring:
-    true` in the config turns all of this off.
+    If a task has several turns or tools, or an environment that declares neither, verl plays the rows with Treetune's
+    agent loop, using the settings in the config's `treetune_loop`. Otherwise, if neither the config nor verl can score
+    a data source, each row is scored by its own task. Rows that nothing can score are refused. `leave_scoring: true` in
+    the config turns all of this off.
     """
     lists = load_tasksets(config)
     tasksets = [taskset for entries in lists.values() for taskset in entries]
@@ -132,9 +132,9 @@ def run_with_tasks(config: Any) -> Any:
 
 
 def play_by_tasks(config: Any, cache_dir: str | Path | None = None) -> Any:
-    """Have verl play rows by Treetune's agent loop: those that name it (`agent_name`), and those that name none. The
-    settings in `treetune_loop` go into a YAML file in the cache folder, with the loops of the file that the config
-    named before; the config names the new file."""
+    """Make verl play rows with Treetune's agent loop: those that name it (`agent_name`), and those that name none. The
+    settings in `treetune_loop` go into a YAML file in the cache folder, together with the loops of the file that the
+    config named before. The config then names the new file."""
     settings = plain_values(get_value(config, SETTINGS)) or {}
     set_value(config, LOOPS, str(write_loops(settings, get_value(config, LOOPS), cache_dir)))
     if get_value(config, DEFAULT_LOOP) in (None, "single_turn_agent"):
@@ -145,8 +145,8 @@ def play_by_tasks(config: Any, cache_dir: str | Path | None = None) -> Any:
 def write_loops(
     settings: Mapping[str, Any] | None = None, others: str | None = None, cache_dir: str | Path | None = None
 ) -> Path:
-    """A YAML file with our agent loop, and those of the file `others`, in the cache folder; where it is."""
-    convert(settings or {}, LoopConfig, path=SETTINGS)  # raises what is wrong with them
+    """Write a YAML file with our agent loop and those of the file `others` to the cache folder; return its path."""
+    convert(settings or {}, LoopConfig, path=SETTINGS)  # raises if they are invalid
     loops = list(_read_loops(others)) if others else []
     if not any(loop.get("name") == LOOP for loop in loops):
         loops.append({"name": LOOP, "_target_": TARGET, **escape_texts(settings or {})})
@@ -173,7 +173,7 @@ def _read_loops(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _refuse_begun_answers(path: str) -> None:
-    """verl answers every prompt: it does not go on with one that ends with the beginning of an answer."""
+    """Refuse prompts that end with the beginning of an answer: verl answers every prompt and cannot continue one."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -191,13 +191,13 @@ def _refuse_begun_answers(path: str) -> None:
 
 
 def start(config: Any) -> Any:
-    """Start the training of the verl that is installed: what `run_ppo(config)` was before verl 0.9."""
+    """Start the training of the installed verl: up to verl 0.8 this was `run_ppo(config)`."""
     try:
         from verl.trainer import main_ppo
     except ImportError as error:
         raise MissingExtraError(f"verl cannot be imported: {error}", remedy="install verl") from error
     runner = inspect.signature(main_ppo.run_ppo).parameters.get("task_runner_class")
     if runner is not None and runner.default is inspect.Parameter.empty:
-        # From 0.9 on only main() knows which runner belongs to the config; given a config, hydra hands it on.
+        # From 0.9 on, only main() knows which runner the config needs; given a config, hydra passes it on.
         return main_ppo.main(config)
     return main_ppo.run_ppo(config)

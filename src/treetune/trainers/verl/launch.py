@@ -1,4 +1,4 @@
-"""`treetune train verl`: verl's own entry point, with the tasks' rows, who scores them and what plays them."""
+"""`treetune train verl`: verl's own entry point, with the tasks' rows, their scoring and their agent loop."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ GROUP = 8
 
 
 def plan(request: TrainRequest) -> Launch:
-    """Overrides that begin with `treetune_loop.` are those of our agent loop, all others verl's."""
+    """Plan a training. Overrides that begin with `treetune_loop.` belong to our agent loop, all others to verl."""
     files = request.build("verl")
     given = OmegaConf.from_dotlist([f"{key.lstrip('+')}={value}" for key, value in _pairs(request)])
     batch, validates = launch.batch_size(files), bool(files.get("val"))
     planned: dict[str, Any] = {
         "data.train_files": launch.paths(files, "train"),
-        "data.val_files": launch.paths(files, "val" if validates else "train"),  # verl wants some, and looks at none
+        "data.val_files": launch.paths(files, "val" if validates else "train"),  # verl requires some, reads none
         "data.train_batch_size": batch,
         "actor_rollout_ref.model.path": request.model,
         "actor_rollout_ref.actor.ppo_mini_batch_size": batch,
@@ -66,5 +66,5 @@ def _pairs(request: TrainRequest) -> list[tuple[str, str]]:
 
 
 def _names_loop(files: Files) -> bool:
-    """Whether rows say that our agent loop plays them."""
+    """Whether rows name our agent loop."""
     return any(AGENT in pq.read_schema(file.path).names for found in files.values() for file in found)

@@ -5,10 +5,9 @@
       _target_: treetune.trainers.verl.loop.TreetuneLoop
       max_turns: 20
 
-A row is played and scored by the task that it carries. Tokens are made by `chat/tokens.py` and not by verl's own merge
-functions: these know families of models by their names, and go on from the sampled tokens also where the template shows
-the model something else. `chat/tokens.py` checks with any chat template whether the sampled tokens continue, and marks
-where they do not.
+A row is played and scored by the task that it carries. `chat/tokens.py` makes the tokens, not verl's merge functions:
+those know model families by name, and continue from the sampled tokens even if the template shows the model something
+else. `chat/tokens.py` checks for any chat template whether the sampled tokens continue, and marks where they do not.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ except ImportError as error:
 groups = PromptGroups()
 failures = FailureLog(logging.getLogger("treetune.verl"))
 MOST_TURNS = 50
-"""The most turns of an episode where neither Treetune's settings nor verl's limit them."""
+"""The turn limit of an episode if neither Treetune's nor verl's settings limit it."""
 MOST_LOST = 64
-"""After so many failures without one played episode, the failure is raised: nothing can be played."""
+"""After this many failures without a played episode, the failure is raised: nothing can be played."""
 
 
 class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
-    """verl makes one for every row. A subclass may override the hooks: what the model is shown, what its answer does,
-    what it earns."""
+    """verl creates one per row. A subclass may override the hooks: what the model sees, what its answer does, and what
+    it earns."""
 
     played = 0
-    """Episodes of this process that were played to an end."""
+    """Episodes that this process played to the end."""
 
     def __init__(self, *args: Any, name: str = "", tools: Any = None, **settings: Any) -> None:
         given = {key: settings.pop(key) for key in list(settings) if _is_setting(key, settings[key])}
@@ -62,7 +61,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         Hooks.__init__(self, most, self.settings.turn_discount)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """The sample of an episode; several where history was rewritten and the trainer takes them."""
+        """Return the sample of an episode, or several if history was rewritten and the trainer accepts them."""
         on_failure, v1 = self.settings.on_failure, "session_id" in row
         with groups.join(str(row.get("uid") or uuid4().hex)) as member:
             calls = self._calls(sampling_params, row)
@@ -84,7 +83,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
                 return []
             others = await member.mean_of_others()
         if others is None and v1:
-            # verl leaves out a prompt that failed, or takes another: a made-up reward would count in its validation.
+            # verl drops a prompt that failed, or takes another: a made-up reward would count in its validation.
             raise failure
         return self._write_masked(calls, others, bool(sampling_params.get("logprobs")), row)
 
@@ -154,14 +153,14 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
     def _write_masked(
         self, calls: ModelCalls, others: EpisodeScore | None, logprobs: bool, row: Mapping[str, Any]
     ) -> Any:
-        """A sample that trains nothing. Its reward is the mean of its group's, so that this stays what it is."""
+        """Return a sample that trains nothing. Its reward is its group's mean, so that the mean does not change."""
         prompt = [self.tokenizer.eos_token_id]
-        with contextlib.suppress(Exception):  # it is only there to be looked at
+        with contextlib.suppress(Exception):  # only there to be looked at
             prompt = self._chat("keep").prompt(list(row["raw_prompt"])).ids[-self.rollout_config.prompt_length :]
-        # The v0 trainer leaves what is None out of its validation; the v1 trainer may filter groups by it.
+        # The v0 trainer skips None in its validation; the v1 trainer may filter groups by it.
         passed = others.passed if others is not None and "session_id" in row else None
         information = {"acc": passed, "num_turns": 0, "truncated": 0.0, "failed": 1.0}
-        # The v1 trainer wants versions of the weights of every sample, also where none were used.
+        # The v1 trainer wants weight versions for every sample, even if none were used.
         version = None if row.get("global_steps") is None else max(0, int(row["global_steps"]) - 1)
         known = {key: value for key, value in calls.fields.items() if value is not None}
         fields = {"min_global_steps": version, "max_global_steps": version, **known}
@@ -179,8 +178,8 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         calls: ModelCalls,
         fields: Mapping[str, Any],
     ) -> Any:
-        """A sequence whose first `given` tokens are the prompt. verl needs a response: an empty one becomes an end
-        token that is masked out. The v1 trainer knows only fields that are set."""
+        """Return a sequence whose first `given` tokens are the prompt. verl needs a response: an empty one becomes an
+        end token that is masked out. The v1 trainer knows only fields that are set."""
         end = given + self.rollout_config.response_length
         response = sequence.ids[given:end] or [self.tokenizer.eos_token_id]
         timing = {"generate_sequences": calls.seconds}
@@ -197,7 +196,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
 
 
 def _is_setting(key: str, value: Any) -> bool:
-    """Whether an argument is a key of the YAML file; verl's own are objects, or known."""
+    """Whether an argument is a key of the YAML file; verl's own arguments are objects, or known."""
     plain = value is None or isinstance(value, str | int | float) or type(value).__name__ == "ListConfig"
     return key in LoopConfig.__struct_fields__ or (plain and key not in ("hf_model_type", "processor"))
 
@@ -209,5 +208,5 @@ def _read_settings(given: bytes, name: str) -> LoopConfig:
 
 @lru_cache(maxsize=16)
 def _open_chat(tokenizer: Any, arguments: bytes, rewrites: Rewrites, call_format: str | None) -> ChatTokens:
-    """One for all rows: it finds out how the chat template goes on, and how it takes tools."""
+    """Return one chat for all rows: it detects how the chat template continues, and how it takes tools."""
     return ChatTokens(tokenizer, msgspec.json.decode(arguments), rewrites=rewrites, call_format=call_format)

@@ -1,5 +1,5 @@
-"""Who scores rows in a verl config: a function, verl itself by their data source, something of the user's, or each its
-own task; and the reward function for the last.
+"""Decides what scores rows in a verl config (a function, verl itself by data source, a component of the user's, or each
+row's own task), and provides the reward function for the last case.
 
     score_by_tasks(config)                # from now on each row is scored by its own task
 
@@ -25,7 +25,7 @@ from treetune.trainers.config import get_value, set_value
 from treetune.trainers.single_turn import play_row, read_scored_by
 
 OURS = "pkg://treetune.trainers.verl"
-"""How a verl config names our reward function."""
+"""Our reward function's name in a verl config."""
 
 VERL_SOURCES = frozenset(
     "openai/gsm8k lighteval/MATH DigitalLearningGmbH/MATH-lighteval HuggingFaceH4/MATH-500 math_dapo math "
@@ -33,7 +33,7 @@ VERL_SOURCES = frozenset(
     "numina_olympiads codecontests apps codeforces taco hiyouga/geometry3k searchR1_nq searchR1_triviaqa "
     "searchR1_popqa searchR1_hotpotqa searchR1_2wikimultihopqa searchR1_musique searchR1_bamboogle".split()
 )
-"""The data sources that verl 0.9 scores itself; besides these, every name that begins with `aime`."""
+"""The data sources that verl 0.9 scores itself, in addition to every name that begins with `aime`."""
 
 _LEAVE = (
     "to leave scoring to something else, name it in the config (reward.custom_reward_function.path, "
@@ -44,7 +44,7 @@ Lists = Mapping[str, Sequence[DatasetTaskset]]
 
 
 def warn_of_unscored(config: Any, lists: Lists) -> None:
-    """Warns of rows that nothing can score: the trainer finds them only after the model is loaded."""
+    """Warn of rows that nothing can score: the trainer would notice only after loading the model."""
     for problem in find_unscored(config, chain.from_iterable(lists.values())):
         warnings.warn(f"{problem.message}: {problem.remedy}", stacklevel=3)
 
@@ -58,16 +58,16 @@ def leaves_scoring(config: Any) -> bool:
 
 
 def reward_function(config: Any) -> str | None:
-    """The one that a verl config names; "" where it names none, so that verl looks at the data source; None where it is
-    no config of a trainer."""
-    # verl keeps an empty node in one place where the user writes into the other.
+    """Return the reward function that a verl config names; "" if it names none, so that verl uses the data source; None
+    if it is not a trainer's config."""
+    # verl keeps an empty node in one place while the user writes to the other.
     places = (get_value(config, key) for key in ("reward.custom_reward_function", "custom_reward_function"))
     nodes = [node for node in places if isinstance(node, Mapping)]
     return next((str(node["path"]) for node in nodes if node.get("path")), "" if nodes else None)
 
 
 def score_by_tasks(config: Any) -> Any:
-    """Name our reward function in a verl config that names no other way of scoring; nothing else is touched."""
+    """Set our reward function in a verl config that names no other way of scoring; change nothing else."""
     if reward_function(config) == "" and not leaves_scoring(config):
         place = "reward." if isinstance(get_value(config, "reward"), Mapping) else ""
         for key, value in (("path", OURS), ("name", "compute_score")):
@@ -76,7 +76,7 @@ def score_by_tasks(config: Any) -> Any:
 
 
 def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[TasksetError]:
-    """The data sources whose rows nothing would score, each with its remedy."""
+    """Return an error, with its remedy, for each data source whose rows nothing would score."""
     if leaves_scoring(config):
         return
     by_verl = reward_function(config) == ""
@@ -102,10 +102,10 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> dict[str, Any]:
-    """The reward of one row. The same keys for every row: verl takes those of the first for all."""
+    """Return the reward of one row. The keys are the same for every row: verl takes those of the first row for all."""
     scored = read_scored_by(extra_info, data_source)
     task = task_to_score(str(data_source), ground_truth, extra_info or {})
-    # What asks no model needs no episode, which is quicker.
+    # A scorer that calls no model needs no episode, which is faster.
     if scored.kind == "rule" or (scored.kind == "scorer" and not taskset_of(scored).scorer.calls_models):
         result = taskset_of(scored).reward(task, without_surrogates(solution_str))
         if inspect.isawaitable(result):

@@ -1,4 +1,4 @@
-"""What the agent loop needs and can be had without verl: its settings, the model's calls, and the group of a prompt.
+"""The parts of the agent loop that do not need verl: its settings, the model's calls, and the group of a prompt.
 
     calls = ModelCalls(server_manager.generate, sampling_params, prompt_length=1024, response_length=1024)
     calls.begin()                              # for each attempt at the episode
@@ -8,8 +8,8 @@
         member.end(EpisodeScore(reward, passed))
         mean = await member.mean_of_others()    # where it failed: once the others have ended
 
-GRPO compares the rewards of a group. A failed episode's sample trains nothing, but verl counts its reward in the mean
-of the group: given the mean of the others, that stays what it is.
+GRPO compares the rewards of a group. A failed episode's sample trains nothing, but verl counts its reward in the
+group's mean. Given the mean of the others, the group's mean does not change.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ log = logging.getLogger("treetune.verl")
 
 
 class LoopConfig(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in the YAML file of the agent loop, and in `treetune_loop` of a verl config. Without `rewrites`, the
-    v1 trainer splits and the v0 trainer keeps."""
+    """The content of the agent loop's YAML file, and of `treetune_loop` in a verl config. Without `rewrites`, the v1
+    trainer splits and the v0 trainer keeps."""
 
     max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Turns after which an episode is cut off, with what it has earned so far. Else verl's own
+    """The turn limit of an episode; at the limit it counts with what it has earned so far. The default is verl's
     `rollout.multi_turn.max_assistant_turns`, else 50; most environments end earlier."""
     seconds: float | None = None
-    """The same for time, looked at between turns."""
+    """The time limit of an episode in seconds, checked between turns."""
     model_timeout: float | None = None
-    """Seconds for one call of the model; one that takes longer has failed."""
+    """Seconds for one model call; a call that takes longer has failed."""
     attempts: Annotated[int, msgspec.Meta(ge=1)] = 2
-    """How often an episode is begun in all, where it fails for a reason other than the model."""
+    """How often an episode is started in all, if it fails for a reason other than the model."""
     on_failure: Literal["mask", "drop", "raise"] = "mask"
-    """What becomes of one that failed each time. `mask`: a sample that trains nothing. `drop`: none, which only verl's
-    v1 trainer takes. `raise`: the error goes to the trainer."""
+    """What happens to an episode that failed every time. `mask`: a sample that trains nothing. `drop`: no sample, which
+    only verl's v1 trainer accepts. `raise`: the error goes to the trainer."""
 
 
 class ModelCalls:
@@ -62,8 +62,8 @@ class ModelCalls:
         request_id: str | None = None,
         priority: int | None = None,
     ) -> None:
-        """`request_id` names the episode where a run is to be repeatable; else each attempt has one of its own.
-        `timeout` is for one call, in seconds."""
+        """`request_id` names the episode if a run must be repeatable; otherwise each attempt has its own. `timeout`
+        applies to one call, in seconds."""
         self._generate, self._params = generate, sampling_params
         self._prompt_length, self._response_length = prompt_length, response_length
         self._timeout, self._given_id = timeout, request_id
@@ -71,17 +71,18 @@ class ModelCalls:
         self.begin()
 
     def begin(self) -> None:
-        """An episode begins, or begins again."""
+        """Start an episode, or start it again."""
         self._request_id = self._given_id or uuid4().hex
         self._longest: int | None = None
         self.fields: dict[str, Any] = {}
-        """What the engine reported: the versions of the weights that sampled the first token and the last."""
+        """What the engine reported: the versions of the weights that sampled the first and the last token."""
         self.seconds = 0.0
         self.preempted: int | None = None
         self._experts: list[Any] = []
 
     def longest_prompt(self) -> int | None:
-        """What was given and sampled after the first prompt must fit into verl's response, with room for an answer."""
+        """The prompt limit: everything after the first prompt must fit into verl's response, with room for an
+        answer."""
         return None if self._longest is None else self._longest - 1
 
     async def sample(self, prompt: Prompt) -> Sampled:
@@ -122,7 +123,8 @@ class ModelCalls:
         self._experts.append(said.routed_experts)
 
     def experts_of(self, sequences: Sequence[TokenSequence]) -> list[Any]:
-        """The experts that the engine routed each sequence to, where it reports them: its last turn has them all."""
+        """Return the experts that the engine routed each sequence to, if it reports them: its last turn has them
+        all."""
         if not any(routed is not None for routed in self._experts):
             return [None] * len(sequences)
         found, turn = [], -1
@@ -148,8 +150,8 @@ class GroupMember:
         self.stop()
 
     async def mean_of_others(self) -> EpisodeScore | None:
-        """None where no other was played."""
-        await asyncio.sleep(0)  # others of the group may be about to begin
+        """Return the mean of the group's other episodes; None if no other was played."""
+        await asyncio.sleep(0)  # others of the group may be about to start
         self.stop()
         await self._group.all_ended.wait()
         ended = self._group.ended
