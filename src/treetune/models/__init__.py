@@ -1,12 +1,12 @@
-"""Models: the policy that `-m NAME` stands for, and where a model is served.
+"""Models: loads the policy that `-m NAME` names, and finds where its model is served.
 
     policy = load_policy("scripted:gold", taskset)
     endpoint_of("gemini/gemini-2.5-flash", EndpointConfig())     # ("gemini-2.5-flash", Google's address and its key)
 
-Other rooms use what this module defines, `scripted` (policies without a model), `openai.OpenAIPolicy` (chat completions
-over HTTP), `endpoint.Endpoint` (any other call of such a server) and `vllm` (a server on this machine). `local` runs a
-model in this process. A new policy is a module here, a line in `SPELLINGS` and a case of `load_policy`; a new vendor is
-a line in `PROVIDERS`.
+Other packages use what this module defines, `scripted` (policies without a model), `openai.OpenAIPolicy` (chat
+completions over HTTP), `endpoint.Endpoint` (any other call to such a server) and `vllm` (a server on this machine).
+`local` runs a model in this process. To add a policy, add a module here, a line in `SPELLINGS` and a case in
+`load_policy`; to add a vendor, add a line in `PROVIDERS`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from treetune.errors import UsageError, did_you_mean
 class Provider(NamedTuple):
     base_url: str
     keys: tuple[str, ...] = ()
-    """The environment variables that may hold the key; the first that is set is taken."""
+    """The environment variables that may hold the key; the first one that is set is used."""
 
     @property
     def key_variable(self) -> str | None:
@@ -50,7 +50,7 @@ PROVIDERS = {
     "huggingface": Provider("https://router.huggingface.co/v1", ("HF_TOKEN",)),
     "ollama": Provider("http://127.0.0.1:11434/v1"),
 }
-"""A prefix only counts if no address is given: at your own server `openai/gpt-oss-20b` is a whole name."""
+"""A prefix only counts if no address is given: on your own server, `openai/gpt-oss-20b` is a complete name."""
 OTHER_PROVIDERS = {
     "hf": "huggingface",
     "google": "gemini",
@@ -62,11 +62,11 @@ OTHER_PROVIDERS = {
     "fireworks_ai": "fireworks",
     "open-router": "openrouter",
 }
-"""Other tools' names of vendors. Some are owners on the hub too, so errors suggest the vendor, and nothing uses it."""
+"""Other tools' names for vendors. Some are also owners on the hub, so they only appear as suggestions in errors."""
 
 
 def list_headers(base_url: str, key: str | None) -> dict[str, str]:
-    """Further headers that a vendor needs to list its models."""
+    """Return the extra headers that a vendor requires for listing its models."""
     if base_url == PROVIDERS["anthropic"].base_url and key is not None:
         return {"x-api-key": key, "anthropic-version": "2023-06-01"}
     return {}
@@ -74,43 +74,44 @@ def list_headers(base_url: str, key: str | None) -> dict[str, str]:
 
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     base_url: Annotated[str, msgspec.Meta(pattern="^https?://")] = OPENAI
-    """An OpenAI-compatible server, up to and including `/v1`."""
+    """The base URL of an OpenAI-compatible server, up to and including `/v1`."""
     api_key_env: str | None = None
-    """The environment variable that holds the key. Absent: OPENAI_API_KEY, and only for OpenAI's own address, so that
-    your key never goes to another server by accident."""
+    """The environment variable that holds the key. Default: OPENAI_API_KEY, but only for OpenAI's own address, so that
+    your key never reaches another server by accident."""
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
-    """The most seconds of one request."""
+    """Timeout of one request, in seconds."""
     max_retries: Annotated[int, msgspec.Meta(ge=0)] = 6
-    """How often a request is repeated after a connection fault, no answer in time, 408, 409, 429 or 5xx."""
+    """How often a request is retried after a connection error, a timeout, or status 408, 409, 429 or 5xx."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 256
-    """The most requests under way at once."""
+    """The maximum number of concurrent requests."""
 
     continue_final_message: bool = False
-    """Whether the server continues a last message of the assistant instead of answering it, as vLLM and SGLang do.
-    Without it, a prompt that ends with the beginning of an answer is refused."""
+    """Whether the server continues a final assistant message instead of answering it, as vLLM and SGLang do. Without
+    it, a prompt that ends with the beginning of an answer is refused."""
     call_format: str | None = None
-    """How the model writes calls of tools: `hermes`, `qwen-xml`, `mistral`, `llama` or `deepseek`. Absent: the server
-    reads them, and the chat template of a local model shows it. With it, tools and calls go to the server as text."""
+    """How the model writes tool calls: `hermes`, `qwen-xml`, `mistral`, `llama` or `deepseek`. By default the server
+    parses them, and a local model's chat template shows the format. If set, tools and calls are sent to the server as
+    text."""
     version_header: str | None = None
-    """The header of a reply that has the version of the weights, a number. Without it `weight_version` is read, where
-    SGLang puts it: in `metadata` or `meta_info` of the reply."""
+    """The response header with the version of the weights, a number. By default `weight_version` is read where SGLang
+    puts it: in `metadata` or `meta_info` of the response."""
     preflight: bool = True
     """Whether an evaluation first checks that the server answers, accepts the key and has the model."""
     vllm_args: str = ""
-    """Further arguments of `vllm serve`, where `vllm:MODEL` starts one: `--max-model-len 4096`."""
+    """Further arguments for `vllm serve`, if `vllm:MODEL` starts a server: `--max-model-len 4096`."""
 
     @property
     def is_default(self) -> bool:
-        """Whether no other address was given."""
+        """Whether the address is the default."""
         return self.base_url.rstrip("/") == OPENAI
 
     @property
     def key_variable(self) -> str | None:
-        """The environment variable that holds the key; None where none is sent."""
+        """The environment variable that holds the key; None if no key is sent."""
         return self.api_key_env or ("OPENAI_API_KEY" if self.is_default else None)
 
     def api_key(self, place: str = "--endpoint") -> str | None:
-        """The key. `place` is where the endpoint is configured, for the message about a missing one."""
+        """Return the key. `place` is where the endpoint is configured, for the error about a missing key."""
         name = self.key_variable
         if name is None:
             return None
@@ -131,12 +132,12 @@ SPELLINGS = {
     "PROVIDER/NAME": f"a model of a vendor's, by its key in your environment: {', '.join(PROVIDERS)}",
     "NAME": "a model behind an OpenAI-compatible endpoint (`--endpoint.base_url`)",
 }
-"""What `-m` takes, each with what it is."""
+"""What `-m` accepts, with a description of each."""
 
 
 def endpoint_of(model: str, endpoint: EndpointConfig) -> tuple[str, EndpointConfig]:
-    """A model's name at its server, and the endpoint: `anthropic/NAME` is at Anthropic's address, with its key, unless
-    another address is given."""
+    """Return a model's name at its server, and the endpoint: `anthropic/NAME` means Anthropic's address with its key,
+    unless another address is given."""
     provider, _, name = model.partition("/")
     if provider not in PROVIDERS or not name or not endpoint.is_default:
         return model, endpoint
@@ -146,8 +147,8 @@ def endpoint_of(model: str, endpoint: EndpointConfig) -> tuple[str, EndpointConf
 
 
 def refuse_unserved(model: str, endpoint: EndpointConfig, place: str = "--endpoint") -> None:
-    """Refuses a name with a slash at OpenAI's address, which has no such model: its prefix is an unknown vendor, or the
-    name is one of the hub. `place` is where the endpoint is configured."""
+    """Refuse a name with a slash at OpenAI's address, which has no such model: the prefix is an unknown vendor, or the
+    name belongs to the hub. `place` is where the endpoint is configured."""
     provider, slash, name = model.partition("/")
     if not slash or provider in PROVIDERS or not endpoint.is_default:
         return
@@ -165,18 +166,19 @@ def is_behind_endpoint(model: str) -> bool:
 
 
 def script_file(model: str) -> Path | None:
-    """The file of `scripted:file.py:Name`; None for any other name."""
+    """Return the file in `scripted:file.py:Name`; None for any other name."""
     return file_of(model.removeprefix("scripted:")) if model.startswith("scripted:") else None
 
 
 def check_script(model: str, origin: Origin) -> None:
-    """Refuses a script, by file or module, that the origin of its name may not run."""
+    """Refuse a script, by file or module, if the origin of its name may not run it."""
     if model.startswith("scripted:") and (script := find_reference(model.removeprefix("scripted:"))) is not None:
         origin.check(script)
 
 
 def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> Policy:
-    """The policy that `-m MODEL` names. Its module is imported only then: torch and aiohttp take their time."""
+    """Return the policy that `-m MODEL` names. Its module is only imported here, because torch and aiohttp are slow to
+    import."""
     if not model:
         raise UsageError("no model given", remedy="pass -m: " + ", ".join(SPELLINGS))
     kind, _, rest = model.partition(":")
@@ -202,7 +204,7 @@ def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig
 def check_policy(
     model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None, place: str = "--endpoint"
 ) -> None:
-    """Refuses what `load_policy` would refuse, and loads no model. `place` is where the endpoint is configured."""
+    """Refuse what `load_policy` would refuse, without loading a model. `place` is where the endpoint is configured."""
     kind, _, rest = model.partition(":")
     if kind == "local":
         from treetune.models.local import find_model
@@ -219,8 +221,8 @@ def check_policy(
 
 
 def check_reachable(model: str, endpoint: EndpointConfig, place: str = "--endpoint") -> None:
-    """Refuses a model behind an endpoint that does not answer, or refuses this name or key. Other models pass.
-    `place` is where the endpoint is configured. Not within an event loop."""
+    """Refuse a model whose endpoint does not answer, or rejects its name or key. Models without an endpoint pass.
+    `place` is where the endpoint is configured. Do not call it in an event loop."""
     if is_behind_endpoint(model) and not model.startswith("vllm:") and endpoint.preflight:
         from treetune.models.endpoint import check_endpoint
 

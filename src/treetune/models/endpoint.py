@@ -1,12 +1,12 @@
-"""An OpenAI-compatible server over HTTP: its calls, and a check before an evaluation.
+"""An OpenAI-compatible server over HTTP: calls, and a check before an evaluation.
 
     endpoint = Endpoint(EndpointConfig(base_url="http://127.0.0.1:8000/v1"))
     answer = await endpoint.post("/completions", {"model": "m", "prompt": [1, 2, 3]})
     check_endpoint("Qwen/Qwen3-4B", EndpointConfig(base_url="http://127.0.0.1:8000"))     # UsageError: /v1 is missing
 
-A call is one request and one answer in JSON. It is repeated where that may help. The check lists the models, which
-costs nothing, and asks for one token only where that leaves a doubt. It does not refuse what a good endpoint may do: no
-list, a list without the name, a slow answer.
+A call is one request and one JSON response, with retries where they may help. The check lists the models, which is
+free, and samples one token only if doubt remains. It accepts what a good endpoint may do: no list, a list without the
+name, a slow answer.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from treetune.system.http_body import BodyTooLarge, read_body
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0
 _FULL = re.compile(rb"context[ _]length|context[ _]window|max_model_len|exceed_context_size", re.IGNORECASE)
-"""How servers say that a prompt is too long: vLLM, SGLang, llama.cpp, OpenAI."""
+"""How servers report that a prompt is too long: vLLM, SGLang, llama.cpp, OpenAI."""
 SECONDS = 2.0
-"""In a check, the most seconds until a connection, and then until the next bytes of an answer."""
+"""In a check, the timeout in seconds for connecting, and then for each next piece of an answer."""
 _MOST_SECONDS = 30.0
-"""In a check, the most seconds of one whole answer: a server may send a byte at a time."""
+"""In a check, the timeout in seconds for a whole answer: a server may send one byte at a time."""
 _SHOWN = 12
-"""How many models the message about an unknown one names."""
+"""How many models the error about an unknown one lists."""
 
 
 class Endpoint:
@@ -103,7 +103,7 @@ class Endpoint:
         raise PolicyError(f"gave up after {config.max_retries + 1} attempts: {problem}", remedy=remedy)
 
     def _tell(self, problem: str, wait: float) -> None:
-        """Warn once that calls are repeated, which explains a long wait for the first rollouts."""
+        """Warn once that calls are retried, which explains a long wait for the first rollouts."""
         if not self._has_told:
             self._has_told = True
             most = self._config.max_retries
@@ -133,7 +133,7 @@ class _Answer(NamedTuple):
 
     @property
     def models(self) -> list[str] | None:
-        """The names in a list of models; None if the body is no such list."""
+        """The model names in a list; None if the body is not a list of models."""
         data = self.body.get("data") if isinstance(self.body, dict) else None
         if self.status != 200 or not isinstance(data, list):
             return None
@@ -141,19 +141,19 @@ class _Answer(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The server's own message about what is wrong, after a colon."""
+        """The server's own error message, after a colon."""
         error = self.body.get("error") or self.body.get("message") if isinstance(self.body, dict) else None
         text = error.get("message") if isinstance(error, dict) else error
         return f": {' '.join(str(text).split())[:200]}" if text else ""
 
 
 _LATE = _Answer(0, None)
-"""The answer of a connection without an answer in time."""
+"""Stands for a connection that gave no answer in time."""
 
 
 def check_endpoint(model: str, config: EndpointConfig, place: str = "--endpoint") -> None:
-    """Raises `UsageError` or `NetworkError` for a model that its endpoint does not serve, with a remedy at the `place`
-    where it is configured. Not within an event loop."""
+    """Raise `UsageError` or `NetworkError` if the endpoint does not serve the model, with a remedy that names the
+    `place` where it is configured. Do not call it in an event loop."""
     asyncio.run(_check(model, config, place))
 
 
@@ -182,14 +182,15 @@ async def _check(model: str, config: EndpointConfig, place: str) -> None:
 
 
 def _warn_of_misspelling(model: str, url: str, models: list[str]) -> None:
-    """Some servers answer to any name. An alias, the beginning of a listed name, is none."""
+    """Warn of a probable typo, because some servers answer to any name. An alias, the beginning of a listed name, is
+    fine."""
     near = did_you_mean(model, models)
     if near and not any(name.startswith(model) for name in models):
         warnings.warn(f"{url} does not list {model!r}, but answers to it{near}", stacklevel=2)
 
 
 async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer, place: str) -> None:
-    """Refuses an address without models if a similar one has some: `/v1` is missing, or a route was copied too."""
+    """Refuse an address without models if a similar one has some: `/v1` is missing, or a route was copied too."""
     beside = url.removesuffix("/chat/completions").removesuffix("/completions")
     if beside == url:
         beside = f"{url}/v1"
@@ -198,7 +199,7 @@ async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer
     if listed.status not in (200, 404, 405):
         return
     found = await _ask(session, f"{beside}/models", place)
-    too_much = url.endswith("/v1")  # then a root that wants a key says nothing about models
+    too_much = url.endswith("/v1")  # then a root that requires a key says nothing about models
     if found.models is not None or (found.status in (401, 403) and not too_much):
         problem = f"{url} serves no models, and {beside} does"
         raise UsageError(problem, remedy=f"write {place}.base_url {beside}")
@@ -227,7 +228,7 @@ async def _ask(session: aiohttp.ClientSession, address: str, place: str, **optio
     except BodyTooLarge as error:
         raise NetworkError(error.message, remedy=f"is it a server of models? Correct {place}.base_url") from None
     except (aiohttp.ClientError, TimeoutError):
-        return _LATE  # a server is there, and may only be busy
+        return _LATE  # a server is there, and may just be busy
     raise NetworkError(f"nothing answers at {url}: {problem}", remedy=remedy)
 
 

@@ -1,4 +1,4 @@
-"""A causal language model in this process: sampled tokens with their own logprobs, no server."""
+"""Runs a causal language model in this process: sampled tokens with their own logprobs, no server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_MAX_TOKENS = 256
 
 
 def find_model(path: str) -> Path | None:
-    """The folder or file of a model; None if the name can only be one of the hub."""
+    """Return the folder or file of a model; None if the name can only be one on the hub."""
     where = Path(path).expanduser()
     if where.exists():
         return where
@@ -28,10 +28,10 @@ def find_model(path: str) -> Path | None:
 
 
 class LocalPolicy(Policy):
-    """A Hugging Face model folder, a .gguf file, or a model of the hub, in float32. One completion at a time."""
+    """A Hugging Face model folder, a .gguf file, or a hub model, in float32. It makes one completion at a time."""
 
     def __init__(self, path: str, call_format: str | None = None) -> None:
-        """`call_format`: how it writes calls of tools, where its chat template does not show that."""
+        """`call_format`: how the model writes tool calls, if its chat template does not show it."""
         where = find_model(path)
         try:
             import torch
@@ -57,7 +57,7 @@ class LocalPolicy(Policy):
         await self._busy.acquire()
         generating = asyncio.ensure_future(call(self.generate, request))
         generating.add_done_callback(lambda _: self._busy.release())
-        # Shielded: a cancelled request keeps the model busy until its thread is done.
+        # Shielded: a cancelled request keeps the model busy until its thread has finished.
         completion: Completion = await asyncio.shield(generating)
         return completion
 
@@ -75,7 +75,7 @@ class LocalPolicy(Policy):
             most = min(most, self._context - len(prompt_ids))
         if most < 1:
             raise ContextFullError(f"the prompt of {len(prompt_ids)} tokens fills the context of {self._context}")
-        # One draw a token from a generator of our own: torch's global one stays untouched.
+        # One draw per token from a separate generator, so that torch's global one is not touched.
         rng = random.Random(None if sampling.seed is None else f"{sampling.seed}/{request.key}/{request.turn}")
         ids: list[int] = []
         logprobs: list[float] = []
@@ -114,7 +114,7 @@ def _sample(logits: Any, temperature: float, top_p: float, rng: random.Random) -
     probabilities = (logits / temperature).softmax(0)
     if top_p < 1:
         ranked, order = probabilities.sort(descending=True)
-        probabilities[order[ranked.cumsum(0) - ranked >= top_p]] = 0  # the token that crosses top_p stays
+        probabilities[order[ranked.cumsum(0) - ranked >= top_p]] = 0  # keep the token that crosses top_p
     total = probabilities.cumsum(0)
     drawn = int((total <= rng.random() * float(total[-1])).sum())
     return min(drawn, len(total) - 1)

@@ -1,9 +1,9 @@
 """A model behind an OpenAI-compatible endpoint: chat completions over HTTP, with retries and back-off.
 
-Token ids are kept where the server gives them (vLLM: `return_token_ids`), logprobs with `sampling.logprobs`.
+Token ids are kept if the server returns them (vLLM: `return_token_ids`), and logprobs with `sampling.logprobs`.
 
 A completion that the server aborted is continued from its tokens. The chat route takes only messages, so the rest comes
-from `/completions`, which vLLM and SGLang give token ids. Where the text could differ from an answer in one piece, the
+from `/completions`, where vLLM and SGLang accept token ids. If the text could differ from an answer in one piece, the
 model is asked again from the start.
 """
 
@@ -25,7 +25,7 @@ from treetune.play.weights import parse_version
 _EXTRA_TOKENS = 16
 """Some servers count the end token separately, or overshoot by a speculative step."""
 _OTHER_LIMITS = {"max_tokens", "max_completion_tokens"}
-"""What `sampling.extra` may set in place of `sampling.max_tokens`."""
+"""The parameters that `sampling.extra` may set instead of `sampling.max_tokens`."""
 _CHAT_KEYS = (
     "messages",
     "tools",
@@ -35,12 +35,12 @@ _CHAT_KEYS = (
     "continue_final_message",
 )
 _INCOMPLETE = "\ufffd"
-"""What stands for a part of a character in text."""
+"""The replacement for an incomplete character in text."""
 
 
 class OpenAIPolicy:
     def __init__(self, model: str, endpoint: EndpointConfig, called: str | None = None) -> None:
-        """`called` is its name at the server, if that is another."""
+        """`called` is the model's name at the server, if it differs."""
         self.name = model
         self._model = called or model
         self._endpoint = endpoint
@@ -75,7 +75,7 @@ class OpenAIPolicy:
             raise PolicyError(f"{self._endpoint.base_url} sent no usable completion: {answer!r:.300}") from error
 
     def _check_length(self, completion: Completion, sampling: Sampling) -> None:
-        """Refuses an answer of clearly more tokens than were asked for: a trainer has no room for them."""
+        """Refuse an answer that clearly exceeds the requested tokens: a trainer has no room for it."""
         most, count = sampling.max_tokens, len(completion.completion_ids or ())
         if most is not None and count > most + _EXTRA_TOKENS and not _OTHER_LIMITS & sampling.extra.keys():
             raise PolicyError(
@@ -97,7 +97,7 @@ class OpenAIPolicy:
         if sampling.logprobs:
             body["logprobs"] = True
         if sampling.seed is not None:
-            # One seed for all rollouts would make all rollouts of a task the same.
+            # The same seed for all rollouts would make all rollouts of a task identical.
             key = hashlib.blake2b(f"{sampling.seed}/{request.key}/{request.turn}".encode(), digest_size=4).digest()
             body["seed"] = int.from_bytes(key, "little") >> 1
         if request.continues:
@@ -115,14 +115,14 @@ class OpenAIPolicy:
         return {**body, **sampling.extra}
 
     def _call_headers(self, request: Request) -> dict[str, str]:
-        """Further headers of one call, the same in each attempt."""
+        """Return extra headers for one call, the same in each attempt."""
         return {}
 
 
 def _completion(answer: Any, request: Request, call_format: str | None = None) -> Completion:
     choice = answer["choices"][0]
     message = dict(choice["message"])
-    if request.prefix:  # the server gives what comes after it
+    if request.prefix:  # the server returns what comes after the prefix
         message["content"] = request.prefix + (text_of(message.get("content")) or "")
     calls = _read_calls(message, request.turn)
     if not calls and request.tools and call_format is not None:
@@ -148,7 +148,7 @@ def _completion(answer: Any, request: Request, call_format: str | None = None) -
 
 
 def _version(answer: Any) -> int | None:
-    """The version of the weights, if the server gives it: SGLang does in `metadata` or `meta_info`."""
+    """Return the version of the weights if the server reports it: SGLang does in `metadata` or `meta_info`."""
     version = answer.get("weight_version")
     for place in ("metadata", "meta_info"):
         if version is None and isinstance(found := answer.get(place), dict):
@@ -157,9 +157,9 @@ def _version(answer: Any) -> int | None:
 
 
 def _read_calls(message: Message, turn: int) -> list[Message]:
-    """Takes the calls out of a message, in any shape of a server, and gives them in one shape."""
+    """Remove the tool calls from a message, in any server's form, and return them in one form."""
     calls = message.pop("tool_calls", None) or []
-    old = message.pop("function_call", None)  # the older form of one call
+    old = message.pop("function_call", None)  # the older form, with a single call
     return [_normalize(call, turn, number) for number, call in enumerate(calls or ([old] if old else []))]
 
 
@@ -170,20 +170,21 @@ def _normalize(call: Message, turn: int, number: int) -> Message:
 
 
 def can_go_on(partial: Completion, request: Request, call_format: str | None) -> bool:
-    """Whether a completion can be continued: its tokens are known, and its text is all that the server made of them."""
+    """Whether a completion can be continued: its tokens are known, and its text is everything the server made of
+    them."""
     if not partial.prompt_ids or not partial.completion_ids or partial.text.endswith(_INCOMPLETE):
         return False
     if request.tools and call_format is None:
-        return False  # the server reads calls, and only on its chat route
+        return False  # the server parses calls, and only on its chat route
     said = partial.message or {}
     if any(value for key, value in said.items() if key not in ("role", "content")):
-        return False  # reasoning apart from the answer, say
+        return False  # such as separate reasoning
     most = request.sampling.max_tokens
     return most is None or most > len(partial.completion_ids)
 
 
 def continued(body: dict[str, Any], partial: Completion) -> dict[str, Any]:
-    """The body of a request for the rest."""
+    """Return the request body for the rest."""
     sampled = partial.completion_ids or []
     rest = {key: value for key, value in body.items() if key not in _CHAT_KEYS}
     rest["prompt"] = [*(partial.prompt_ids or []), *sampled]
@@ -195,7 +196,7 @@ def continued(body: dict[str, Any], partial: Completion) -> dict[str, Any]:
 
 
 def join(partial: Completion, rest: Any, request: Request) -> Any | None:
-    """The whole answer as the chat route would give it; None if the rest has no tokens, or does not fit."""
+    """Return the whole answer as the chat route would return it; None if the rest has no tokens or does not fit."""
     try:
         choice = rest["choices"][0]
         ids, text = choice["token_ids"], choice["text"]
@@ -206,7 +207,7 @@ def join(partial: Completion, rest: Any, request: Request) -> Any | None:
     if not isinstance(ids, list) or text.startswith(_INCOMPLETE) or (partial.logprobs is None) != (logprobs is None):
         return None
     if any(stop in whole_text for stop in request.sampling.stop):
-        return None  # a part of it was sampled before, so the server did not see the stop
+        return None  # part of it was sampled before, so the server missed the stop
     whole: dict[str, Any] = {
         **choice,
         "message": {"role": "assistant", "content": whole_text},

@@ -38,7 +38,7 @@ def load_script(script: str, taskset: Taskset[Any, Any]) -> Policy:
 
 
 def _read_probability(script: str) -> float | None:
-    """The probability of a gold answer: NaN if it is no number, None for another script."""
+    """Return the probability of a gold answer: NaN if it is not a number, None for another script."""
     if script == "gold":
         return 1.0
     if not script.startswith("p="):
@@ -50,8 +50,8 @@ def _read_probability(script: str) -> float | None:
 
 
 def refuse_without_gold(model: str, taskset: Taskset[Any, Any]) -> None:
-    """Refuses a model that gives gold answers on a taskset that has none. Where only some tasks have none, their
-    rollouts fail."""
+    """Refuse a model that gives gold answers on a taskset that has none. If only some tasks have none, their rollouts
+    fail."""
     script = model.removeprefix("scripted:") if model.startswith("scripted:") else ""
     if not 0 < (_read_probability(script) or 0) <= 1:
         return
@@ -62,7 +62,7 @@ def refuse_without_gold(model: str, taskset: Taskset[Any, Any]) -> None:
 
 
 def _knows_gold(taskset: Taskset[Any, Any]) -> bool:
-    """Whether the taskset, its scorer or the environment of one of its first tasks can give a gold answer."""
+    """Whether the taskset, its scorer or the environment of one of its first tasks can provide a gold answer."""
     if taskset.overrides("gold") or (taskset.scorer or taskset.default_scorer) is not None:
         return True
     named = {task.env_class for task in taskset.draw(_LOOKED_AT)} - {None}
@@ -72,16 +72,16 @@ def _knows_gold(taskset: Taskset[Any, Any]) -> bool:
 
 
 def _load_own(spec: str) -> Policy:
-    """A policy of the user's own, from a file."""
+    """Load a user's policy from a file."""
     made = load_object(parse_reference(spec), current_origin())
     policy: Any = made() if isinstance(made, type) else made
     return _OwnPolicy(policy, _complete_of(policy, spec), f"scripted:{spec}")
 
 
 def given_policy(own: Any) -> Policy:
-    """A policy object, or a function of a request, of the caller, who closes it."""
+    """Wrap a caller's policy object or function of a request; the caller closes it."""
     named = getattr(own, "name", None) or getattr(own, "__name__", None) or type(own).__name__
-    ours = type(own).__module__.startswith(f"{__package__}.")  # `-m` takes such names
+    ours = type(own).__module__.startswith(f"{__package__}.")  # `-m` accepts such names
     name = str(named) if ours or str(named).startswith("scripted:") else f"scripted:{named}"
     return _OwnPolicy(None, _complete_of(own, repr(own)), name)
 
@@ -95,7 +95,7 @@ def _complete_of(policy: Any, shown: str) -> Any:
 
 
 class _OwnPolicy(Policy):
-    """A policy that a user wrote; it needs neither a name nor `close`."""
+    """A user's policy, which needs neither a name nor `close`."""
 
     def __init__(self, own: Any, complete: Any, name: str) -> None:
         self._own, self._complete, self.name = own, complete, name
@@ -110,7 +110,7 @@ class _OwnPolicy(Policy):
 
 
 class Gold(Policy):
-    """Gives the gold answer, or with probability 1 - p a wrong one; the same draw for the same rollout."""
+    """Returns the gold answer, or with probability 1 - p a wrong one; the same draw for the same rollout."""
 
     def __init__(self, taskset: Taskset[Any, Any], *, probability: float, name: str) -> None:
         self.name = name
@@ -146,19 +146,19 @@ class Echo(Policy):
 
 
 def completion_of(action: Any) -> Completion:
-    """An action of a gold answer: text, or calls of tools."""
+    """Turn an action of a gold answer (text, or tool calls) into a completion."""
     if isinstance(action, str):
         return Completion(text=action)
     return Completion(message=message_of_action(action), finish_reason="tool_calls")
 
 
 def _answer(request: Request, text: str) -> Completion:
-    """The whole message: a text that does not begin with the task's prefix gets it."""
+    """Return the whole message: the task's prefix is added if the text does not begin with it."""
     return Completion(text=text if text.startswith(request.prefix) else request.prefix + text)
 
 
 class Replay(Policy):
-    """Repeats recorded completions: so saved traces are scored again."""
+    """Repeats recorded completions, which scores saved traces again."""
 
     name = "replay"
 

@@ -1,9 +1,10 @@
-"""`vllm:MODEL`: a model behind vLLM on this machine, found where it runs already, else started for as long as needed.
+"""`vllm:MODEL`: a model served by vLLM on this machine; uses a running server, or starts one for as long as needed.
 
     with VllmServer("Qwen/Qwen3-4B", EndpointConfig()) as server:
         server.url                       # http://127.0.0.1:8000/v1
 
-It is found at the usual port, or at `endpoint.base_url`. `endpoint.vllm_args` are further arguments of `vllm serve`.
+Servers are looked up at the usual port, or at `endpoint.base_url`. `endpoint.vllm_args` are extra `vllm serve`
+arguments.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ _LIST_SECONDS = 10.0
 _LINES = 12
 _ERROR = re.compile(r"\b(?!EngineDeadError)\w+(?:Error|Exception): \S.*")
 _WORDS_EVERY = 30.0
-"""Seconds between two lines of progress without a terminal."""
+"""Seconds between two lines of progress if there is no terminal."""
 
 
 def check_vllm(model: str, endpoint: EndpointConfig) -> None:
-    """Raises if no such server runs and none can be started; starts none."""
+    """Raise if no such server runs and none can be started. Does not start one."""
     if find_server(model, endpoint) is None:
         _command(model, endpoint, PORT)
 
 
 def find_server(model: str, endpoint: EndpointConfig) -> tuple[str, str] | None:
-    """The address of a server that has the model, and its name there; None if there is none."""
+    """Return the address of a server with the model, and the model's name there; None if there is none."""
     url = f"http://127.0.0.1:{PORT}/v1" if endpoint.is_default else endpoint.base_url.rstrip("/")
     for entry in _ask(f"{url}/models").get("data") or []:
         if isinstance(entry, dict) and model in (entry.get("id"), entry.get("root")):
@@ -82,7 +83,7 @@ def _command(model: str, endpoint: EndpointConfig, port: int) -> list[str]:
 
 
 class VllmServer:
-    """A server that was found, or one that runs until it is stopped."""
+    """A server that was already running, or one that runs until it is stopped."""
 
     def __init__(self, model: str, endpoint: EndpointConfig) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,10 +97,10 @@ class VllmServer:
         self.stop()
 
     def stop(self) -> None:
-        """Ends the server if it was started here."""
+        """Stop the server if it was started here."""
         if self._process is not None:
             assert self._process.stdin is not None
-            self._process.stdin.close()  # then its keeper ends it
+            self._process.stdin.close()  # its keeper then stops it
             self._process.wait()
             self._process = None
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -111,7 +112,7 @@ class VllmServer:
         log = self._folder / "vllm.log"
         _say(f"starting vLLM: {shlex.join(command)} (its log: {log})")
         with log.open("wb") as output:
-            # The keeper ends vLLM when its input closes: by us, or at our end of any kind.
+            # The keeper stops vLLM when its input closes, which we do on purpose and the system does if we die.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(Path(__file__).with_name("vllm_keeper.py")), *command],
                 stdin=subprocess.PIPE,
@@ -157,7 +158,7 @@ def _is_healthy(address: str) -> bool:
 
 
 def _choose_port() -> int:
-    """The usual port, or a free one if that is taken."""
+    """Return the usual port, or a free one if that is taken."""
     for port in (PORT, 0):
         with suppress(OSError), socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -171,7 +172,7 @@ def _last_lines(log: Path, count: int = _LINES) -> list[str]:
 
 
 def _first_error(log: Path) -> str:
-    """The line of the first exception, which caused those after it."""
+    """Return the line of the first exception, which caused the later ones."""
     lines = log.read_text(errors="replace").splitlines()
     return next((found[0] for line in lines if (found := _ERROR.search(line))), "")[:300]
 
@@ -181,7 +182,7 @@ def _say(text: str) -> None:
 
 
 class VllmPolicy(OpenAIPolicy):
-    """The model, with its server until `close`."""
+    """A policy that keeps its server running until `close`."""
 
     def __init__(self, model: str, endpoint: EndpointConfig) -> None:
         self._vllm = VllmServer(model, endpoint)
@@ -200,8 +201,8 @@ class VllmPolicy(OpenAIPolicy):
 
 @contextmanager
 def running(model: str, endpoint: EndpointConfig) -> Iterator[EndpointConfig]:
-    """An endpoint that several processes can ask: for `vllm:MODEL` a server that runs within the block, for any other
-    model the endpoint as it is."""
+    """Yield an endpoint that several processes can use: for `vllm:MODEL` a server that runs inside the block, for any
+    other model the unchanged endpoint."""
     if not model.startswith(PREFIX):
         yield endpoint
         return

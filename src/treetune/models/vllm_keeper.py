@@ -1,6 +1,6 @@
-"""Runs a program until its own standard input ends, then ends it and all that it started: `vllm_keeper.py PROGRAM…`.
+"""Runs a program until its own standard input ends, then stops it and everything it started: `vllm_keeper.py PROGRAM…`.
 
-The process that started it holds the other end of its input. So even if that process is killed, nothing keeps running.
+The parent process holds the other end of the input. Even if the parent is killed, nothing keeps running.
 """
 
 import os
@@ -14,7 +14,7 @@ GRACE = 10.0
 
 def main() -> None:
     program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # sent to the whole group below
+    signal.signal(signal.SIGTERM, lambda *_: None)  # it is sent to the whole group below
 
     def end() -> None:
         sys.stdin.buffer.read()
@@ -24,7 +24,7 @@ def main() -> None:
 
     threading.Thread(target=end, daemon=True).start()
     program.wait()
-    os.killpg(0, signal.SIGKILL)  # processes that it started and left
+    os.killpg(0, signal.SIGKILL)  # processes that the program started and left
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Where the code of a task runs: apart from the host's files, network, processes and environment, within limits.
+"""Runs a task's code in isolation from the host's files, network, processes and environment, within limits.
 
     sandbox = Bubblewrap()
     result = await sandbox.run([sandbox.python, "-c", "print(6 * 7)"], limits=SandboxLimits(seconds=2))
     result.text, result.ended   # "42\\n", Ended.COMPLETED
 
-Where no sandbox can start, nothing runs: `SandboxUnavailable` says why and what to do. `probe()` finds out beforehand.
-Other rooms use what this module names, `shell.Shell` (a sandbox in which commands share a shell), `machines` (what the
-machine of an episode is, and warm shells on it), `rootfs.build`, and `runtime.join_scripts` with `time_limit` for
-programs that run inside. The rest is how a sandbox is made: `bubblewrap`, `docker`, `memory`, `mount_root`, `one_shot`.
+If no sandbox can start, nothing runs: `SandboxUnavailable` gives the cause and the remedy. `probe()` checks beforehand.
+Other packages use what this module exports, `shell.Shell` (a sandbox in which commands share a shell), `machines` (the
+machine of an episode, and warm shells on it), `rootfs.build`, and `runtime.join_scripts` with `time_limit` for programs
+that run inside. The other modules build sandboxes: `bubblewrap`, `docker`, `memory`, `mount_root`, `one_shot`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["Bubblewrap", "Capability", "Ended", "Result", "SandboxLimits", "Sand
 
 
 class Bubblewrap:
-    """Runs commands, each in a fresh sandbox of bubblewrap."""
+    """Runs each command in a fresh bubblewrap sandbox."""
 
     @property
     def python(self) -> str:
-        """The Python interpreter inside, for commands that want one."""
+        """The Python interpreter inside the sandbox, for commands that need one."""
         return find_tools()["python3"]
 
     async def run(
@@ -43,18 +43,18 @@ class Bubblewrap:
         files: Mapping[str, bytes] | None = None,
         limits: SandboxLimits = DEFAULT_LIMITS,
     ) -> Result:
-        """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first."""
+        """Run a command in a working folder that holds `files` (relative paths). Cancelling stops the sandbox first."""
         with explain_failures():
             stop = os.eventfd(0)
         try:
             run = partial(self.run_blocking, command, stdin=stdin, files=files, limits=limits, stop=stop)
-            outcome = call_apart(run)  # in a thread that stays: for `--die-with-parent` it is the parent
+            outcome = call_apart(run)  # in a long-lived thread: it is the parent for `--die-with-parent`
             try:
                 return await asyncio.shield(outcome)
             except asyncio.CancelledError:
                 os.eventfd_write(stop, 1)
                 while not outcome.done():
-                    # Cancelled again or not: nothing of it may be left when the caller goes on.
+                    # Even if cancelled again, nothing of it may be left when the caller continues.
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([outcome])
                 raise
@@ -70,6 +70,6 @@ class Bubblewrap:
         limits: SandboxLimits = DEFAULT_LIMITS,
         stop: int | None = None,
     ) -> Result:
-        """The same for code without an event loop; the calling thread waits. `stop`: a descriptor that ends it when it
-        is readable."""
+        """Like `run`, for code without an event loop; the calling thread waits. `stop`: a descriptor that stops the
+        command once it is readable."""
         return run_command(require(), command, stdin=stdin, files=files, limits=limits, stop=stop)

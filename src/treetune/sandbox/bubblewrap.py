@@ -1,4 +1,4 @@
-"""How every sandbox of bubblewrap is separated, limited, started and ended: one-shot commands and shells alike.
+"""Separates, limits, starts and stops every bubblewrap sandbox: one-shot commands and shells alike.
 
     process = Process(launcher.hold_memory(limits, mounts, all_at_once=True))
     process.spawn([bwrap, *isolate(...), *process.list_options(), "--", *command], stdin, stdout, stderr)
@@ -6,8 +6,8 @@
     process.end()                           # nothing of it is left
 
 Bubblewrap is two processes: a monitor outside, and the first process of the sandbox's own pid namespace. Everything
-inside ends with the second one, so that is the one to kill and to wait for. No process inside can inspect it: it has a
-capability that the commands lack, and the kernel refuses `ptrace` of a process that has more.
+inside ends with the second one, so that is the one to kill and wait for. No process inside can inspect it: it has a
+capability that the commands lack, and the kernel refuses `ptrace` of a process with more capabilities.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ NAMESPACES = ("ipc", "pid", "net", "uts", "cgroup-try")
 PACKAGES = {"bwrap": "bubblewrap", "python3": "python3", "setpriv": "util-linux"}
 """The programs that sandboxes need on the host, and their packages."""
 FIRST_UID = 1_900_000_000
-"""As root, a one-shot sandbox runs as the user of this number plus its thread's: each run has another user."""
+"""As root, a one-shot sandbox runs as this user id plus its thread's number, so that each run has a different user."""
 LAST_THREAD = 1 << 22
 GUARD = "LEASE"
-"""A capability without use here. The first process has it and commands lack it: see above."""
+"""A capability that is not used otherwise. The first process has it and commands lack it: see above."""
 CAUSES = {
     r"Unknown option": (
         "the installed bubblewrap is too old",
@@ -79,13 +79,13 @@ CAUSES = {
         "raise its limit (ulimit -n), or run fewer sandboxes at a time",
     ),
 }
-"""By a pattern of what bubblewrap or the kernel says: the cause and the remedy. The first match counts."""
+"""Patterns of error messages by bubblewrap or the kernel, with cause and remedy. The first match counts."""
 Stream = FileIO | socket.socket
 Closed = TypeVar("Closed", bound=contextlib.AbstractContextManager[Any])
 
 
 def find_tools() -> dict[str, str]:
-    """The paths of the programs that sandboxes need, the same inside and outside."""
+    """Return the paths of the programs that sandboxes need, the same inside and outside."""
     found = {name: shutil.which(name, path="/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin") for name in PACKAGES}
     if missing := [name for name, path in found.items() if path is None]:
         why = f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all"
@@ -95,18 +95,19 @@ def find_tools() -> dict[str, str]:
 
 
 class Launcher(msgspec.Struct, frozen=True):
-    """A way to start sandboxes; `probe` finds the one that works here. Root becomes an ordinary user before it starts
-    anything: process limits do not apply to root, and root inside must not be root outside."""
+    """A way to start sandboxes; `probe` finds the one that works here. Root switches to an ordinary user before it
+    starts anything: process limits do not apply to root, and root inside must not be root outside."""
 
     tools: dict[str, str]
     becomes_user: bool
-    """Whether Treetune is root: then each sandbox gets a user."""
+    """Whether Treetune is root, so that each sandbox gets its own user."""
     parent: CgroupParent | None = None
     """The parent of its cgroups, which count the memory of all processes together."""
     looks: bool = True
     """Whether Treetune may inspect its processes, which counts memory without a cgroup."""
     own_users: bool = False
-    """Whether a shell has its own range of users, root among them; else it has one, who is root to itself."""
+    """Whether a shell has its own range of users including root; otherwise it has a single user, which is root
+    inside."""
 
     def hold_memory(self, limits: SandboxLimits, mounts: Sequence[str], *, all_at_once: bool) -> Memory:
         """`mounts`: where files are kept in memory, as seen inside."""
@@ -116,8 +117,8 @@ class Launcher(msgspec.Struct, frozen=True):
 
 
 def isolate(capabilities: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Bubblewrap's options for every sandbox."""
-    # In the monitor's session `kill 0` inside would reach the monitor.
+    """Return bubblewrap's options for every sandbox."""
+    # In the monitor's session, `kill 0` inside would reach the monitor.
     given = ["--new-session", "--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL"]
     given += ["--clearenv", *(f"--unshare-{name}" for name in NAMESPACES)]
     for capability in capabilities:
@@ -129,16 +130,16 @@ def isolate(capabilities: Sequence[str], environment: Mapping[str, str]) -> list
 
 def mount_devices(limits: SandboxLimits) -> list[str]:
     given = ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.disk_mb << 20), "--tmpfs", "/dev/shm"]
-    # Else the sandbox's user could write there beyond its limit: that tmpfs has no size.
+    # Otherwise the sandbox's user could write there beyond its limit: that tmpfs has no size.
     return [*given, "--remount-ro", "/dev"]
 
 
 def list_rlimits(limits: SandboxLimits, own_processes: int) -> dict[str, int]:
-    """The limits of each process inside. They are set in the sandbox's user namespace, so that `nproc` counts only this
-    sandbox. `own_processes` are ours, and do not count."""
+    """Return the limits of each process inside. They are set in the sandbox's user namespace, so `nproc` counts only
+    this sandbox. `own_processes` is the number of our processes, which are added to the limit."""
     wanted = {
         "nproc": limits.processes + own_processes,
-        # RLIMIT_AS would be stricter, but programs that reserve much and use little (Java) could not start.
+        # RLIMIT_AS would be stricter, but programs that reserve much memory and use little (Java) could not start.
         "data": limits.memory_mb << 20,
         "fsize": limits.disk_mb << 20,
         "nofile": 1024,
@@ -153,7 +154,7 @@ def list_rlimits(limits: SandboxLimits, own_processes: int) -> dict[str, int]:
 
 
 class Process:
-    """One sandbox, from its start until the last of its processes is gone."""
+    """One sandbox, from its start until its last process is gone."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
@@ -161,16 +162,16 @@ class Process:
         self._held.callback(memory.close)
         self._monitor: subprocess.Popen[bytes] | None = None
         self._passed: list[FileIO] = []
-        """The files that bubblewrap inherits beside its streams."""
+        """Files that bubblewrap inherits besides its streams."""
         self._first: int | None = None
-        """A pidfd: readable when every process inside is gone."""
+        """A pidfd, readable once every process inside is gone."""
         self.processes = ""
-        """The sandbox's own /proc, as this process sees it."""
+        """The sandbox's own /proc, as seen from this process."""
         self._reports = b""
-        """The monitor's reports: a line of JSON each."""
+        """The monitor's reports, one line of JSON each."""
         try:
             self.status, writing = self.make_pipe()
-            # Opened for reading too, so that a monitor whose owner has died can still write, and finishes its start.
+            # Opened for reading too, so that a monitor whose owner has died can still write and finish its start.
             self._report = self.keep(FileIO(os.open(f"/proc/self/fd/{writing.fileno()}", os.O_RDWR), "r+"))
             writing.close()
         except OSError:
@@ -178,7 +179,7 @@ class Process:
             raise
 
     def keep(self, thing: Closed) -> Closed:
-        """Close it with the process."""
+        """Close `thing` together with the process."""
         self._held.enter_context(thing)
         return thing
 
@@ -187,7 +188,7 @@ class Process:
         return self.keep(FileIO(reading)), self.keep(FileIO(writing, "w"))
 
     def make_file(self, content: bytes) -> int:
-        """The descriptor of a file in memory, which the spawned process can only read."""
+        """Return the descriptor of an in-memory file, which the spawned process can only read."""
         file = self.keep(FileIO(os.memfd_create("sandbox", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC), "w+"))
         left = memoryview(content)
         while left:
@@ -200,7 +201,7 @@ class Process:
         return file.fileno()
 
     def list_options(self) -> list[str]:
-        """Bubblewrap's options for its reports and for the filter of system calls."""
+        """Return bubblewrap's options for its reports and for the system call filter."""
         self._passed.append(self._report)
         options = ["--json-status-fd", str(self._report.fileno())]
         if calls := build_filter():
@@ -208,8 +209,8 @@ class Process:
         return options
 
     def spawn(self, command: Sequence[str], stdin: Stream, stdout: Stream, stderr: Stream) -> None:
-        """Start it, and close its ends of the streams here. Call this from a thread that outlives the sandbox: for
-        `--die-with-parent` that thread is the parent."""
+        """Start it, and close its ends of the streams here. Call this from a thread that outlives the sandbox: that
+        thread is the parent for `--die-with-parent`."""
         self._monitor = subprocess.Popen(
             command,
             stdin=stdin.fileno(),
@@ -225,13 +226,14 @@ class Process:
             end.close()
 
     def give_monitor(self, original: Process) -> int:
-        """A pidfd of another sandbox's monitor: what is spawned here can then join the mounts of that sandbox."""
+        """Return a pidfd of another sandbox's monitor, so that a process spawned here can join the mounts of that
+        sandbox."""
         assert original._monitor is not None
         self._passed.append(self.keep(FileIO(os.pidfd_open(original._monitor.pid))))
         return self._passed[-1].fileno()
 
     def find_first(self) -> bool:
-        """Find the sandbox's first process, and hold its memory; False if it did not start."""
+        """Find the sandbox's first process, and limit its memory; False if it did not start."""
         while b"\n" not in self._reports:
             if not wait_readable(self.status, START_SECONDS) or not self.read_report():
                 return False
@@ -245,20 +247,20 @@ class Process:
         return self._first is not None
 
     def read_report(self) -> bool:
-        """Read what the monitor reports; False when it has ended."""
+        """Read the monitor's reports; False once it has ended."""
         report = os.read(self.status.fileno(), 4096)
         self._reports += report
         return bool(report)
 
     def read_exit_code(self) -> int | None:
-        """Once it has ended. None: the monitor was killed."""
+        """Return the exit code once it has ended. None: the monitor was killed."""
         while self.read_report():
             pass
         reports = map(json.loads, self._reports.splitlines())
         return next((report["exit-code"] for report in reports if "exit-code" in report), None)
 
     def kill(self) -> None:
-        """End everything in it, without waiting."""
+        """Kill everything in it, without waiting."""
         if self._first is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
@@ -266,37 +268,37 @@ class Process:
             self._monitor.kill()
 
     def end(self) -> None:
-        """End everything in it, and wait until it is gone."""
+        """Kill everything in it, and wait until it is gone."""
         if self._monitor is None:
             return
         if self._first is None:
-            # If bubblewrap is killed during its start, processes remain that wait for it for ever.
+            # If bubblewrap is killed during its start, processes remain that wait for it forever.
             with contextlib.suppress(OSError, ValueError):
                 self.find_first()
         self.kill()
         if self._first is not None:
-            # Readable when the kernel has ended and reaped every other process of the pid namespace.
+            # Readable once the kernel has ended and reaped every other process of the pid namespace.
             if not wait_readable(self._first, GONE_SECONDS):
                 raise SandboxUnavailable(f"a sandbox did not end within {GONE_SECONDS:.0f} seconds of being killed")
             with contextlib.suppress(OSError):
-                # Only where this process is the init of a container: no other process would reap it.
+                # Only if this process is the init of a container: no other process would reap it.
                 os.waitid(os.P_PIDFD, self._first, os.WEXITED | os.WNOHANG)
         self._monitor.wait()
 
     def close(self) -> None:
-        """Give back its descriptors and its cgroup."""
+        """Release its descriptors and its cgroup."""
         self._held.close()
 
 
 def wait_readable(descriptor: FileIO | int, seconds: float) -> bool:
-    """Wait until there is something to read, or the end of it."""
+    """Wait until there is something to read, or the stream has ended."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
 
 
 def is_passable(text: str) -> bool:
-    """Whether the system can take it as a name or an argument."""
+    """Whether the system accepts it as a name or an argument."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -305,7 +307,7 @@ def is_passable(text: str) -> bool:
 
 @contextlib.contextmanager
 def explain_failures() -> Iterator[None]:
-    """Errors at the start of a sandbox become `SandboxUnavailable`, with cause and remedy if they are known."""
+    """Turn errors at the start of a sandbox into `SandboxUnavailable`, with cause and remedy if known."""
     try:
         yield
     except OSError as error:
@@ -324,8 +326,8 @@ def explain(error: SandboxUnavailable) -> SandboxUnavailable:
     return error
 
 
-# The filter of system calls. Some use memory that no limit counts, some reach what no namespace separates, some have
-# many kernel bugs. They answer "not implemented", for which programs that try them are prepared.
+# The system call filter. Some calls use memory that no limit counts, some reach what no namespace separates, some have
+# had many kernel bugs. They return "not implemented", which programs that try them can handle.
 
 X86_64, AARCH64 = 0xC000003E, 0xC00000B7
 ARCHITECTURES = {"x86_64": X86_64, "aarch64": AARCH64}
@@ -344,11 +346,11 @@ REFUSED_CALLS = {
 }
 SOCKET, PRLIMIT = (41, 198), (302, 261)
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
-"""The allowed families of sockets. Others, such as vsock, leave every namespace; the last is netlink, for addresses."""
+"""The allowed socket families. Others, such as vsock, leave every namespace; the last is netlink, for addresses."""
 FIRST_PROCESS = 1
-"""The process whose limits no process inside may set."""
+"""The process whose limits no process inside may change."""
 X32_CALLS = 0x40000000
-"""On x86_64 the same calls have a second set of numbers, from here on."""
+"""On x86_64, the same calls have a second set of numbers, starting here."""
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENT_AT = 0, 4, 16
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
@@ -357,7 +359,7 @@ Line = tuple[int, int, int, int]
 
 @cache
 def build_filter() -> bytes:
-    """For bubblewrap's `--seccomp`; b"" on a processor whose numbers are not listed here."""
+    """Return the filter for bubblewrap's `--seccomp`; b"" on a processor whose call numbers are not listed here."""
     architecture = ARCHITECTURES.get(platform.machine())
     if architecture is None:
         return b""
@@ -367,7 +369,7 @@ def build_filter() -> bytes:
         tests.insert(0, (IF_AT_LEAST, X32_CALLS))
     lines = [
         (LOAD, 0, 0, ARCHITECTURE_AT),
-        # Another architecture means other numbers: the calls of 32-bit programs are all refused.
+        # Another architecture has other numbers: all calls by 32-bit programs are refused.
         (IF_EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, ERROR | errno.ENOSYS),
         (LOAD, 0, 0, NUMBER_AT),
@@ -380,14 +382,14 @@ def build_filter() -> bytes:
 
 
 def _if_any(tests: list[tuple[int, int]], result: int) -> list[Line]:
-    """Return the result if one of the tests holds, else go on."""
+    """Return the result if one of the tests holds, else continue."""
     last = len(tests) - 1
     jumps = [(test, last - place, int(place == last), value) for place, (test, value) in enumerate(tests)]
     return [*jumps, (RETURN, 0, 0, result)]
 
 
 def _by_argument(number: int, values: tuple[int, ...], result: int, otherwise: int) -> list[Line]:
-    """For one call: a result if its first argument is one of the values, another if not."""
+    """For one call: return a result if its first argument is one of the values, another result otherwise."""
     chosen = _if_any([(IF_EQUAL, value) for value in values], result)
     lines = [(LOAD, 0, 0, ARGUMENT_AT), *chosen, (RETURN, 0, 0, otherwise)]
     return [(IF_EQUAL, 0, len(lines), number), *lines]

@@ -1,10 +1,10 @@
-"""Shells in containers of a Docker engine, for tasks with an image of their own.
+"""Shells in containers of a Docker engine, for tasks that have their own image.
 
     shell = await open_shell("python:3.12-slim", SandboxLimits(memory_mb=1024))
 
-Inside runs the same runner as in bubblewrap, so shells behave the same; the image needs `bash` and `python3`. There is
-no network and no further privilege. `close` removes a container, and so does the end of the process that opened it. The
-engine limits memory and processes, but not `disk_mb`. A copy is a container of an image that the engine makes of the
+The same runner as in bubblewrap runs inside, so shells behave the same; the image needs `bash` and `python3`. There is
+no network and no extra privilege. `close` removes the container; so does the end of the process that opened it. The
+engine limits memory and processes, but not `disk_mb`. A copy is a container of an image that the engine makes from the
 original (`docker commit`) and removes with the copy. This needs the package `aiodocker`, the extra `docker`.
 """
 
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer
 
 LOADER = "import sys; exec(open(0, 'rb', closefd=False).read(int(sys.argv[1])))"
-"""Reads the runner from the standard input and runs it. The argument is its size; the rest of the input is for it."""
+"""Reads the runner from standard input and runs it. The argument is its size; the rest of the input is for the
+runner."""
 COPIES = "treetune-copy"
-"""The repository of the images of copies."""
+"""The repository name for images of copies."""
 STDOUT = 1
 UNREACHABLE = 900
-"""The library's status for an engine that does not answer."""
+"""The library's status for an engine that does not respond."""
 GONE = (404, 409)
-"""The statuses of what the engine has removed or is about to."""
+"""The statuses for what the engine has removed or is about to remove."""
 ENGINE_REMEDY = "start the engine, or name its socket with DOCKER_HOST=unix:///path; may this user open it?"
 
 
 async def open_shell(image: str, limits: SandboxLimits = DEFAULT_LIMITS) -> Shell:
-    """A fresh container of an image, or `SandboxUnavailable` with cause and remedy."""
+    """Open a fresh container of an image. Raises `SandboxUnavailable` with cause and remedy."""
     runtime = DockerRuntime()
     async with close_on_failure(runtime):
         await runtime.begin(image, limits)
@@ -55,7 +56,7 @@ async def describe_engine() -> str:
 
 @contextlib.asynccontextmanager
 async def connect() -> AsyncIterator[Docker]:
-    """The engine at DOCKER_HOST, or where it usually is."""
+    """Connect to the engine at DOCKER_HOST or in its usual place."""
     try:
         import aiodocker
     except ImportError:
@@ -92,11 +93,11 @@ class DockerRuntime:
         return copied
 
     async def _commit(self, original: DockerContainer) -> str:
-        """Make an image of the files of a container, which is removed with this one; gives its name."""
+        """Make an image of a container's files, which is removed together with this container; return its name."""
         engine = await self._held.enter_async_context(connect())
         name = f"{COPIES}:{secrets.token_hex(8)}"
         commit = original.commit(repository=COPIES, tag=name.partition(":")[2], changes="LABEL treetune=copy")
-        # The engine makes the image even after a cancellation, so wait for its end before the image is removed.
+        # The engine makes the image even after a cancellation, so wait for it before the image is removed.
         committing = asyncio.ensure_future(asyncio.wait_for(commit, START_SECONDS))
         self._held.push_async_callback(_remove_image, engine, name, committing)
         with _translate_errors():
@@ -104,7 +105,7 @@ class DockerRuntime:
         return name
 
     async def begin(self, image: str, limits: SandboxLimits, *arguments: str) -> None:
-        """Start it. If that fails, `close` removes what was made. `arguments` are the runner's."""
+        """Start it. If that fails, `close` removes what was created. `arguments` are passed to the runner."""
         engine = await self._held.enter_async_context(connect())
         with _translate_errors(remedy=f"docker pull {image}, or build it; it needs bash and python3"):
             container = self.container = await engine.containers.create(container_config(image, limits, *arguments))
@@ -137,7 +138,7 @@ class DockerRuntime:
     async def write(self, content: bytes) -> None:
         try:
             await self.stream.write_in(content)
-        except (RuntimeError, AssertionError) as error:  # how the library says that the connection is gone
+        except (RuntimeError, AssertionError) as error:  # how the library reports a lost connection
             raise ConnectionResetError("the container has ended") from error
 
     def exceeds_memory(self) -> bool:
@@ -147,7 +148,7 @@ class DockerRuntime:
         await self._held.aclose()
 
     async def _disconnect(self) -> None:
-        with contextlib.suppress(AssertionError):  # the connection is gone already
+        with contextlib.suppress(AssertionError):  # the connection is already gone
             await self.stream.close()
 
 
@@ -182,7 +183,7 @@ def container_config(image: str, limits: SandboxLimits, *arguments: str) -> dict
         "Hostname": "sandbox",
         "Tty": False,
         "OpenStdin": True,
-        # With its client the standard input ends, and with that the runner.
+        # Closing the client ends standard input, and with it the runner.
         "StdinOnce": True,
         **dict.fromkeys(("AttachStdin", "AttachStdout", "AttachStderr", "NetworkDisabled"), True),
         "Labels": {"treetune": "shell"},

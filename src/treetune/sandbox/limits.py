@@ -1,6 +1,6 @@
-"""What a sandbox may use, and how a command in it ended.
+"""The limits of a sandbox, and how a command in it ended.
 
-Every end of the code inside is a `Result`. Only a sandbox that cannot start is an exception.
+However the code inside ends, there is a `Result`. Only a sandbox that cannot start raises an exception.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ KILLED = 128 + 9
 
 
 class SandboxUnavailable(TreetuneError):
-    """A sandbox that cannot start here; nothing was run."""
+    """Raised if a sandbox cannot start here; nothing was run."""
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    """From when the command starts: by the clock while it waits, by its processor time while it works, and at most ten
-    times as long by the clock. So load on the machine does not decide whether a command ends in time."""
+    """Seconds from the command's start. Waiting counts by the clock, working by processor time, with at most ten times
+    as much clock time. So load on the machine does not decide whether a command finishes in time."""
     memory_mb: Annotated[int, msgspec.Meta(ge=16)] = 512
-    """Memory: a process that asks for more is refused it (a `MemoryError`); processes that together pass
+    """Memory in MB. A process that asks for more is refused it (a `MemoryError`). Processes that together exceed
     `memory_mb` + `disk_mb` (files are kept in memory) are killed."""
     processes: Annotated[int, msgspec.Meta(ge=1)] = 64
-    """Processes and threads at one time."""
+    """The maximum number of processes and threads at one time."""
     disk_mb: Annotated[int, msgspec.Meta(ge=1)] = 64
-    """Files in the working folder and `/tmp` together. Shared memory (`/dev/shm`) may hold as much again."""
+    """Space in MB for files in the working folder and `/tmp` together. Shared memory (`/dev/shm`) may hold as much
+    again."""
     output_kb: Annotated[int, msgspec.Meta(ge=1)] = 1024
-    """Standard output, and as much standard error; a command that writes more is killed."""
+    """Limit in KB for standard output, and the same for standard error; a command that writes more is killed."""
 
     @property
     def all_memory(self) -> int:
-        """Bytes of all processes together. Files are kept in memory, so they are part of it."""
+        """Bytes of memory for all processes together. Files are kept in memory, so they are included."""
         return (self.memory_mb + self.disk_mb) << 20
 
 
@@ -45,30 +46,30 @@ DEFAULT_LIMITS = SandboxLimits()
 
 class Ended(StrEnum):
     COMPLETED = "completed"
-    """The command ended by itself, well or badly: `exit_code` says which."""
+    """The command ended by itself, successfully or not: `exit_code` says which."""
     TIMEOUT = "timeout"
-    """Its seconds were over, as `SandboxLimits.seconds` counts them."""
+    """It exceeded its time, as `SandboxLimits.seconds` counts it."""
     MEMORY = "memory"
-    """Its processes together used more memory than they may."""
+    """Its processes together exceeded the memory limit."""
     OUTPUT = "output"
-    """It wrote more than it may."""
+    """It exceeded the output limit."""
     KILLED = "killed"
-    """Something outside ended it: the host, an operator."""
+    """It was ended from outside: by the host or an operator."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
-    """As in a shell: 128 + n where signal n ended it (137 where a limit did), 127 where there is no such command."""
+    """As in a shell: 128 + n if signal n ended it (137 for a limit), 127 if there is no such command."""
     stdout: bytes = b""
-    """Of a command in a shell what the terminal showed, errors too."""
+    """For a command in a shell, what the terminal showed, including errors."""
     stderr: bytes = b""
     omitted: int = 0
-    """Bytes that are missing in the middle of `stdout`: a shell keeps the beginning and the end."""
+    """Bytes omitted from the middle of `stdout`: a shell keeps the beginning and the end."""
     ended: Ended
-    """In a shell `memory` and `killed` mean that the sandbox has ended too."""
+    """In a shell, `memory` and `killed` mean that the sandbox has ended too."""
     restarted: bool = False
-    """The shell itself ended (`exit`, `exec`, a deadline that it ignored) and was started anew: files and background
-    processes are still there, variables and the current folder are not."""
+    """The shell itself ended (`exit`, `exec`, an ignored deadline) and was restarted: files and background processes
+    are still there, variables and the current folder are not."""
     seconds: float
     """Wall-clock time of the command, without the sandbox's own start."""
 
@@ -78,7 +79,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Standard output as text; bytes that are no UTF-8 become U+FFFD."""
+        """Standard output as text; bytes that are not UTF-8 become U+FFFD."""
         return self.stdout.decode(errors="replace")
 
     @property

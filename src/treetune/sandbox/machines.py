@@ -4,8 +4,8 @@
     async with await Machine.of(task.extra_info).open(SandboxLimits()) as shell: ...
     await share_pool(SandboxLimits(), Machine()).take()                  # one that was started before
 
-To add a kind, write a module that opens it (as `docker.py`), and add its name to `KindName`, its case to `Machine.open`
-and, if it has images, its name to `WITH_IMAGES`.
+To add a kind, write a module that opens it (such as `docker.py`), and add its name to `KindName`, a case to
+`Machine.open` and, if it has images, its name to `WITH_IMAGES`.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from treetune.sandbox.shell import Shell
 
 KindName = Literal["bubblewrap", "docker"]
 WITH_IMAGES = ("docker",)
-"""The kinds whose machines are made of an image. The others use the host's system or a folder."""
+"""The kinds whose machines are created from an image. The others use the host's system or a folder."""
 
 
 class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
     """The config of a taskset whose episodes have a machine."""
 
     sandbox: KindName = "bubblewrap"
-    """What a machine is: a sandbox of bubblewrap, or a container of a Docker engine with the task's image."""
+    """The kind of machine: a bubblewrap sandbox, or a container of a Docker engine with the task's image."""
     rootfs: FileName | None = None
-    """A root file system in a folder (`treetune sandbox build`), in the place of the host's own."""
+    """A folder with a root file system (`treetune sandbox build`), used instead of the host's."""
 
     @property
     def has_images(self) -> bool:
         return self.sandbox in WITH_IMAGES
 
     def describe_machine(self, image: str | None = None) -> dict[str, str]:
-        """What a task records of its `Machine`; empty for the host's own system."""
+        """Return what a task records of its `Machine`; empty for the host's own system."""
         named = {"sandbox": self.sandbox, "rootfs": self.rootfs, "image": image if self.has_images else None}
         return {name: value for name, value in named.items() if value and value != getattr(HOST, name)}
 
     def resolve(self) -> Self:
-        """With an absolute `rootfs`, so that runs can be resumed from another folder. Raises `ConfigError` if it is no
-        machine."""
+        """Return it with an absolute `rootfs`, so that runs can be resumed from another folder. Raises `ConfigError` if
+        it does not describe a machine."""
         if self.rootfs is None:
             return self
         if self.has_images:
@@ -68,17 +68,17 @@ class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """By default the host's own system in bubblewrap. A task has it in its `extra_info`."""
+    """Describes a machine, by default the host's own system in bubblewrap. A task has it in its `extra_info`."""
 
     sandbox: KindName = "bubblewrap"
     rootfs: str | None = None
     """A folder with a system to use instead of the host's."""
     image: str | None = None
-    """For kinds that have images."""
+    """The image, for kinds that have images."""
 
     @classmethod
     def of(cls, extra_info: Mapping[str, Any]) -> Machine:
-        # Tasks of earlier versions name an image alone.
+        # Tasks of earlier versions name only an image.
         return msgspec.convert({"sandbox": "docker", **extra_info} if "image" in extra_info else dict(extra_info), cls)
 
     async def open(self, limits: SandboxLimits) -> Shell:
@@ -94,7 +94,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def python(self) -> str:
-        """The Python inside, for commands that want one."""
+        """The Python inside the machine, for commands that need one."""
         return "python3" if self.has_images or self.rootfs is not None else find_tools()["python3"]
 
 
@@ -109,7 +109,7 @@ class SurveyPart(msgspec.Struct, frozen=True):
 
 
 async def survey(rootfs: str | None = None) -> tuple[bool, list[SurveyPart]]:
-    """Whether sandboxes start here, and a report of each part. Each is tried."""
+    """Return whether sandboxes start here, and a report of each part. Each part is tried."""
     parts = []
     for name, shell in (("commands", False), ("shells", True)):
         found = await asyncio.to_thread(probe, shell=shell)
@@ -135,16 +135,16 @@ async def _describe_rootfs(folder: str) -> str:
 
 
 class ShellPool:
-    """Starts shells before they are asked for. Each is used once."""
+    """Starts shells before they are needed. Each is used once."""
 
     def __init__(self, limits: SandboxLimits = DEFAULT_LIMITS, machine: Machine = HOST, *, size: int = 2) -> None:
         self._limits, self._machine, self._size = limits, machine, size
         self._starting: deque[asyncio.Task[Shell]] = deque()
-        """Started shells too."""
+        """Includes shells that have started."""
         self.keeper: AsyncGenerator[None, None] | None = None
 
     async def take(self) -> Shell:
-        """A fresh shell; the caller closes it."""
+        """Return a fresh shell; the caller closes it."""
         self._refill()
         if self._starting:
             started = self._starting.popleft()
@@ -156,7 +156,7 @@ class ShellPool:
         return await self._machine.open(self._limits)
 
     async def fill(self) -> None:
-        """Wait until as many as wanted are ready."""
+        """Wait until the desired number of shells is ready."""
         self._refill()
         await asyncio.gather(*self._starting, return_exceptions=True)
 
@@ -178,7 +178,7 @@ _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[SandboxLimits, M
 
 
 def share_pool(limits: SandboxLimits, machine: Machine) -> ShellPool:
-    """The pool of this event loop for such limits and such a machine; it is closed when the loop ends."""
+    """Return this event loop's pool for these limits and this machine; it is closed when the loop ends."""
     pools = _pools.setdefault(asyncio.get_running_loop(), {})
     if (pool := pools.get((limits, machine))) is None:
         pool = pools[limits, machine] = ShellPool(limits, machine)
@@ -189,7 +189,7 @@ def share_pool(limits: SandboxLimits, machine: Machine) -> ShellPool:
 
 
 async def _close_at_end(pool: ShellPool) -> AsyncGenerator[None, None]:
-    """The event loop closes generators that have begun when it ends."""
+    """Closes the pool at the end: an event loop then closes generators that have started."""
     try:
         yield
     finally:

@@ -1,11 +1,11 @@
-"""The memory that all processes of one sandbox use together.
+"""Limits the memory that all processes of one sandbox use together.
 
     parent = CgroupParent.find()        # None: this process may make no cgroups
     memory = Cgroup(parent, limit, all_at_once=True) if parent else WatchedMemory(limit, mounts)
     memory.is_exceeded()                # asked while it runs, and once after
 
-A cgroup is exact, and the kernel kills at once. Without a writable one, the sandbox's processes are inspected.
-Both add to the limit of each single process.
+A cgroup is exact, and the kernel kills at once. Without a writable one, the sandbox's processes are inspected. Both
+apply in addition to the limit of each single process.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pathlib import Path
 import msgspec
 
 INODE_BYTES = 1024
-"""What the kernel keeps for a file without content."""
+"""What the kernel needs for a file without content."""
 
 
 class Memory:
     """No limit on the sum: for hosts where processes of a sandbox cannot be inspected."""
 
     entrance: str | None = None
-    """A file of a cgroup: a process that writes 0 to it is limited by the kernel, and so are its children. None: the
-    sandbox is attached, and `is_exceeded` must be asked."""
+    """A file of a cgroup: the kernel limits a process that writes 0 to it, and its children. None: call `attach` for
+    the sandbox, and poll `is_exceeded`."""
 
     def attach(self, pid: int) -> None:
-        """Count the sandbox whose first process this is."""
+        """Count the sandbox that has this first process."""
 
     def is_exceeded(self) -> bool:
-        """Whether it has used more than it may."""
+        """Whether it has used more than allowed."""
         return False
 
     def close(self) -> None:
@@ -43,7 +43,7 @@ class Memory:
 
 
 class WatchedMemory(Memory):
-    """Counts the sandbox's processes and the files of its mounts."""
+    """Counts the memory of the sandbox's processes and of the files in its mounts."""
 
     def __init__(self, limit: int, mounts: Sequence[str]) -> None:
         self._limit, self._mounts = limit, mounts
@@ -51,14 +51,14 @@ class WatchedMemory(Memory):
 
     def attach(self, pid: int) -> None:
         self._root = Path(f"/proc/{pid}/root")
-        os.stat(self._root)  # PermissionError here, not unseen processes later
+        os.stat(self._root)  # raises PermissionError here, rather than missing processes later
 
     def is_exceeded(self) -> bool:
         if self._root is None:
             return False
         processes: list[Path] = []
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            # The sandbox's own /proc: its processes and no others, daemons among them.
+            # The sandbox's own /proc shows its processes and no others, daemons among them.
             processes = [entry for entry in (self._root / "proc").iterdir() if entry.name.isdigit()]
         files = 0
         for mount in self._mounts:
@@ -72,20 +72,20 @@ class WatchedMemory(Memory):
 
 
 def _read_resident(process: Path) -> int:
-    fields = _read(process / "statm").split()  # none where it has ended meanwhile
+    fields = _read(process / "statm").split()  # empty if it has ended meanwhile
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
 
 def _read_proportional(process: Path) -> int:
-    """Memory of its own and its share of what it shares, without files of the host."""
+    """Return a process's own memory plus its share of shared memory, without files of the host."""
     text = _read(process / "smaps_rollup")
     counted = sum(int(kilobytes) << 10 for kilobytes in re.findall(r"^Pss_(?:Anon|Shmem): *(\d+) kB", text, re.M))
     return counted if text else _read_resident(process)
 
 
 class CgroupParent(msgspec.Struct, frozen=True):
-    """Where cgroups for sandboxes are made. Version 1 takes a child of the cgroup that this process is in. Version 2
-    allows no child with limits beside processes, so there it is a sibling."""
+    """Where cgroups for sandboxes are created. In version 1 that is a child of this process's cgroup. Version 2 allows
+    no child with limits next to processes, so there it is a sibling."""
 
     path: str
     version: int
@@ -102,9 +102,9 @@ class CgroupParent(msgspec.Struct, frozen=True):
 
 class Cgroup(Memory):
     def __init__(self, parent: CgroupParent, limit: int, *, all_at_once: bool) -> None:
-        """`all_at_once`: one process that takes too much ends all, if the kernel supports it."""
+        """`all_at_once`: a process that takes too much ends all of them, if the kernel supports it."""
         path = self._path = Path(parent.path) / f"treetune-{os.getpid()}-{secrets.token_hex(6)}"
-        # Moving oneself as a single thread is at once; any other way waits for all processors, 10 ms and more.
+        # Moving the own single thread is instant; any other way waits for all processors, 10 ms and more.
         self.entrance = str(path / ("cgroup.procs" if parent.version == 2 else "tasks"))
         self._events = path / ("memory.events" if parent.version == 2 else "memory.oom_control")
         path.mkdir()
@@ -138,14 +138,14 @@ class Cgroup(Memory):
     def _write(self, name: str, value: int, *, optional: bool = False) -> None:
         if optional and not (self._path / name).exists():
             return
-        # Not for writing alone, which would make an ordinary file of a missing one.
+        # Not opened for writing only, which would create an ordinary file if it is missing.
         with open(self._path / name, "rb+", buffering=0) as file:
             file.write(b"%d" % value)
 
 
 def _sweep(folder: Path) -> None:
     """Remove the cgroups of processes that were killed; one in use cannot be removed."""
-    with contextlib.suppress(OSError):  # no more files can be opened: then with the next
+    with contextlib.suppress(OSError):  # no more files can be opened: the next one does it
         for left in folder.glob("treetune-*-*"):
             if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
                 with contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ def _sweep(folder: Path) -> None:
 
 
 def list_candidates(memberships: str, mounts: str) -> list[CgroupParent]:
-    """The cgroups to try, from the contents of /proc/self/cgroup and /proc/self/mountinfo."""
+    """Return the cgroups to try, from the contents of /proc/self/cgroup and /proc/self/mountinfo."""
     own = {}
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)

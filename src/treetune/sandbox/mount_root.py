@@ -1,15 +1,15 @@
-"""Runs as a process of its own, outside: makes the root of one sandbox, anew or as a copy, then becomes bubblewrap.
+"""Runs as a separate process outside: builds the root of one sandbox, new or as a copy, then becomes bubblewrap.
 
-Started by `runtime.py`, with the descriptor of a file that holds its plan. Of the standard library it loads only what
-loads fast (not `json`, `re`, `contextlib`, `shutil`): that is a third of a start. Its mounts are in namespaces of their
-own, so that they go when the sandbox goes.
+`runtime.py` starts it with the descriptor of a file that holds its plan. It only loads fast parts of the standard
+library (not `json`, `re`, `contextlib`, `shutil`): importing is a third of a start. Its mounts are in their own
+namespaces, so that they disappear with the sandbox.
 
-Under root the sandbox gets its own range of users: for the host its root is one of them. It sees the host's /usr with
-owners shifted by as much, so that `useradd`, `chown` and `su` work inside. Under an ordinary user it has one user, and
-files of root in /usr stay as they are.
+If Treetune is root, the sandbox gets its own range of users; its root is one of them for the host. It sees the host's
+/usr with owners shifted by the same amount, so that `useradd`, `chown` and `su` work inside. If Treetune is an ordinary
+user, the sandbox has one user, and root's files in /usr are unchanged.
 
-A copy joins the users and the mounts of its original, and copies what was written there into a tmpfs of its own: files
-as they are, holes included, and listed in the same order.
+A copy joins the users and mounts of its original, and copies what was written there into its own tmpfs. Files stay the
+same, including holes, and are listed in the same order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STAGE = "/tmp"
 """Where the parts are mounted before bubblewrap assembles them; only this process sees it."""
 COPY = f"{STAGE}/copy"
-"""The same of a copy, over the parts of its original."""
+"""The same for a copy, on top of its original's parts."""
 RANGE = 65536
 MS_REC, MS_PRIVATE, MS_BIND, MS_NOSUID, MS_NODEV = 0x4000, 1 << 18, 0x1000, 2, 4
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
@@ -51,11 +51,11 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def make_range(base: int, processes: int) -> int:
-    """A user namespace with a range of users, as a descriptor."""
+    """Return a descriptor of a user namespace with a range of users."""
     told, tell = os.pipe()
     holder = os.fork()
     if holder == 0:
-        # Made by a user of its own, whose process limit counts the processes of all its users.
+        # Created by a separate user, whose process limit counts the processes of all users in the range.
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
         os.setresgid(base, base, base)
         os.setresuid(base, base, base)
@@ -77,7 +77,7 @@ def make_range(base: int, processes: int) -> int:
 
 
 def shift_owners(path: str, users: int) -> int:
-    """A copy of a mount with the owners of the range. It is not attached anywhere yet."""
+    """Return a copy of a mount with owners in the range. It is not attached anywhere yet."""
     tree = check(libc.syscall(OPEN_TREE, HERE, path.encode(), CLONE_TREE | CLOSE_ON_EXEC), f"open_tree {path}")
     attributes = (ctypes.c_uint64 * 4)(IDMAP, 0, 0, users)
     size = ctypes.sizeof(attributes)
@@ -86,7 +86,7 @@ def shift_owners(path: str, users: int) -> int:
 
 
 def enter(plan: dict[str, Any]) -> dict[str, int]:
-    """Become root of a user namespace; gives the copies of the host's folders that are shown."""
+    """Become root of a user namespace; return the copies of the host folders that are shown."""
     shown: dict[str, int] = {}
     if plan["base"] is not None and plan["range"]:
         os.setgroups([])
@@ -101,13 +101,13 @@ def enter(plan: dict[str, Any]) -> dict[str, int]:
             os.setgroups([])
             os.setresgid(plan["base"], plan["base"], plan["base"])
             os.setresuid(plan["base"], plan["base"], plan["base"])
-            libc.prctl(4, 1, 0, 0, 0)  # dumpable again, else its own maps are not its to write
+            libc.prctl(4, 1, 0, 0, 0)  # dumpable again, or it may not write its own maps
         user, group = os.geteuid(), os.getegid()
         check(libc.unshare(NEW_USER | NEW_MOUNTS), "unshare user ns")
         write("/proc/self/setgroups", "deny")
         write("/proc/self/uid_map", f"0 {user} 1")
         write("/proc/self/gid_map", f"0 {group} 1")
-    # No namespaces within: a mount there would be disk without a limit.
+    # No nested namespaces: a mount there would be disk space without a limit.
     write("/proc/sys/user/max_user_namespaces", "0")
     return shown
 
@@ -130,7 +130,7 @@ def write(path: str, content: str | bytes) -> None:
 def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     sources = {path: os.open(path, os.O_PATH) for path in plan["shown"] if path not in shown}
-    # They are open already, for this mount covers what is in /tmp.
+    # They are already open, because this mount covers what is in /tmp.
     mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, plan["tmpfs"])
     os.mkdir(COPY)
     for number, path in enumerate(plan["shown"]):
@@ -147,7 +147,7 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
             own_folders(lower, upper, 3 if path == plan["whole"] else 2)
         mount_overlay(number, STAGE)
     if plan["whole"] is not None:
-        # A home for the one user of a system whose /root may belong to another user.
+        # A home for the single user of a system whose /root may belong to another user.
         os.mkdir(f"{STAGE}/home", 0o700)
         return
     root = f"{STAGE}/root"
@@ -174,7 +174,7 @@ def mount_overlay(number: int, stage: str) -> None:
 
 
 def own_folders(lower: str, upper: str, depth: int) -> None:
-    """Folders of the upper layer belong to the sandbox, so that files can be made and removed in them."""
+    """Let the sandbox own the folders of the upper layer, so that files can be created and removed in them."""
     for entry in os.scandir(lower):
         if entry.is_dir(follow_symlinks=False):
             try:
@@ -200,10 +200,10 @@ def copy(plan: dict[str, Any]) -> None:
 
 
 def copy_folder(source: str, target: str, links: dict[tuple[int, int], str]) -> None:
-    """Copy a folder with its content. Files that processes remove meanwhile are not in the copy."""
+    """Copy a folder with its content. Files that processes remove meanwhile are not copied."""
     os.mkdir(target)
     with os.scandir(source) as entries:
-        # A tmpfs lists what came last first, and both should list alike: some answers go by that order.
+        # A tmpfs lists the newest entries first, and both should list alike: some answers depend on that order.
         for entry in reversed(list(entries)):
             try:
                 if entry.is_dir(follow_symlinks=False):
@@ -227,13 +227,13 @@ def copy_file(source: str, target: str, links: dict[tuple[int, int], str]) -> No
     elif stat.S_ISLNK(status.st_mode):
         os.symlink(os.readlink(source), target)
     else:
-        # Pipes, sockets, and the devices by which an overlay marks what was removed.
+        # Pipes, sockets, and the devices with which an overlay marks removed files.
         os.mknod(target, status.st_mode, status.st_rdev)
     copy_attributes(source, target, status)
 
 
 def copy_content(source: str, target: str) -> None:
-    """With its holes."""
+    """Copy a file's content with its holes."""
     reading = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOATIME)
     writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -243,7 +243,7 @@ def copy_content(source: str, target: str) -> None:
                 try:
                     at = os.lseek(reading, at, os.SEEK_DATA)
                 except OSError:
-                    break  # a hole is all that is left
+                    break  # only a hole is left
                 end = os.lseek(reading, at, os.SEEK_HOLE)
                 os.lseek(writing, at, os.SEEK_SET)
             sent = os.sendfile(writing, reading, at, end - at)

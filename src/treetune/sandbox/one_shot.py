@@ -1,10 +1,10 @@
-"""One-shot commands in bubblewrap: namespaces and limits of the kernel, without a container engine.
+"""One-shot commands in bubblewrap: kernel namespaces and limits, without a container engine.
 
     result = run_command(require(), ["python3", "main.py"], files={"main.py": b"print(input())"}, stdin=b"hi")
     result.text   # "hi\\n"
 
-Each run is a fresh sandbox. Only what `_list_options` names exists inside: /usr of the host, read-only. Everything else
-is made for the run, in memory.
+Each run is a fresh sandbox. Only what `_list_options` names exists inside: the host's /usr, read-only. Everything else
+is created for the run, in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from treetune.sandbox.rootfs import SYSTEM_FOLDERS
 from treetune.system.time_limit import TimeLimit
 
 WORK = "/tmp/work"
-"""The working folder. Within /tmp, so that one tmpfs limits both."""
+"""The working folder. It is inside /tmp, so that one tmpfs limits both."""
 MOUNTS = ("tmp", "dev/shm")
 PAGE, CHUNK = 4096, 1 << 16
 TICK_SECONDS = 0.05
@@ -40,13 +40,13 @@ FIRST_PROCESS = (
     "{{ ulimit -u {nproc} 2>/dev/null || ulimit -p {nproc}; }} && trap : HUP INT QUIT TERM && exec 3>&2 2>/dev/null && "
     'echo && read -r go && (exec "$@" 2>&3 3>&-); exit $?'
 )
-"""A shell sets the limits, for itself and its children (dash has -p where others have -u). It waits for a line: a
-sandbox whose owner died during the start runs nothing. Then it reaps processes until the command has ended. What a
-shell prints about the command's end ("Killed") is not output of the command."""
+"""A shell sets the limits for itself and its children (dash has -p where others have -u). It waits for a line, so that
+a sandbox whose owner died during the start runs nothing. Then it reaps processes until the command has ended. What a
+shell prints about the command's end ("Killed") is not part of the command's output."""
 READY, GO = b"\n", b"go\n"
 DROP_CAPABILITIES = ("--ambient-caps=-all", "--inh-caps=-all", "--bounding-set=-all")
 ENTER = 'echo 0 > "$0" && exec "$@"'
-"""Into a cgroup."""
+"""Enters a cgroup."""
 
 
 def run_command(
@@ -58,7 +58,7 @@ def run_command(
     limits: SandboxLimits = DEFAULT_LIMITS,
     stop: int | None = None,
 ) -> Result:
-    """Run a command in a working folder that holds `files` (relative paths). `stop`: a descriptor that ends it when it
+    """Run a command in a working folder that holds `files` (relative paths). `stop`: a descriptor that stops it once it
     is readable."""
     if not command or not all(map(bubblewrap.is_passable, command)):
         raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
@@ -77,7 +77,7 @@ def run_command(
 
 
 class _Run(bubblewrap.Process):
-    """One command, its streams and its clock."""
+    """One command with its streams and its clock."""
 
     def __init__(self, launcher: bubblewrap.Launcher, limits: SandboxLimits) -> None:
         super().__init__(launcher.hold_memory(limits, MOUNTS, all_at_once=True))
@@ -93,14 +93,14 @@ class _Run(bubblewrap.Process):
             user = bubblewrap.FIRST_UID + threading.get_native_id()
             become_user = [launcher.tools["setpriv"], f"--reuid={user}", f"--regid={user}", "--clear-groups"]
             become_bubblewrap = [*become_user, *become_bubblewrap]
-            # Else `> /dev/stderr`, which opens the pipe again, is refused.
+            # Otherwise `> /dev/stderr`, which opens the pipe again, is refused.
             for end in (stdin, stdout, stderr):
                 os.fchown(end.fileno(), user, user)
         if self.memory.entrance is not None:
             become_bubblewrap = ["sh", "-c", ENTER, self.memory.entrance, *become_bubblewrap]
         contents = {path: self.make_file(content) for path, content in data.items()}
         options = _list_options(self._limits, contents)
-        # Not on the command line: /proc/1/cmdline is seen inside.
+        # Not on the command line, because /proc/1/cmdline is visible inside.
         arguments = self.make_file(os.fsencode("".join(f"{option}\0" for option in [*options, *self.list_options()])))
         rlimits = bubblewrap.list_rlimits(self._limits, own_processes=1)
         # In the units of `ulimit`.
@@ -117,7 +117,7 @@ class _Run(bubblewrap.Process):
         return self.find_first()
 
     def follow(self, stdin: bytes, stop: int | None) -> Ended:
-        """Start the command, and wait for its end or the first limit that it passes."""
+        """Start the command, and wait for its end or the first limit that it exceeds."""
         self._began = time.monotonic()
         limit = TimeLimit(self._limits.seconds, self.processes)
         next_look = self._began + TICK_SECONDS
@@ -153,7 +153,7 @@ class _Run(bubblewrap.Process):
                     return Ended.MEMORY
 
     def conclude(self, ended: Ended | None) -> Result:
-        """The result, once every process inside has ended."""
+        """Return the result, once every process inside has ended."""
         seconds = time.monotonic() - self._began
         out, err = self._outputs
         for output in self._outputs:
@@ -164,7 +164,7 @@ class _Run(bubblewrap.Process):
             raise SandboxUnavailable(f"bubblewrap cannot start a sandbox: {said or 'it does not say why'}")
         code = self.read_exit_code()
         if ended is Ended.COMPLETED:
-            # Limits that it passed since the last look.
+            # Limits that were exceeded since the last check.
             if self.memory.is_exceeded():
                 ended = Ended.MEMORY
             elif out.truncated or err.truncated:
@@ -181,7 +181,7 @@ class _Run(bubblewrap.Process):
 
 
 class _Output:
-    """Keeps the output of a command up to a limit."""
+    """Stores the output of a command up to a limit."""
 
     def __init__(self, pipe: FileIO, limit: int) -> None:
         self.pipe, self._limit = pipe, limit
@@ -197,13 +197,13 @@ class _Output:
 
 
 def _write(pipe: FileIO, left: memoryview) -> memoryview:
-    """Write what fits; gives the rest."""
+    """Write what fits; return the rest."""
     try:
         return left[os.write(pipe.fileno(), left[:CHUNK]) :]
     except BlockingIOError:
         return left
     except BrokenPipeError:
-        return left[:0]  # it reads no more
+        return left[:0]  # it has stopped reading
 
 
 def _list_options(limits: SandboxLimits, contents: Mapping[str, int]) -> list[str]:
@@ -212,13 +212,13 @@ def _list_options(limits: SandboxLimits, contents: Mapping[str, int]) -> list[st
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": WORK,
         "LANG": "C.UTF-8",
-        # Math libraries start a thread per core of the host, which the process limit would refuse.
+        # Math libraries start one thread per host core, which the process limit would refuse.
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
-    # SETPCAP is needed to drop all of them: the command has none.
+    # SETPCAP is needed to drop all capabilities: the command has none.
     given = bubblewrap.isolate((bubblewrap.GUARD, "SETPCAP"), environment)
-    # Without a user namespace root inside would be root for the host.
+    # Without a user namespace, root inside would be root for the host.
     given += ["--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000", "--ro-bind", "/usr", "/usr"]
     for folder in SYSTEM_FOLDERS:
         if os.path.islink(folder):
@@ -236,8 +236,8 @@ def _list_options(limits: SandboxLimits, contents: Mapping[str, int]) -> list[st
 
 
 def _place(files: Mapping[str, bytes], limits: SandboxLimits) -> dict[str, bytes]:
-    """The files of a run by their path inside. A name that leads out of the working folder is refused: bubblewrap
-    writes them while the host is still mounted."""
+    """Return the files of a run by their path inside. A name that leads out of the working folder is refused:
+    bubblewrap writes files while the host is still mounted."""
     placed: dict[str, bytes] = {}
     for name, content in files.items():
         path = PurePosixPath(name)

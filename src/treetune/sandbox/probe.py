@@ -1,11 +1,11 @@
-"""Whether a sandbox of bubblewrap can start on this machine, and what enforces its limits.
+"""Checks whether a bubblewrap sandbox can start on this machine, and what enforces its limits.
 
     print(probe())                  # for one-shot commands, as text
     print(probe(shell=True))        # for shells
     require()                       # the Launcher that works, or SandboxUnavailable with cause and remedy
 
-A real sandbox is started once per process and user, in the configuration of all later ones. As root a shell has its own
-range of users; if that is impossible, one user as under an ordinary user.
+A real sandbox is started once per process and user, in the configuration of all later ones. As root, a shell has its
+own range of users; if that is impossible, it has one user, as for an ordinary user.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ ONE_USER = "one user: files in /usr can be added and removed but not changed; no
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
     launcher: Launcher | None = None
-    """How sandboxes are started here; None: they cannot be."""
+    """How sandboxes are started here; None if they cannot be."""
     cause: str = ""
-    """Why no sandbox can start, or why a shell has one user only although Treetune is root."""
+    """Why no sandbox can start, or why a shell has only one user although Treetune is root."""
     remedy: str = ""
     shell: bool = False
 
@@ -82,8 +82,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probe(*, shell: bool = False) -> Capability:
-    """Start a sandbox to see whether that works; the answer is kept. Not from the thread of an event loop."""
-    # A forked process may be another user.
+    """Start a sandbox to see whether that works; the answer is cached. Do not call it in an event loop's thread."""
+    # A forked process may have a different user.
     return probe_as(os.geteuid(), shell)
 
 
@@ -114,7 +114,7 @@ def probe_as(user: int, shell: bool) -> Capability:
 
 
 def _list_launchers() -> Iterator[Launcher]:
-    """The ways to limit a sandbox's memory, the best first."""
+    """Yield the ways to limit a sandbox's memory, best first."""
     tools, becomes_user = find_tools(), _may_become_user()
     if (parent := CgroupParent.find()) is not None:
         yield Launcher(tools, becomes_user, parent)
@@ -130,7 +130,8 @@ def _list_shell_launchers() -> Iterator[Launcher]:
 
 
 def _may_become_user() -> bool:
-    """Whether this is root with users to become; root of a small user namespace is an ordinary user to the kernel."""
+    """Whether this is root with users to switch to; for the kernel, root of a small user namespace is an ordinary
+    user."""
     if os.geteuid() != 0:
         return False
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]

@@ -1,11 +1,11 @@
-"""What the root of a sandbox with a shell is made of: the host's own system, or a folder that holds one.
+"""Defines the root of a sandbox with a shell: the host's own system, or a folder that holds one.
 
     Root.of_host("/usr/bin/python3")    # /usr is an overlay, /etc a copy of what is harmless
     Root.of_folder("/srv/bookworm")
     build(Path("bookworm"), Recipe(include=["gcc"]), say=print)      # makes such a folder with Debian's own tools
 
-`mount_root.py` assembles it, in memory and within the sandbox's own mounts. A folder that is built appears when it is
-complete. The remains of an interrupted build are beside it, and the next build removes them.
+`mount_root.py` assembles it, in memory and within the sandbox's own mounts. A built folder appears once it is complete.
+An interrupted build leaves files next to it, which the next build removes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from treetune.errors import StorageError, UsageError
 from treetune.sandbox.limits import SandboxUnavailable
 
 PYTHON = "/usr/bin/python3"
-"""Where a folder with a system has it."""
+"""The path of Python in a folder with a system."""
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 FOLDERS = {
     "/": 0o755,
@@ -48,7 +48,7 @@ COPIED = (
     *("/etc/ld.so.*", "/etc/services", "/etc/protocols", "/etc/localtime", "/etc/timezone", "/etc/magic*"),
     *("/etc/mime.types", "/etc/java*", "/etc/perl", "/etc/python3*", "/etc/vim", "/etc/nanorc"),
 )
-"""Copied from the host's /etc if all users may read it. Nothing here says who uses the host, and for what."""
+"""Copied from the host's /etc if all users may read it. Nothing here reveals who uses the host, and for what."""
 EVERYBODY = stat.S_IROTH | stat.S_IXOTH
 SYSTEM_USERS = "daemon:1 bin:2 sys:3 sync:4:65534 games:5:60 man:6:12 lp:7 mail:8 news:9 uucp:10 proxy:13 www-data:33"
 PASSWD = ["root:x:0:0:root:/root:/bin/bash"]
@@ -86,11 +86,11 @@ class Root(msgspec.Struct, frozen=True):
     files: dict[str, tuple[bytes, int]] = {}
     """Contents and modes."""
     python: str = PYTHON
-    """What the runner inside runs on."""
+    """The Python that runs the runner inside."""
 
     @classmethod
     def of_host(cls, python: str) -> Root:
-        # The last is hundreds of links: copying them is a tenth of a start.
+        # The last is hundreds of links: copying them takes a tenth of a start.
         candidates = (*SYSTEM_FOLDERS, "/etc/alternatives")
         shown = [path for path in candidates if os.path.isdir(path) and not os.path.islink(path)]
         linked = {path: os.readlink(path) for path in SYSTEM_FOLDERS if os.path.islink(path)}
@@ -105,7 +105,7 @@ class Root(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_folder(cls, folder: str) -> Root:
-        """Raises `SandboxUnavailable` if the folder holds no system that a shell can run in."""
+        """Raise `SandboxUnavailable` if the folder holds no system that a shell can run in."""
         missing = [path for path in ("/bin/bash", PYTHON) if not os.path.lexists(folder + path)]
         if missing:
             what = f"has no {' and no '.join(missing)}" if os.path.isdir(folder) else "is no folder"
@@ -116,7 +116,7 @@ class Root(msgspec.Struct, frozen=True):
 
 @cache
 def _read_etc() -> tuple[dict[str, str], dict[str, tuple[bytes, int]]]:
-    """Links and files of the host's /etc that are copied."""
+    """Return the links and files of the host's /etc that are copied."""
     links, files = {}, {}
     pending = [path for pattern in COPIED for path in glob.glob(pattern)]
     while pending:
@@ -139,18 +139,18 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     suite: Name = "bookworm"
     """A release of Debian: `bookworm`, `trixie`, `sid`."""
     include: list[Name] = []
-    """Packages beside those that every system has."""
+    """Packages in addition to those that every system has."""
     variant: Name = "minbase"
     """How much of Debian: `minbase`, `important`, `standard`."""
     mirror: str | None = None
-    """Where its packages are; by default Debian's own."""
+    """The package mirror; by default Debian's own."""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     suite: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     files: int
     tool: str = "mmdebstrap"
 
@@ -159,7 +159,7 @@ Say = Callable[[str], object]
 
 
 def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
-    """Make a folder with a system. Raises `UsageError`, or `SandboxUnavailable` if a tool fails."""
+    """Build a folder with a system. Raises `UsageError`, or `SandboxUnavailable` if a tool fails."""
     folder = folder.expanduser().absolute()
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UsageError(f"{folder} exists already", remedy="name another folder, or remove it first")
@@ -178,14 +178,14 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
         remedy = "name another folder"
         raise StorageError(f"nothing can be written to {folder.parent}: {error.strerror}", remedy=remedy) from error
     try:
-        _clear(place)  # of a build that was interrupted
+        _clear(place)  # left by a build that was interrupted
         root = _make_root(place, recipe, say)
-        # It must hold nothing of this machine.
+        # It must contain nothing of this machine.
         (root / "etc" / "resolv.conf").unlink(missing_ok=True)
         for path in ("/etc/hostname", "/etc/hosts"):
             Path(f"{root}{path}").write_text(FILES[path][0])
         os.chmod(root, 0o755)
-        Root.of_folder(str(root))  # refuses what no shell could run in
+        Root.of_folder(str(root))  # raises if no shell could run in it
         files = [path.lstat() for path in root.rglob("*") if path.is_symlink() or not path.is_dir()]
         root.rename(folder)
     finally:
@@ -206,17 +206,17 @@ def _make_root(place: Path, recipe: Recipe, say: Say) -> Path:
     _run(["mmdebstrap", *options, recipe.suite, str(archive), *mirror], place, say)
     say("unpacking")
     root.mkdir(mode=0o755)
-    # Devices are bubblewrap's to make. An ordinary user owns all of it, root keeps the owners.
+    # bubblewrap creates the devices. An ordinary user owns all files; as root, they keep their owners.
     unpack = ["tar", "-xf", str(archive), "-C", str(root), "--exclude=./dev/*", "--numeric-owner", "-p"]
     _run([*unpack, *([] if is_root else ["--no-same-owner"])], place, say)
     return root
 
 
 def _run(command: list[str], place: Path, say: Say) -> None:
-    """Run a tool, and report its lines as progress. It and its child processes end here, even at an interrupt. Its
+    """Run a tool, and report its lines as progress. It ends here with its child processes, even on an interrupt. Its
     temporary files are in our folder, and are removed with it."""
     last: deque[str] = deque(maxlen=LINES_KEPT)
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where an ordinary user's does not lead
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # not in an ordinary user's PATH
     environment = {**os.environ, "TMPDIR": str(place), "LC_ALL": "C", "PATH": path}
     with subprocess.Popen(
         [*(["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []), *command],

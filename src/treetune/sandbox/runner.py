@@ -1,8 +1,9 @@
-"""Runs inside a sandbox, as its first process: the shell of `terminal.py`, commands beside it, files.
+"""Runs as the first process of a sandbox: the shell of `terminal.py`, separate commands, and files.
 
-Any Python from 3.8 on, and of its library only what loads fast (not `json`, `re`, `contextlib`). See `shell.py` for the
-other end. A request is its size, a marshalled mapping, and `size` bytes; an answer a line of JSON and `size` bytes.
-Requests come one at a time. A watched command sends what it writes at once, as `partial` answers before its own.
+It runs on any Python from 3.8 on, and uses only parts of the library that load fast (not `json`, `re`, `contextlib`).
+`shell.py` is the other end. A request is its size, a marshalled mapping, and `size` bytes; an answer is a line of JSON
+and `size` bytes. Requests come one at a time. A watched command sends its output at once, as `partial` answers before
+its own.
 
 There is no package to import from inside: `runtime.py` sends `time_limit.py`, `terminal.py` and this as one script.
 """
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 PR_SET_DUMPABLE = 4
 CANNOT_START = 126
 AS_COPY = "copy"
-"""The argument for a copy, whose files stay as they are."""
+"""The argument for a copy, whose files stay unchanged."""
 PROGRAMS = (
     *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
     *("/lib", "/lib64", "/usr/lib64", "/usr/lib/lib*", "/usr/lib/ld*", "/usr/lib/x86_64*", "/usr/lib/aarch64*"),
@@ -37,7 +38,7 @@ PROGRAMS = (
 
 
 def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
-    """Run a command outside of the shell. Its background processes keep running."""
+    """Run a command outside the shell. Its background processes keep running."""
     outputs, ends = {}, {}
     for number in (1, 2):
         reading, ends[number] = os.pipe()
@@ -103,7 +104,7 @@ def put(request: dict[str, Any], content: bytes) -> None:
 
 
 def get(request: dict[str, Any]) -> bytes:
-    # Not to wait for a writer where it is a pipe.
+    # Avoids waiting for a writer if it is a pipe.
     descriptor = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -112,7 +113,7 @@ def get(request: dict[str, Any]) -> bytes:
 
 
 def list_programs() -> dict[str, int]:
-    """The files of programs, each with the time of its last change, which no process inside can set."""
+    """Return the files of programs with their change times, which no process inside can set."""
     pending = []
     for pattern in PROGRAMS:
         folder, name = os.path.split(pattern)
@@ -136,7 +137,7 @@ def list_programs() -> dict[str, int]:
 
 
 def find_tampered(before: dict[str, int]) -> list[str]:
-    """Files that were changed, removed, or added where they are found first. New programs do not count."""
+    """Return files that were changed, removed, or added where they are found first. New programs do not count."""
     now = list_programs()
     programs = {os.path.basename(path) for path in before if is_program(path)}
     changed = [path for path, when in before.items() if now.get(path) != when]
@@ -149,7 +150,7 @@ def is_program(path: str) -> bool:
 
 
 def list_processes(terminal: Terminal) -> list[str]:
-    """The commands that run here, except this one and the shells that lead to the one at the prompt."""
+    """Return the commands that run here, except this one and the shells that lead to the one at the prompt."""
     parents, commands = {}, {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -189,14 +190,14 @@ def main() -> None:
     if os.getpid() != 1:
         sys.exit("this changes the system's start-up files: it runs as the first process of a sandbox only")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Processes of the same user may neither inspect this process nor change it.
+    # Processes of the same user may neither inspect nor change this process.
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     children = Children()
     terminal = Terminal(children, copied=AS_COPY in sys.argv)
     recorded: dict[str, int] = {}
     reply({"ready": True})
     while True:
-        # A terminal that no process has open can always be read, and would keep this process busy.
+        # A terminal that no process has open is always readable, and would keep this process busy.
         awaited = [0, children.woken] if terminal.has_ended() else [0, children.woken, terminal.master]
         ready, _, _ = select.select(awaited, [], [])
         if terminal.master in ready or children.woken in ready:

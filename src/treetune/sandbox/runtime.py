@@ -1,11 +1,11 @@
-"""What the runner of a shell runs in: `BubblewrapRuntime` here, a container in `docker.py`.
+"""Runtimes for the runner of a shell: `BubblewrapRuntime` here, a container in `docker.py`.
 
     runtime = await BubblewrapRuntime.open(launcher, SandboxLimits())
     await runtime.write(request)
     answer = await receive(runtime.reader)
     await runtime.close()
 
-Inside, the first process is `runner.py`. There is no package to import from, so several files are sent as one script.
+The first process inside is `runner.py`. There is no package to import from, so several files are sent as one script.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from treetune.system import time_limit
 HERE = Path(__file__).parent
 LOOK_SECONDS = 0.1
 MARSHAL = 2
-"""A version that every Python reads."""
+"""A marshal version that every Python reads."""
 FILE_BYTES = 64 << 20
-"""The most bytes of one answer from a sandbox."""
+"""The maximum size in bytes of one answer from a sandbox."""
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -49,9 +49,9 @@ CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "SETFCAP"),
     *("NET_BIND_SERVICE", "SYS_CHROOT", "AUDIT_WRITE", bubblewrap.GUARD),
 )
-"""As in a container; they reach no further than the sandbox's own users."""
+"""As in a container. They do not reach beyond the sandbox's own users."""
 OUR_PROCESSES = 3
-"""Bubblewrap, the runner and the shell are not counted against `processes`."""
+"""Bubblewrap, the runner and the shell, which do not count against `processes`."""
 FIRST_RANGE, RANGES = bubblewrap.FIRST_UID + bubblewrap.LAST_THREAD, 32_000
 INODES_PER_MB = 512
 RUNNER = (Path(time_limit.__file__), HERE / "terminal.py", HERE / "runner.py")
@@ -66,7 +66,7 @@ sys.stdout.buffer.write(MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
 
 
 class Runtime(Protocol):
-    """What the runner of a shell runs in, and the stream between both."""
+    """Runs the runner of a shell, and streams to and from it."""
 
     reader: asyncio.StreamReader
     """The answers of the runner inside."""
@@ -78,7 +78,7 @@ class Runtime(Protocol):
         """Whether it ended because its processes used too much memory."""
 
     async def copy(self, limits: SandboxLimits) -> Runtime:
-        """Another one with the files that are in it now."""
+        """Return another runtime with the files that this one has now."""
 
     async def close(self) -> None:
         """End everything in it, and wait until it is gone."""
@@ -95,15 +95,15 @@ async def close_on_failure(runtime: Runtime) -> AsyncIterator[None]:
 
 
 def join_scripts(*files: Path) -> bytes:
-    """Several files as one script, for a place without a package to import from."""
+    """Join several files into one script, for a place without a package to import from."""
     return (FUTURE + "\n".join(file.read_text().replace(FUTURE, "") for file in files)).encode()
 
 
 @cache
 def compile_script(files: tuple[Path, ...], python: str | None) -> bytes:
-    """Files as one script, in the bytecode of the Python that runs it: compiling takes longer than starting
-    Python. Without a `python`, or where it cannot be compiled, their source. Python distinguishes the two by the
-    first bytes."""
+    """Join files into one script in the bytecode of the Python that runs it: compiling takes longer than starting
+    Python. Without a `python`, or if compiling fails, it returns their source. Python tells the two apart by the first
+    bytes."""
     source = join_scripts(*files)
     if python is None:
         return source
@@ -112,7 +112,7 @@ def compile_script(files: tuple[Path, ...], python: str | None) -> bytes:
 
 
 async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
-    """One answer of the runner. The inside of a sandbox is not trusted: anything else is a ValueError."""
+    """Read one answer of the runner. The inside of a sandbox is not trusted: anything invalid raises ValueError."""
     header = json.loads(await reader.readline() or b"-")
     if not isinstance(header, dict) or not isinstance(size := header.get("size"), int) or not 0 <= size <= FILE_BYTES:
         raise ValueError("no answer of the runner")
@@ -120,12 +120,12 @@ async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
 
 
 class BubblewrapRuntime:
-    """A sandbox of bubblewrap. Unlike in `one_shot.py` the system's folders can be written: `mount_root.py` makes the
+    """A bubblewrap sandbox. Unlike in `one_shot.py`, the system's folders are writable: `mount_root.py` builds the
     root, outside and in its own namespaces, then becomes bubblewrap. Changes are in a tmpfs of `disk_mb`."""
 
     def __init__(self, launcher: bubblewrap.Launcher, limits: SandboxLimits, rootfs: str | None = None) -> None:
         self._launcher, self._rootfs = launcher, rootfs
-        # Where the kernel counts, only the process that takes too much ends.
+        # If the kernel counts memory, only the process that takes too much ends.
         self._process = bubblewrap.Process(launcher.hold_memory(limits, ("",), all_at_once=False))
         self._writer: asyncio.StreamWriter | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -140,8 +140,8 @@ class BubblewrapRuntime:
         rootfs: str | None = None,
         original: bubblewrap.Process | None = None,
     ) -> Self:
-        """Call it from a thread that outlives the sandbox, such as that of the event loop. `original` is what it is a
-        copy of."""
+        """Open it from a thread that outlives the sandbox, such as the event loop's. `original` is the sandbox that it
+        copies."""
         with bubblewrap.explain_failures():
             runtime = cls(launcher, limits, rootfs)
             async with close_on_failure(runtime):
@@ -158,7 +158,7 @@ class BubblewrapRuntime:
         process, launcher, rootfs = self._process, self._launcher, self._rootfs
         self._is_copy = original is not None
         root = Root.of_host(launcher.tools["python3"]) if rootfs is None else Root.of_folder(rootfs)
-        # The folder's Python may have another version than ours.
+        # The folder's Python may have a different version from ours.
         runner = process.make_file(compile_script(RUNNER, root.python if rootfs is None else None))
         mounter = process.make_file(compile_script(MOUNTER, launcher.tools["python3"]))
         plan = {
@@ -216,7 +216,7 @@ class BubblewrapRuntime:
         if self._watching is not None:
             self._watching.cancel()
         if self._writer is not None:
-            # Before its socket is closed: else the event loop confuses it with the next one of the same number.
+            # Before its socket is closed: otherwise the event loop confuses it with the next one of the same number.
             self._writer.transport.abort()
         await asyncio.get_running_loop().run_in_executor(None, self.end)
 

@@ -1,14 +1,14 @@
-"""A sandbox with a shell that persists: commands share its files, variables, folder and background processes.
+"""A sandbox with a persistent shell: commands share its files, variables, folder and background processes.
 
     async with await Shell.open(SandboxLimits(seconds=5)) as shell:
         await shell.execute("cd /var && x=3")
         result = await shell.execute("echo $x; pwd")
         result.text, result.exit_code    # "3\\n/var\\n", 0
 
-Every end of a command is a `Result`. After `close` nothing of the sandbox is left; if this process is killed, its
-sandboxes end too. A shell belongs to the event loop it was opened in.
+However a command ends, there is a `Result`. After `close`, nothing of the sandbox is left; if this process is killed,
+its sandboxes end too. A shell belongs to the event loop in which it was opened.
 
-Inside, the first process is `runner.py`. It runs in a `Runtime`: bubblewrap, or a container of Docker.
+The first process inside is `runner.py`. It runs in a `Runtime`: bubblewrap, or a Docker container.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from treetune.system.time_limit import CLOCK_FACTOR
 
 Watch: TypeAlias = Callable[[bytes], object]
 GRACE_SECONDS = 15.0
-"""The time of the runner inside to end a command; after that the whole sandbox ends."""
+"""Extra seconds for the runner inside to end a command; after that the whole sandbox ends."""
 
 
 class SandboxGone(TreetuneError):
-    """A sandbox that has ended was asked for something."""
+    """Raised if a sandbox that has ended is used."""
 
 
 class Shell:
@@ -46,8 +46,8 @@ class Shell:
 
     @classmethod
     async def open(cls, limits: SandboxLimits = DEFAULT_LIMITS, *, rootfs: str | None = None) -> Self:
-        """A fresh sandbox in bubblewrap, or `SandboxUnavailable` with cause and remedy. `rootfs`: a folder with a
-        system of its own, as `treetune sandbox build` makes it."""
+        """Open a fresh sandbox in bubblewrap. Raises `SandboxUnavailable` with cause and remedy. `rootfs`: a folder
+        with its own system, as built by `treetune sandbox build`."""
         if rootfs is not None:
             rootfs = os.path.abspath(rootfs)
             Root.of_folder(rootfs)  # a wrong folder fails before the machine is tried
@@ -59,7 +59,8 @@ class Shell:
         return self._ended is None and self._closing is None
 
     async def execute(self, command: str, *, seconds: float | None = None, watch: Watch | None = None) -> Result:
-        """Run a command in the shell, as if it were typed there. `watch` gets its output at once, up to `output_kb`."""
+        """Run a command in the shell, as if it were typed there. `watch` gets its output immediately, up to
+        `output_kb`."""
         _check(command)
         request = {"kind": "execute", "watched": watch is not None}
         return await self._ask_command(request, os.fsencode(command), seconds, watch)
@@ -73,14 +74,14 @@ class Shell:
         env: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> Result:
-        """Run a program beside the shell, without its variables and aliases. Its background processes keep running."""
+        """Run a program outside the shell, without its variables and aliases. Its background processes keep running."""
         for text in command:
             _check(text)
         request = {"kind": "run", "command": list(command), "cwd": cwd, "env": dict(env or {})}
         return await self._ask_command(request, stdin, seconds)
 
     async def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write a file, folders above it included."""
+        """Write a file, creating parent folders."""
         await self._ask_file({"kind": "put", "path": _check_path(path), "mode": mode}, content)
 
     async def get(self, path: str) -> bytes:
@@ -92,22 +93,22 @@ class Shell:
         await self._ask_file({"kind": "record"})
 
     async def find_tampered(self) -> list[str]:
-        """Recorded files that were changed or removed since, and new ones that are found before them. New programs with
-        other names may be added."""
+        """Return recorded files that were changed or removed since, and new ones that are found before them. New
+        programs with other names are allowed."""
         found = await self._ask_file({"kind": "tampered"})
         return [os.fsdecode(path) for path in found.split(b"\0") if path]
 
     async def list_processes(self) -> list[str]:
-        """The commands that run in the sandbox, without our own and the shell."""
+        """Return the commands that run in the sandbox, without our own and the shell."""
         found = await self._ask_file({"kind": "processes"})
         return [os.fsdecode(command) for command in found.split(b"\0") if command]
 
     async def kill_processes(self) -> None:
-        """End every process in the sandbox, the shell among them. Files stay, and the next command has a new shell."""
+        """End every process in the sandbox, including the shell. Files stay, and the next command gets a new shell."""
         await self._ask_file({"kind": "kill"})
 
     async def copy(self) -> Shell:
-        """Another sandbox with the files that are in this one now, but without its processes. The caller closes it."""
+        """Return another sandbox with this one's current files, but without its processes. The caller closes it."""
         async with self._lock:
             if not self.alive:
                 raise SandboxGone("the sandbox has ended", remedy="open another")
@@ -156,7 +157,7 @@ class Shell:
     async def _ask(
         self, request: dict[str, Any], content: bytes, seconds: float, watch: Watch | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """The runner's answer. If the sandbox ends instead, it is empty, and `_ended` says how."""
+        """Return the runner's answer. If the sandbox ends instead, it is empty, and `_ended` says how."""
         async with self._lock:
             if not self.alive:
                 raise SandboxGone("the sandbox has ended", remedy="open another")
@@ -173,7 +174,7 @@ class Shell:
                 await self.close()
                 return {}, b""
             except asyncio.CancelledError:
-                # Else the next request would get the answer to this one.
+                # Otherwise the next request would get the answer to this one.
                 self._ended = Ended.KILLED
                 await self.close()
                 raise

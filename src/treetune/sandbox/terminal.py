@@ -1,9 +1,9 @@
-"""The shell that persists in a sandbox: an interactive bash on a terminal of its own. It is sent into the sandbox
-together with `runner.py`.
+"""The persistent shell of a sandbox: an interactive bash on its own terminal. It is sent into the sandbox together with
+`runner.py`.
 
 bash never reads a command from its terminal, whose lines are short and which the command itself may read. It reads one
-line there that takes the command from a pipe. A mark that it prints before each prompt says that the command has ended.
-Shells within (`su - jack`) get both from the system's start-up files.
+line there that takes the command from a pipe. A mark that bash prints before each prompt signals that the command has
+ended. Nested shells (`su - jack`) get both from the system's start-up files.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from treetune.system.time_limit import TimeLimit
 
 COMMANDS, TERMINAL = 201, 202
-"""Descriptors that every shell here has: where commands come from, and the terminal to print marks to."""
+"""Descriptors of every shell here: where commands come from, and the terminal on which marks are printed."""
 NEXT = (
     '__tt=$?;__tt_number={};IFS= \\builtin read -r -d "" -u {} __tt_command;'
     '__tt(){{ \\builtin return $__tt;}};__tt;\\builtin eval "$__tt_command"\n'
 )
-"""Takes a command from the pipe and runs it, with `$?` of the last one."""
+"""Takes a command from the pipe and runs it, with `$?` of the previous one."""
 INTERRUPT_SECONDS = 0.5
 START_SECONDS = 30.0
 RESTART_SECONDS = 3.0
 CHUNK = 1 << 16
 ROWS, COLUMNS = 50, 200
 BECOME_BASH = '[ -n "$BASH_VERSION" ] || case $- in *i*) exec bash --login;; esac'
-"""Another shell at the terminal (`su - jack`, whose shell is dash) could take no commands from the pipe."""
+"""A different shell at the terminal (`su - jack`, whose shell is dash) could not take commands from the pipe."""
 START_UP_FILES = ("/etc/bash.bashrc", "/etc/profile.d/treetune.sh")
 RTLD_NOW = 2
 CAPABILITIES_VERSION_3 = 0x20080522
 CAP_LEASE = 28
-"""Without use here, but a process that lacks it cannot inspect one that has it. The shell and its children lack it."""
+"""Unused otherwise, but a process without it cannot inspect one that has it. The shell and its children lack it."""
 
 
 class Output:
@@ -67,7 +67,7 @@ class Output:
 
 
 class Children:
-    """Reaps every process that ends here, as the first process of a sandbox has to."""
+    """Reaps every process that ends here, as the first process of a sandbox must."""
 
     def __init__(self) -> None:
         self.woken, wake = os.pipe()
@@ -116,7 +116,7 @@ class Children:
                 self.waited[pid] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
     def kill_all(self) -> None:
-        """Kill every process here but this one. Their orphans become children of this process."""
+        """Kill every process here except this one. Orphans become children of this process."""
         try:
             os.kill(-1, signal.SIGKILL)
         except ProcessLookupError:
@@ -126,7 +126,7 @@ class Children:
 
 class Terminal:
     def __init__(self, children: Children, copied: bool) -> None:
-        """`copied`: the start-up files are those of a terminal like this one."""
+        """`copied`: the start-up files belong to a terminal like this one."""
         self.children = children
         self.mark = (find_mark() if copied else "") or os.urandom(8).hex()
         self.begin = b"\x1e" + self.mark.encode()
@@ -142,15 +142,16 @@ class Terminal:
         self.ignored = False
         """Whether the shell did not take the last command."""
         self.busy = False
-        """Whether a command runs: then no request comes, and what can be read of the other end is its end."""
+        """Whether a command is running. No request comes then, so anything readable from the other end means that it
+        has closed."""
         self.number = 0
         self.idle = Output(CHUNK)
-        """What the background wrote between commands; it is shown with the next."""
+        """Output of background processes between commands; it is shown with the next command."""
         if not self.spawn(START_SECONDS):
             sys.exit("bash does not start in this sandbox")
 
     def spawn(self, seconds: float = RESTART_SECONDS) -> bool:
-        """Start the shell; whether it came to its prompt."""
+        """Start the shell; return whether it reached its prompt."""
         for old in (self.master, self.feed):
             if old >= 0:
                 os.close(old)
@@ -179,7 +180,7 @@ class Terminal:
         return True
 
     def take(self, command: bytes, output: Output, limit: TimeLimit, exact: bool = False) -> int | None:
-        """Give the shell a command and wait until a shell is at its prompt again; None: its time was over."""
+        """Give the shell a command and wait until a shell is at its prompt again; None: the time was over."""
         self.number += 1
         termios.tcsetattr(self.master, termios.TCSANOW, self.modes)  # a command may have changed them
         self.ignored = False
@@ -191,7 +192,7 @@ class Terminal:
             except BlockingIOError:
                 self.read(output, 0.005)
                 if self.find_report():
-                    break  # it does not read on
+                    break  # it has stopped reading
             except BrokenPipeError:
                 self.ignored = True
                 break
@@ -201,8 +202,8 @@ class Terminal:
         return code
 
     def wait(self, output: Output, limit: TimeLimit, exact: bool = False) -> int | None:
-        """The exit code when a shell is at its prompt, or has ended; None: time was over. The shell may be another
-        than the one that took the command (`su`, or `exit` from it), unless it must be `exact`."""
+        """Return the exit code once a shell is at its prompt, or has ended; None: the time was over. Unless `exact`,
+        this may be another shell than the one that took the command (`su`, or `exit` from it)."""
         while True:
             report = self.find_report()
             if report:
@@ -224,7 +225,8 @@ class Terminal:
             self.read(output, left)
 
     def find_report(self) -> tuple[bytes, list[bytes], bytes] | None:
-        """What came before a report, the report (the number of a command, its exit code), and what came after."""
+        """Return the output before a report, the report (number of a command, its exit code), and the output after
+        it."""
         before, begun, rest = self.buffer.partition(self.begin)
         report, ended, after = rest.partition(b"\x1e")
         words = report.split(b" ")[1:]
@@ -248,7 +250,7 @@ class Terminal:
             time.sleep(0.002)
         self.buffer += chunk
         if not self.find_report():
-            # A report may have begun; everything else is output.
+            # A report may have started; everything else is output.
             begun = self.buffer.rfind(b"\x1e", -len(self.mark) - 32)
             kept = self.buffer[begun:] if begun >= 0 else b""
             output.add(self.buffer[: len(self.buffer) - len(kept)])
@@ -265,7 +267,7 @@ class Terminal:
         exit_code = self.take(command, output, limit)
         restarted = self.ignored
         if self.ignored and not self.has_ended():
-            # Its descriptors were changed so that it takes no commands any more.
+            # Its descriptors were changed, so it no longer takes commands.
             self.restart()
             exit_code = self.take(command, output, limit)
         lives = exit_code is not None or self.interrupt(output)
@@ -283,7 +285,8 @@ class Terminal:
         return self.children.waited[self.pid] is not None
 
     def restart(self) -> None:
-        """If the new shell does not reach its prompt either (bash was replaced), commands end at their deadline."""
+        """Start a new shell. If that does not reach its prompt either (bash was replaced), commands end at their
+        deadline."""
         self.end()
         if not self.spawn():
             self.children.kill_all()  # too many processes leave it no room
@@ -316,7 +319,7 @@ class Terminal:
 
 
 def find_mark() -> str:
-    """The mark in the start-up files, which another terminal wrote."""
+    """Return the mark in the start-up files, which another terminal wrote."""
     for path in START_UP_FILES:
         try:
             with open(path, errors="replace") as file:
@@ -342,14 +345,14 @@ def drop_capability() -> None:
 
 
 def call(function: str, *arguments: Any) -> None:
-    """A function of the C library; `ctypes` itself takes long to load."""
+    """Call a function of the C library; `ctypes` itself is slow to load."""
     try:
         import _ctypes
 
         library = _ctypes.dlopen(None, RTLD_NOW)  # type: ignore[arg-type]
         _ctypes.call_function(_ctypes.dlsym(library, function), arguments)
     except (ImportError, OSError, AttributeError):
-        pass  # a Python without it: one wall less
+        pass  # a Python without it: one barrier less
 
 
 def find_home() -> str:
@@ -365,5 +368,5 @@ def reply(header: dict[str, Any], content: bytes = b"") -> None:
 
 
 def encode_json(value: float | None) -> str:
-    """Of what stands in answers: numbers, true, false and null."""
+    """Encode a value that occurs in answers: numbers, true, false and null."""
     return "null" if value is None else repr(value).lower()
