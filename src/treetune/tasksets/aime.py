@@ -3,10 +3,11 @@ r"""Competition math, one answer: what follows the last `Answer:` against the gr
     Task(prompt="...", env_class="aime", ground_truth="204")   # "Answer: $\boxed{204}$" earns 1
 
 As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a `<`, and a box without
-`Answer:` does not count. A ground truth that is a number is compared as a number; any other is normalised, as the
-answer is: units, dollar signs, `\text`, `\boxed` and spaces go, `\frac12` becomes `\frac{1}{2}`. An answer with
-several different ones earns nothing. `reward_spec: {method: math_verify}` compares by meaning too.
-`extra_info.strict: false` is skyrl-gym's letter: the last `Answer:`, in it the first `$...$`, both sides normalised.
+`Answer:` does not count. A ground truth that is a number is compared as a number. Any other is normalised, and so is
+the answer: units, dollar signs, `\text`, `\boxed` and spaces are removed, `\frac12` becomes `\frac{1}{2}`. A reply with
+several different answers earns nothing. `reward_spec: {method: math_verify}` also compares by meaning.
+`extra_info.strict: false` follows skyrl-gym exactly: the last `Answer:`, in it the first `$...$`, both sides
+normalised.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from treetune.tasksets.math_verifier import compare, is_single, require_math_ver
 from treetune.tasksets.turns import TurnEnvironment, list_answers
 
 TAIL = 300
-"""How many characters at the end of a reply are searched for the answer."""
+"""The answer is searched in this many characters at the end of a reply."""
 
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
 _MARK = re.compile(r"(?i)\banswer[*_\s]*:[*_\s]*")
 _MATH = re.compile(r"(?<!\\)\$+([^$]+?)(?<!\\)\$+")
-# The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order in which verl and skyrl-gym apply it.
+# The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order that verl and skyrl-gym use.
 _REPLACEMENTS = {"an ": "", "a ": "", ".$": "$", r"\$": "", "\\ ": "", " ": "", "mbox": "text"}
 _REPLACEMENTS |= {r",\text{and}": ",", r"\text{and}": ",", r"\text{m}": r"\text{}"}
 _WITHOUT_MEANING = (
@@ -104,7 +105,7 @@ class AimeEnvironment(TurnEnvironment):
 
 
 def find_answer(text: str) -> Found:
-    """The one expression that every `Answer:` gives."""
+    """Return the one expression that every `Answer:` gives."""
     pieces = _MARK.split(strip_thinking(text).rstrip()[-TAIL:])[1:]
     given = [said for piece in pieces if plain(said := re.split(r"[\n<]", piece, maxsplit=1)[0])]
     found = [_find_expression(said) for said in given]
@@ -119,7 +120,8 @@ def find_answer_as_skyrl(text: str) -> Found:
 
 
 def _find_expression(said: str) -> Found:
-    """The box of a line, else its formula, else the line; beside a box or formula there may be words but no numbers."""
+    """Return the box of a line, else its formula, else the line. Next to a box or formula there may be words but no
+    numbers."""
     found = boxed(said) or _MATH.findall(said)
     if not found:
         return Found(plain(said))
@@ -137,7 +139,7 @@ def _key(text: str) -> object:
 
 
 def normalise(answer: str) -> str:
-    """Removes what does not change the meaning of an answer."""
+    """Remove what does not change the meaning of an answer."""
     answer = answer.split("=")[-1]
     for before, after in _REPLACEMENTS.items():
         answer = answer.replace(before, after)

@@ -28,13 +28,13 @@ class AlphabetSortTask(Task, frozen=True, kw_only=True):
 
 class AlphabetSortConfig(TasksetConfig, frozen=True, kw_only=True):
     num_tasks: Positive = 100
-    """How many tasks there are."""
+    """The number of tasks."""
     turns: Positive = 3
     """How many times names arrive."""
     names_per_turn: Positive = 3
     """How many names arrive each time."""
     seed: int = 0
-    """Picks the names."""
+    """The seed that picks the names."""
 
     def __post_init__(self) -> None:
         if self.turns * self.names_per_turn > len(NAMES):
@@ -92,5 +92,5 @@ class AlphabetSortEnvironment(TurnEnvironment):
 
 
 def sort_names(rounds: list[list[str]], turn: int) -> list[str]:
-    """All names that arrived up to a turn."""
+    """Return all names that have arrived by a turn."""
     return sorted(name for names in rounds[: turn + 1] for name in names)

@@ -22,7 +22,7 @@ class ArithmeticConfig(TasksetConfig, frozen=True, kw_only=True):
     level: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     """1: one-digit sums; 2: two digits, + and -; 3: products; 4: three terms; 5: parentheses."""
     seed: int = 0
-    """Another seed gives other tasks; `shuffle.seed` replaces it if it is set."""
+    """The random seed. Another seed gives other tasks; `shuffle.seed` replaces it if set."""
 
 
 class Arithmetic(Taskset[Task, ArithmeticConfig]):
@@ -34,7 +34,7 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
         while True:
             expression = _draw_expression(level, rng)
             result = evaluate(expression)
-            # A result that stands in the question would reward repeating the question.
+            # If the question contained the result, repeating the question would be rewarded.
             if str(abs(result)) not in re.findall(r"\d+", expression):
                 break
         return Task(
@@ -76,7 +76,7 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 
 
 def evaluate(expression: str) -> int:
-    """The value of a sum of integers with + - * and parentheses."""
+    """Return the value of a sum of integers with + - * and parentheses."""
 
     def compute(node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):

@@ -3,9 +3,9 @@
     Task(prompt="2 + 3?", env_class="gsm8k", ground_truth="5")   # "#### 5" earns 1
     Task(prompt="2 + 3?", env_class="gsm8k_multi_turn", ground_truth="5", extra_info={"max_turns": 3})
 
-The number after the last `####` counts, with or without a unit (`$5`, `5%`, `5 apples`), and is compared as a number.
-An answer with several different ones earns nothing. With `extra_info.strict: false` it is read as skyrl-gym's strict
-method reads it: the first `#### ` that digits, dots, commas or a minus follow, compared as text without commas.
+The number after the last `####` counts, with or without a unit (`$5`, `5%`, `5 apples`), and is compared as a number. A
+reply with several different answers earns nothing. With `extra_info.strict: false`, it is read as in skyrl-gym's strict
+method: the first `#### ` followed by digits, dots, commas or a minus, compared as text without commas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from treetune.scorers.reading.answers import Found, number_after, read_number, r
 from treetune.tasksets.turns import TurnEnvironment, list_answers
 
 FORMAT_REWARD = 0.2
-"""What all turns of several together earn for the format alone."""
+"""What all turns of a multi-turn episode together earn for the format alone."""
 _NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 _GO_ON = (
     "Please provide your step-by-step reasoning, "
@@ -53,7 +53,7 @@ class Gsm8kEnvironment(TurnEnvironment):
         return self.end(float(right), explanation, answer=answer)
 
     def judge(self, text: str) -> tuple[str | None, bool, str]:
-        """The number of a text, whether it is right, and why not."""
+        """Return the number in a text, whether it is right, and if not why."""
         if self.strict:
             return self.compare(number_after(strip_thinking(text), "####"))
         found = _NUMBER.search(text)
@@ -71,8 +71,8 @@ class Gsm8kEnvironment(TurnEnvironment):
 
 
 class Gsm8kMultiTurnEnvironment(Gsm8kEnvironment):
-    """A turn earns 1 for the right number, which ends the episode, 0.2 / max_turns for a wrong one in the right format,
-    and 0 without `#### number`."""
+    """Grade-school math in several attempts. The right number earns 1 and ends the episode, a wrong one in the right
+    format 0.2 / max_turns, a turn without `#### number` 0."""
 
     CONTRACT = msgspec.structs.replace(
         Gsm8kEnvironment.CONTRACT,

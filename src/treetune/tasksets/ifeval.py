@@ -1,10 +1,11 @@
-"""IFEval: the scorer `ifeval`, and the 25 instructions, each a function of an answer and the values of its row.
+"""IFEval: the scorer `ifeval`, and its 25 instructions, each a function of an answer and the values in its row.
 
     follows("punctuation:no_comma", "No comma here.", {})                                          # True
     follows("length_constraints:number_words", "One two.", {"relation": "at least", "num_words": 3})  # False
 
-They mean what the reference means (google-research/instruction_following_eval, with the corrections of lm-eval). Where
-the reference leaves a verdict to chance or to data of its own, this module decides (docs/ready.md has the differences).
+They mean the same as in the reference (google-research/instruction_following_eval, with the corrections of lm-eval).
+Where the reference leaves a verdict to chance or to its own data, this module decides (docs/ready.md lists the
+differences).
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _SENTENCE_END = re.compile(r"[.!?]+[\"')\]*_”’]*(?=\s|$)")
 
 
 def follows(instruction: str, answer: str, values: Values) -> bool:
-    """Whether an answer follows an instruction; one that says nothing follows none."""
+    """Whether an answer follows an instruction; an empty answer follows none."""
     return bool(answer.strip()) and INSTRUCTIONS[instruction](answer, values)
 
 
 def find_problem(instruction: Any, values: Values) -> str | None:
-    """What keeps an instruction from being checked; None where nothing does."""
+    """Return why an instruction cannot be checked, or None."""
     if instruction not in INSTRUCTIONS:
         return f"unknown instruction {instruction!r:.60}{did_you_mean(str(instruction), INSTRUCTIONS)}"
     missing = [name for name in NEEDS.get(instruction, ()) if values.get(name) in (None, "", [])]
@@ -58,12 +59,12 @@ def compare(number: int, values: Values, relation: str, bound: str) -> bool:
     raise TasksetError(f"{relation} is {values[relation]!r}", remedy="it is `less than` or `at least`")
 
 
-# What they count
+# Counting
 
 
 def count_sentences(text: str) -> int:
-    """Sentences end with a full stop, a question or an exclamation mark before a space; not after an abbreviation or an
-    initial. What follows the last of them is one more."""
+    """Count sentences. They end with a full stop, a question or an exclamation mark before a space, but not after an
+    abbreviation or an initial. Text after the last of them is one more."""
     count = begin = 0
     for end in _SENTENCE_END.finditer(text):
         before = text[max(begin, end.start() - 12) : end.start() + 1]
@@ -78,7 +79,7 @@ def count_sentences(text: str) -> int:
 
 
 def count_capital_words(text: str) -> int:
-    """Words in capital letters alone, as people see them: hyphens and apostrophes do not end one."""
+    """Count words in all capitals, as people see them: hyphens and apostrophes do not end a word."""
     return sum(word.isupper() for word in re.findall(r"[^\s,;:!?()\[\]{}\"“”*_<>/|]+", text))
 
 
@@ -88,19 +89,19 @@ def is_bullet(line: str) -> bool:
 
 
 def detect_language(text: str) -> str | None:
-    """The code of its language; None where it has no words."""
+    """Return the code of the text's language; None if it has no words."""
     try:
         from langdetect import DetectorFactory, LangDetectException, detect
     except ImportError:
         raise MissingExtraError.of("langdetect", "ifeval") from None
-    DetectorFactory.seed = 0  # else it guesses anew each time
+    DetectorFactory.seed = 0  # without a seed its guesses vary
     try:
         return str(detect(text))
     except LangDetectException:
         return None
 
 
-# Those that take more than a line
+# Instructions that take more than a line
 
 
 def has_paragraphs(answer: str, values: Values) -> bool:
@@ -241,12 +242,12 @@ NEEDS = {
     "length_constraints:number_words": ("num_words", "relation"),
     "startend:end_checker": ("end_phrase",),
 }
-"""The values that an instruction cannot do without."""
+"""The values that each instruction requires."""
 
 
 class IfEval(Scorer, frozen=True, tag="ifeval"):
-    """1 where every instruction is followed to the letter, else 0: the strict accuracy of prompts. The ground truth is
-    the list of instructions."""
+    """1 if every instruction is followed to the letter, else 0: the strict accuracy of prompts. The ground truth is the
+    list of instructions."""
 
     values: str = "kwargs"
     """The column with the values of each instruction, in the same order."""
@@ -286,7 +287,8 @@ class IfEval(Scorer, frozen=True, tag="ifeval"):
 
 
 def _variants(reply: str) -> Iterator[str]:
-    """The reply, without its first line, its last or both, and each without asterisks: what loose accuracy allows."""
+    """Yield the reply, also without its first line, its last or both, and each without asterisks: what loose accuracy
+    allows."""
     lines = reply.split("\n")
     for part in (lines, lines[1:], lines[:-1], lines[1:-1]):
         text = "\n".join(part).strip()

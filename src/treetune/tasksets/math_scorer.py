@@ -1,4 +1,4 @@
-r"""The scorer of mathematics: `math`. An answer is right where it means what the truth says: `\frac12` is `0.5`."""
+r"""The scorer for mathematics: `math`. An answer is right if it means what the truth says: `\frac12` is `0.5`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from treetune.scorers.scorer import expected, require_truths
 from treetune.tasksets.math_verifier import compare, is_single, require_math_verify
 
 LONGEST = 300
-"""The most characters of an answer. Of a longer reply without `####`, a box or `answer is`, the last line counts."""
+"""The maximum length of an answer. In a longer reply without `####`, a box or `answer is`, the last line counts."""
 _FORMULA = re.compile(r"(?<!\\)\$+([^$]+?)(?<!\\)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 
@@ -35,7 +35,7 @@ class Math(Scorer, frozen=True, tag="math"):
         require_math_verify()
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the answer of a reply means what the ground truth says. It waits for another process."""
+        """Score whether the answer in a reply means what the ground truth says. It waits for another process."""
         truths = [str(one) for one in require_truths(truth, task)]
         found = self.find(answer)
         if found.text is None:

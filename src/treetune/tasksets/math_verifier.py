@@ -1,10 +1,10 @@
-r"""Compares two mathematical expressions with math-verify, in a process of its own, within a time limit.
+r"""Compares two mathematical expressions with math-verify in a separate process, within a time limit.
 
     require_math_verify()
     await call(compare, r"\frac{1}{2}", "0.5")   # True
 
-`compare` waits, so call it in a thread. A worker is this file run as a program. When its time is over, the two
-expressions count as different. math-verify's own timeout is off: it is an exception that math-verify may catch itself.
+`compare` blocks, so call it in a thread. A worker is this file run as a program. After its time limit, the two
+expressions count as different. math-verify's own timeout is off: it is an exception that math-verify may itself catch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from treetune.system.processes import WorkerPool
 
 SECONDS = 5.0
-"""Processor time of one comparison."""
+"""Processor time limit of one comparison, in seconds."""
 MEMORY = 1 << 30
-"""The most bytes of a worker."""
+"""Memory limit of a worker, in bytes."""
 _SEVERAL_MEANINGS = re.compile(r"\\(?:pm|mp|lor|vee|cup|quad|qquad|newline|\\)(?![a-z])|[;\n]|±")
-"""What lets math-verify read several answers out of one expression."""
+"""Lets math-verify read several answers out of one expression."""
 
 
 def require_math_verify() -> None:
-    from treetune.errors import MissingExtraError  # here, for a worker needs nothing of Treetune
+    from treetune.errors import MissingExtraError  # here, because a worker needs nothing of Treetune
 
     if find_spec("math_verify") is None:
         raise MissingExtraError.of("math-verify", "math")
@@ -40,7 +40,7 @@ def require_math_verify() -> None:
 
 def is_single(answer: str, truth: str) -> bool:
     """Whether math-verify could find only one answer in it, or no more than in the ground truth."""
-    from treetune.scorers.reading.answers import names_one, read_number  # here, for a worker needs nothing of Treetune
+    from treetune.scorers.reading.answers import names_one, read_number  # workers need no Treetune
 
     lists = answer.count(",") > truth.count(",") and read_number(answer) is None
     several = _SEVERAL_MEANINGS.search(answer) and not _SEVERAL_MEANINGS.search(truth)
@@ -57,15 +57,15 @@ def compare(truth: str, answer: str) -> bool:
 
 @cache
 def _workers() -> WorkerPool:
-    from treetune.system.processes import WorkerPool  # here, for a worker needs nothing of Treetune
+    from treetune.system.processes import WorkerPool  # here, because a worker needs nothing of Treetune
 
     return WorkerPool(__file__, "math-verify", "pip install --force-reinstall math-verify")
 
 
 def _serve() -> None:
-    """The worker's own part: it reads `[truth, answer, seconds, clock seconds]` a line and writes `true` or `false`."""
+    """Serve as a worker: read `[truth, answer, seconds, clock seconds]` per line and write `true` or `false`."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the libraries print is no reply
+    os.dup2(2, 1)  # printed text of the libraries is not a reply
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     from math_verify import parse, verify
 

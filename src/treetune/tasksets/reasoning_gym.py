@@ -27,21 +27,21 @@ from treetune.scorers.reading.answers import Found, one_of, plain, strip_thinkin
 from treetune.tasksets.turns import hash_number
 
 _STRETCH = 1024
-"""Tasks of one reasoning-gym dataset: some of its generators allocate their whole size at once."""
+"""Tasks per reasoning-gym dataset: some of its generators allocate their whole size at once."""
 _STRETCHES = (1 << 32) // _STRETCH
-"""Some generators only take seeds of 32 bits."""
+"""Some generators accept only 32-bit seeds."""
 
 
 class ReasoningGymConfig(TasksetConfig, frozen=True, kw_only=True):
     dataset: str = "chain_sum"
     """The generator's name."""
     params: dict[str, Any] = {}
-    """Its own settings, such as `{min_terms: 2}`."""
+    """The generator's own settings, such as `{min_terms: 2}`."""
     strict: bool = True
-    """One `<answer>`, and no reward for one that contains the right answer among others, which many generators pay in
-    part; false: as reasoning-gym itself scores."""
+    """Accept only one `<answer>`, and give no reward for one that contains the right answer among others, for which
+    many generators pay in part. `false` scores as reasoning-gym itself does."""
     seed: int = 0
-    """Another seed gives other tasks; `shuffle.seed` replaces it if it is set."""
+    """The random seed. Another seed gives other tasks; `shuffle.seed` replaces it if set."""
 
 
 class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
@@ -81,7 +81,7 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
             found = one_of(
                 [text.strip() for text in tagged(strip_thinking(answer), "answer")], lambda text: text, missing
             )
-        else:  # as its own `extract_answer` does, which is quadratic in open tags
+        else:  # like its own `extract_answer`, which is quadratic in open tags
             last = deque(tagged(answer, "answer"), maxlen=1)
             found = Found(last[0].strip() if last else None, missing)
         said = found.text
@@ -100,11 +100,11 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
         return None if task.ground_truth is None else f"<answer>{task.ground_truth}</answer>"
 
     def _score(self, task: Task, answer: str | None) -> float:
-        # The scorer needs the entry with its own types: it is made again, not carried as JSON.
+        # The scorer needs the entry with its original types, so it is generated again, not carried as JSON.
         return float(self._load_stretch(task.idx // _STRETCH).score_answer(answer, self._load_entry(task.idx)))
 
     def _refuse(self, task: Task, answer: str) -> str | None:
-        """Why the scorer must not get an answer; None if it may."""
+        """Return why the scorer must not get an answer; None if it may."""
         truth = str(self._load_entry(task.idx)["answer"])
         if len(answer) > _LONGEST + 4 * len(truth):
             return "the answer is too long"
@@ -127,9 +127,9 @@ def _evaluates(scorer: Any) -> bool:
 
 
 def is_plain_expression(text: str) -> bool:
-    """Whether evaluating it as Python runs nothing and ends soon: numbers, texts, lists, names of variables and of
-    functions of mathematics, small powers."""
-    if re.search(r"[eE][-+]?\d{3}|\d{50}", text):  # numbers that take sympy for ever
+    """Whether evaluating it as Python runs nothing and ends soon: only numbers, texts, lists, names of variables and
+    mathematical functions, small powers."""
+    if re.search(r"[eE][-+]?\d{3}|\d{50}", text):  # numbers on which sympy hangs
         return False
     try:
         nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
@@ -150,7 +150,7 @@ def _is_plain(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str | float | int)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-        # No towers of powers.
+        # No nested powers.
         base = not any(isinstance(part, ast.Pow) for part in ast.walk(node.left))
         numbers = [part.value for part in ast.walk(node.right) if isinstance(part, ast.Constant)]
         return (

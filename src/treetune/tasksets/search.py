@@ -1,12 +1,12 @@
-"""Questions answered with the help of a search, and of Python.
+"""Questions answered with the help of search, and of Python.
 
     Task(prompt="...", env_class="search", ground_truth=["Kansas City Chiefs", "Chiefs"],
          extra_info={"corpus": "wiki.jsonl"})
 
-`search` ends with `<answer>…</answer>`, `searchcode` with `<solution>…</solution>`: the number in there counts, as in
-`gsm8k`. An answer with several different ones earns nothing. With `extra_info.strict: false` answers are read as
-skyrl-gym reads them: the last `<answer>`, the first `#### number` of all turns. The reply of a tool is never taken for
-the policy's own answer. A row never names an address. docs/environments.md says what is searched.
+`search` ends with `<answer>…</answer>`, `searchcode` with `<solution>…</solution>`, in which the number counts as in
+`gsm8k`. A reply with several different answers earns nothing. With `extra_info.strict: false`, answers are read as
+skyrl-gym reads them: the last `<answer>`, the first `#### number` of all turns. A tool's reply is never taken for the
+policy's own answer. A row never names an address. docs/environments.md says what is searched.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ CORPUS_VARIABLE = "TREETUNE_SEARCH_CORPUS"
 DOCUMENTS = 3
 """How many documents a search shows."""
 TIMEOUT, RETRY_AFTER = 5.0, (0.2, 0.8)
-"""The most seconds of one request to a retriever, and the pauses before it is repeated."""
+"""The timeout of one request to a retriever in seconds, and the pauses before retries."""
 K1, B = 1.5, 0.75
 """BM25: how soon repetitions of a word stop counting, and how much a document's length counts against it."""
 SHOWN_ANSWER = 1000
-"""How many characters of an answer the trace keeps."""
+"""How many characters of an answer the trace stores."""
 SECONDS, SHOWN_CHARACTERS = 10.0, 9000
-"""How long a program may run, and how much of its output is shown."""
+"""How many seconds a program may run, and how much of its output is shown."""
 
 _PASSING = (None, 500, 502, 503, 504)
-"""Failures that may be over in a moment; None: no answer."""
+"""Statuses of failures that may be temporary; None: no answer."""
 _WORD = re.compile(r"\w+")
 _building = threading.Lock()
 _INFORMATION = "\n<information>{}</information>\n"
@@ -115,7 +115,7 @@ class SearchEnvironment(TurnEnvironment):
             last = deque(tagged(_INFORMATION.format("").join(self.said), "answer"), maxlen=1)
             return Found(last[0].strip()) if last else Found(None, "no <answer>")
         given = [answer.strip() for answer in tagged(strip_thinking(self.said[-1]), "answer")]
-        # Of several that are accepted any will do.
+        # If several answers are accepted, any will do.
         right = given and all(any(says_same(answer, accepted) for accepted in self._accepted) for answer in given)
         return one_of(given, lambda answer: right or answer, "no <answer>")
 
@@ -172,14 +172,14 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
 
 
 class _Search:
-    """The searches of one episode: at the retriever, else in the corpus, with their counts."""
+    """The searches of one episode, with the retriever or else in the corpus, and their counts."""
 
     def __init__(self, task: Task) -> None:
         self._corpus = task.extra_info.get("corpus")
         self.metrics = {"searches": 0, "search_failures": 0}
 
     async def use(self, query: str) -> str:
-        """What the policy is shown, as skyrl-gym writes it: JSON, be it of an error."""
+        """Return what the policy is shown, in skyrl-gym's format: JSON, even for an error."""
         self.metrics["searches"] += 1
         try:
             documents = await self._find(query.strip())
@@ -202,7 +202,7 @@ class _Search:
 
 
 def normalise(answer: str) -> str:
-    """Lower case, without punctuation, articles and extra spaces."""
+    """Lower-case a text and remove punctuation, articles and extra spaces."""
     return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
@@ -211,14 +211,15 @@ def says_same_as_skyrl(answer: str, accepted: str) -> bool:
 
 
 def says_same(answer: str, accepted: str) -> bool:
-    """The same, but numbers must agree (`-5` is not `5`); a text that normalises to nothing is compared as it is."""
+    """Whether they mean the same. Numbers must agree (`-5` is not `5`); a text that normalises to nothing is compared
+    unchanged."""
     if not normalise(accepted):
         return accepted.strip().casefold() in (answer.strip().casefold(), plain(answer).casefold()) != ("", "")
     return normalise(plain(answer)) == normalise(accepted) and same_numbers(plain(answer), accepted)
 
 
 def find_tool(block: str) -> tuple[str | None, str]:
-    """The first tag that is closed again, and what it holds; a pattern would be quadratic in open tags."""
+    """Return the first tag that is closed again, and its content; a pattern would be quadratic in open tags."""
     last = {closing[1]: closing.start() for closing in _CLOSING.finditer(block)}
     for tag in _OPENING.finditer(block):
         name = tag[1]
@@ -228,7 +229,7 @@ def find_tool(block: str) -> tuple[str | None, str]:
 
 
 def describe(result: Result) -> str:
-    """What the policy may read of its program's run."""
+    """Return what the policy may read of its program's run."""
     limits = {
         Ended.TIMEOUT: f"Execution timed out after {SECONDS} seconds.",
         Ended.MEMORY: "It used too much memory.",
@@ -242,7 +243,7 @@ def describe(result: Result) -> str:
 
 
 class RetrieverError(Exception):
-    """A search that did not happen; the message is what the policy reads."""
+    """A search that failed; the policy reads the message."""
 
 
 async def ask_retriever(url: str, query: str) -> list[str]:
@@ -260,7 +261,7 @@ async def ask_retriever(url: str, query: str) -> list[str]:
             except (aiohttp.ClientError, TimeoutError) as error:
                 status = getattr(error, "status", None)
                 if pause is None or status not in _PASSING:
-                    # Without the error's text: it has the server's address, which the policy must not see.
+                    # Without the error's text: it contains the server's address, which the policy must not see.
                     cause = "no answer" if status is None else f"status {status}"
                     raise RetrieverError(f"the search server failed ({cause})") from error
                 await asyncio.sleep(pause)
@@ -275,7 +276,7 @@ class Index:
     """The words of a corpus file and where each line begins; texts are read from the file when they are found."""
 
     def __init__(self, file: Path) -> None:
-        import numpy as np  # here, for only a corpus needs it
+        import numpy as np  # here, because only a corpus needs it
 
         self._file = file
         self._begins = array("Q")
@@ -301,7 +302,8 @@ class Index:
         self._length_penalty = (K1 * (1 - B + B * size / max(float(size.mean()), 1.0))).astype(np.float32)
 
     def search(self, query: str, count: int) -> list[str]:
-        """The best documents with at least one word of the query, best first, earlier lines first among equals."""
+        """Return the best documents with at least one word of the query, best first, earlier lines first among
+        equals."""
         import numpy as np
 
         total = len(self._begins)
@@ -326,7 +328,7 @@ class Index:
 
 
 def load_index(file: Path) -> Index:
-    """The index of a corpus, built at the first call and again when the file has changed. Call it in a thread."""
+    """Return the index of a corpus, built at the first call and again if the file has changed. Call it in a thread."""
     file = file.expanduser().resolve()
     try:
         state = file.stat()

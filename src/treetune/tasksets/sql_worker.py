@@ -1,9 +1,9 @@
-"""Runs SQL on SQLite files, in a process of its own that can be killed: a program that needs nothing but Python.
+"""Runs SQL on SQLite files in a separate process that can be killed: a program that needs only Python.
 
-Standard input has a line of JSON a request, standard output gets a line a statement: `["ok", result]`, `["error",
-why]` for the statement's own fault, `["broken", why]` for a file that cannot be read. Statements run read-only, one
-connection each, within limits: processor time and time by the clock (a statement that ignores them, such as `instr` of
-two long blobs, ends the process a second later), memory, and no temporary files.
+Standard input holds one request per line of JSON, standard output gets one line per statement: `["ok", result]`,
+`["error", why]` for the statement's own fault, `["broken", why]` for a file that cannot be read. Statements run
+read-only, with one connection each, within limits: processor time, clock time (a statement that ignores them, such as
+`instr` of two long blobs, ends the process a second later), memory, and no temporary files.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from urllib.parse import quote
 Row = tuple[Any, ...]
 
 HEAP, MEMORY, LARGEST_FILE = 512 << 20, 1 << 30, 16 << 20
-"""Bytes: of SQLite, sorting included, which is why there are no temporary files; of the process; of a file, such as the
-index of a write-ahead log."""
+"""Limits in bytes: of SQLite including sorting, which is why there are no temporary files; of the process; of a file,
+such as the index of a write-ahead log."""
 GRACE_SECONDS = 1.0
-"""Between the end of a statement's time and the end of its process."""
+"""Seconds between the end of a statement's time and the end of its process."""
 MOST_ROWS = 100_000
-"""The most different rows of a ground truth."""
+"""The maximum number of distinct rows in a ground truth."""
 SHOWN_CHARACTERS, SHOWN_ROWS, SHOWN_VALUE = 9000, 50, 500
 """How much of a table is shown, how many rows of a longer one, and how much of one value."""
 LONGEST_VALUE, LONGEST_PATTERN = 10_000_000, 1000
 """Bytes of a value or row, and of a LIKE pattern."""
 INSTRUCTIONS = 10_000
-"""How many steps of SQLite's machine pass between two looks at the time: well under a millisecond."""
+"""How many steps of SQLite's machine run between two checks of the time: well under a millisecond."""
 
 _PRAGMAS = frozenset(
     "data_version foreign_key_list index_info index_list index_xinfo table_info table_list table_xinfo".split()
@@ -86,7 +86,7 @@ def run(file: str, sql: str, limits: tuple[float, float], use: Callable[[sqlite3
         return ["error", f"no end after {seconds:g} seconds" if name == "SQLITE_INTERRUPT" else str(error)]
     except MemoryError:
         return ["error", f"over {HEAP >> 20} MB of memory"]
-    except (ValueError, OverflowError, sqlite3.Warning) as error:  # text that is no SQL at all: NUL, lone surrogates
+    except (ValueError, OverflowError, sqlite3.Warning) as error:  # text that is not SQL at all: NUL, lone surrogates
         return ["error", str(error)]
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -107,7 +107,7 @@ def collect(rows: sqlite3.Cursor, expected: set[Row]) -> None:
 
 
 def explain_difference(rows: sqlite3.Cursor, expected: set[Row], strict: bool) -> str | None:
-    """Why rows are not the expected ones, as a set; None if they are."""
+    """Return why rows differ from the expected ones, as a set; None if they are equal."""
     if strict and rows.description is None:
         return "no query"
     missing = set(expected)
@@ -119,7 +119,7 @@ def explain_difference(rows: sqlite3.Cursor, expected: set[Row], strict: bool) -
 
 
 def format_table(rows: sqlite3.Cursor) -> str:
-    """Rows as the policy sees them."""
+    """Return rows as the policy sees them."""
     lines = [" | ".join(str(column[0])[:SHOWN_VALUE] for column in rows.description or ())]
     length = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""From a TARGET to a taskset: an id, a ready set, `config.yaml`, `file.py:Name`, `module:Name`, rows, a server.
+"""Turns a TARGET into a taskset: an id, a ready-made set, `config.yaml`, `file.py:Name`, `module:Name`, rows, a server.
 
 taskset = load_taskset("arithmetic", {"taskset.level": "2"})
 """
@@ -31,11 +31,11 @@ _LIST = re.compile(r"(train|val)_tasks\b")
 def read_target(
     target: str, overrides: Mapping[str, str] | None = None, split: str | None = None, usual: str = "val"
 ) -> dict[str, Any]:
-    """The config a target stands for, with the overrides in it: a mapping with a `taskset` node.
+    """Return the config for a target, with the overrides applied: a mapping with a `taskset` node.
 
-    Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; without it the `usual` one is
-    taken, or the only one. Files that a YAML file names are looked for beside it first. The config of a run folder is
-    data, unless an `eval` of this user wrote it or the overrides set `taskset.trust`.
+    If a config declares `train_tasks` and `val_tasks`, `split` picks the list; without it, the `usual` list or the only
+    one. Files named in a YAML file are looked up next to it first. The config of a run folder is treated as data,
+    unless an `eval` of this user wrote it or the overrides set `taskset.trust`.
     """
     target = locate(target)
     overrides = dict(overrides or {})
@@ -78,7 +78,8 @@ def _read_target(target: str, overrides: Mapping[str, str], split: str | None, u
 
 
 def _read_config(data: dict[str, Any], target: str, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """A YAML file with a `taskset` node. Its files are looked for beside it first, those of an override are not."""
+    """Read a YAML file with a `taskset` node. File names in it are looked up next to it first, those in an override are
+    not."""
     if overrides:
         data["taskset"] = _spell_out(data["taskset"])
     resolved = with_overrides(data, overrides, source=target)
@@ -87,7 +88,7 @@ def _read_config(data: dict[str, Any], target: str, overrides: Mapping[str, str]
 
 
 def _spell_out(node: Any) -> Any:
-    """A node, and its sources, as mappings, so that their keys can be overridden."""
+    """Return a node, and its sources, as mappings, so that their keys can be overridden."""
     if isinstance(node, str) and "${" not in node:
         return {"id": node}
     if isinstance(node, Mapping) and isinstance(node.get("sources"), list):
@@ -96,17 +97,17 @@ def _spell_out(node: Any) -> Any:
 
 
 def locate(target: str) -> str:
-    """The file of a set that is ready by name; any other target as it is."""
+    """Return the file of a ready-made set; any other target unchanged."""
     return str(plugins.find_ready(target) or target)
 
 
 def is_server(target: str) -> bool:
-    """Whether it is the address of a Treetune server. The address of another project's server has a prefix."""
+    """Whether it is the address of a Treetune server. Addresses of other projects' servers have a prefix."""
     return "://" in target and target.partition(":")[0] not in plugins.tasksets.foreign
 
 
 def refuse_server(target: str, verb: str) -> None:
-    """Raises where a verb that needs the tasks themselves is given the address of a server."""
+    """Raise if a verb that needs the tasks themselves gets the address of a server."""
     if is_server(target):
         raise UsageError(
             f"{target} is a running server, and `{verb}` {NEEDS_TASKS}",

@@ -3,12 +3,12 @@
     Task(prompt="...", env_class="text2sql", ground_truth="SELECT count(*) FROM singer",
          extra_info={"db_id": "concert_singer", "data": "spider"})
 
-The solution earns 1 if it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript breaks
-the format: exactly one `<solution>`, some `<think>…</think>`, and a `<think>` after each observation. Tags in what the
-database answers do not count. SQL runs read-only, in a process that can be killed, with limits of time and memory.
-Values are compared as SQLite gives them (1 equals 1.0, '1' does not), rows as a set: their order, repetitions and the
-names of columns do not matter. A solution that is not a query earns 0; with `extra_info.strict: false` it earns 1 where
-no rows are expected, as in skyrl-gym.
+The solution earns 1 if it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript breaks the
+format: exactly one `<solution>`, at least one `<think>…</think>`, and a `<think>` after each observation. Tags in the
+database's replies do not count. SQL runs read-only, in a process that can be killed, with time and memory limits.
+Values are compared as SQLite returns them (1 equals 1.0, '1' does not), rows as a set: their order, repetitions and
+column names do not matter. A solution that is not a query earns 0; with `extra_info.strict: false` it earns 1 if no
+rows are expected, as in skyrl-gym.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from treetune.tasksets.turns import TurnEnvironment
 
 FOLDER_VARIABLE = "TREETUNE_TEXT2SQL_DB"
 LAYOUTS = {"spider": "spider/database", "bird": "bird/train/train_databases", "synsql": "SynSQL-2.5M/databases"}
-"""Where the databases of each collection lie below the folder."""
+"""Where each collection's databases are, relative to the folder."""
 
 TRY_SECONDS, JUDGE_SECONDS = 5.0, 30.0
-"""The most seconds of a query between turns, and of the solution and the ground truth."""
+"""Timeouts in seconds of a query between turns, and of the solution and the ground truth."""
 _OTHER_TAG = re.compile(r"</?(think|sql|observation)\b", re.IGNORECASE)
 _NO_THOUGHT = re.compile(r"</observation>(?!\s*<think>)", re.IGNORECASE)
 _FENCE = re.compile(r"```(?:sql)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -95,7 +95,7 @@ class Text2SqlEnvironment(TurnEnvironment):
         return self.end(reward, difference or "right", answer=solution, truncated=truncated, metrics=metrics)
 
     def _explain_difference(self, solution: str) -> str | None:
-        """Why the solution is not the ground truth; None if it is."""
+        """Return why the solution differs from the ground truth; None if it does not."""
         truth = self.task.ground_truth
         (ended, why), (tried, said) = self._ask(2, truth=truth, sql=solution, seconds=JUDGE_SECONDS, strict=self.strict)
         if ended != "ok":
@@ -104,7 +104,7 @@ class Text2SqlEnvironment(TurnEnvironment):
         return f"the solution fails: {said}" if tried != "ok" else said
 
     def _ask(self, count: int, **request: Any) -> list[list[Any]]:
-        """The result of each statement. A worker that ended with one was stopped by a limit."""
+        """Return the result of each statement. If the worker ended during one, a limit stopped it."""
         request |= {"file": str(self._file), "clock_seconds": CLOCK_FACTOR * request["seconds"]}
         replies: list[list[Any]] = _workers.ask(request, count)
         for ended, why in replies:
@@ -119,7 +119,7 @@ _workers = WorkerPool(sql_worker.__file__, "SQLite", "install a Python with sqli
 
 
 def find_database(task: Task) -> Path:
-    """The file that a task's question is about."""
+    """Return the database file for a task's question."""
     named = task.extra_info.get("db_path") or os.environ.get(FOLDER_VARIABLE)
     if not named:
         remedy = f"export {FOLDER_VARIABLE}=FOLDER, or give rows an extra_info.db_path"
@@ -142,7 +142,7 @@ def find_database(task: Task) -> Path:
 
 
 def read_solution(transcript: str) -> str | None:
-    """The SQL in `<solution>`; None if the transcript is not in the format."""
+    """Return the SQL in `<solution>`; None if the transcript does not follow the format."""
     before, _, rest = transcript.partition("<solution>")
     solution, closed, after = rest.partition("</solution>")
     if not closed or "<solution>" in rest or "</solution>" in after:

@@ -1,4 +1,4 @@
-"""What built-in environments share: a checked ground truth, a count of turns, the last step, and small functions.
+"""What built-in environments share: a checked ground truth, a turn count, the last step, and small functions.
 
     async def step(self, action):       # of a TurnEnvironment
         last = self.next_turn()
@@ -25,12 +25,12 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TurnEnvironment(Environment):
-    """The task's prompt, then one answer a turn, `max_turns` of them at the most."""
+    """Shows the task's prompt, then takes one answer per turn, for at most `max_turns` turns."""
 
     MAX_TURNS: ClassVar[int] = 1
-    """The most turns, if neither a contract nor the row says it."""
+    """The turn limit, if neither a contract nor the row sets one."""
     GOLD: ClassVar[str] = ""
-    """The right answer, where a contract needs a ground truth; `{}` is replaced with it."""
+    """The right answer, if a contract needs a ground truth, which replaces `{}`."""
 
     @classmethod
     def gold(cls, task: Task) -> str | list[str] | None:
@@ -55,20 +55,20 @@ class TurnEnvironment(Environment):
 
     async def start(self) -> Any:
         if self.CONTRACT is not None and self.CONTRACT.sandbox:
-            from treetune.sandbox import require  # here, for only environments that run code need it
+            from treetune.sandbox import require  # here, because only environments that run code need it
 
             async with limit_to_cores():
                 await call(require)
         return self.task.messages
 
     def next_turn(self) -> bool:
-        """Counts a turn; True if it is the last."""
+        """Count a turn; return True if it is the last."""
         self.turns += 1
         return self.turns >= self.max_turns
 
     def take_turn(self, text: str, tag: str) -> tuple[bool, bool]:
-        """Counts a turn and keeps its text: whether the text has the tag that ends the episode, and whether this turn
-        is the last."""
+        """Count a turn and store its text. Return whether the text has the tag that ends the episode, and whether this
+        turn is the last."""
         self.said.append(text)
         over = self.next_turn()
         answered = f"<{tag}>" in text and f"</{tag}>" in text
@@ -84,7 +84,7 @@ class TurnEnvironment(Environment):
         truncated: bool = False,
         metrics: Mapping[str, float] | None = None,
     ) -> Step:
-        """The last step; it is a success if the reward is 1."""
+        """Return the last step; it is a success if the reward is 1."""
         info: dict[str, Any] = {"answer": answer, "explanation": explanation, "success": reward == 1.0}
         if metrics is not None:
             info["metrics"] = metrics
@@ -95,7 +95,7 @@ class TurnEnvironment(Environment):
 
 
 def require_truth(task: Task, contract: TaskRequirements) -> Any:
-    """The ground truth, of a kind that the contract takes."""
+    """Return the ground truth, if it is of a kind that the contract accepts; otherwise raise."""
     problem = contract.problem(task.ground_truth)
     if problem is not None:
         remedy = f"set reward_spec.ground_truth to {' or '.join(contract.takes)}"
@@ -104,7 +104,7 @@ def require_truth(task: Task, contract: TaskRequirements) -> Any:
 
 
 def list_answers(truth: Any) -> list[str]:
-    """The texts that a ground truth may be answered with, the usual one first: 42.0 is `42` and `42.0`."""
+    """Return the texts that may answer a ground truth, the usual one first: 42.0 is `42` and `42.0`."""
     if isinstance(truth, int | float):
         return [str(int(truth)), str(truth)] if float(truth).is_integer() else [str(truth)]
     answers = truth.get("target") if isinstance(truth, dict) else truth
@@ -124,13 +124,13 @@ def is_strict(task: Task) -> bool:
 
 
 def part_of_one(number: int, total: int) -> float:
-    """What the n-th of `total` equal parts adds to those before it. Their sum is exactly 1: six times 1/6 is
+    """Return what the n-th of `total` equal parts adds to those before it. Their sum is exactly 1: six times 1/6 is
     0.9999999999999999."""
     return number / total - (number - 1) / total
 
 
 def max_turns_of(task: Task, default: int) -> int:
-    """`extra_info.max_turns` where the row has it."""
+    """Return `extra_info.max_turns`, or the default if the row does not set it."""
     given = task.extra_info.get("max_turns")
     try:
         return default if given is None else msgspec.convert(given, Positive, strict=False)
@@ -140,6 +140,6 @@ def max_turns_of(task: Task, default: int) -> int:
 
 
 def hash_number(text: str) -> int:
-    """64 bits that follow from a text such as `SEED/INDEX`. Never add the two: seed 7 at index i + 1 must not be seed 8
-    at index i."""
+    """Return 64 bits derived from a text such as `SEED/INDEX`. Never add the two: seed 7 at index i + 1 must not equal
+    seed 8 at index i."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -2,7 +2,7 @@
 
     treetune eval wikispeedia --taskset.graph links.tsv -m scripted:gold -n 10
 
-Source and target of task i follow from (seed, i). Their distance is drawn first, so that long ways, which are rare in
+Source and target of task i follow from (seed, i). Their distance is drawn first, so that long paths, which are rare in
 such graphs, come as often as short ones. docs/tasksets.md shows the formats of a graph.
 """
 
@@ -33,17 +33,17 @@ from treetune.tasksets.turns import Positive, TurnEnvironment, hash_number
 TRIES = 100
 """How many sources are drawn at random before all are tried in order."""
 MARKS = "\"'[]()<>*`. "
-"""Marks that models put around a line or a name."""
+"""Characters that models put around a line or a name."""
 FORMATS = "name a .tsv or .jsonl file, or a folder of the Wikispeedia dump, as docs/tasksets.md shows them"
 
 
 class WikispeediaTask(Task, frozen=True, kw_only=True):
     source: str = ""
-    """The article where it begins."""
+    """The article where the game begins."""
     target: str = ""
-    """The article to be reached."""
+    """The article to reach."""
     distance: int = 0
-    """The fewest clicks that lead there."""
+    """The minimum number of clicks to reach it."""
     graph: str = ""
     """The graph's digest; its file is `extra_info.graph`."""
 
@@ -57,7 +57,7 @@ class WikispeediaEnvironment(TurnEnvironment):
     def __init__(self, task: WikispeediaTask) -> None:
         super().__init__(task)
         self._way = [task.source]
-        """From the source to the current article; `back` shortens it."""
+        """The path from the source to the current article; `back` shortens it."""
         self._clicks = 0
 
     @classmethod
@@ -67,7 +67,7 @@ class WikispeediaEnvironment(TurnEnvironment):
 
     @classmethod
     def render(cls, trace: Trace) -> str:
-        """The way: what was said, and where it led."""
+        """Render the path: what was said, and where it led."""
         task, rows = trace.task, []
         if isinstance(task, WikispeediaTask):
             rows.append(f"from {task.source} to {task.target}: {task.distance} clicks are enough")
@@ -97,7 +97,7 @@ class WikispeediaEnvironment(TurnEnvironment):
         return Step(said, float(reached), reached or last, info, truncated=last and not reached)
 
     def _act(self, text: str) -> str:
-        """Do what the last line with an action says; gives what the policy is shown about it."""
+        """Perform the last line with an action; return what the policy is shown about it."""
         place = self._way[-1]
         line = _read_action(text)
         if line is None:
@@ -121,13 +121,13 @@ class WikispeediaConfig(TasksetConfig, frozen=True, kw_only=True):
     graph: FileName
     """The graph: a .tsv or .jsonl file, or a folder with articles.tsv and links.tsv."""
     min_distance: Positive = 3
-    """The fewest clicks between source and target."""
+    """The minimum number of clicks between source and target."""
     max_distance: Positive = 8
-    """The most clicks between them, on a shortest way."""
+    """The maximum number of clicks between them, on a shortest path."""
     max_turns: Positive = WikispeediaEnvironment.MAX_TURNS
-    """Turns of an episode, wrong ones included."""
+    """The number of turns in an episode, including wrong ones."""
     seed: int = 0
-    """Another seed gives other tasks; `shuffle.seed` replaces it if it is set."""
+    """The random seed. Another seed gives other tasks; `shuffle.seed` replaces it if set."""
 
     def __post_init__(self) -> None:
         if self.min_distance > self.max_distance:
@@ -141,7 +141,7 @@ class Wikispeedia(Taskset[WikispeediaTask, WikispeediaConfig]):
 
     def __init__(self, config: WikispeediaConfig | None = None) -> None:
         super().__init__(config)
-        # Absolute, so that tasks and runs can be taken up from another folder.
+        # Absolute, so that tasks and runs can be resumed from another folder.
         path = str(Path(self.config.graph).expanduser().resolve())
         self.config = msgspec.structs.replace(self.config, graph=path)
         self.task_at(0)
@@ -208,7 +208,7 @@ def write_page(graph: LinkGraph, title: str) -> str:
 
 
 def _read_action(text: str) -> str | None:
-    """The last line that says `back` or `click NAME`."""
+    """Return the last line that says `back` or `click NAME`."""
     for line in reversed(text.splitlines()):
         line = line.strip(MARKS)
         if line.casefold() == "back" or (line[:5].casefold() == "click" and not line[5:6].isalnum()):
@@ -217,7 +217,7 @@ def _read_action(text: str) -> str | None:
 
 
 def _simplify(name: str) -> str:
-    """Without marks around it, underscores and capitals."""
+    """Remove surrounding marks, underscores and capitals."""
     return " ".join(name.replace("_", " ").split()).strip(MARKS).casefold()
 
 
@@ -228,11 +228,11 @@ class LinkGraph:
         number = {title: number for number, title in enumerate(self.titles)}
         numbers = [sorted(number[target] for target in self._links[title]) for title in self.titles]
         self.digest = digest([self.titles, numbers])
-        """Of articles and links, whichever way they were written down."""
+        """Hash of articles and links, whatever the file format."""
 
     @classmethod
     def load(cls, path: str | Path) -> LinkGraph:
-        """The graph of a file, read once as long as the file does not change."""
+        """Return the graph in a file, which is read again only if it changes."""
         path = Path(path).expanduser()
         files = [path / "articles.tsv", path / "links.tsv"] if path.is_dir() else [path]
         if not files[-1].is_file() or files[-1].suffix not in (".tsv", ".jsonl"):
@@ -244,7 +244,7 @@ class LinkGraph:
         return sorted(self._links[title])
 
     def levels(self, source: str) -> Iterator[set[str]]:
-        """The articles that are 0, 1, 2, ... clicks away."""
+        """Yield the articles that are 0, 1, 2, ... clicks away."""
         level = {source}
         seen = set(level)
         while level:
@@ -253,7 +253,7 @@ class LinkGraph:
             seen |= level
 
     def path(self, source: str, target: str) -> list[str] | None:
-        """The first of the shortest paths by title, seen from its end; None where there is no way."""
+        """Return the first of the shortest paths by title, seen from its end; None if there is no path."""
         levels = []
         for level in self.levels(source):
             if target in level:
@@ -294,13 +294,13 @@ class _Article(msgspec.Struct):
 
 
 def _parse_json(text: str) -> list[str]:
-    """An article and its links."""
+    """Return an article and its links."""
     entry = msgspec.json.decode(text, type=_Article)
     return [entry.article, *entry.links]
 
 
 def _parse_columns(text: str) -> list[str]:
-    """An article and a link; an article alone in `articles.tsv`."""
+    """Return an article and a link; an article alone in `articles.tsv`."""
     columns = text.split("\t")
     if len(columns) > 2:
         raise ValueError(f"expected an article and a link with a tab between, got {len(columns)} columns")
@@ -309,7 +309,7 @@ def _parse_columns(text: str) -> list[str]:
 
 @lru_cache(maxsize=1 << 16)
 def _clean_title(text: str) -> str:
-    """As a person writes it: `Ancient_Egypt` is `Ancient Egypt`."""
+    """Return a title as a person writes it: `Ancient_Egypt` is `Ancient Egypt`."""
     title = " ".join(text.replace("_", " ").split())
     if not title:
         raise ValueError("an article without a title")

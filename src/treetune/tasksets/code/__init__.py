@@ -1,9 +1,9 @@
-"""Python code of a policy, in a sandbox or not at all.
+"""Runs a policy's Python code in a sandbox or not at all.
 
     result = await run_python(b"print(6 * 7)")
     result.text   # "42\\n"
 
-It runs without the user's packages and settings, no more of it at a time than this process has cores.
+It runs without the user's packages and settings, with at most as many programs at a time as this process has cores.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Runs an answer on test cases, inside a sandbox: a program that needs nothing but Python. It is sent together with
+"""Runs an answer on test cases inside a sandbox, as a program that needs only Python. It is sent together with
 `time_limit.py`.
 
-Standard input has the answer as one line of JSON, then one line a case. Standard output gets one line of JSON a case:
-what was printed or returned, or the error. The first failure ends it.
+Standard input holds the answer as one line of JSON, then one line per case. Standard output gets one line of JSON per
+case: what was printed or returned, or the error. It stops at the first failure.
 
-It holds no secret: expected outputs never come here. An answer that takes over this process can only write outputs,
-which are judged outside. Each case runs in a new process.
+It holds no secret: expected outputs never enter the sandbox. An answer that takes over this process can only write
+outputs, which are judged outside. Each case runs in a new process.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ ERROR_BYTES = 2000
 
 
 def main() -> None:
-    # Away from where the streams of the cases go.
+    # Away from where the cases' streams go.
     source, sink = os.fdopen(os.dup(0), "rb"), os.dup(1)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     answer = json.loads(source.readline())
     names = load_names(answer["code"])
-    gc.freeze()  # what is here already is nothing for the children to collect
+    gc.freeze()  # so the children's collector skips what exists already
     for line in source:
         case = CaseProcess(answer, json.loads(line))
         child = os.fork()
@@ -77,13 +77,13 @@ def load_names(code: str) -> dict[str, Any]:
     names.update({module: __import__(module) for module in MODULES})
     for name, package in PACKAGES.items():
         if re.search(rf"\b({name}|{package})\b", code):
-            with contextlib.suppress(ImportError):  # an answer that really uses it says so itself
+            with contextlib.suppress(ImportError):  # an answer that really needs it fails by itself
                 names[name] = __import__(package)
     return names
 
 
 class CaseProcess:
-    """One case: a child process whose streams are files."""
+    """Runs one case in a child process whose streams are files."""
 
     def __init__(self, answer: dict[str, Any], case: dict[str, Any]) -> None:
         self.answer, self.arguments = answer, case["arguments"]
@@ -93,7 +93,7 @@ class CaseProcess:
         self.calls = answer["function"] is not None
 
     def wait(self, child: int) -> tuple[str, bytes]:
-        """How it ended, by itself or by its time, and what to say about it."""
+        """Return how it ended, by itself or by timeout, and the message for it."""
         limit = TimeLimit(self.answer["seconds"])
         reaped = status = 0
         while not reaped and (left := limit.left()) > 0:
@@ -115,13 +115,13 @@ class CaseProcess:
         return "done", read_end(self.output.fileno())
 
     def run(self, names: dict[str, Any]) -> NoReturn:
-        """In the child."""
+        """Run the case in the child process."""
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         seconds = self.answer["cpu_seconds"]
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         output = self.output.fileno()
-        printed = os.open(os.devnull, os.O_WRONLY) if self.calls else output  # then it holds the result alone
+        printed = os.open(os.devnull, os.O_WRONLY) if self.calls else output  # then it holds only the result
         for place, descriptor in enumerate((self.input.fileno(), printed, self.error.fileno())):
             os.dup2(descriptor, place)
         os.closerange(3, output)
@@ -133,7 +133,7 @@ class CaseProcess:
             os._exit(1)
 
     def run_answer(self, names: dict[str, Any]) -> int:
-        """The exit code."""
+        """Run the answer and return the exit code."""
         module = types.ModuleType("answer" if self.calls else "__main__")
         module.__dict__.update(names, __file__="answer.py")
         sys.modules[module.__name__] = module
@@ -153,8 +153,8 @@ class CaseProcess:
 
 
 def exit_as_usual(code: int) -> NoReturn:
-    """End as any program does: threads are awaited, exit functions run, open files written. But without taking the
-    interpreter down, which would cost more than most answers."""
+    """End as any program does: wait for threads, run exit functions, write open files. But the interpreter is not taken
+    down, which would cost more than most answers."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()
@@ -170,7 +170,7 @@ def exit_as_usual(code: int) -> NoReturn:
 
 
 def check_value(value: Any) -> Any:
-    """The value, if JSON can say it as it is: a tuple inside a list is no list, and 1 is no key."""
+    """Return the value if JSON can represent it exactly: a tuple inside a list is not a list, and 1 is not a key."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):

@@ -3,8 +3,8 @@
     Task(prompt="Print the square of a number.", env_class="lcb",
          ground_truth=[{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}])
 
-The answer earns 1 if every case is right. Expected outputs never enter the sandbox, and everything is compared outside
-of it. docs/environments.md says what a case is.
+The answer earns 1 if every case is right. Expected outputs never enter the sandbox; everything is compared outside of
+it. docs/environments.md describes the cases.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from treetune.tasksets.turns import TurnEnvironment
 
 CASE_RUNNER = join_scripts(Path(time_limit.__file__), Path(__file__).with_name("case_runner.py"))
 CPU_SECONDS, CLOCK_SECONDS = 6, 12.0
-"""Of one case: a process's processor time, and the seconds as sandboxes count them, waiting included."""
+"""Limits of one case: a process's processor time, and its seconds as sandboxes count them, including waiting."""
 START_SECONDS, MOST_SECONDS = 10.0, 300.0
-"""The most seconds before the first case, and of all cases together, as sandboxes count."""
+"""The maximum seconds before the first case, and for all cases together, as sandboxes count them."""
 MEMORY_MB, DISK_MB = 1024, 64
 OUTPUT_KB = 1024
 """How much an answer may print beyond what is expected."""
@@ -52,24 +52,24 @@ class Case(msgspec.Struct, frozen=True):
     stdout: str
     arguments: list[Any]
     returns: Any
-    """The same as the call of a function, in JSON's types."""
+    """The expected result of the function call, in JSON types."""
 
 
 class CodingProblem(msgspec.Struct, frozen=True):
     cases: list[Case]
     function: str | None = None
-    """The function that is called, if the answer defines it."""
+    """The function to call, if the answer defines it."""
     program: bool = True
     """Whether a program that reads standard input may solve it."""
 
     def choose_function(self, code: str) -> str | None:
-        """What is called: the function where it must be one, or where the answer defines it."""
+        """Return the function to call: if it is required, or if the answer defines it."""
         defined = self.function is not None and re.search(rf"\bdef\s+{self.function}\b", code)
         return self.function if defined or not self.program else None
 
     @classmethod
     def of(cls, truth: Any, messages: Sequence[Message] = ()) -> CodingProblem:
-        """From a list of cases or JSON of one; ValueError says what is wrong with it."""
+        """Build a problem from a list of cases or its JSON. Raises ValueError with what is wrong with it."""
         cases = _decode_cases(truth)
         if cases[0].get("testtype") == "functional":
             name = (cases[0].get("metadata") or {}).get("func_name")
@@ -85,7 +85,7 @@ class CodingProblem(msgspec.Struct, frozen=True):
         return cls([Case(*text, *call) for text, call in zip(texts, calls, strict=True)], name)
 
     async def run(self, code: str, strict: bool = True) -> tuple[int, str]:
-        """Run code on the cases: how many are right before the first that is not, and why it is not."""
+        """Run code on the cases. Return how many are right before the first wrong one, and why that one is wrong."""
         function = self.choose_function(code)
         request = await call(make_request, self, code, function)
         result = await run_python(CASE_RUNNER, stdin=request, limits=limits_of(self))
@@ -93,12 +93,12 @@ class CodingProblem(msgspec.Struct, frozen=True):
         return passed, why
 
     def write_solution(self) -> str:
-        """A right answer: code with a table of the cases."""
+        """Return a right answer: code with a table of the cases."""
         return f"```python\n{memorise(self)}\n```"
 
 
 class CodeRequirements(TaskRequirements, frozen=True, kw_only=True):
-    """A contract whose ground truth is test cases, stored as LiveCodeBench has them: JSON, all values text."""
+    """A contract whose ground truth is test cases, stored as in LiveCodeBench: JSON in which all values are text."""
 
     def problem(self, truth: Any) -> str | None:
         problem = super().problem(truth)
@@ -109,7 +109,7 @@ class CodeRequirements(TaskRequirements, frozen=True, kw_only=True):
         return problem
 
     def is_free(self, truth: Any) -> bool:
-        """A program that prints nothing is right where nothing is expected."""
+        """A program that prints nothing is right if nothing is expected."""
         problem = CodingProblem.of(truth)
         return problem.function is None and not any(case.stdout.strip() for case in problem.cases)
 
@@ -133,7 +133,7 @@ class LcbEnvironment(TurnEnvironment):
 
     @classmethod
     def gold(cls, task: Task) -> str | None:
-        """`extra_info.solution` where given, else code with a table of the cases."""
+        """Return `extra_info.solution` if given, else code with a table of the cases."""
         try:
             return write_solution(task) or CodingProblem.of(task.ground_truth, task.messages).write_solution()
         except ValueError:
@@ -153,7 +153,7 @@ class LcbEnvironment(TurnEnvironment):
 
 
 def make_request(problem: CodingProblem, code: str, function: str | None) -> bytes:
-    """The input of the case runner, an answer and its cases: never an expected output."""
+    """Build the case runner's input: an answer and its cases, but never an expected output."""
     answer = {"code": code, "function": function, "cpu_seconds": CPU_SECONDS, "seconds": CLOCK_SECONDS}
     cases = [{"stdin": case.stdin, "arguments": case.arguments} for case in problem.cases]
     return "".join(json.dumps(line) + "\n" for line in [answer, *cases]).encode()
@@ -171,15 +171,15 @@ def limits_of(problem: CodingProblem) -> SandboxLimits:
 
 
 class CaseReport(msgspec.Struct, frozen=True):
-    """What the case runner says of a case; as untrusted as the answer itself."""
+    """The case runner's report on a case; as untrusted as the answer itself."""
 
     ended: Literal["done", "error", "timeout"]
     content: str
-    """What was printed or, in JSON, returned; or the error."""
+    """What was printed or, as JSON, returned; or the error."""
 
 
 def read_reports(output: bytes) -> Iterator[CaseReport]:
-    """What the case runner wrote, case by case, as far as it is well-formed."""
+    """Yield the case runner's reports, case by case, as long as they are well-formed."""
     for line in output.split(b"\n"):
         try:
             yield msgspec.json.decode(line, type=CaseReport)
@@ -188,7 +188,7 @@ def read_reports(output: bytes) -> Iterator[CaseReport]:
 
 
 def judge(problem: CodingProblem, result: Result, called: bool, strict: bool = True) -> tuple[int, str]:
-    """How many cases are right before the first that is not, and why it is not."""
+    """Return how many cases are right before the first wrong one, and why that one is wrong."""
     total = len(problem.cases)
     reports = read_reports(result.stdout)
     for number, case in enumerate(problem.cases, 1):
@@ -201,7 +201,7 @@ def judge(problem: CodingProblem, result: Result, called: bool, strict: bool = T
 
 
 def _find_fault(case: Case, report: CaseReport | None, called: bool, strict: bool) -> str | None:
-    """Why a case is not right; None if it is."""
+    """Return why a case is wrong; None if it is right."""
     if report is None:
         return "it broke off"
     if report.ended == "timeout":
@@ -219,7 +219,8 @@ def _shorten(text: str) -> str:
 
 
 def same_lines(given: str, expected: str) -> bool:
-    """Equal line by line, without the spaces around lines; as numbers where all words of both are numbers."""
+    """Whether texts are equal line by line, ignoring spaces around lines; as numbers if all words of both are
+    numbers."""
     ours, theirs = given.strip().split("\n"), expected.strip().split("\n")
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
@@ -229,18 +230,18 @@ def _same_line(given: str, expected: str) -> bool:
         return True
     try:
         return [Decimal(word) for word in given.split()] == [Decimal(word) for word in expected.split()]
-    except (InvalidOperation, ValueError):  # no number, or one that cannot be compared
+    except (InvalidOperation, ValueError):  # not a number, or one that cannot be compared
         return False
 
 
 def same_value(given: str, expected: Any, strict: bool = True) -> bool:
-    """Equal as JSON; strictly, `true` is not 1."""
+    """Whether values are equal as JSON; if strict, `true` is not 1."""
     value = _parse_json(given)
     return bool(value == expected) and (not strict or _same_types(value, expected))
 
 
 def _same_types(one: Any, other: Any) -> bool:
-    """Whether two equal values have truth values in the same places."""
+    """Whether two equal values have booleans in the same places."""
     if isinstance(one, list):
         return all(map(_same_types, one, other))
     if isinstance(one, dict):
@@ -249,7 +250,7 @@ def _same_types(one: Any, other: Any) -> bool:
 
 
 def _parse_json(text: Any) -> Any:
-    """What the text says, or `_NOTHING`."""
+    """Parse JSON text; return `_NOTHING` if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -257,7 +258,7 @@ def _parse_json(text: Any) -> Any:
 
 
 def write_solution(task: Task | None) -> str | None:
-    """`extra_info.solution` as an answer."""
+    """Return `extra_info.solution` as an answer."""
     solution = None if task is None else task.extra_info.get("solution")
     if not isinstance(solution, str) or not solution:
         return None
@@ -265,31 +266,31 @@ def write_solution(task: Task | None) -> str | None:
 
 
 def memorise(problem: CodingProblem) -> str:
-    """A program, or a function where one is asked for, that knows every input of the cases."""
+    """Write a program, or a function if one is required, that knows every input of the cases."""
     if problem.function is None:
         table = {case.stdin.strip(): case.stdout for case in problem.cases}
         code = "import sys\n\nprint(TABLE[sys.stdin.read().strip()])"
     else:
         table = {json.dumps(case.arguments): json.dumps(case.returns) for case in problem.cases}
         code = f"import json\n\ndef {problem.function}(*given):\n    return json.loads(TABLE[json.dumps(list(given))])"
-    literal = repr(table).replace("`", "\\x60")  # which would end the code block
+    literal = repr(table).replace("`", "\\x60")  # a backtick would end the code block
     return f"TABLE = {literal}\n{code}"
 
 
 def find_code(text: str) -> str | None:
-    """The last code block of an answer."""
+    """Return the last code block of an answer."""
     blocks = _BLOCK.findall(text)
     return dedent(blocks[-1]).strip() if blocks else None
 
 
 def find_stub(messages: Sequence[Message]) -> tuple[str, int] | None:
-    """The one function that the last message of the user shows without a body: its name, and how many parameters."""
+    """Return the one function that the user's last message shows without a body: its name and number of parameters."""
     asked = [message.get("content") for message in messages if message.get("role") == "user"]
     blocks = _BLOCK.findall(asked[-1]) if asked and isinstance(asked[-1], str) else []
     if len(blocks) != 1:
         return None
     lines = [line.rstrip() for line in blocks[0].splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    if lines and lines[-1].endswith(":"):  # a comment alone is no body
+    if lines and lines[-1].endswith(":"):  # a comment alone is not a body
         lines.append(lines[-1][: -len(lines[-1].lstrip())] + "    pass")
     try:
         tree = ast.parse("\n".join(lines))
@@ -325,13 +326,15 @@ def _decode_cases(truth: Any) -> list[dict[str, Any]]:
 
 
 def _write_text(value: Any) -> str:
-    """A value as a program reads or prints it: a list is lines, other values without text are JSON."""
+    """Return a value as a program reads or prints it: lists become lines, other values that are not text become
+    JSON."""
     lines = value if isinstance(value, list) else [value]
     return "\n".join(str(line) if isinstance(line, str | int | float) else json.dumps(line) for line in lines)
 
 
 def _read_call(case: dict[str, Any], parameters: int | None) -> tuple[list[Any], Any]:
-    """Arguments and result: text is one argument a line; a list is all of them where there are as many parameters."""
+    """Return arguments and result: text has one argument per line; a list holds all of them if its length matches the
+    parameters."""
     given, expected = case["input"], case["output"]
     if isinstance(given, str):
         arguments = [_read_value(line) for line in given.removesuffix("\n").split("\n")] if given.strip() else []
@@ -343,7 +346,7 @@ def _read_call(case: dict[str, Any], parameters: int | None) -> tuple[list[Any],
 
 
 def _read_value(text: str) -> Any:
-    """What a text stands for: JSON, else a Python literal, else itself."""
+    """Return the value of a text: JSON, else a Python literal, else the text itself."""
     if (value := _parse_json(text)) is not _NOTHING:
         return value
     try:
@@ -353,7 +356,7 @@ def _read_value(text: str) -> Any:
 
 
 def _store_case(problem: CodingProblem, case: Case, raw: dict[str, Any]) -> dict[str, Any]:
-    """A case as skyrl-gym reads it."""
+    """Return a case as skyrl-gym reads it."""
     if problem.function is None:
         return {**raw, "input": case.stdin, "output": case.stdout}
     given, expected = raw["input"], raw["output"]

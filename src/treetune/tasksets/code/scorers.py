@@ -1,10 +1,10 @@
-"""The scorers that run code of a reply in a sandbox: `code` on test cases, `tests` by tests written in Python.
+"""The scorers that run a reply's code in a sandbox: `code` on test cases, `tests` with tests written in Python.
 
     result = await run_tests("def add(a, b): return a + b", ["assert add(2, 3) == 5"])
     result.passed, result.why       # 1, ""
 
 Tests are HumanEval's `check(candidate)` or MBPP's asserts. The answer never sees them and cannot claim to have passed:
-`test_runner.py` says how.
+`test_runner.py` explains how.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from treetune.tasksets.code.lcb import CodingProblem, find_code, write_solution
 
 TEST_RUNNER = Path(__file__).with_name("test_runner.py").read_bytes()
 CPU_SECONDS, CLOCK_SECONDS = 10, 25.0
-"""Of all tests together: the answer's processor time, and the seconds as sandboxes count them, waiting included."""
+"""Limits of all tests together: the answer's processor time, and seconds as sandboxes count them, including waiting."""
 LIMITS = SandboxLimits(seconds=CLOCK_SECONDS, memory_mb=1024, processes=64, disk_mb=64, output_kb=64)
 
 _ENDED = {Ended.TIMEOUT: "no end in time", Ended.MEMORY: f"over {LIMITS.memory_mb} MB of memory"}
@@ -37,10 +37,10 @@ _ENDED = {Ended.TIMEOUT: "no end in time", Ended.MEMORY: f"over {LIMITS.memory_m
 
 class Code(Scorer, frozen=True, tag="code"):
     partial: bool = False
-    """Whether the cases that are right before the first wrong one earn their share."""
+    """Whether a partly right answer earns the share of cases that are right before the first wrong one."""
 
     async def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the code of a reply passes every test case of the ground truth, as LiveCodeBench has them."""
+        """Score whether a reply's code passes every test case of the ground truth, in LiveCodeBench's form."""
         problem = _read(truth, task)
         found = self.find_code(answer)
         if found is None:
@@ -85,13 +85,13 @@ class Tests(Scorer, frozen=True, tag="tests"):
     code with `assert`, or with a function `check(candidate)` where there is an `entry_point`."""
 
     setup: str | None = None
-    """The column with code that the tests need before them."""
+    """The column with code that the tests need to run first."""
     beginning: str | None = None
-    """The column with the beginning of the program, which the answer goes on from or writes anew."""
+    """The column with the beginning of the program, which the answer continues or rewrites."""
     entry_point: str | None = None
-    """The column with the name of the function that `check` is called with."""
+    """The column with the name of the function that `check` gets."""
     solution: str | None = None
-    """The column with a right answer, or with what follows the beginning in it."""
+    """The column with a right answer, or with what follows the beginning in one."""
 
     async def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         tests = [str(test) for test in require_truths(truth, task)]
@@ -135,8 +135,8 @@ class Tested(msgspec.Struct, frozen=True):
 
 
 async def run_tests(code: str, tests: Sequence[str], *, setup: str = "", entry_point: str | None = None) -> Tested:
-    """Run the tests in order, up to the first that fails. `setup` is code that they need. With `entry_point` each test
-    defines `check`, which is called with that function of the answer; else tests call its functions by name."""
+    """Run the tests in order, up to the first that fails. `setup` is code that they need. With `entry_point`, each test
+    defines `check`, which is called with that function of the answer; otherwise tests call its functions by name."""
     request = {"code": code, "setup": setup, "tests": tests, "entry_point": entry_point, "cpu_seconds": CPU_SECONDS}
     result = await run_python(TEST_RUNNER, stdin=json.dumps(request).encode(), limits=LIMITS)
     try:
@@ -147,8 +147,8 @@ async def run_tests(code: str, tests: Sequence[str], *, setup: str = "", entry_p
 
 
 def complete_code(code: str, beginning: str, entry_point: str) -> str:
-    """A program of an answer and the beginning that it was to go on from: the whole function after it, which may rely
-    on its imports, or only the body."""
+    """Combine an answer with the beginning that it continues. The answer may be the whole function, which then follows
+    the beginning and may rely on its imports, or only the body."""
     if re.search(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", code, re.MULTILINE):
         return f"{beginning}\n    pass\n\n{code}\n"
     return f"{beginning}{code if code[0].isspace() else indent(code, '    ')}\n"

@@ -1,11 +1,11 @@
-"""Runs the tests of a problem on an answer, inside a sandbox: a program of its own that needs nothing but Python.
+"""Runs a problem's tests on an answer inside a sandbox: a separate program that needs only Python.
 
-Standard input has one JSON object: the answer's code, the code that the tests need, the tests. Standard output gets one
-too: how many tests passed, and why the first that failed did so.
+Standard input holds one JSON object: the answer's code, the code that the tests need, the tests. Standard output gets
+one JSON object: how many tests passed, and why the first failing one failed.
 
-The answer runs in a process of its own, which never sees the tests. The process of the tests cannot be inspected by it,
-calls the answer's functions over a pipe, and gets plain values back: an object that claims to equal everything stays in
-its process. An answer that ends the process of the tests leaves no verdict, and has failed.
+The answer runs in its own process, which never sees the tests. It cannot inspect the tests' process, which calls the
+answer's functions over a pipe and gets plain values back. An object that claims to equal everything stays in the
+answer's process. An answer that ends the tests' process leaves no verdict, and has failed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from typing import Any, NoReturn
 
 PR_SET_DUMPABLE = 4
 MOST_ITEMS = 100_000
-"""How much of an iterator is taken: it may never end."""
+"""How many items of an iterator are taken: it may be infinite."""
 ERROR_CHARACTERS = 300
 
 
-# The process of the tests
+# The tests' process
 
 
 def main() -> None:
-    # Without this the answer could read the tests, or write the verdict, in the folder of this process below /proc.
+    # Otherwise the answer could read the tests, or write the verdict, in this process's folder below /proc.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     request = json.loads(sys.stdin.buffer.read())
     sink = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # tests may print
     passed, why = run_tests(request)
     os.write(sink, json.dumps({"passed": passed, "why": why[:ERROR_CHARACTERS]}).encode())
-    os._exit(0)  # the process of the answer goes with the sandbox
+    os._exit(0)  # the answer's process ends with the sandbox
 
 
 def run_tests(request: dict[str, Any]) -> tuple[int, str]:
@@ -53,7 +53,7 @@ def run_tests(request: dict[str, Any]) -> tuple[int, str]:
     exec(compile(request["setup"], "setup.py", "exec"), names)  # noqa: S102
     entry_point = request["entry_point"]
     if entry_point is not None:
-        names[entry_point] = RemoteFunction(answer, entry_point)  # the setup may have it without its body
+        names[entry_point] = RemoteFunction(answer, entry_point)  # the setup may define it without its body
     for number, test in enumerate(request["tests"]):
         try:
             tree = ast.parse(test)
@@ -77,7 +77,7 @@ def describe(error: BaseException, test: str) -> str:
 
 
 class AnswerProcess:
-    """The answer, in a process of its own."""
+    """The process that runs the answer."""
 
     def __init__(self, code: str, cpu_seconds: int) -> None:
         self._cpu_seconds = cpu_seconds
@@ -116,7 +116,7 @@ class AnswerProcess:
 
 
 class RemoteFunction:
-    """A function of the answer's."""
+    """A function that the answer defines."""
 
     def __init__(self, answer: AnswerProcess, name: str) -> None:
         self._answer = answer
@@ -127,23 +127,23 @@ class RemoteFunction:
 
 
 class RemoteObject(RemoteFunction):
-    """An object that the answer made and that is no plain value. It equals nothing but itself."""
+    """An object that the answer created and that is not a plain value. It equals only itself."""
 
     def __init__(self, answer: AnswerProcess, number: int) -> None:
         self._answer = answer
         self.reference = {"object": number}
 
 
-# Values between the two
+# Values sent between the two processes
 
 
 def encode(value: Any, keep: Any = None) -> Any:
-    """A value as JSON, with its type; `keep` stores an object that JSON cannot hold, and gives its number."""
+    """Encode a value with its type as JSON; `keep` stores an object that JSON cannot hold, and returns its number."""
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return str(value) if isinstance(value, str) else value
     if isinstance(value, RemoteFunction):
         return {"kind": "remote", "of": value.reference}
-    if isinstance(value, (int, float)):  # of a class of the answer's own
+    if isinstance(value, (int, float)):  # its class may be the answer's own
         return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, complex):
         return {"kind": "complex", "of": [value.real, value.imag]}
@@ -189,11 +189,11 @@ def decode(value: Any, answer: AnswerProcess | None = None, objects: Any = None)
     return iter(items) if kind == "iterator" else kinds[kind](items)
 
 
-# The process of the answer
+# The answer's process
 
 
 def serve_answer() -> NoReturn:
-    """Defines what the answer defines, and calls its functions as it is asked to."""
+    """Run the answer's definitions, and call its functions on request."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

@@ -1,13 +1,13 @@
-"""Harbor tasks: a folder with a task, what it says, and whether it can be served here.
+"""Harbor tasks: reads a task's folder, and decides whether the task can be served here.
 
     HarborFolder("tasks/hello-world").refusal        # None, or what cannot be served
     recipe = Dockerfile.parse("FROM python:3.12\\nWORKDIR /app\\nCOPY . .\\n", Path("environment"))
     recipe.base, recipe.workdir     # "python:3.12", "/app"
     pack(recipe.files)              # the copied files, as a tar with paths from / on
 
-Without a container engine the host's system stands in for the image, so only tasks that need no other are accepted.
-With one the image is `environment.docker_image`, or the Dockerfile's FROM; none is built. FROM, WORKDIR, ENV and COPY
-are followed. Any other instruction is `Unservable`: what a RUN would have installed is not there.
+Without a container engine, the host's system replaces the image, so only tasks that need no other image are accepted.
+With an engine, the image is `environment.docker_image`, or the Dockerfile's FROM; no image is built. FROM, WORKDIR, ENV
+and COPY are followed. Any other instruction raises `Unservable`: what a RUN would have installed is missing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT_USERS = (None, "root", 0)
 WHOLE_BYTES = 1 << 20
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 IGNORED_FLAGS = ("--chown", "--link")
-"""Of COPY. Owners make no difference: all runs as root."""
+"""Flags of COPY to ignore. Owners make no difference: everything runs as root."""
 KERNELS_OWN = ("/proc/", "/dev/", "/sys/")
 
 
@@ -43,7 +43,7 @@ class TaskSection(msgspec.Struct, frozen=True):
 
 
 class RunSection(msgspec.Struct, frozen=True):
-    """Of the agent, the verifier or the solution."""
+    """The section of the agent, the verifier or the solution."""
 
     timeout_sec: float = 600.0
     env: dict[str, Any] = {}
@@ -63,7 +63,7 @@ class MachineSection(msgspec.Struct, frozen=True):
 
 
 class TaskToml(msgspec.Struct, frozen=True):
-    """The keys of `task.toml` that are read; others are left alone."""
+    """The keys of `task.toml` that are read; others are ignored."""
 
     task: TaskSection = TaskSection()
     agent: RunSection = RunSection()
@@ -91,7 +91,7 @@ class HarborFolder:
 
     @cached_property
     def recipe(self) -> Dockerfile:
-        """What the machine is made of; raises `Unservable`."""
+        """What the machine is built from; raises `Unservable`."""
         folder, image = self.path / "environment", self.toml.environment.docker_image
         if self.engine and image is not None:
             return Dockerfile(base=image)
@@ -109,12 +109,12 @@ class HarborFolder:
         return self.toml.environment.workdir or self.recipe.workdir
 
     def pack_part(self, name: str) -> bytes:
-        """`tests` or `solution` as a tar; scripts are among them."""
+        """Return `tests` or `solution` as a tar, including scripts."""
         return pack((file.resolve(), place, 0o755) for place, file in self.walk(name))
 
     @cached_property
     def refusal(self) -> str | None:
-        """What cannot be served; None: all of it can."""
+        """What cannot be served; None if everything can."""
         toml, machine = self.toml, self.toml.environment
         unserved = {
             "task.toml, [[steps]]: several steps": toml.steps,
@@ -142,7 +142,7 @@ class HarborFolder:
         return f"cannot be served{'' if self.engine else ' without a container engine'}: {self.refusal}"
 
     def digest(self, whole_bytes: int = WHOLE_BYTES) -> str:
-        """Of everything but the solution; of larger files name and size."""
+        """Hash everything but the solution; for larger files, only name and size."""
         files = [
             (place, file.read_bytes() if file.stat().st_size <= whole_bytes else file.stat().st_size)
             for part in ("environment", "tests")
@@ -151,7 +151,7 @@ class HarborFolder:
         return digest([self.read("task.toml"), self.read("instruction.md"), files])
 
     def walk(self, name: str) -> Iterator[tuple[str, Path]]:
-        """The files of one of its folders, by their paths inside. A link that leads out of the task is none of it."""
+        """Yield the files of one of its folders, by their paths inside. Links that lead out of the task are skipped."""
         top = self.path / name
         for folder, folders, names in os.walk(top) if self._has(top) else ():
             folders.sort()
@@ -172,7 +172,7 @@ class HarborFolder:
 
 
 def fill_variables(env: dict[str, Any]) -> dict[str, str]:
-    """Values with `${VAR}` and `${VAR:-default}` replaced from the environment of this process."""
+    """Replace `${VAR}` and `${VAR:-default}` in values from this process's environment."""
 
     def look_up(found: Any) -> str:
         name, default = found[1] or found[2], found[3]
@@ -186,17 +186,17 @@ def fill_variables(env: dict[str, Any]) -> dict[str, str]:
 
 class Dockerfile(msgspec.Struct):
     base: str = ""
-    """The image that it starts from."""
+    """The base image."""
     workdir: str = "/"
     env: dict[str, str] = {}
     files: list[tuple[Path, str, int | None]] = []
-    """Each file, folder and link that is copied, with its place and mode."""
+    """Each file, folder and link to copy, with its place and mode."""
     folders: set[str] = set()
-    """Places that are folders for certain."""
+    """Places that are known to be folders."""
 
     @classmethod
     def parse(cls, text: str, context: Path) -> Dockerfile:
-        """`context`: the folder of the Dockerfile."""
+        """Parse a Dockerfile. `context` is its folder."""
         recipe = cls()
         for line, instruction, rest in _list_instructions(text):
             try:
@@ -263,7 +263,7 @@ class Dockerfile(msgspec.Struct):
 
 
 def _list_instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line number, instruction in capitals, and the rest with its continued lines."""
+    """Yield line number, instruction in capitals, and the rest with its continuation lines."""
     pending, began = "", 0
     for number, line in enumerate(text.splitlines(), start=1):
         if re.match(r"#\s*escape\s*=", line):
@@ -295,7 +295,7 @@ def _find_sources(written: str, context: Path) -> list[Path]:
 
 
 def pack(files: Iterable[tuple[Path, str, int | None]]) -> bytes:
-    """A tar of files, folders and links with their places and modes; all are root's."""
+    """Return a tar of files, folders and links with their places and modes; root owns all of them."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for source, target, mode in files:

@@ -1,9 +1,10 @@
 """A Harbor task: shell commands on a machine, then the task's own tests decide.
 
-The machine is a sandbox with a shell (`treetune.sandbox.shell`), or a container of the task's image. Files and programs
-in the background persist from turn to turn. At the end every process is killed, the tests are put there, and `test.sh`
-writes the reward. If it writes none, the tests run on a fresh machine. If they work there, the policy has broken its
-machine, which earns 0; else the task is at fault, which is an error. A policy that keeps the tests from ending earns 0.
+The machine is a sandbox with a shell (`treetune.sandbox.shell`), or a container of the task's image. Files and
+background programs persist from turn to turn. At the end, every process is killed, the tests are copied in, and
+`test.sh` writes the reward. If it writes none, the tests run on a fresh machine. If they work there, the policy broke
+its machine, which earns 0; otherwise the task is at fault, which is an error. A policy that keeps the tests from ending
+earns 0.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from treetune.tasksets.shell import OUT_OF_MEMORY, ShellEnvironment, list_blocks
 COMMAND_SECONDS = 60.0
 DISK_MB, MEMORY_MB, PROCESSES, OUTPUT_KB = 256, 2048, 256, 16
 TESTS_MB = 64
-"""Room for the tests beside the files of the policy."""
+"""Space for the tests in addition to the policy's files."""
 LEAST_MB, LEAST_FILES = 16, 100
-"""If the policy has left less room than that, the tests do not run."""
+"""If the policy has left less space than this, the tests do not run."""
 FULL = 0, 0
 RUN = 'cd "$1" 2>/dev/null || { mkdir -p "$1" && cd "$1"; } && exec bash -c "$0" 2>&1'
 CLEAR = "[ -d /logs ] && [ ! -L /logs ] || rm -rf /logs; rm -rf /tests /logs/verifier; mkdir -p /logs/verifier"
@@ -45,23 +46,23 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as tar:
 room = os.statvfs("/")
 print(room.f_bavail * room.f_frsize >> 20, room.f_favail)
 """
-"""Says how many MB and how many files are free."""
+"""Prints how many MB and how many files are free."""
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-# Else packages in the policy's home, or compiled files that it forged, would run before or within the tests.
+# Otherwise packages in the policy's home, or compiled files that it forged, would run before or within the tests.
 TEST_ENV = {"PYTHONNOUSERSITE": "1", "PYTHONPYCACHEPREFIX": "/dev/null"}
 
 
 class VerifierFault(EnvironmentFault):
-    """The tests gave no reward: the task or the policy is at fault."""
+    """Raised if the tests gave no reward: the task or the policy is at fault."""
 
     timed_out = False
 
 
 class HarborTask(Task, frozen=True, kw_only=True):
     name: str = ""
-    """From its task.toml, else the folder's."""
+    """The name from its task.toml, or else the folder's."""
     digest: str = ""
-    """Of its environment and tests; the folder itself is `extra_info.folder`."""
+    """Hash of its environment and tests; the folder itself is `extra_info.folder`."""
 
 
 class HarborEnvironment(ShellEnvironment):
@@ -71,7 +72,7 @@ class HarborEnvironment(ShellEnvironment):
 
     @classmethod
     def gold(cls, task: Task) -> list[str] | None:
-        """The solution as an answer; None where there is none."""
+        """Return the solution as an answer; None if there is none."""
         folder = folder_of(task)
         files = dict(folder.walk("solution"))
         if "/solution/solve.sh" not in files or folder.refusal is not None:
@@ -153,7 +154,7 @@ class HarborEnvironment(ShellEnvironment):
             return self._end(0.0, "its files leave no room for the tests", said, truncated)
         verifier = self._folder.toml.verifier
         result = await self.shell.run(
-            # As Harbor does: a script without a first line that names its shell is one for bash.
+            # As in Harbor: a script without a shebang line is run with bash.
             ["bash", "-c", RUN, "/tests/test.sh", self._folder.workdir],
             env={**self._env, **fill_variables(verifier.env), **TEST_ENV},
             seconds=verifier.timeout_sec,
@@ -175,7 +176,7 @@ class HarborEnvironment(ShellEnvironment):
         return True
 
     async def _unpack(self, tar: bytes) -> tuple[int, int]:
-        """The megabytes and the number of files that there is room for afterwards."""
+        """Return the space left afterwards: megabytes and number of files."""
         command = [self._machine.python, "-I", "-S", "-X", "pycache_prefix=/dev/null", "-c", UNPACK]
         unpacked = await self.run(command, stdin=tar)
         if unpacked.ok:
@@ -187,9 +188,9 @@ class HarborEnvironment(ShellEnvironment):
         raise VerifierFault(why, remedy="look at its Dockerfile and its tests")
 
     async def _read_rewards(self, result: Result) -> dict[str, float]:
-        """The rewards that the tests wrote, by name."""
+        """Return the rewards that the tests wrote, by name."""
         for path in REWARDS if self.shell.alive else ():
-            with contextlib.suppress(UsageError):  # there is none
+            with contextlib.suppress(UsageError):  # the file does not exist
                 return parse_rewards(path, await self.shell.get(path))
         if result.ended is Ended.TIMEOUT:
             why = f"the tests did not end within {self._folder.toml.verifier.timeout_sec:g} seconds"
@@ -203,7 +204,7 @@ class HarborEnvironment(ShellEnvironment):
     def _end(
         self, reward: float, why: str, said: str = "", truncated: bool = False, rewards: dict[str, float] | None = None
     ) -> Step:
-        """Without `success`: a reward may be anything."""
+        """No `success`: a reward may have any scale."""
         metrics = {**(rewards or {}), "reward": reward, "turns": self.turns}
         return Step(said, reward, True, {"explanation": why, "metrics": metrics}, truncated)
 

@@ -4,7 +4,7 @@
     treetune eval harbor --taskset.dataset terminal-bench@2.0 --taskset.sandbox docker -m MODEL
     treetune eval harbor --taskset.dataset https://github.com/org/repository.git@main#tasks -m scripted:gold
 
-Without Docker the host's system stands in for a task's image. Tasks that need another one are refused, and the error
+Without Docker, the host's system replaces a task's image. Tasks that need another image are refused, and the error
 names it.
 """
 
@@ -46,22 +46,23 @@ NO_NETWORK = "is there a network? without one, name a folder of tasks with --tas
 
 class HarborConfig(MachineConfig, frozen=True, kw_only=True):
     folder: FileName = ""
-    """A folder with a task in each of its folders, or one task."""
+    """A folder with one subfolder per task, or a single task."""
     dataset: str = ""
-    """In the place of a folder: `name` or `name@version` in the registry, or a git address, with `@branch` and
-    `#folder`, the folder in the repository that has the tasks, if need be. It is downloaded once."""
+    """Instead of a folder: `name` or `name@version` in the registry, or a git address, with `@branch` and `#folder`
+    (the folder in the repository with the tasks) if needed. It is downloaded once."""
     registry: str = REGISTRY
-    """Where datasets are looked up: the address or path of a `registry.json`."""
+    """Where datasets are looked up: the URL or path of a `registry.json`."""
     tasks: list[str] = []
-    """Only these, by the names of their folders or patterns such as `sql-*`; empty: all."""
+    """Select tasks by the names of their folders or patterns such as `sql-*`; empty selects all."""
     unsupported: Literal["refuse", "skip"] = "refuse"
-    """Tasks that cannot be served here: `refuse` fails each when it runs, `skip` leaves them out."""
+    """What to do with tasks that cannot be served here: `refuse` fails each one when it runs, `skip` leaves them
+    out."""
     max_turns: Positive = HarborEnvironment.MAX_TURNS
-    """The most answers of an episode; then the tests run."""
+    """The maximum number of answers in an episode; then the tests run."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
-    """The most time of one command; a task's `agent.timeout_sec` is the most of all together."""
+    """Timeout of one command in seconds; a task's `agent.timeout_sec` limits all commands together."""
     disk_mb: Positive = DISK_MB
-    """Room for the files of an episode. They are kept in memory."""
+    """Space in MB for the files of an episode. They are kept in memory."""
 
 
 class Harbor(Taskset[HarborTask, HarborConfig]):
@@ -77,7 +78,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
             self._origin.refuse(f"would download a dataset: {self.config.dataset}")
             root = download(self.config.dataset, self.config.registry)
         else:
-            # Absolute, so that tasks and runs can be taken up from another folder.
+            # Absolute, so that tasks and runs can be resumed from another folder.
             root = Path(self.config.folder).expanduser().resolve()
             self.config = msgspec.structs.replace(self.config, folder=str(root))
         if not root.is_dir():
@@ -180,10 +181,10 @@ class RegistryDataset(msgspec.Struct):
 
 
 def download(dataset: str, registry: str) -> Path:
-    """A dataset as a folder with a task in each of its folders; it is downloaded once."""
+    """Return a dataset as a folder with one subfolder per task; it is downloaded once."""
     place = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "treetune" / "harbor"
     address = GIT_ADDRESS.fullmatch(dataset)
-    # Other addresses may read the same without their punctuation.
+    # Other addresses may look the same without their punctuation.
     folder = place / (re.sub(r"[^\w.@-]+", "_", dataset) + (f"-{digest(dataset, 4)}" if address else ""))
     inside = Path((address and address["folder"]) or ".")
     if folder.is_dir():
@@ -237,7 +238,7 @@ def _collect(dataset: RegistryDataset, temporary: Path, made: Path) -> None:
 
 
 def _find_folder(clone: Path, path: str, named: str) -> Path:
-    """A folder of a repository. Raises for one that leads out of it."""
+    """Return a folder of a repository. Raises if it leads out of the repository."""
     folder = (clone / path).resolve()
     if not folder.is_relative_to(clone.resolve()) or not folder.is_dir():
         has = ", ".join(sorted(one.name for one in clone.iterdir() if one.is_dir() and one.name != ".git")[:12])
@@ -246,7 +247,7 @@ def _find_folder(clone: Path, path: str, named: str) -> Path:
 
 
 def _clone(address: str, commit: str, folder: Path) -> None:
-    """Get one commit or branch, without its history."""
+    """Clone one commit or branch, without its history."""
     folder.mkdir()
     env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
     try:

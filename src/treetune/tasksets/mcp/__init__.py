@@ -1,9 +1,9 @@
-"""Tools of MCP servers, over the official SDK: a program that runs for each episode, or an address.
+"""Tools of MCP servers, with the official SDK: a program that runs for each episode, or a URL.
 
     tools: [{mcp: {command: [python, server.py]}}]      # in a config
 
-`McpServer` says how a server is reached. It comes from a config or from code, never from a row, for it names a program
-to run or an address to call. `tools` has the tools and their session, `transports` the process and the HTTP client.
+`McpServer` says how to reach a server. It comes from a config or from code, never from a row, because it names a
+program to run or a URL to call. `tools` has the tools and their session, `transports` the process and the HTTP client.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _PREFIX = re.compile(r"[A-Za-z0-9_-]{0,32}")
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: list[str] | None = None
-    """The program and its arguments, run once for each episode. No shell reads it."""
+    """The program and its arguments, run once per episode, without a shell."""
     env: dict[str, str] = {}
-    """Variables of the program, beside PATH, HOME and the language. It gets no others."""
+    """Environment variables for the program, in addition to PATH, HOME and the language. It gets no others."""
     cwd: str | None = None
-    """The folder in which it runs; absent: the one of this process."""
+    """The working folder of the program; by default that of this process."""
     url: str | None = None
-    """The address of a server that runs already (streamable HTTP); each episode has a session of its own there."""
+    """The URL of a running server (streamable HTTP); each episode has its own session there."""
     headers: dict[str, str] = {}
-    """Sent with each request to the address."""
+    """Headers sent with each request to the URL."""
     token_env: str | None = None
-    """The variable that holds the token for the address: `Authorization: Bearer ...`."""
+    """The variable that holds the token for the URL: `Authorization: Bearer ...`."""
     prefix: str = ""
-    """Put before the names of its tools, where two servers have tools of the same name."""
+    """A prefix for the names of its tools, for two servers with tools of the same name."""
     only: list[str] | None = None
-    """The tools that are offered, by the names that the server gives them; absent: all."""
+    """The tools to offer, by the server's names; by default all."""
     timeout: Seconds = 60.0
-    """The most seconds of a call. The model reads that it took too long, and may continue."""
+    """Timeout of a call in seconds. The model reads that it took too long, and may continue."""
     start_timeout: Seconds = 30.0
-    """The most seconds until the server has said which tools it has."""
+    """Timeout in seconds until the server has listed its tools."""
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
@@ -71,7 +71,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
     def variables(self) -> dict[str, str]:
-        """The environment of the program."""
+        """The program's environment variables."""
         return {name: os.environ[name] for name in _INHERITED if name in os.environ} | self.env
 
     def all_headers(self) -> dict[str, str]:

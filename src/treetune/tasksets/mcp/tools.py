@@ -1,11 +1,11 @@
-"""The tools of an MCP server, as those of an episode.
+"""Offers the tools of an MCP server as tools of an episode.
 
 tools: [calculator, {mcp: {command: [python, server.py]}}]      # in a config
 McpTools(task, url="http://127.0.0.1:8000/mcp")                 # in `tools_for` of a taskset
 
 Each episode has one session with the server. The SDK's scopes must be entered and left in one task, but opening, calls
-and closing come from several: so the session runs in a task of its own. A server that ends during an episode is not
-started again, for its state is lost. The model reads an error that says so.
+and closing come from several, so the session runs in its own task. A server that ends during an episode is not
+restarted, because its state is lost; the model reads an error that says so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class McpSession:
         self._closing = asyncio.Event()
 
     async def open(self) -> list[Any]:
-        """The server's tools, as the SDK has them. Raises where there is no answer in time."""
+        """Return the server's tools in the SDK's form. Raises if there is no answer in time."""
         await call_apart(load_sdk)
         opened: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._running = asyncio.create_task(self._run(opened))
@@ -123,7 +123,7 @@ class McpSession:
         return "".join(f"\n  | {line}" for line in lines)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """What the server answers to a call, as the SDK has it."""
+        """Return the server's answer to a call in the SDK's form."""
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
@@ -140,7 +140,7 @@ class McpSession:
         return f"the server of this tool {ended or 'has gone'}, so it can no longer be called; go on without it"
 
     async def close(self) -> None:
-        """Ends the session, and the server where it is a process of ours."""
+        """End the session, and the server if we started it."""
         if (running := self._running) is None:
             return
         if self._session is None:
@@ -153,7 +153,7 @@ class McpSession:
 
 
 def load_sdk() -> None:
-    """The first call takes a second: do not make it on an event loop."""
+    """Load the SDK. The first call takes a second: do not make it on an event loop."""
     try:
         import mcp.client.streamable_http  # noqa: F401
     except ImportError:
@@ -176,7 +176,7 @@ async def _list_tools(session: ClientSession) -> list[Any]:
 
 _UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST_NAME = 64
-"""Of a function, where models are asked as OpenAI's API has it."""
+"""The longest function name in OpenAI's API."""
 
 
 class McpTools(ToolSource):
@@ -226,8 +226,8 @@ def _read_settings(settings: Mapping[str, Any]) -> McpServer:
 
 
 def read_result(result: Any) -> Any:
-    """What the model sees of a result: text, or parts if it has images. The structured content repeats it, and is only
-    used if there is nothing else."""
+    """Return what the model sees of a result: text, or parts if it has images. The structured content repeats it, and
+    is used only if there is nothing else."""
     parts = [_read_part(block) for block in result.content]
     if not parts:
         return "" if result.structured_content is None else result.structured_content

@@ -1,4 +1,4 @@
-"""How a session reaches an MCP server, within bounds: a process with messages over its pipes, or an HTTP client.
+"""Connects a session to an MCP server within limits: a process with messages over its pipes, or an HTTP client.
 
     process = await ServerProcess.start(server)
     async with ClientSession(process.incoming, process.outgoing) as session: ...
@@ -34,13 +34,13 @@ from treetune.system.http_body import BodyTooLarge
 from treetune.tasksets.mcp import McpServer
 
 MOST_BYTES = 8 << 20
-"""Of one message. A longer result is an error of the call."""
+"""Maximum size of one message. A longer result is an error of the call."""
 LINES_KEPT = 12
-"""Of standard error, for the messages about a server that failed."""
+"""Lines of standard error to keep for the error message about a failed server."""
 _CHUNK = 1 << 16
 _MOST_LINE = 400
 _POLITE_SECONDS, _TERM_SECONDS, _KILL_SECONDS = 2.0, 2.0, 2.0
-"""The most seconds until it ends after its input is closed, after SIGTERM, and after SIGKILL."""
+"""Timeouts in seconds after closing its input, after SIGTERM, and after SIGKILL."""
 _KNOWN_SECONDS = 1.0
 _POLL = 0.01
 _WATCH_SECONDS = 0.5
@@ -49,14 +49,14 @@ _ID_LAST = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s
 
 
 class ServerProcess:
-    """`incoming` and `outgoing` are what a session of the SDK reads and writes."""
+    """A server process. A session of the SDK reads `incoming` and writes `outgoing`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._received, self.incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         self.outgoing, self._to_send = anyio.create_memory_object_stream[SessionMessage](0)
         self.last_lines: deque[str] = deque(maxlen=LINES_KEPT)
-        """The last lines of its standard error, and of its standard output those that are no messages."""
+        """The last lines of its standard error, and those of its standard output that are not messages."""
         pumps = (self._read_messages(), self._write_messages(), self._read_errors(), self._watch())
         self._pumps = [asyncio.create_task(pump) for pump in pumps]
 
@@ -91,19 +91,19 @@ class ServerProcess:
 
     @property
     def ended(self) -> str | None:
-        """How it ended; None where it has not."""
+        """How it ended; None if it has not."""
         code = self._process.returncode
         if code is None:
             return None
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     async def wait_for_end(self) -> str | None:
-        """How it ended. Its pipes close a moment before that is known."""
+        """Return how it ended. Its pipes close a moment before that is known."""
         await self._ends_within(_KNOWN_SECONDS)
         return self.ended
 
     async def stop(self) -> None:
-        """Ends it and all that it has started."""
+        """End it and everything it has started."""
         assert self._process.stdin is not None
         for stream in (self.incoming, self.outgoing, self._to_send):
             stream.close()
@@ -122,7 +122,7 @@ class ServerProcess:
             self._process._transport.close()  # type: ignore[attr-defined]  # else a pipe that others hold stays open
 
     async def _ends_within(self, seconds: float) -> bool:
-        """`wait()` would wait for the ends of the pipes too, which others may hold."""
+        """Whether it ends in time. `wait()` would also wait for its pipes to close, which others may hold open."""
         until = asyncio.get_running_loop().time() + seconds
         while self._process.returncode is None and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
@@ -132,7 +132,7 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    # What goes over its pipes
+    # Messages over its pipes
 
     async def _read_messages(self) -> None:
         assert self._process.stdout is not None
@@ -150,7 +150,7 @@ class ServerProcess:
                     line = line[-200:]
 
     async def _watch(self) -> None:
-        """Ends calls to a server that has ended, even if a process that it started holds its pipes."""
+        """End calls to a server that has ended, even if a process that it started holds its pipes."""
         while self._process.returncode is None:  # noqa: ASYNC110
             await asyncio.sleep(_WATCH_SECONDS)
         await asyncio.sleep(_WATCH_SECONDS)  # to read what it wrote last
@@ -158,12 +158,12 @@ class ServerProcess:
 
     async def _receive(self, message: SessionMessage | None) -> None:
         if message is not None:
-            # After the session the rest is still read: a server that cannot write does not end.
+            # After the session, the rest is still read: a server that cannot write does not end.
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await self._received.send(message)
 
     def _parse(self, line: bytes) -> SessionMessage | None:
-        """A message; None for anything else, such as what was printed by mistake."""
+        """Parse a message; None for anything else, such as stray output."""
         try:
             return SessionMessage(jsonrpc_message_adapter.validate_json(line))
         except (ValueError, RecursionError):
@@ -172,7 +172,7 @@ class ServerProcess:
             return None
 
     def _refuse(self, head: bytes, tail: bytes) -> SessionMessage | None:
-        """An error in place of an answer that was too long, if the request it answers is known."""
+        """Return an error in place of an answer that was too long, if the request it answers is known."""
         self._note(b"(standard output) a message of more than %d bytes" % MOST_BYTES)
         if (found := _ID_FIRST.match(head) or _ID_LAST.search(tail)) is None:
             return None
@@ -204,7 +204,7 @@ class ServerProcess:
             self.last_lines.append(line[:_MOST_LINE].decode(errors="replace").rstrip())
 
 
-# An address
+# Servers at a URL
 
 
 def open_client(server: McpServer) -> httpx2.AsyncClient:
@@ -222,7 +222,7 @@ async def _bound(response: httpx2.Response) -> None:
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """Limits the whole reply or, in a stream of events, each event: a session may be long."""
+    """Limits the size of a whole reply or, in a stream of events, of each event: a session may be long."""
 
     def __init__(self, stream: Any, url: str, by_event: bool) -> None:
         self._stream, self._url, self._by_event = stream, url, by_event
@@ -232,7 +232,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
         async for piece in self._stream:
             size += len(piece)
             if self._by_event:
-                # An event ends with an empty line. What follows the last one in this piece begins the next.
+                # An event ends with an empty line. What follows the last one in this chunk starts the next.
                 text = (end + piece).replace(b"\r", b"")
                 if (at := text.rfind(b"\n\n")) >= 0:
                     size = len(text) - at - 2

@@ -1,5 +1,5 @@
-"""Tasks on a machine: OS interaction (`taskset`, `environment`, `sample`), tasks of AgentBench's worker (`agentbench`),
-and what Harbor's tasks share with them."""
+"""Tasks on a machine: OS interaction (`taskset`, `environment`, `sample`), tasks for AgentBench's worker
+(`agentbench`), and what they share with Harbor's tasks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FENCE = re.compile(r"(`{3,})[ \t]*(?:bash|sh|shell)?[ \t]*")
 
 
 class Unservable(ValueError):
-    """A task that needs what is not here; the message says what."""
+    """Raised for a task that needs something missing here; the message says what."""
 
 
 class ShellEnvironment(TurnEnvironment):
-    """Episodes in a shell, which `start` of a subclass opens."""
+    """Episodes in a shell, which a subclass opens in `start`."""
 
     MULTI_TURN = True
 
@@ -38,11 +38,11 @@ class ShellEnvironment(TurnEnvironment):
             await self._shell.close()
 
     async def run(self, command: Sequence[str], *, seconds: float = SETUP_SECONDS, **settings: Any) -> Result:
-        """Run a program beside the shell."""
+        """Run a program outside the shell."""
         return require_machine(await self.shell.run(command, seconds=seconds, **settings))
 
     def describe(self, result: Result, seconds: float, chars: int, *notes: str) -> str:
-        """A result as the policy sees it: at most `chars` characters, and notes about its end."""
+        """Return a result as the policy sees it: at most `chars` characters, and notes on how it ended."""
         text = require_machine(result).text.strip("\r\n")
         if len(text) > chars or result.omitted:
             half = min(chars, len(text)) // 2
@@ -55,14 +55,14 @@ class ShellEnvironment(TurnEnvironment):
 
 
 def require_machine(result: Result) -> Result:
-    """The result. Raises where the machine was ended from outside, which says nothing about the policy."""
+    """Return the result. Raises if the machine was ended from outside, which says nothing about the policy."""
     if result.ended is Ended.KILLED:
         raise EnvironmentFault("the sandbox was ended from outside", remedy="run the episode again")
     return result
 
 
 def list_blocks(text: str) -> list[str]:
-    """The contents of an answer's code blocks. A block ends with at least as many backticks as it began with."""
+    """Return the contents of an answer's code blocks. A block ends with at least as many backticks as it began with."""
     blocks: list[list[str]] = []
     fence = None
     for line in text.splitlines():

@@ -1,11 +1,11 @@
-"""Tasksets over tasks written for AgentBench's worker, by the name they are served under.
+"""Tasksets of tasks written for AgentBench's worker, by the name under which they are served.
 
     treetune serve agentbench:my_tasks:MyTask --taskset.parameters.name mine
     treetune serve agentbench:tasks.yaml --taskset.task mine --taskset.root AgentBench
     treetune eval agentbench:os-std --taskset.root AgentBench -m MODEL
 
 `os-std`, `os-dev` and `os-env_train` run as `os-interaction` on the data of a checkout. The others are tasks of
-`agentrl.worker`, which ask for actions: `EpisodeState` passes them on one by one, without worker, redis and Docker.
+`agentrl.worker`, which ask for actions: `EpisodeState` passes actions on one by one, without worker, redis and Docker.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ FAMILIES = {
     "m2w": ("mind2web.yaml", ("m2w-std", "m2w-dev")),
     "avalon": ("avalon.yaml", ("avalon-dev-naive", "avalon-dev-single")),
 }
-"""AgentBench's other tasks: the config that has them, and their names. Its present ones have `-std` and `-env_train`,
-earlier ones `-dev`, whose data is still there. Their code needs a checkout, agentrl-worker and data or servers of its
-own."""
+"""AgentBench's other tasks: the config that defines them, and their names. The current ones have `-std` and
+`-env_train`, earlier ones `-dev`, whose data still exists. Their code needs a checkout, agentrl-worker, and its own
+data or servers."""
 
 END_SECONDS = 10.0
-"""The most seconds to wait for the code of a cancelled episode."""
+"""How many seconds to wait for the code of a cancelled episode."""
 RUNNING, COMPLETED, CANCELLED, TASK_ERROR = "running", "completed", "cancelled", "task error"
 LIMIT = "task limit reached"
 CONFIG = (".yaml", ".yml")
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 def taskset_class(spec: str, origin: Origin) -> type[Taskset[Any, Any]]:
-    """The taskset that `agentbench:SPEC` stands for."""
+    """Return the taskset for `agentbench:SPEC`."""
     if spec in OS:
         return type("AgentBenchOS", (_NamedSplit,), {"NAME": OS[spec]})
     known = [*OS, *(name for _, names in FAMILIES.values() for name in names)]
@@ -71,18 +71,18 @@ def taskset_class(spec: str, origin: Origin) -> type[Taskset[Any, Any]]:
 
 class AgentBenchConfig(TasksetConfig, frozen=True, kw_only=True):
     spec: str = ""
-    """The task, as the TARGET names it: a class, a config file, or a name of AgentBench's."""
+    """The task, as the TARGET names it: a class, a config file, or an AgentBench name."""
     task: str | None = None
-    """Of a config file: the name of the task in it."""
+    """The name of the task in a config file."""
     root: str | None = None
     """A checkout of AgentBench: its code is imported from there, and its relative paths start there."""
     parameters: dict[str, Any] = {}
-    """Further arguments of the class, beside those of a config file."""
+    """Further arguments for the class, in addition to those in a config file."""
 
 
 class AgentBenchTask(Task, frozen=True, kw_only=True):
     index: int | str
-    """The task's own number or name of this sample."""
+    """The number or name of this sample in its task."""
 
 
 class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
@@ -117,7 +117,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         return EpisodeState(task, self.adapter)
 
     def _find_class(self) -> tuple[str, dict[str, Any]]:
-        """The class of the task, and its arguments."""
+        """Return the class of the task, and its arguments."""
         spec, root = self.config.spec, self.config.root
         if spec.endswith(CONFIG):
             return _read_config(Path(spec).expanduser(), self.config.task)
@@ -132,7 +132,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         return _read_dev(config, spec, checkout) or _read_config(config, spec)
 
 
-# The class of a TARGET is made for its name. Rows name a class that any process finds, with the name in its config.
+# A TARGET's class is created for its name. Rows name a class that any process finds, with the name in its config.
 
 
 class _NamedSplit(OSInteraction):
@@ -164,7 +164,7 @@ def _absolute(path: str) -> str:
 
 
 def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
-    """Class and parameters of a task in AgentBench's kind of config: named entries over a `default`."""
+    """Return class and parameters of a task in AgentBench's config format: named entries over a `default`."""
     content = load_yaml(str(path), interpolates=False)
     known = [key for key, value in content.items() if isinstance(value, dict) and key != "default"]
     if name is None and len(known) == 1:
@@ -179,7 +179,7 @@ def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
 
 
 def _read_dev(config: Path, name: str, checkout: Path) -> tuple[str, dict[str, Any]] | None:
-    """A `-dev` that the config of a checkout does not have, but whose samples are beside those of its `-std`."""
+    """Return a `-dev` task that a checkout's config lacks, but whose samples are next to those of its `-std` task."""
     standard = name.removesuffix("-dev") + "-std"
     content = load_yaml(str(config))
     if not name.endswith("-dev") or name in content or standard not in content:
@@ -207,7 +207,7 @@ class TaskServerAdapter:
 
 
 def require_worker() -> tuple[Any, Any]:
-    """The modules of agentrl-worker that tasks are written with."""
+    """Return the modules of agentrl-worker that tasks use."""
     try:
         return import_module("agentrl.worker.task"), import_module("agentrl.worker.typings")
     except ImportError as error:
@@ -215,7 +215,7 @@ def require_worker() -> tuple[Any, Any]:
 
 
 class EpisodeState(Environment):
-    """One episode: the task's own code runs beside it, and asks for actions."""
+    """One episode: the task's own code runs alongside it and asks for actions."""
 
     task: AgentBenchTask
 
@@ -231,7 +231,7 @@ class EpisodeState(Environment):
         self._metrics: dict[str, float] = {}
 
     async def start(self) -> list[Message]:
-        """Waits while as many episodes run as the task allows."""
+        """Start the episode. Waits while the task's maximum number of episodes is running."""
         await self._places.acquire()
         self._running = asyncio.create_task(self._run())
         # Code that ignores its cancellation counts until it ends.
@@ -240,12 +240,12 @@ class EpisodeState(Environment):
 
     async def step(self, action: Action) -> Step:
         shown: list[Message] = []
-        if self._status == RUNNING:  # it may have ended before it asked for anything
+        if self._status == RUNNING:  # it may have ended before it asked for an action
             shown = await self._pull(self._read_action(action.content))
         info: dict[str, Any] = {"status": self._status, "metrics": self._metrics}
         if self._status == RUNNING:
             return Step(shown, info=info)
-        # The last reward that the task gave; where it gave none, what its result says.
+        # The last reward from the task; if it gave none, the one in its result.
         named = self._result if isinstance(self._result, dict) else {"result": self._result}
         found = [*self._rewards[-1:], *(named.get(key) for key in RESULT_KEYS)]
         reward = next((float(value) for value in found if isinstance(value, int | float)), 0.0)
@@ -266,7 +266,7 @@ class EpisodeState(Environment):
             logger.warning("an episode of %s was cancelled and has not ended yet", self._served.name)
 
     def _read_action(self, content: Any) -> Any:
-        """As the worker takes it: messages of an assistant."""
+        """Convert to what the worker takes: messages of an assistant."""
         if isinstance(content, str):
             content = {"role": "assistant", "content": content}
         elif isinstance(content, dict) and "tool_calls" in content:
@@ -281,7 +281,7 @@ class EpisodeState(Environment):
         status, result = TASK_ERROR, None
         try:
             ended = await self._served.start_sample(self.task.index, self._session)
-            # Some give a plain result.
+            # Some return a plain result.
             status = getattr(ended, "status", COMPLETED)
             result = getattr(ended, "result", ended)
         except (self._typings.AgentCancelledException, asyncio.CancelledError):
@@ -296,7 +296,7 @@ class EpisodeState(Environment):
         await self._session.controller.env_finish(output)
 
     async def _pull(self, given: Any = None) -> list[Message]:
-        """The new messages when the task asks for the next action, or has ended."""
+        """Return the new messages when the task asks for the next action, or has ended."""
         output = await self._session.controller.agent_pull(given)
         self._status = str(getattr(output.status, "value", output.status))
         self._result = output.result

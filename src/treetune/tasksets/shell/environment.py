@@ -2,9 +2,9 @@
 
     parse(Action.of({"name": "answer_action", "arguments": {"answer": "3"}}))   # Move("answer", "3")
 
-The policy runs scripts in a shell that persists, then answers or finishes. The reference answer is computed before the
-first action, on a copy of the machine: the policy cannot change what is right, and the computation leaves no traces
-that the policy could find.
+The policy runs scripts in a persistent shell, then answers or finishes. The reference answer is computed before the
+first action, on a copy of the machine: the policy cannot change what is right, and cannot find traces of the
+computation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTLE_SECONDS, SETTLE_LOOKS = 1.0, 20
 MEMORY_MB, PROCESSES, DISK_MB = 512, 128, 128
 PATHS = "find / -xdev ! -path '/etc/*' -print0"
 NO_BYTECODE = {"PYTHONPYCACHEPREFIX": "/dev/null"}
-"""Python uses no files that were compiled before: they may be forged."""
+"""Makes Python ignore previously compiled files, which may be forged."""
 CHANGED_SYSTEM = "find /usr -xdev ! -type d -newerct @{} -print0"
 ACT = re.compile(r"^[ \t*_#]*Act(?:ion)?\s*:[ \t*_]*(.+)$", re.I | re.M)
 ANSWER = re.compile(r"answer\s*\((.*)\)\W*", re.I | re.S)
@@ -82,11 +82,11 @@ class OSInteractionEnvironment(ShellEnvironment):
         self.reference = ""
         """What the example printed before the first action."""
         self._made: set[str] = set()
-        """Files that were made or changed while the task was set up."""
+        """Files that were created or changed while the task was set up."""
 
     @classmethod
     def render(cls, trace: Trace) -> Rendered:
-        """The session: scripts behind `$`, what they printed, and how it ended as a comment."""
+        """Render the session: scripts behind `$`, what they printed, and the ending as a comment."""
         lines: list[str] = []
         for turn, replies in trace.exchanges:
             if turn.message is None:
@@ -144,7 +144,8 @@ class OSInteractionEnvironment(ShellEnvironment):
         return Step(said, info={"metrics": {"turns": self.turns}})
 
     async def run_example(self, shell: Shell) -> Result:
-        """Run the sample's example: it prints the right answer before the first action, or does what is asked for."""
+        """Run the sample's example: it prints the right answer before the first action, or does what the task asks
+        for."""
         assert self.task.sample.evaluation.example is not None
         return await self._run_script(self.task.sample.evaluation.example, shell=shell)
 
@@ -157,7 +158,7 @@ class OSInteractionEnvironment(ShellEnvironment):
 
     async def _take_reference(self) -> str:
         if running := await self._wait_for_processes():
-            # A copy has files only. A reference that looks at processes would be another one there.
+            # A copy has only files. A reference that looks at processes would differ there.
             names = ", ".join(sorted({command[:60] for command in running})[:3])
             raise _invalid(f"it leaves {len(running)} processes running, which its example would not see: {names}")
         copy = await self.shell.copy()
@@ -173,7 +174,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         return result.text
 
     async def _wait_for_processes(self) -> list[str]:
-        """The commands that still run a moment after the machine was set up."""
+        """Return the commands that still run a moment after the machine was set up."""
         for _ in range(SETTLE_LOOKS):
             if not await self.shell.list_processes():
                 break
@@ -181,7 +182,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         return await self.shell.list_processes()
 
     async def _judge(self, answer: str) -> tuple[bool, str]:
-        """Whether an answer is right, and why not."""
+        """Return whether an answer is right, and if not why."""
         evaluation = self.task.sample.evaluation
         if evaluation.match is not None:
             return answer.strip() == evaluation.match.strip(), f"the answer should be {evaluation.match!r}"
@@ -200,11 +201,11 @@ class OSInteractionEnvironment(ShellEnvironment):
                 if not result.ok:
                     return False, f"a check ended with {result.exit_code}: {check.code[:200]}"
                 parameters.append(result.text)
-        if self._made:  # some checks pass where all of it is gone
+        if self._made:  # some checks pass if all of it is gone
             left = await self.run(["xargs", "-0", "ls", "-d"], stdin="\0".join(self._made).encode())
             if not left.stdout.strip():
                 return False, "what the task is about was deleted"
-        # The changes of the setup are what the task is about.
+        # The task is about the changes of the setup.
         tampered = set(await self.shell.find_tampered()) - self._made if evaluation.runs_scripts else ()
         if tampered:
             return False, f"programs that checks rely on were changed: {', '.join(sorted(tampered)[:3])}"
@@ -225,7 +226,7 @@ def _require_success(name: str, result: Result) -> None:
 
 
 def _quote(result: Result) -> str:
-    """The end of its output."""
+    """Return the end of its output."""
     said = [text.strip()[-QUOTED_CHARS:] for text in (result.text, result.error_text)]
     return "\n".join(filter(None, said)) or "it printed nothing"
 

@@ -1,9 +1,9 @@
-"""AgentBench's os_interaction samples: from its JSON to tasks that hold everything they need.
+"""Reads AgentBench's os_interaction samples from JSON into tasks that hold everything they need.
 
     read_sample({"description": "How many?", "evaluation": {"match": "3"}}).evaluation.match   # "3"
     matches("integer-match", "42", "42\\n")          # True: a check that AgentBench has as a script, built in
 
-Scripts that a sample names by file are read here, so that a task needs no checkout any more.
+Scripts that a sample names by file are read here, so that a task no longer needs the checkout.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import msgspec
 from treetune.tasksets.shell import Unservable
 
 PLAIN_IMAGES = (None, "default")
-"""Images that the host's own system can stand in for."""
-# No number of a machine is longer, and Python reads none that is much longer.
+"""Images that the host's own system can replace."""
+# No number on a machine is longer, and Python limits the length of numbers that it parses.
 INTEGER = re.compile(r"[+-]?\d{1,1000}")
 SIZE = re.compile(r"(\d{1,1000}(?:\.\d{1,1000})?)\s*([KMGTP]?)(?:i?B|bytes?)?", re.I)
 UNITS = {unit: 1024**power for power, unit in enumerate(["", "K", "M", "G", "T", "P"])}
@@ -39,26 +39,28 @@ class OSScript(msgspec.Struct, frozen=True):
     language: Literal["bash", "python"] = "bash"
 
     def command(self, python: str, *parameters: str) -> list[str]:
-        """As AgentBench calls it."""
+        """Return the command line, as in AgentBench."""
         if self.language == "python":
-            # Nothing is imported from the current folder, from what a user installed, or from forged bytecode.
+            # Import nothing from the current folder, from a user's packages, or from forged bytecode.
             return [python, "-I", "-X", "pycache_prefix=/dev/null", "-c", self.code, *parameters]
         return ["bash", "-c", self.code, *(["--", *parameters] if parameters else [])]
 
     def hide(self) -> tuple[OSScript, dict[str, str]]:
-        """The same, with its text in the environment: processes of the policy can read arguments, but not that."""
+        """Return the same script with its text in the environment: the policy's processes can read arguments, but not
+        that."""
         return msgspec.structs.replace(self, code=TAKE[self.language]), {HIDDEN: self.code}
 
 
 class SampleEvaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Either what the answer must be, or scripts that must all end with 0."""
+    """Either what the answer must be, or scripts that must all exit with 0."""
 
     match: str | None = None
     regex: str | None = None
     check: list[OSScript | str | None] = []
-    """Scripts. A name is a built-in matcher. None stands for the example, whose output is the reference."""
+    """Scripts to check with. A name is a built-in matcher. None stands for the example, whose output is the
+    reference."""
     example: OSScript | None = None
-    """What prints the right answer, or does what is asked for."""
+    """The script that prints the right answer, or does what the task asks for."""
 
     @property
     def has_reference(self) -> bool:
@@ -66,28 +68,28 @@ class SampleEvaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runs_scripts(self) -> bool:
-        """Whether something runs on the machine after the policy did."""
+        """Whether something runs on the machine after the policy."""
         return any(isinstance(check, OSScript) for check in self.check)
 
 
 class OSSample(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     init: list[OSScript] = []
-    """Run before the episode, each by itself."""
+    """Scripts to run before the episode, each by itself."""
     start: OSScript | None = None
-    """Run in the shell of the episode."""
+    """The script to run in the episode's shell."""
     evaluation: SampleEvaluation
     image: str | None = None
-    """The image it names, for machines that are containers."""
+    """The image that it names, for machines that are containers."""
     refusal: str | None = None
     """Why it cannot be served."""
 
 
 def read_sample(raw: dict[str, Any], scripts: Sequence[Path] = (), *, containers: bool = False) -> OSSample:
-    """`scripts`: the folders of scripts that it may name. `containers`: each sample gets the image that it names;
-    without it a sample that needs another image than ours is `Unservable`."""
+    """Read a sample. `scripts`: folders of scripts that it may name. `containers`: each sample gets the image that it
+    names; without it, a sample that needs another image than ours raises `Unservable`."""
     evaluation, create = raw.get("evaluation") or {}, raw.get("create")
-    create = create if isinstance(create, dict) else {}  # one sample has its check here a second time
+    create = create if isinstance(create, dict) else {}  # one sample repeats its check here
     local, image = create.get("local"), create.get("image")
     if not containers and (local or image) not in PLAIN_IMAGES:
         raise Unservable(f"it needs the image {local or image!r}: sandbox=docker, where a Docker engine runs")
@@ -110,7 +112,7 @@ def read_sample(raw: dict[str, Any], scripts: Sequence[Path] = (), *, containers
             check=[None if check is None else _read_check(check, scripts) for check in checks],
             example=_read_script(example, scripts) if example else None,
         ),
-        # AgentBench names the images that it builds itself without what it puts before them.
+        # AgentBench omits its own prefix in the names of images that it builds itself.
         image=(f"local-os/{local}" if local else image) if containers else None,
     )
 
@@ -139,8 +141,8 @@ def _read_check(raw: Any, scripts: Sequence[Path]) -> OSScript | str:
 
 
 def _parse_size(text: str) -> Decimal | None:
-    """Bytes of a size as people write it: `1.2G`, `340 MB`, `512`. AgentBench's script takes only whole numbers, and
-    fails at `KB` or `MB`."""
+    """Return the bytes of a size as people write it: `1.2G`, `340 MB`, `512`. AgentBench's script takes only whole
+    numbers, and fails at `KB` or `MB`."""
     found = SIZE.fullmatch(text)
     return Decimal(found[1]) * UNITS[found[2].upper()] if found else None
 

@@ -3,7 +3,7 @@
     treetune validate os-interaction --taskset.data AgentBench/data/os_interaction/data
     treetune eval os-interaction --taskset.data ... --taskset.split dev -m scripted:gold
 
-The host's system stands in for AgentBench's images, unless `rootfs` or `sandbox` says otherwise. A sample that needs
+The host's system replaces AgentBench's images, unless `rootfs` or `sandbox` says otherwise. A sample that needs
 something else is refused, and the error names it.
 """
 
@@ -35,32 +35,34 @@ from treetune.tasksets.turns import Positive
 
 Split = Literal["std", "dev", "env_train"]
 TRAINING, TRAINING_SCRIPTS = "train_0317/training.json", "7"
-"""Of `env_train`: where AgentBench keeps its samples and the scripts that they name."""
+"""For `env_train`: where AgentBench keeps its samples and the scripts that they name."""
 
 
 class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
     root: str | None = None
-    """A checkout of AgentBench; its samples and scripts are used where the next two do not name others."""
+    """A checkout of AgentBench; its samples and scripts are used unless the next two keys name others."""
     data: str | None = None
     """AgentBench's `data/os_interaction/data` folder, one JSON file of samples, or a folder with such files."""
     split: Split = "std"
-    """Of a folder: the samples in its folders, those of `dev.json`, or of `train_0317/training.json` beside it."""
+    """The samples to take from a folder: those in its folders, in `dev.json`, or in `train_0317/training.json` next to
+    it."""
     scripts_root: str | None = None
     """AgentBench's `data/os_interaction/scripts` folder."""
     unsupported: Literal["refuse", "skip"] = "refuse"
-    """Samples that cannot be served here: `refuse` fails each when it runs, `skip` leaves them out."""
+    """What to do with samples that cannot be served here: `refuse` fails each one when it runs, `skip` leaves them
+    out."""
     max_turns: Positive = OSInteractionEnvironment.MAX_TURNS
-    """The most actions of an episode."""
+    """The maximum number of actions in an episode."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
-    """The most time of one script."""
+    """Timeout of one script, in seconds."""
     setup_seconds: Annotated[float, msgspec.Meta(gt=0)] = SETUP_SECONDS
-    """The most time of each of the sample's own scripts: `init`, `start`, `example`, `check`."""
+    """Timeout of each of the sample's own scripts (`init`, `start`, `example`, `check`), in seconds."""
     output_chars: Positive = SHOWN_CHARS
-    """How much of what a script prints is shown."""
+    """How many characters of a script's output are shown."""
     memory_mb: Annotated[int, msgspec.Meta(ge=64)] = MEMORY_MB
-    """The memory of all processes of an episode together."""
+    """Memory in MB for all processes of an episode together."""
     image: str = "local-os/default"
-    """For samples that name none, with `docker`."""
+    """The image for samples that name none, with `docker`."""
 
 
 class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
@@ -77,7 +79,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
                 place["scripts_root"] = place["scripts_root"] or checkout / "scripts"
         if place["data"] is None:
             raise ConfigError([("taskset.data", "is required: samples (or taskset.root: a checkout of AgentBench)")])
-        # Absolute, so that runs can be taken up from another folder.
+        # Absolute, so that runs can be resumed from another folder.
         fixed = {key: str(Path(path).expanduser().resolve()) for key, path in place.items() if path is not None}
         self.config = msgspec.structs.replace(self.config, **fixed)
         faults = [(f"taskset.{key}", f"there is no {path}") for key, path in fixed.items() if not Path(path).exists()]
@@ -107,7 +109,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         )
 
     async def gold(self, task: OSTask) -> list[str] | None:
-        """What the sample's example prints and does, run on a new machine."""
+        """Return what the sample's example prints and does, run on a new machine."""
         evaluation = task.sample.evaluation
         if evaluation.match is not None:
             return [f"Act: answer({evaluation.match})"]
@@ -161,7 +163,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
             return [data]
         if self.config.split != "std":
             return [data / "dev.json" if self.config.split == "dev" else data.parent / TRAINING]
-        # AgentBench's own folder has its samples in folders, and beside these files that are no part of them.
+        # AgentBench's own folder has its samples in subfolders, next to files that are not samples.
         found = list(data.glob("*/*.json")) or list(data.glob("*.json"))
         return sorted(found, key=lambda path: (len(path.parent.name), path))
 

@@ -1,11 +1,11 @@
-"""One game of textarena, with random numbers of its own, and the moves that win it.
+"""One game of textarena, with its own random numbers, and the moves that win it.
 
     game = TextArenaGame("TicTacToe-v0", seed=7, players=2, params={})
     game.player, game.read(0)    # whose turn it is; what player 0 has not seen yet
     game.act("[4]")              # True when the game is over
 
 textarena's games draw from the global `random` (two from numpy's). Each call into a game swaps in that game's state and
-then restores the state from before, so that neither side sees the other's draws. Only one game runs at a time.
+then restores the previous state, so that neither side sees the other's draws. Only one game runs at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from treetune.errors import EnvironmentFault, MissingExtraError, TreetuneError
 
 WAIT_SECONDS = 120.0
-"""The most seconds that a game waits for another one to return. Only a game that hangs takes as long."""
+"""How many seconds a game waits for another one to return. Only a game that hangs takes that long."""
 
 
 class TextArenaGame:
@@ -39,12 +39,12 @@ class TextArenaGame:
 
     @property
     def env(self) -> Any:
-        """textarena's own, without the wrappers that repeat the whole conversation in each observation."""
+        """textarena's own environment, without the wrappers that repeat the whole conversation in each observation."""
         return _unwrap(self._env)
 
     @property
     def player(self) -> int:
-        """Whose turn it is."""
+        """The player whose turn it is."""
         return int(self.env.state.current_player_id)
 
     @property
@@ -52,11 +52,11 @@ class TextArenaGame:
         return int(self.env.state.num_players)
 
     def info_of(self, player: int) -> Any:
-        """What textarena reports of a player at the end: `reason`, `invalid_move`, `turn_count`."""
+        """Return what textarena reports about a player at the end: `reason`, `invalid_move`, `turn_count`."""
         return self.env.state.game_info.get(player, {})
 
     def read(self, player: int) -> str:
-        """What a player has not seen yet, without its own words."""
+        """Return what a player has not seen yet, without the player's own words."""
         textarena, state = import_textarena(), self.env.state
         if player == self.player:
             with self._random.use():
@@ -73,17 +73,17 @@ class TextArenaGame:
         return "\n".join(lines)
 
     def act(self, text: str) -> bool:
-        """True when the game is over."""
+        """Play a move; return True if the game is over."""
         with self._random.use():
             done, _ = self._env.step(action=text)
         return bool(done)
 
     def allows(self, text: str) -> bool:
-        """Whether the game takes this for a valid move, tried on a copy."""
+        """Whether the game accepts this as a valid move, tried on a copy."""
         trial = copy.copy(self)
         trial._random = copy.copy(self._random)
         trial._env = _copy(self._env)
-        trial.env.state.set_invalid_move = None  # what a game calls that refuses a move; now it fails
+        trial.env.state.set_invalid_move = None  # games call this to refuse a move; now it fails
         try:
             trial.act(text)
         except TreetuneError:
@@ -93,7 +93,7 @@ class TextArenaGame:
         return True
 
     def find_gold(self) -> list[str] | None:
-        """The moves that win, from the start; None if they are unknown. They never reach the policy."""
+        """Return the moves that win, from the start; None if they are unknown. The policy never sees them."""
         find = GOLD.get(self._name.partition("-")[0])
         return None if find is None else [f"[{move}]" for move in find(self.env)]
 
@@ -134,7 +134,7 @@ def _unwrap(env: Any) -> Any:
 
 
 def _copy(env: Any) -> Any:
-    # English as a whole is only read, and long to copy.
+    # The English dictionary is only read, and slow to copy.
     dictionary = vars(_unwrap(env)).get("dictionary")
     return copy.deepcopy(env, {id(dictionary): dictionary})
 
@@ -150,7 +150,7 @@ def import_textarena() -> Any:
 
 @lru_cache(maxsize=16)
 def _load_template(name: str, params: bytes) -> Any:
-    """A game that is never played; some read long lists of words when they are made."""
+    """Return a game that is never played; some read long word lists when they are created."""
     with _Random(0).use():
         return import_textarena().make(name, **msgspec.json.decode(params))
 
@@ -159,7 +159,7 @@ _busy = threading.Lock()
 
 
 class _Random:
-    """The global generators' state that belongs to one game."""
+    """The state of the global generators that belongs to one game."""
 
     def __init__(self, seed: int) -> None:
         self._python: Any = random.Random(seed).getstate()
@@ -176,7 +176,7 @@ class _Random:
             raise EnvironmentFault(why, remedy="a game that hangs blocks the others of its process; leave it out")
         download, before = nltk.download, (random.getstate(), numpy.get_state())
         try:
-            # Each new game would download word lists, even those that are there. What is missing is an error instead.
+            # Each new game would download word lists, even existing ones. A missing list is an error instead.
             nltk.download = lambda *args, **kwargs: True
             random.setstate(self._python)
             numpy.set_state(self._numpy or numpy.RandomState(self._seed % 2**32).get_state())

@@ -3,8 +3,8 @@
     treetune eval textarena --taskset.game Sudoku-v0 -m scripted:gold -n 5
     treetune eval textarena --taskset.game TicTacToe-v0 --taskset.opponent random -m MODEL -n 100
 
-Games for one player are played as they are; of others the policy is player 0, and an opponent plays the rest.
-The policy is shown what is new since its last move. The reward is textarena's own, at the end of the game.
+Single-player games are played directly. In others, the policy is player 0, and an opponent plays the rest. The policy
+is shown what is new since its last move. The reward is textarena's own, at the end of the game.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from treetune.tasksets.turns import Positive, TurnEnvironment, hash_number
 POLICY = 0
 MOST_PLAYERS = 15
 MOST_MOVES = 10_000
-"""The most moves of opponents between two moves of the policy. A game with more does not end by itself."""
+"""The maximum number of opponents' moves between two moves of the policy. A game with more does not end by itself."""
 BRACKETS = re.compile(r"\[[^\[\]\n]{1,60}\]")
 """How games write the possible moves."""
 REMEDY = (
@@ -52,9 +52,9 @@ REMEDY = (
 
 class TextArenaTask(Task, frozen=True, kw_only=True):
     game: str = ""
-    """Its name in textarena."""
+    """The game's name in textarena."""
     seed: int = 0
-    """What the game begins with."""
+    """The seed of the game."""
     players: int = 1
     opponent: str | list[str] = ""
     """Who plays the others: `random`, a list of moves, or `file.py:function`; empty for one player."""
@@ -70,14 +70,14 @@ class TextArenaEnvironment(TurnEnvironment):
 
     def __init__(self, task: TextArenaTask) -> None:
         super().__init__(task)
-        self._origin = current_origin()  # of the opponent that the task names
+        self._origin = current_origin()  # the origin of the opponent that the task names
 
     @classmethod
     def gold(cls, task: Task) -> list[str] | None:
         return _make_game(task).find_gold() if isinstance(task, TextArenaTask) else None
 
-    def start(self) -> Any:  # neither it nor step is async: they run in a thread
-        """A function of the task's fields."""
+    def start(self) -> Any:  # neither start nor step is async: they run in a thread
+        """Start a game that depends only on the task's fields."""
         self._game = _make_game(self.task)
         self._opponent = Opponent(self._game, self.task, self._origin)
         self._opponent.play()
@@ -94,7 +94,7 @@ class TextArenaEnvironment(TurnEnvironment):
             over = game.act(action.text)
         except TreetuneError:
             raise
-        except Exception as error:  # it was given nothing but the move
+        except Exception as error:  # it got nothing but the move
             raise InvalidAction(f"{self.task.game} fails by this move: {format_error(error)[:200]}") from error
         if not over and not self._opponent.play():
             return Step(game.read(POLICY) or "It is your turn.", done=last, truncated=last, info=info)
@@ -114,15 +114,15 @@ class TextArenaConfig(TasksetConfig, frozen=True, kw_only=True):
     num_tasks: Positive = 1000
     """How many episodes there are. A large number costs nothing: an episode is built when it is drawn."""
     seed: int = 0
-    """Another seed gives other episodes."""
+    """The random seed. Another seed gives other episodes."""
     opponent: CodeName | list[str] = ""
-    """Who plays the others: `random`, a list of moves of which a valid one is drawn, or `file.py:function`."""
+    """Who plays the others: `random`, a list of moves from which a valid one is drawn, or `file.py:function`."""
     players: Annotated[int, msgspec.Meta(ge=1, le=MOST_PLAYERS)] | None = None
-    """How many players; absent: the fewest that the game takes."""
+    """The number of players; by default the fewest that the game allows."""
     params: dict[str, Any] = {}
     """The game's own settings, such as `{clues: 40}`."""
     max_turns: Positive = TextArenaEnvironment.MAX_TURNS
-    """The most answers of an episode; most games have a lower limit of their own."""
+    """The maximum number of answers in an episode; most games have their own lower limit."""
 
 
 class TextArena(Taskset[TextArenaTask, TextArenaConfig]):
@@ -138,7 +138,7 @@ class TextArena(Taskset[TextArenaTask, TextArenaConfig]):
         if self._players == 1 and config.opponent:
             raise ConfigError([("taskset.opponent", f"{config.game} is a game for one player")])
         if isinstance(config.opponent, str) and config.opponent not in ("", "random"):
-            # Absolute, for it must be found from any process.
+            # Absolute, because any process must find it.
             self.config = msgspec.structs.replace(config, opponent=absolute_spec(config.opponent, [Path.cwd()]))
             load_opponent(str(self.config.opponent), self._origin)
 
@@ -167,7 +167,7 @@ class TextArena(Taskset[TextArenaTask, TextArenaConfig]):
 
 
 def count_players(name: str, params: dict[str, Any], players: int | None) -> int:
-    """How many players a game has. Raises an error that says why it cannot be played here."""
+    """Return how many players a game has. Raises an error that says why it cannot be played here."""
     textarena = import_textarena()
     known = textarena.envs.registration.ENV_REGISTRY
     if name not in known:
@@ -181,7 +181,7 @@ def count_players(name: str, params: dict[str, Any], players: int | None) -> int
         except Exception as error:
             refusal = refusal or error
             continue
-        # Some games for several would begin with one player, who would play alone.
+        # Some games for several players would start with one, who would play alone.
         if players is not None or game.players > 1 or isinstance(game.env.state, textarena.SinglePlayerState):
             return game.players
     assert refusal is not None
@@ -204,10 +204,10 @@ class Opponent:
         self._game, self._spec, self._origin = game, task.opponent, origin
         self._rng = random.Random(f"opponent {task.seed}")
         self._seen: dict[int, list[str]] = {}
-        """By player, what it was shown."""
+        """What each player was shown."""
 
     def play(self) -> bool:
-        """Move until it is the policy's turn; True where the game is over before."""
+        """Move until it is the policy's turn; True if the game ends before."""
         for _ in range(MOST_MOVES):
             if self._game.player == POLICY:
                 return False
@@ -218,7 +218,7 @@ class Opponent:
         raise EnvironmentFault("the opponents play without end", remedy="use another game or opponent")
 
     def refuse_forfeit(self) -> None:
-        """Fails where an opponent broke the rules: such a win says nothing about the policy."""
+        """Raise an error if an opponent broke the rules: such a win says nothing about the policy."""
         for player in range(1, self._game.players):
             info = self._game.info_of(player)
             if info.get("invalid_move"):
@@ -229,7 +229,7 @@ class Opponent:
         if isinstance(self._spec, list):
             return self._draw_allowed([self._spec])
         if self._spec == "random":
-            # What was offered last is tried first; the rules at the beginning name moves too.
+            # The latest offered moves are tried first; the rules at the beginning name moves too.
             return self._draw_allowed([BRACKETS.findall(text) for text in reversed(seen)])
         try:
             answer = load_opponent(self._spec, self._origin)("\n".join(seen), self._rng)
@@ -252,7 +252,7 @@ class Opponent:
 
 
 def load_opponent(spec: str, origin: Origin) -> Callable[[str, random.Random], Any]:
-    """A function that gives a move, from what the player has seen so far and a random.Random."""
+    """Return a function that chooses a move, from what the player has seen so far and a random.Random."""
     function = load_object(parse_reference(spec), origin)
     if not callable(function):
         raise EnvironmentFault(f"{spec} is no function", remedy="write def opponent(observation, rng): return '[4]'")

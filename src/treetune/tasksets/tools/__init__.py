@@ -1,1 +1,1 @@
-"""Ready tools: what tasks and configs name under `tools`."""
+"""Ready-made tools: what tasks and configs name under `tools`."""

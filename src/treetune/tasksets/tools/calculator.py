@@ -16,7 +16,7 @@ from treetune.errors import ToolError
 
 MOST_CHARACTERS = 1_000
 MOST_BITS = 10_000
-"""Of a whole number: enough for any question, and few enough to be quick."""
+"""Maximum bits of a whole number: enough for any question, and few enough to be quick."""
 
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 _OPERATORS: dict[type, Callable[..., Any]] = {
@@ -46,7 +46,7 @@ def calculator(expression: str) -> str:
 
 
 def compute(expression: str) -> str:
-    """The value as text; a `ToolError` says what is wrong."""
+    """Return the value as text. Raises `ToolError` with what is wrong."""
     if len(expression) > MOST_CHARACTERS:
         raise ToolError(f"an expression has at most {MOST_CHARACTERS} characters, this has {len(expression)}")
     try:

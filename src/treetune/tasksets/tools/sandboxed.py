@@ -1,4 +1,4 @@
-"""The tools `python` and `shell`: code of a model runs in a sandbox, or not at all.
+"""The tools `python` and `shell`: a model's code runs in a sandbox, or not at all.
 
     tools: [python, {shell: {seconds: 30, memory_mb: 1024}}]        # settings are those of SandboxLimits
 
@@ -20,7 +20,7 @@ from treetune.sandbox.shell import SandboxGone, Shell
 from treetune.tasksets.code import run_python
 
 GRACE_SECONDS = 20.0
-"""For a sandbox to start and to end, beyond the time of what runs in it."""
+"""Extra seconds for a sandbox to start and end, beyond the time of what runs in it."""
 _STOPPED = {
     Ended.TIMEOUT: "stopped: it took longer than {limits.seconds:g} seconds",
     Ended.MEMORY: "stopped: it used more than {limits.memory_mb} MB of memory",
@@ -48,7 +48,7 @@ class _Sandboxed(ToolSource):
         return tools
 
     def describe(self, result: Result) -> str:
-        """The model's view of a run."""
+        """Return the model's view of a run."""
         parts = [result.text, result.error_text]
         if result.ended is not Ended.COMPLETED:
             parts.append(f"[{_STOPPED[result.ended].format(limits=self.limits)}]")

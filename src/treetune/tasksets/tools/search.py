@@ -2,8 +2,8 @@
 
 tools: [{search: {corpus: docs.jsonl, documents: 5}}]
 
-The file has a JSON object a line, `{"contents": ...}` or `{"title": ..., "text": ...}`. It is named in a config, or by
-TREETUNE_SEARCH_CORPUS; never by a row.
+The file has one JSON object per line, `{"contents": ...}` or `{"title": ..., "text": ...}`. A config or
+TREETUNE_SEARCH_CORPUS names it, never a row.
 """
 
 from __future__ import annotations
