@@ -71,8 +71,11 @@ class Gsm8kEnvironment(TurnEnvironment):
 
 
 class Gsm8kMultiTurnEnvironment(Gsm8kEnvironment):
-    """Grade-school math in several attempts. The right number earns 1 and ends the episode, a wrong one in the right
-    format 0.2 / max_turns, a turn without `#### number` 0."""
+    """Grade-school math in several attempts.
+
+    The right number earns 1 and ends the episode. A wrong one in the right format earns 0.2 / max_turns, a turn without
+    `#### number` earns 0.
+    """
 
     CONTRACT = msgspec.structs.replace(
         Gsm8kEnvironment.CONTRACT,

@@ -246,8 +246,10 @@ NEEDS = {
 
 
 class IfEval(Scorer, frozen=True, tag="ifeval"):
-    """1 if every instruction is followed to the letter, else 0: the strict accuracy of prompts. The ground truth is the
-    list of instructions."""
+    """1 if every instruction is followed to the letter, else 0: the strict accuracy of prompts.
+
+    The ground truth is the list of instructions.
+    """
 
     values: str = "kwargs"
     """The column with the values of each instruction, in the same order."""

@@ -64,7 +64,8 @@ def scored_by(taskset: Taskset[Any, Any], task: Task) -> ScoredBy | None:
 
 
 def describe_scorer(scorer: Scorer) -> ScoredBy:
-    """Describe a scorer of this user as a row names it. If the scorer calls a model, it is recorded as known."""
+    """Describe a scorer of this user as a row names it. If the scorer calls a model, it is marked as named by this
+    user."""
     described = ScoredBy.of_scorer(scorer)
     if scorer.calls_models:
         remember_scorer(described.text)

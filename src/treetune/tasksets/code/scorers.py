@@ -81,8 +81,11 @@ def _read(truth: Any, task: Task | None) -> CodingProblem:
 
 
 class Tests(Scorer, frozen=True, tag="tests"):
-    """1 where the code of the answer passes every test, in a sandbox. The ground truth is a test or a list of them:
-    code with `assert`, or with a function `check(candidate)` where there is an `entry_point`."""
+    """1 if the code of the answer passes every test in a sandbox.
+
+    The ground truth is a test or a list of tests: code with `assert`, or with a function `check(candidate)` if there is
+    an `entry_point`.
+    """
 
     setup: str | None = None
     """The column with code that the tests need to run first."""

@@ -207,7 +207,7 @@ def download(dataset: str, registry: str) -> Path:
 
 
 def _find_dataset(dataset: str, registry: str) -> RegistryDataset:
-    """The dataset of a name; without a version the last one."""
+    """Return the dataset with this name; without a version, the last one."""
     try:
         if "://" in registry:
             with urllib.request.urlopen(registry, timeout=REGISTRY_SECONDS) as answer:

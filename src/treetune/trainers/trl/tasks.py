@@ -281,7 +281,7 @@ class TrlTasks(Hooks):
     def _end_environments(
         self, environments: Sequence[Any], completions: Sequence[Any]
     ) -> tuple[list[float | None], list[int]]:
-        """Return the rewards and turns of what TRL has played; environments of other origin have none."""
+        """Return the rewards and turns of what TRL has played. Environments that are not ours have no reward."""
         played = [getattr(environment, "_episode", None) for environment in environments]
         ours = [one if isinstance(one, CalledEpisode) else None for one in played]
         pairs = list(zip(ours, completions, strict=True))
