@@ -58,7 +58,7 @@ K1, B = 1.5, 0.75
 SHOWN_ANSWER = 1000
 """How many characters of an answer the trace stores."""
 SECONDS, SHOWN_CHARACTERS = 10.0, 9000
-"""How many seconds a program may run, and how much of its output is shown."""
+"""How many seconds a program may run, and how many characters of its output are shown."""
 
 _PASSING = (None, 500, 502, 503, 504)
 """Statuses of failures that may be temporary; None: no answer."""

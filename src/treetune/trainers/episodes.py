@@ -110,13 +110,13 @@ class EpisodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """User settings for episodes of rows, in verl and slime."""
 
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
-    """The most seconds for one start or step of an environment; after that it has failed."""
+    """Timeout in seconds for one start or step of an environment; after that it has failed."""
     urls: tuple[str, ...] = ()
     """Task servers that play the episodes. Without them, each trainer process plays its own."""
     token_env: str = "TREETUNE_TOKEN"
     """The variable that holds the servers' token."""
     patience: Annotated[float, msgspec.Meta(ge=0)] = 60.0
-    """The most seconds to wait for a server that does not answer."""
+    """How many seconds to wait for a server that does not answer."""
     turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     """The reward is multiplied by this for each turn."""
     rewrites: Rewrites | None = None

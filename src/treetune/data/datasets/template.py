@@ -2,7 +2,7 @@ r"""A Template makes prompts from rows. It is a Python format string over the co
 
     template = Template("Q: {question}\nA:", columns=["question", "answer"])
     template.format({"question": "1 + 1?", "answer": "2"})  # "Q: 1 + 1?\nA:"
-    template.fill(table)  # the same for every row of an Arrow table, and None where there is nothing to ask
+    template.fill(table)  # the same for every row of an Arrow table, and None if a row has nothing to show
 
 Columns, items (`{options[0]}`, `{options[-1]}`, `{meta[level]}`), conversions (`{x!r}`) and format specs
 (`{score:.2f}`) work as in `str.format`; a spec for numbers also takes text that is a number. Positional fields and

@@ -1,4 +1,4 @@
-"""Stores the Python files that rows name in the cache, by their hash, for every process that shares the cache.
+"""Keeps the Python files that rows name: in the cache, by hash, for every process that shares the cache.
 
     keep_files("tasks/doubles.py:Doubles")              # "cache://3f…/doubles.py:Doubles"
     locate_files("cache://3f…/doubles.py:Doubles")      # where the file is, on this machine

@@ -18,7 +18,7 @@ from treetune.errors import UsageError, plural
 from treetune.system.hub import Card, check_repo, upload
 
 _MOST = 5
-"""The most scorers that a card names."""
+"""How many scorers a card names at most."""
 
 
 def push_rows(

@@ -183,7 +183,7 @@ def _check_needs(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator
         elif key == "db_id":
             expected = None if isinstance(value, str) and value.strip() else "the name of a database"
         elif key == "extra_info" and not isinstance(value, dict):
-            # SkyRL tests `max_turns in` it, which text and lists support.
+            # SkyRL tests `"max_turns" in` it, which also works for text and lists.
             expected = None if isinstance(value, str | list) and "max_turns" not in value else "a mapping"
         if expected is not None:
             yield "wrong-value", f"{key} is {show_value(value)}, expected {expected}"

@@ -1,6 +1,6 @@
 """skyrl-gym's registry in both directions: its environments in Treetune, and Treetune's environments in it.
 
-    treetune eval tasks.yaml -m MODEL              # where the tasks have env_class: skyrl:gsm8k
+    treetune eval tasks.yaml -m MODEL              # if the tasks have env_class: skyrl:gsm8k
 
 NAME in `skyrl:NAME` is an id that skyrl-gym knows, or `module:Class` or `file.py:Class` of any `skyrl_gym.Env`. The
 environment is built from the row that SkyRL would read, so ground truths have the form that it expects. Its

@@ -2,7 +2,7 @@
 
 engine = Engine(args, sample, sampling_params, ...)
 await TokenEpisode(chat, hooks, episode, engine.sample).play()
-engine.samples              # one, or more where history was rewritten
+engine.samples              # one, or more if history was rewritten
 """
 
 from __future__ import annotations

@@ -43,13 +43,13 @@ class Settings(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     max_turns: Annotated[int, msgspec.Meta(ge=1)] = 100
-    """The most answers in one episode; most environments end it earlier."""
+    """The maximum number of answers in one episode; most environments end it earlier."""
     episode_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """The most seconds for an episode, checked between turns; what it has earned by then counts."""
+    """Time limit of an episode in seconds, checked between turns; what it has earned by then counts."""
     tries: Annotated[int, msgspec.Meta(ge=1)] = 2
     """How many times an episode is played if its environment fails."""
     model_timeout: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
-    """The most seconds for one answer from SGLang."""
+    """Timeout in seconds for one answer from SGLang."""
 
 
 def settings_of(args: Any) -> Settings:

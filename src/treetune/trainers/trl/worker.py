@@ -158,7 +158,7 @@ class RolloutWorker:
             raise RuntimeError(f"the rollouts hang for {now - self._beat:.0f} seconds: does a hook block?")
 
     def stop(self) -> None:
-        """End all episodes, and wait for it."""
+        """End all episodes, and wait until they have ended."""
         thread, self._thread = self._thread, None
         if thread is None:
             return

@@ -4,7 +4,7 @@
       pyproject.toml  README.md
       my_env/__init__.py          # taskset, harness and environment: subclasses of `plugin.py`
       my_env/taskset.yaml         # what is played
-      my_env/code/  my_env/data/  # files of the user's own that it names
+      my_env/code/  my_env/data/  # the user's files that it names
 
 verifiers knows a plugin by its module name, so the folder name becomes the module name. `.treetune-export.json` lists
 what was written: an unchanged folder is overwritten, an edited one only with `force`.

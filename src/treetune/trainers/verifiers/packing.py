@@ -65,7 +65,7 @@ SCHEME, SCRIPTED = "package:", "scripted:"
 _LOADERS = {"json", "csv", "parquet", "arrow", "text", "imagefolder", "webdataset", "xml", "sql", "pandas"}
 """Names for `load_dataset` that are not files, whatever the folder contains."""
 MOST_BYTES = 256 * 2**20
-"""The most bytes of data in a package."""
+"""The maximum size of a package's data, in bytes."""
 
 
 def open_taskset(config: Path, overrides: dict[str, str]) -> Taskset[Any, Any]:

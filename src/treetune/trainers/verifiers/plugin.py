@@ -125,15 +125,15 @@ class TreetuneTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
     overrides: dict[str, Any] = {}
     """Keys of the TARGET, as after `--taskset.` on Treetune's command line: `{"level": 2, "shuffle.seed": 1}`."""
     max_turns: int | None = None
-    """The most answers in one episode. By default the environment decides, and verifiers' own limits apply."""
+    """The answer limit of one episode. By default the environment decides, and verifiers' own limits apply."""
     timeout: float | None = None
-    """The most seconds for one episode."""
+    """Time limit of one episode, in seconds."""
     timeout_reward: float | None = None
     """The reward of an episode that ran out of time. By default it has none and is a failure."""
     max_tool_calls: int = 128
-    """The most tool calls in one episode."""
+    """The maximum number of tool calls in one episode."""
     model_timeout: float = 3600.0
-    """The most seconds for one model call."""
+    """Timeout of one model call, in seconds."""
     model_retries: int = 6
     """How often a model call is repeated after 408, 409, 429, 5xx or a lost connection."""
 

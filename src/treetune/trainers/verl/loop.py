@@ -155,7 +155,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
     ) -> Any:
         """Return a sample that trains nothing. Its reward is its group's mean, so that the mean does not change."""
         prompt = [self.tokenizer.eos_token_id]
-        with contextlib.suppress(Exception):  # only there to be looked at
+        with contextlib.suppress(Exception):  # the prompt is only for inspection
             prompt = self._chat("keep").prompt(list(row["raw_prompt"])).ids[-self.rollout_config.prompt_length :]
         # The v0 trainer skips None in its validation; the v1 trainer may filter groups by it.
         passed = others.passed if others is not None and "session_id" in row else None

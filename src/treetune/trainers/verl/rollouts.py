@@ -6,7 +6,7 @@
 
     with groups.join(uid) as member:
         member.end(EpisodeScore(reward, passed))
-        mean = await member.mean_of_others()    # where it failed: once the others have ended
+        mean = await member.mean_of_others()    # if it failed: waits until the others have ended
 
 GRPO compares the rewards of a group. A failed episode's sample trains nothing, but verl counts its reward in the
 group's mean. Given the mean of the others, the group's mean does not change.
