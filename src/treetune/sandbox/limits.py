@@ -25,7 +25,7 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds from the command's start. Waiting counts by the clock, working by processor time, with at most ten times
     as much clock time. So load on the machine does not decide whether a command finishes in time."""
     memory_mb: Annotated[int, msgspec.Meta(ge=16)] = 512
-    """Memory in MB. A process that asks for more is refused it (a `MemoryError`). Processes that together exceed
+    """Memory in MB. A process that asks for more gets an error (`MemoryError`). Processes that together exceed
     `memory_mb` + `disk_mb` (files are kept in memory) are killed."""
     processes: Annotated[int, msgspec.Meta(ge=1)] = 64
     """The maximum number of processes and threads at one time."""

@@ -180,7 +180,7 @@ class Terminal:
         return True
 
     def take(self, command: bytes, output: Output, limit: TimeLimit, exact: bool = False) -> int | None:
-        """Give the shell a command and wait until a shell is at its prompt again; None: the time was over."""
+        """Give the shell a command and wait until a shell is at its prompt again; None if time ran out."""
         self.number += 1
         termios.tcsetattr(self.master, termios.TCSANOW, self.modes)  # a command may have changed them
         self.ignored = False
@@ -202,7 +202,7 @@ class Terminal:
         return code
 
     def wait(self, output: Output, limit: TimeLimit, exact: bool = False) -> int | None:
-        """Return the exit code once a shell is at its prompt, or has ended; None: the time was over. Unless `exact`,
+        """Return the exit code once a shell is at its prompt, or has ended; None if time ran out. Unless `exact`,
         this may be another shell than the one that took the command (`su`, or `exit` from it)."""
         while True:
             report = self.find_report()
