@@ -68,7 +68,7 @@ def row_needs_loop(task: Task, scored: ScoredBy | None) -> bool:
 
 
 def says_nothing(path: Path | str) -> bool:
-    """Whether the rows of a parquet file name no agent and have an environment that does not declare how long its
+    """Whether the rows of a parquet file name no agent, and some have an environment that does not declare how long its
     episodes are. Rows with images are left to verl's own loop."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq

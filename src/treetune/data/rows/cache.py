@@ -49,7 +49,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
 
     config: dict[str, Any]
     source: str
-    """The dataset, in words for people."""
+    """The name of the dataset, for people."""
     revision: str | None = None
     """The hub commit that was read."""
     rows: int

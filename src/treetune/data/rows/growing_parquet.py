@@ -122,7 +122,7 @@ def write_changed(
     schema: pa.Schema | None = None,
     json_fields: Iterable[str] = (),
 ) -> pa.Schema:
-    """Rewrite a file's rows after a change, with a wider `schema` if one is given. Returns their schema."""
+    """Write a file's rows, changed by `change`, to `target`, with a wider `schema` if given. Returns their schema."""
     with GrowingParquet(target) as writer:
         if schema is not None:
             writer.expect(schema, {*json_fields, *json_fields_of(pq.read_metadata(source).metadata)})

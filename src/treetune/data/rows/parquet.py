@@ -3,10 +3,9 @@
     table_of([{"prompt": "?", "ground_truth": "1"}])
 
 Types are canonical, so that trainers can join built files: text is `string`, whole numbers are int64, fractions
-float64.
-What Arrow cannot hold exactly (mixed types, integers over 64 bits, mappings without keys) becomes JSON text, listed in
-the file's metadata. So do mappings whose keys are data, such as ids, because each key would be a column. A ground truth
-never becomes JSON text: trainers compare with it (see `MixedTruths`).
+float64. What Arrow cannot hold exactly (mixed types, integers over 64 bits, mappings without keys) becomes JSON text,
+listed in the file's metadata. So do mappings whose keys are data, such as ids, because each key would be a column. A
+ground truth never becomes JSON text: trainers compare with it (see `MixedTruths`).
 """
 
 from __future__ import annotations

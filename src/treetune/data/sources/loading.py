@@ -357,7 +357,7 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
 
 
 def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
-    if kind not in KINDS and kind != "text":  # it may be a folder
+    if kind not in KINDS and kind != "text":  # a folder
         if (shape := known_kind(file)) is None:
             return None
         kind = "json" if shape is FileKind.LINES else shape.value
