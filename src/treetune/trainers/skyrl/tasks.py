@@ -217,8 +217,8 @@ def _resolve(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run with `tasks=FILE.yaml`, or `tasks=` and `val_tasks=` with files of rows (repeatable), `--env
-    [ID=]file.py:Class`, and SkyRL's own overrides. SkyRL's `trainer.override_entrypoint` may name
+    """Run with `tasks=FILE.yaml`, or `tasks=` and `val_tasks=` with files of rows (repeatable),
+    `--env [ID=]file.py:Class`, and SkyRL's own overrides. SkyRL's `trainer.override_entrypoint` may name
     `treetune.trainers.skyrl`."""
     run_command(_run, arguments)
 
