@@ -4,7 +4,7 @@ This is the only module that knows all packages. `treetune/__init__.py` passes t
 lower packages look names up.
 """
 
-from pathlib import Path
+import os.path
 
 TASKSETS = {
     "alphabet-sort": "treetune.tasksets.alphabet_sort:AlphabetSort",
@@ -86,5 +86,5 @@ SCORERS = {
 }
 """The kinds of scorers. No module of `scorers` may have the name of a kind, because that name is the kind in Python."""
 
-READY = Path(__file__).parent / "tasksets" / "ready"
+READY = os.path.join(os.path.dirname(__file__), "tasksets", "ready")
 """The folder of the ready-made task sets."""
