@@ -2,8 +2,7 @@
 
     write_eval_log(Run("runs/x"), Path("x.eval"), "failed")        # returns the number of samples
 
-A task becomes a sample, and a rollout an epoch of it. The log is a zip file as Inspect writes it, with a member per
-sample.
+A task becomes a sample, and a rollout an epoch of it. The log is a zip file with a member per sample, as Inspect's is.
 """
 
 from __future__ import annotations
