@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from treetune import Limits, Sampling, TasksetConfig
 from treetune.config.aliases import OTHER_NAMES
-from treetune.config.overrides import deep_merge, override_values, with_overrides
+from treetune.config.interpolation import conceal, deep_merge, override_values, with_overrides
 from treetune.config.structs import convert, dump_yaml, field_docs, load_yaml, to_plain
-from treetune.config.variables import conceal
 from treetune.data.datasets.config import DatasetConfig
 from treetune.errors import ConfigError, suggest_file
 from treetune.evaluation.config import EvalConfig, ValidateConfig, read_config

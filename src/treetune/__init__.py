@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from treetune import catalog
-from treetune.config.builtin import tables
+from treetune.config import tables
 
 if TYPE_CHECKING:
     from treetune.chat.message import Message as Message

@@ -1,7 +1,7 @@
 """The built-in components, by name. Nothing is imported before it is used.
 
-This is the only module that knows all packages. `treetune/__init__.py` passes the tables to `config/builtin.py`, where
-lower packages look names up.
+This is the only module that knows all packages. `treetune/__init__.py` passes the tables to `config/__init__.py`,
+where lower packages look names up.
 """
 
 import os.path

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import datasets
-from treetune.config.overrides import with_overrides
+from treetune.config.interpolation import with_overrides
 from treetune.core.from_config import build_taskset
 from treetune.data.arrow_values import drop_nulls, find_clashes
 from treetune.data.datasets.task_lists import load_tasks, read_declared

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from treetune.config.builtin import find_ready_file, ready_names
+from treetune.config.plugins import find_ready_file, ready_names
 from treetune.core.from_config import build_taskset
 from treetune.tasksets.target import load_taskset, read_target
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from treetune.config.builtin import find_ready_file
+from treetune.config.plugins import find_ready_file
 
 Row = dict[str, Any]
 

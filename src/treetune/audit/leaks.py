@@ -15,7 +15,7 @@ import xxhash
 from treetune.audit.floors import Paid
 from treetune.audit.rules import RULES, AuditReport, Family, clip
 from treetune.audit.sample import AnswerFormat, Sample, Subject, as_text, is_number, numbers_in, options_in, texts_of
-from treetune.config.variables import texts_of as leaves_of
+from treetune.config.interpolation import texts_of as leaves_of
 from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.core.task import Task, own_values
 from treetune.core.taskset import Taskset

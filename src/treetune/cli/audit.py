@@ -18,7 +18,7 @@ from treetune import audit, evaluation
 from treetune.cli import options
 from treetune.cli.options import Json, Target, option, read_overrides
 from treetune.cli.output import make_table, print_json
-from treetune.config.overrides import with_overrides
+from treetune.config.interpolation import with_overrides
 from treetune.config.structs import convert, load_yaml, to_plain, without_none
 from treetune.core.finding import print_findings
 from treetune.core.taskset import Taskset

@@ -15,8 +15,7 @@ from treetune.chat.tokens import NO_IMAGES
 from treetune.cli import options
 from treetune.cli.options import Json, option
 from treetune.cli.output import make_table, print_json
-from treetune.config.builtin import find_ready_file, ready_names
-from treetune.config.plugins import Registry, environments, find_ready, tasksets, tools
+from treetune.config.plugins import Registry, environments, find_ready, find_ready_file, ready_names, tasksets, tools
 from treetune.config.structs import defaults_of, field_docs, load_yaml
 from treetune.config.trust import USER
 from treetune.core.from_config import taskset_class

@@ -66,8 +66,7 @@ def _is_dotted(word: str) -> bool:
 
 def complete_target(incomplete: str) -> Iterator[str]:
     """Ids of tasksets, ready sets, and files that a TARGET may be."""
-    from treetune.config.builtin import ready_names
-    from treetune.config.plugins import tasksets
+    from treetune.config.plugins import ready_names, tasksets
 
     yield from sorted(name for name in {*tasksets.names(), *ready_names()} if name.startswith(incomplete))
     for found in sorted(iglob(f"{escape(incomplete)}*")):

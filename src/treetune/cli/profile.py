@@ -16,8 +16,8 @@ from treetune.cli import options
 from treetune.cli.evaluate import play
 from treetune.cli.options import Json, option, read_overrides
 from treetune.cli.output import make_table, print_json
-from treetune.config.run_config import FINGERPRINT
 from treetune.config.structs import without_none
+from treetune.config.trust import FINGERPRINT
 from treetune.errors import UsageError
 from treetune.system.digest import digest
 from treetune.system.screen import Screen
@@ -108,7 +108,7 @@ def _run_folder(path: Path, model: str) -> Path:
 
 
 def _read_values(by: str) -> dict[str, Any]:
-    from treetune.config.overrides import with_overrides
+    from treetune.config.interpolation import with_overrides
 
     key, equals, values = by.partition("=")
     if not key or not equals or not values:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.config.builtin import find_ready_file, ready_names, tables
+from treetune.config import tables
 from treetune.config.code_files import module_name, source_of
 from treetune.config.code_reference import CodeKind, CodeReference, find_reference, parse_reference
 from treetune.config.trust import USER, Origin, is_installed, is_installed_folder, running_code
@@ -249,11 +250,6 @@ def installed_by(file: str) -> str | None:
     return None
 
 
-def find_ready(name: str) -> Path | None:
-    """The YAML file of the ready-made set with this name; None for any other name."""
-    return None if tasksets.has(name) else find_ready_file(name)
-
-
 tasksets = Registry("taskset", "treetune.tasksets", "TASKSETS")
 environments = Registry("environment", "treetune.environments", "ENVIRONMENTS")
 tools = Registry("tool", "treetune.tools", "TOOLS", classes=False)
@@ -266,3 +262,36 @@ def _classes_in(file: Path) -> list[str]:
     except (OSError, SyntaxError, ValueError):
         return []
     return [f"{file}:{node.name}" for node in tree.body if isinstance(node, ast.ClassDef)]
+
+
+# Ready-made task sets: YAML files that declare `train_tasks` and `val_tasks` like any config, and state what the set is
+# (`about`), where it comes from (`source`), its `licence`, and whose prompt and number of examples it follows
+# (`convention`).
+
+READY_FOLDERS = "TREETUNE_READY"
+"""The environment variable that lists the user's own folders with such files, separated as in PATH."""
+
+
+def ready_folders() -> list[Path]:
+    """The folders with ready-made sets, in order of precedence: the user's own, then the package's."""
+    named = [folder for folder in os.environ.get(READY_FOLDERS, "").split(os.pathsep) if folder]
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
+    places = [*map(Path, named), home / "treetune" / "ready"]
+    return [*(place.expanduser() for place in places), Path(tables["READY"])]
+
+
+def find_ready_file(name: str) -> Path | None:
+    """The file of a ready-made set, or None if there is no set of this name."""
+    if not name.replace("-", "").replace("_", "").isalnum():  # a path, module or address
+        return None
+    return next((file for folder in ready_folders() if (file := folder / f"{name}.yaml").is_file()), None)
+
+
+def ready_names() -> list[str]:
+    """The names of all ready-made sets."""
+    return sorted({file.stem for folder in ready_folders() for file in folder.glob("*.yaml")})
+
+
+def find_ready(name: str) -> Path | None:
+    """The YAML file of the ready-made set with this name; None for any other name."""
+    return None if tasksets.has(name) else find_ready_file(name)

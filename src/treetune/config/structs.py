@@ -22,7 +22,7 @@ import msgspec
 
 from treetune.config.aliases import suggest_key
 from treetune.config.code_files import parse_again
-from treetune.config.variables import escape, explain_interpolation
+from treetune.config.interpolation import escape, explain_interpolation
 from treetune.errors import UNKNOWN_KEY, ConfigError, Faults, did_you_mean, gather_faults, suggest_file
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ import msgspec
 
 from treetune.config import plugins
 from treetune.config.code_files import code_hash, hash_files
+from treetune.config.interpolation import conceal
 from treetune.config.structs import CodeName, declared_values, to_plain
-from treetune.config.variables import conceal
 from treetune.core.profile import Rates
 from treetune.core.taskset import Taskset
 from treetune.errors import (

@@ -15,10 +15,9 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from treetune.config import plugins
-from treetune.config.builtin import tables
+from treetune.config import plugins, tables
 from treetune.config.code_reference import FILE_SCHEME, parse_place
-from treetune.config.overrides import deep_merge
+from treetune.config.interpolation import deep_merge
 from treetune.config.structs import (
     CodeName,
     FileName,

@@ -21,7 +21,7 @@ import msgspec
 
 from treetune.config import code_files
 from treetune.config.code_files import is_of_file, source_of
-from treetune.config.overrides import deep_merge
+from treetune.config.interpolation import deep_merge
 from treetune.config.plugins import tasksets
 from treetune.config.structs import to_plain
 from treetune.config.trust import USER, is_installed

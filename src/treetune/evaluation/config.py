@@ -10,8 +10,8 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from treetune.config.aliases import suggest_key
+from treetune.config.interpolation import conceal
 from treetune.config.structs import convert, defaults_of, to_plain
-from treetune.config.variables import conceal
 from treetune.core.draws import TasksetConfig
 from treetune.core.fingerprint import find_differences
 from treetune.core.from_config import build_taskset, describe, expand_ready, taskset_class

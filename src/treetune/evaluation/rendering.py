@@ -19,8 +19,7 @@ import msgspec
 
 from treetune.chat.message import without_surrogates
 from treetune.config.plugins import absolute_spec, environments, folders_of
-from treetune.config.run_config import nodes_of
-from treetune.config.trust import Origin
+from treetune.config.trust import Origin, nodes_of
 from treetune.core.environment import Environment, Rendered
 from treetune.core.from_config import taskset_class
 from treetune.core.task import Task

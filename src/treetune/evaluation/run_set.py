@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from treetune.config.run_config import FINGERPRINT
+from treetune.config.trust import FINGERPRINT
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.evaluation.comparison import Comparison, compare
 from treetune.evaluation.plan import EvalPlan

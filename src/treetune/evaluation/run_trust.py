@@ -4,7 +4,7 @@ it.
     remember(Path("runs/x"))                  # `eval`: its config is this user's
     take_up(Path("runs/x"), trust=False)      # `eval --resume`: raises if it is not, and would call a model
 
-Whatever the config names is checked where it is read and loaded (`config/run_config.py`, `config/trust.py`).
+Whatever the config names is checked where it is read and loaded (`config/trust.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.code_reference import find_file, find_reference
-from treetune.config.run_config import CONFIG, is_run_config, origin_of, refusal
 from treetune.config.structs import convert, load_yaml
-from treetune.config.trust import Origin, is_own_config, own_names, remember_config, remember_names
+from treetune.config.trust import (
+    CONFIG,
+    Origin,
+    is_own_config,
+    is_run_config,
+    origin_of,
+    own_names,
+    refusal,
+    remember_config,
+    remember_names,
+)
 from treetune.core.mixture import owner_of
 from treetune.core.task import Task, own_values
 from treetune.core.taskset import Taskset

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.config.run_config import CHECK_LINES
+from treetune.config.trust import CHECK_LINES
 from treetune.core.finding import ERROR, SHOWN, WARNING, Finding, Flaw, Severity
 from treetune.core.mixture import owner_of, parts_of
 from treetune.core.score import NoScoreError, Validity, score_answer

@@ -24,8 +24,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import msgspec
 from filelock import FileLock, Timeout
 
-from treetune.config.run_config import CONFIG, FINGERPRINT, SUMMARY, TRACE_LINES
 from treetune.config.structs import dump_yaml
+from treetune.config.trust import CONFIG, FINGERPRINT, SUMMARY, TRACE_LINES
 from treetune.core.fingerprint import Fingerprint, config_differences, taskset_fingerprint
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace, decode_trace, encode_trace

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from treetune.chat.message import without_surrogates
-from treetune.config.run_config import TRACE_LINES
+from treetune.config.trust import TRACE_LINES
 from treetune.core.trace import Trace
 from treetune.errors import plural
 from treetune.runs.entry import Entry, entry_of, glance

@@ -19,7 +19,7 @@ import msgspec
 
 from treetune.chat.images import name_images
 from treetune.chat.message import Message
-from treetune.config.run_config import CONFIG, FINGERPRINT, SUMMARY, TRACE_LINES
+from treetune.config.trust import CONFIG, FINGERPRINT, SUMMARY, TRACE_LINES
 from treetune.core.trace import Trace
 from treetune.runs.index import INDEX
 from treetune.runs.plain_files import IMAGES, find_fault

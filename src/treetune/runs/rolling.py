@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from treetune.config.run_config import FINGERPRINT
+from treetune.config.trust import FINGERPRINT
 from treetune.core.trace import Trace
 from treetune.errors import ResumeError, UsageError
 from treetune.runs.entry import Entry

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from treetune.config.run_config import CONFIG, SUMMARY
 from treetune.config.structs import load_yaml
+from treetune.config.trust import CONFIG, SUMMARY
 from treetune.core.task import Task
 from treetune.core.trace import Trace, decode_trace
 from treetune.errors import TasksetError, UsageError, did_you_mean

@@ -27,7 +27,7 @@ from typing import Any, Self, cast
 import msgspec
 
 from treetune.chat.message import text_of
-from treetune.config.builtin import tables
+from treetune.config import tables
 from treetune.config.structs import convert
 from treetune.core.score import Score
 from treetune.core.task import Task

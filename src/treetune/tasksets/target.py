@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from treetune.config import plugins
-from treetune.config.overrides import deep_merge, override_values, select_overridden, with_overrides
-from treetune.config.run_config import is_run_config, origin_of, refuse_foreign
+from treetune.config.interpolation import deep_merge, override_values, select_overridden, with_overrides
 from treetune.config.structs import load_yaml
-from treetune.config.trust import names_from
+from treetune.config.trust import is_run_config, names_from, origin_of, refuse_foreign
 from treetune.core.from_config import UNTRUSTED, build_taskset, find_files
 from treetune.core.taskset import Taskset
 from treetune.errors import (

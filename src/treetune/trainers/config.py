@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from treetune.config.interpolation import escape_texts
 from treetune.config.structs import missing_values
-from treetune.config.variables import escape_texts
 from treetune.data.datasets.task_lists import LISTS, load_tasks
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.errors import Faults, gather_faults

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.config.variables import escape_text
+from treetune.config.interpolation import escape_text
 from treetune.errors import TreetuneError, UnknownNameError, UsageError
 
 TRAINERS = {

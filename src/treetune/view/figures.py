@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from treetune.config.run_config import CONFIG, FINGERPRINT
 from treetune.config.structs import defaults_of, dump_yaml
+from treetune.config.trust import CONFIG, FINGERPRINT
 from treetune.core.fingerprint import find_differences
 from treetune.evaluation import EvalConfig
 from treetune.runs.columns import Codes, Columns, Mask, Numbers

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from treetune.audit import suspicions
-from treetune.config.run_config import CONFIG
+from treetune.config.trust import CONFIG
 from treetune.core.trace import Trace, decode_trace
 from treetune.data.rows.prompt_lengths import load_tokenizer
 from treetune.errors import MissingExtraError, UsageError

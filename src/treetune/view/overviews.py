@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.config.run_config import SUMMARY
+from treetune.config.trust import SUMMARY
 from treetune.errors import reason_of
 from treetune.runs.annotations import read_tags
 from treetune.runs.plain_files import UNREADABLE, read_regular

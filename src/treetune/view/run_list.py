@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from treetune.config.run_config import SUMMARY
+from treetune.config.trust import SUMMARY
 from treetune.errors import TreetuneError, UsageError
 from treetune.runs.discovery import RunLocation, find_run, walk_runs
 from treetune.runs.run import Run, is_run

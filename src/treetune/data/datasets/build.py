@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from treetune.chat.message import Message
+from treetune.config.interpolation import conceal
 from treetune.config.structs import to_plain
-from treetune.config.variables import conceal
 from treetune.core.finding import Flaw
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset

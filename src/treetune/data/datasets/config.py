@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from treetune.config.interpolation import explain_interpolation, resolve
 from treetune.config.structs import CodeName, FileName
-from treetune.config.variables import explain_interpolation, resolve
 from treetune.core.draws import TasksetConfig
 from treetune.data.sources.loading_params import LoadingParams
 from treetune.errors import ConfigError, did_you_mean

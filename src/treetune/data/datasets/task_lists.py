@@ -19,11 +19,10 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from treetune.chat.images import has_images
-from treetune.config.overrides import with_overrides
+from treetune.config.interpolation import with_overrides
 from treetune.config.plugins import file_of, tasksets
-from treetune.config.run_config import origin_of
 from treetune.config.structs import CodeName, convert, convert_node, declared_values, load_yaml, to_plain
-from treetune.config.trust import current_origin, names_from
+from treetune.config.trust import current_origin, names_from, origin_of
 from treetune.core.from_config import build_taskset, custom_class, find_files, names_class
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset

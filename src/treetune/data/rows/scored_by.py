@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from treetune.config.variables import mark_variables
+from treetune.config.interpolation import mark_variables
 from treetune.core.task import Task
 from treetune.errors import TasksetError
 from treetune.scorers.scorer import Rule, Scorer, kind_named

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
+from treetune.config.interpolation import fill_variables, mark_variables
 from treetune.config.plugins import absolute_spec, environments, folders_of
 from treetune.config.structs import to_plain
 from treetune.config.trust import LOOK, Origin, code_folders, is_own_scorer, names_from, remember_scorer, trusts
-from treetune.config.variables import fill_variables, mark_variables
 from treetune.core.environment import Environment
 from treetune.core.from_config import build_taskset
 from treetune.core.mixture import owner_of, parts_of

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from treetune.config.variables import conceal
+from treetune.config.interpolation import conceal
 from treetune.errors import UsageError
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]

@@ -31,9 +31,9 @@ import msgspec
 
 from treetune.chat.message import Message
 from treetune.config.code_reference import parse_reference
+from treetune.config.interpolation import escape_texts
 from treetune.config.plugins import absolute_spec, environments, load_object
 from treetune.config.trust import USER, Origin
-from treetune.config.variables import escape_texts
 from treetune.core.environment import Action, Environment, Step
 from treetune.core.score import finite
 from treetune.core.task import Task

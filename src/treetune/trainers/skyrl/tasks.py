@@ -18,8 +18,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from treetune.config.interpolation import escape_text, escape_texts
 from treetune.config.plugins import absolute_spec, folders_of
-from treetune.config.variables import escape_text, escape_texts
 from treetune.core.environment import contract_of
 from treetune.data.datasets.config import plain_values
 from treetune.data.datasets.list_files import build_files

@@ -22,7 +22,7 @@ from treetune.chat.message import begins_answer
 from treetune.config import plugins
 from treetune.config.code_files import source_of, with_imports
 from treetune.config.code_reference import find_file
-from treetune.config.overrides import with_overrides
+from treetune.config.interpolation import with_overrides
 from treetune.config.structs import FileName, load_yaml, map_declared
 from treetune.config.trust import is_installed
 from treetune.core.from_config import build_taskset

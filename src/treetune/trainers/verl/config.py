@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from treetune.chat.tokens import NO_IMAGES
+from treetune.config.interpolation import escape_texts
 from treetune.config.structs import convert
-from treetune.config.variables import escape_texts
 from treetune.data.datasets.config import plain_values
 from treetune.data.datasets.list_files import build_files
 from treetune.data.datasets.task_lists import check_columns, check_environments, has_turns, load_tasks
