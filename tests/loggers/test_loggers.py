@@ -9,8 +9,8 @@ from made_runs import make_run, make_trace
 
 from treetune import loggers as logging_room
 from treetune.errors import MissingExtraError, UnknownNameError
-from treetune.loggers import About, Loggers, open_loggers
-from treetune.loggers.figures import RewardCurve, figures_of, flatten, samples_of
+from treetune.loggers import About, Loggers, flatten, open_loggers
+from treetune.loggers.figures import RewardCurve, figures_of, samples_of
 from treetune.runs.entry import entry_of
 
 BROKEN = """

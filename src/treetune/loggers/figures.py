@@ -1,5 +1,5 @@
-"""The figures that are logged of a run: its summary as named numbers, some of its rollouts, its config as flat keys;
-and, while a server stores traces, the rewards of each source over the steps of a training.
+"""The figures that are logged of a run: its summary as named numbers, and some of its rollouts; and, while a server
+stores traces, the rewards of each source over the steps of a training.
 
     curve = RewardCurve(loggers, About("traces", config, folder))
     curve.add(entries)               # of traces that were just written
@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -88,35 +87,19 @@ def _text(messages: Iterable[Message | None]) -> str:
     return "\n".join(str(name_images((message or {}).get("content")) or "") for message in messages)[:_LONGEST]
 
 
-def flatten(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields each value of a config with its dotted path."""
-    for key, value in config.items():
-        here = f"{path}.{key}" if path else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, here)
-        else:
-            yield here, value
+_Point = list[tuple[str, float | None]]
+"""The source and the reward of each rollout of a step."""
 
 
-class _Point:
-    """The rollouts of one step."""
-
-    def __init__(self) -> None:
-        self.rollouts = self.failed = 0
-        self.rewards: dict[str, list[float]] = defaultdict(list)
-
-    def add(self, entry: Entry) -> None:
-        self.rollouts += 1
-        if entry.reward is None:
-            self.failed += 1
-        else:
-            self.rewards[entry.source].append(entry.reward)
-
-    def figures(self) -> dict[str, float]:
-        every = [reward for rewards in self.rewards.values() for reward in rewards]
-        found = {f"reward/{clean_name(name)}": sum(some) / len(some) for name, some in self.rewards.items()}
-        found |= {"mean_reward": sum(every) / len(every)} if every else {}
-        return {**found, "rollouts": float(self.rollouts), "failed": float(self.failed)}
+def _figures_of_point(point: _Point) -> dict[str, float]:
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for source, reward in point:
+        if reward is not None:
+            rewards[f"reward/{clean_name(source)}"].append(reward)
+            rewards["mean_reward"].append(reward)
+    failed = sum(reward is None for _, reward in point)
+    means = {name: sum(some) / len(some) for name, some in rewards.items()}
+    return {**means, "rollouts": float(len(point)), "failed": float(failed)}
 
 
 class RewardCurve:
@@ -126,8 +109,8 @@ class RewardCurve:
 
     def __init__(self, loggers: Loggers, about: About) -> None:
         self._loggers, self._about = loggers, about
-        self._points: dict[int, _Point] = {}
-        self._without_step = _Point()
+        self._points: dict[int, _Point] = defaultdict(list)
+        self._without_step: _Point = []
         self._seen = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -138,8 +121,8 @@ class RewardCurve:
         with self._lock:
             for entry in entries:
                 self._seen += 1
-                point = self._without_step if entry.step is None else self._points.setdefault(entry.step, _Point())
-                point.add(entry)
+                point = self._without_step if entry.step is None else self._points[entry.step]
+                point.append((entry.source, entry.reward))
 
     def close(self) -> None:
         """Logs the remaining points and ends the run of each logger."""
@@ -158,8 +141,8 @@ class RewardCurve:
             latest = max(self._points, default=0)
             steps = [step for step in sorted(self._points) if every or step < latest]
             points = [(step, self._points.pop(step)) for step in steps]
-            if self._without_step.rollouts:
+            if self._without_step:
                 points.append((self._seen, self._without_step))
-                self._without_step = _Point()
+                self._without_step = []
         for step, point in points:
-            self._loggers.log(point.figures(), step)
+            self._loggers.log(_figures_of_point(point), step)
