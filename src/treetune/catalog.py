@@ -38,11 +38,11 @@ ENVIRONMENTS = {
 }
 
 TOOLS = {
-    "calculator": "treetune.tasksets.tools.calculator:calculator",
+    "calculator": "treetune.tasksets.tools:calculator",
     "mcp": "treetune.tasksets.mcp.tools:McpTools",
-    "python": "treetune.tasksets.tools.sandboxed:PythonTool",
-    "search": "treetune.tasksets.tools.search:SearchTool",
-    "shell": "treetune.tasksets.tools.sandboxed:ShellTool",
+    "python": "treetune.tasksets.tools:PythonTool",
+    "search": "treetune.tasksets.tools:SearchTool",
+    "shell": "treetune.tasksets.tools:ShellTool",
 }
 """Built-in tools: functions marked with `@tool`, and subclasses of `ToolSource`."""
 

@@ -14,7 +14,7 @@ from treetune.core.tool import NamedTool, find_tool
 from treetune.errors import ToolError, TreetuneError, UsageError
 from treetune.sandbox import SandboxUnavailable, probe
 from treetune.tasksets.search import CORPUS_VARIABLE
-from treetune.tasksets.tools.calculator import compute
+from treetune.tasksets.tools import compute
 
 needs_sandbox = pytest.mark.skipif(not probe().available, reason="no sandbox can start here")
 needs_shell = pytest.mark.skipif(not probe(shell=True).available, reason="no shell sandbox can start here")
@@ -112,7 +112,7 @@ def test_where_no_sandbox_can_start_it_is_told_before_the_episode_begins(monkeyp
     def refuse(*, shell: bool = False) -> Any:
         raise SandboxUnavailable("no bubblewrap", remedy="install it")
 
-    monkeypatch.setattr("treetune.tasksets.tools.sandboxed.require", refuse)
+    monkeypatch.setattr("treetune.tasksets.tools.require", refuse)
     for name in ("python", "shell"):
         with pytest.raises(SandboxUnavailable, match="install it"):
             use(name)

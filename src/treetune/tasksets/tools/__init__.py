@@ -1,1 +1,0 @@
-"""Ready-made tools: what tasks and configs name under `tools`."""
