@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from treetune.errors import UsageError
 from treetune.trainers import launch
 from treetune.trainers.areal.__main__ import make_rows, serve
-from treetune.trainers.launch import TRAINERS, Launch, TrainRequest, as_text, merge, plan
+from treetune.trainers.launch import TRAINERS, Launch, Setting, TrainRequest, as_text, merge, plan
 from treetune.trainers.verl import DEFAULT_LOOP, LOOPS
 
 
@@ -38,7 +38,7 @@ def stand_in(monkeypatch):
     """A trainer that is nothing but a line of Python: what is looked at is how it is started, and how it ends."""
 
     def stand(code: str, package: str = "treetune") -> None:
-        def plan(request):
+        def plan(request, run):
             return Launch(
                 trainer="line",
                 package=package,
@@ -47,6 +47,8 @@ def stand_in(monkeypatch):
                 config={},
                 command=[sys.executable, "-c", code],
                 environment={"GREETING": "hello"},
+                run=run,
+                checkpoints="checkpoints/*",
             )
 
         monkeypatch.setattr(launch, "plan_of_line", plan, raising=False)
@@ -173,8 +175,9 @@ def test_slime_draws_the_tasks_itself(folder, treetune, monkeypatch):
     assert words[-1] == "--use-wandb"
 
 
-def test_what_slime_is_told_to_load_is_there():
+def test_what_slime_is_told_to_load_is_there(folder, monkeypatch):
     """The names are text until slime loads them."""
+    monkeypatch.chdir(folder)
     config = plan("slime", TrainRequest(target="kinds_of.py:Countdowns", build=dict)).config
     for place in (value for value in config.values() if value.startswith("treetune.")):
         module, _, name = place.rpartition(".")
@@ -227,7 +230,7 @@ def test_the_users_keys_win_and_are_passed_on_as_they_are(folder, treetune):
     )  # fmt: skip
     words = result.json["command"]
     assert [word for word in words if "batch_size" in word] == [
-        "trainer.policy_mini_batch_size=4", "trainer.train_batch_size=2",
+        "trainer.policy_mini_batch_size=2", "trainer.train_batch_size=2",
     ]  # fmt: skip
     assert words[-2:] == ["+new.key=[a,b]", "trainer.logger=wandb"]
 
@@ -299,8 +302,9 @@ from treetune.cli.app import run
 from treetune.trainers import launch
 
 code = "import os, time; print('trainer', os.getpid(), flush=True); time.sleep(600)"
-launch.plan_of_line = lambda request: launch.Launch(
-    trainer="line", package="treetune", install="", data={}, config={}, command=[sys.executable, "-c", code]
+launch.plan_of_line = lambda request, run: launch.Launch(
+    trainer="line", package="treetune", install="", data={}, config={}, command=[sys.executable, "-c", code],
+    run=run, checkpoints="checkpoints/*",
 )
 launch.TRAINERS["line"] = "treetune.trainers.launch:plan_of_line"
 sys.exit(run(["train", "line", "kinds_of.py:Doubles"]))
@@ -313,7 +317,8 @@ def test_a_trainer_finds_the_files_beside_the_user(folder, treetune, stand_in):
 
 
 def test_overrides_are_merged_by_their_bare_keys():
-    assert merge({"a": 1, "b": None, "+c": True}, ["++c=2", "d=x=y", "~a"]) == {"++c": "2", "d": "x=y", "~a": ""}
+    planned = {key: Setting(value, "") for key, value in {"a": 1, "b": None, "+c": True}.items()}
+    assert merge(planned, ["++c=2", "d=x=y", "~a"]) == {"++c": "2", "d": "x=y", "~a": ""}
 
 
 @pytest.mark.parametrize(

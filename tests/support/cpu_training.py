@@ -107,12 +107,11 @@ class CpuTraining:
             "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
             "actor_rollout_ref.rollout.n": GROUP,
             "actor_rollout_ref.actor.optim.lr": RATE,
-            "trainer.rollout_data_dir": out / "rollouts",
             "hydra.run.dir": out / "hydra",
             **VERL_ON_CPU,
         }
         words = [f"{key}={value}" for key, value in settings.items()]
-        target = ("train", "verl", f"letters.py:{task}", "--steps", str(steps), "--model", self.model)
+        target = ("train", "verl", f"letters.py:{task}", "--steps", str(steps), "--model", self.model, "-o", out)
         with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as short:
             self._treetune(
                 *(venvs.vllm_verl(), *target, *words, *overrides),

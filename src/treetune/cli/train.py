@@ -18,10 +18,9 @@ from treetune.cli import options
 from treetune.cli.build import build_target
 from treetune.cli.options import TASKS, Json, TasksTarget, option
 from treetune.cli.output import print_json
-from treetune.core.from_config import build_taskset
 from treetune.errors import MissingExtraError, UsageError
 from treetune.system.screen import Screen
-from treetune.tasksets.target import is_server, read_target, refuse_server
+from treetune.tasksets.target import refuse_server
 from treetune.trainers.launch import DEFAULT_MODEL, TRAINERS, BuiltFile, Files, Launch, TrainRequest, plan
 
 
@@ -38,6 +37,15 @@ def train_command(
     ] = DEFAULT_MODEL,
     steps: Annotated[int | None, option("How many steps; else the trainer's own end.", min=1)] = None,
     num_tasks: options.NumTasks = None,
+    val: Annotated[
+        int, option("How many tasks to hold out for validation, if the TARGET has no val_tasks.", min=0)
+    ] = 64,
+    resume: Annotated[
+        bool, option("Continue this training from its newest checkpoint; only --steps may differ.")
+    ] = False,
+    output: Annotated[
+        Path | None, option("The run folder. Default: runs/train-TARGET-MODEL-HASH.", "-o", "--output")
+    ] = None,
     dry_run: Annotated[bool, option("Show the data, the config and the command; start nothing.", "--dry-run")] = False,
     cache_dir: options.CacheDir = None,
     trust: options.Trust = False,
@@ -72,10 +80,13 @@ def train_command(
         num_tasks=num_tasks,
         taskset=dict(context.obj),
         overrides=overrides or [],
+        val=val,
+        output=output,
+        resume=resume,
+        trust=trust,
     )
     launch = plan(trainer, request)
-    if "train" not in launch.data and not is_server(target):  # nothing was built, so nothing has read the target yet
-        check_tasks(request, launch)
+    launch.run.check(launch.checkpoints)
     plain = describe(launch)
     if dry_run:
         print_json(plain) if json else show(screen, launch)
@@ -87,6 +98,7 @@ def train_command(
         )
     if not json:
         show(screen, launch)
+    launch.run.begin()
     code = start(launch)
     if json:
         print_json({**plain, "code": code})
@@ -98,14 +110,6 @@ def _count_by_name(shares: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     for share in shares:
         counts[share["name"]] += share["draws"]
     return dict(counts)
-
-
-def check_tasks(request: TrainRequest, launch: Launch) -> None:
-    """Refuses a target that cannot be read, before the trainer is started on it."""
-    taskset = build_taskset(read_target(request.target, request.taskset, "train")["taskset"])
-    needs_number = "num_tasks" in launch.data and launch.data["num_tasks"] is None and "num_tasks" not in launch.config
-    if needs_number and taskset.endless:
-        raise UsageError(f"{taskset.name} has no end: how many tasks are trained on?", remedy="pass --num-tasks (-n)")
 
 
 def start(launch: Launch) -> int:
@@ -129,6 +133,7 @@ def start(launch: Launch) -> int:
 def describe(launch: Launch) -> dict[str, Any]:
     return {
         "trainer": launch.trainer,
+        "run": str(launch.run.folder),
         "installed": launch.installed,
         "data": launch.data,
         "config": launch.config,
@@ -139,9 +144,11 @@ def describe(launch: Launch) -> dict[str, Any]:
 
 def show(screen: Screen, launch: Launch) -> None:
     screen.say(f"{launch.trainer}: {launch.installed or f'not installed here: {launch.install}'}")
+    screen.say(f"run: {launch.run.folder}")
     for title, values in (("data", launch.data), ("config", launch.config), ("environment", launch.environment)):
         if values:
             screen.say(f"{title}:")
         for key, value in values.items():
-            screen.say(f"  {key}: {value}")
+            why = launch.reasons.get(key) if title == "config" else None
+            screen.say(f"  {key}: {value}" + (f"  # {why}" if why else ""))
     screen.say(f"$ {shlex.join([*(f'{k}={v}' for k, v in launch.environment.items()), *launch.command])}")

@@ -3,7 +3,8 @@
     launch = plan("verl", TrainRequest(target="sums.yaml", model="Qwen/Qwen3-0.6B", build=build))
     launch.command         # python -m verl.trainer.main_ppo data.train_files=[...] ...
 
-Each trainer has a function that plans. It does not import the trainer, so plans work on any machine.
+`train_run.py` decides what holds for every trainer, such as names and folders. Each trainer has a function that
+translates that into the trainer's own keys. It does not import the trainer, so plans work on any machine.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from treetune.config.interpolation import escape_text
+from treetune.config.structs import load_yaml
+from treetune.core.fingerprint import taskset_fingerprint
+from treetune.core.from_config import build_taskset
+from treetune.core.taskset import Taskset
 from treetune.errors import TreetuneError, UnknownNameError, UsageError
+from treetune.tasksets.target import is_server, locate, read_target
+from treetune.trainers.train_run import Beginning, TrainRun, absolute
 
 TRAINERS = {
     "areal": "treetune.trainers.areal.launch:plan",
@@ -39,6 +47,9 @@ _OTHERWISE = {
 }
 """Trainers that `treetune train` does not start, and how they get their tasks."""
 
+_RESUMED = ("trainer.resume_from_path", "trainer.resume_path", "resume_from_checkpoint", "load")
+"""Keys of the trainers that name a checkpoint to continue from."""
+AS_SET = "as you set it"
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 
@@ -69,6 +80,25 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Dotted overrides of the target's own keys."""
     overrides: Sequence[str] = ()
     """The trainer's own keys, as `KEY=VALUE`; they override the plan."""
+    val: int = 64
+    """How many tasks to hold out for validation, if the target declares none."""
+    output: Path | None = None
+    """The run folder; by default one that is named after the training."""
+    resume: bool = False
+    trust: bool = False
+
+    def given(self, key: str, default: int) -> int:
+        """The number that the user gave the trainer for a key, or else the default."""
+        values = [value for name, value in map(split_override, self.overrides) if name.lstrip("+") == key]
+        return int(values[-1]) if values and values[-1].isdecimal() else default
+
+
+class Setting(NamedTuple):
+    """A key of a trainer that the plan sets."""
+
+    value: Any
+    """None leaves the trainer's default."""
+    why: str
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +114,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str]
     environment: dict[str, str] = {}
     """Environment variables that the command needs in addition to the existing ones."""
+    run: TrainRun
+    checkpoints: str
+    """The pattern of checkpoints in the run folder."""
+    reasons: dict[str, str] = {}
+    """Why the plan sets a key."""
 
     @property
     def installed(self) -> str | None:
@@ -102,8 +137,49 @@ def plan(trainer: str, request: TrainRequest) -> Launch:
             raise UsageError(f"{other} is not started by `treetune train`", remedy=_OTHERWISE[other])
         raise UnknownNameError.of("trainer", trainer, TRAINERS)
     module, _, function = TRAINERS[trainer].partition(":")
-    launch: Launch = getattr(importlib.import_module(module), function)(request)
+    tasksets = load_tasksets(request)
+    beginning = Beginning(
+        trainer=trainer,
+        target=absolute(request.target),
+        model=absolute(request.model),
+        tasks=[taskset_fingerprint(taskset) for taskset in tasksets],
+        num_tasks=request.num_tasks,
+        val=request.val,
+        taskset=dict(request.taskset),
+        keys=list(request.overrides),
+    )
+    run = TrainRun.of(beginning, request.output, resume=request.resume)
+    launch: Launch = getattr(importlib.import_module(module), function)(request, run)
+    needs_number = "num_tasks" in launch.data and launch.data["num_tasks"] is None and "num_tasks" not in launch.config
+    if needs_number and tasksets and tasksets[0].endless:
+        name = tasksets[0].name
+        raise UsageError(f"{name} has no end: how many tasks are trained on?", remedy="pass --num-tasks (-n)")
+    for key in _RESUMED:
+        if key in launch.config and key in launch.reasons and launch.reasons[key] == AS_SET:
+            run.check_origin(Path(launch.config[key]))
     return launch
+
+
+def load_tasksets(request: TrainRequest) -> list[Taskset[Any, Any]]:
+    """Load the tasks to train on, and those to validate with if the target declares them; none for a task server."""
+    if is_server(request.target):
+        return []
+    splits = ["train", "val"] if declares_validation(request.target) else ["train"]
+    return [load_split(request, split) for split in splits]
+
+
+def load_split(request: TrainRequest, split: str) -> Taskset[Any, Any]:
+    other = "val_tasks" if split == "train" else "train_tasks"
+    overrides = {key: value for key, value in request.taskset.items() if not key.startswith(other)}
+    if request.trust and not declares_validation(request.target):
+        overrides["taskset.trust"] = "true"
+    return build_taskset(read_target(request.target, overrides, split)["taskset"], raw=overrides, source=request.target)
+
+
+def declares_validation(target: str) -> bool:
+    """Whether a target is a YAML file with `val_tasks`."""
+    path = locate(target)
+    return Path(path).suffix in (".yaml", ".yml") and bool(load_yaml(path).get("val_tasks"))
 
 
 def run_command(run: Callable[[Sequence[str]], Any], arguments: Sequence[str] | None) -> None:
@@ -114,12 +190,18 @@ def run_command(run: Callable[[Sequence[str]], Any], arguments: Sequence[str] | 
         sys.exit(f"error: {error}")
 
 
-def merge(planned: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
+def merge(planned: Mapping[str, Setting], overrides: Sequence[str]) -> dict[str, str]:
     """Merge the keys. The user's keys replace planned ones and come last. A key keeps its prefix (hydra's `+`)."""
     given = [split_override(override) for override in overrides]
     bare = {key.lstrip("+~") for key, _ in given}
-    ours = {key: as_text(value) for key, value in planned.items() if value is not None}
+    ours = {key: as_text(setting.value) for key, setting in planned.items() if setting.value is not None}
     return {key: value for key, value in ours.items() if key.lstrip("+") not in bare} | dict(given)
+
+
+def reasons(planned: Mapping[str, Setting], config: Mapping[str, str]) -> dict[str, str]:
+    """Say of each key of a merged config why it is set."""
+    own = {key: setting.why for key, setting in planned.items() if config.get(key) == as_text(setting.value)}
+    return {key: own.get(key, AS_SET) for key in config}
 
 
 def split_override(override: str) -> tuple[str, str]:

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from treetune.tasksets.target import is_server
 from treetune.trainers import launch
-from treetune.trainers.launch import Launch, TrainRequest
+from treetune.trainers.launch import Launch, Setting, TrainRequest
+from treetune.trainers.train_run import TrainRun, describe_interval, interval
 
 CONFIG = Path(__file__).with_name("config.yaml")
+BATCH = 32
+"""The batch size in that file."""
 
 
-def plan(request: TrainRequest) -> Launch:
+def plan(request: TrainRequest, run: TrainRun) -> Launch:
     """Plan a training on a task server: the given one, or one that `run.py` starts for the tasks."""
     gpus = launch.count_gpus()
     halves = max(1, gpus // 2)  # one for sampling, one for training
-    planned: dict[str, Any] = {
-        "actor.path": request.model,
-        "total_train_steps": request.steps,
-        "cluster.n_gpus_per_node": gpus,
-        "rollout.backend": f"sglang:d{halves}p1t1",
-        "actor.backend": f"fsdp:d{halves}p1t1",
+    batch = request.given("train_dataset.batch_size", BATCH)
+    steps = request.steps or request.given("total_train_epochs", 1) * ((request.num_tasks or 0) // batch)
+    every = interval(steps)
+    tenth = describe_interval(steps) + ("; AReaL saves no last step by itself" if steps % every else "")
+    planned: dict[str, Setting] = {
+        "experiment_name": Setting(run.name, "tasks, model and a hash of the plan"),
+        "cluster.fileroot": Setting(str(run.folder), "the checkpoints and logs of this training alone"),
+        "cluster.name_resolve.nfs_record_root": Setting(str(run.folder / "names"), "the processes of this training"),
+        "actor.path": Setting(request.model, "the model"),
+        "total_train_steps": Setting(request.steps, "--steps"),
+        "cluster.n_gpus_per_node": Setting(gpus, "the GPUs of this machine"),
+        "rollout.backend": Setting(f"sglang:d{halves}p1t1", "half of the GPUs sample"),
+        "actor.backend": Setting(f"fsdp:d{halves}p1t1", "half of the GPUs train"),
+        "saver.freq_steps": Setting(every, tenth),
+        "saver.freq_epochs": Setting(1, "the end of each epoch"),
+        "recover.mode": Setting("on", "writes what --resume continues from; a new training has a folder of its own"),
+        "recover.freq_steps": Setting(every, tenth),
     }
     config = launch.merge(planned, request.overrides)
     number = [] if request.num_tasks is None else [f"--num-tasks={request.num_tasks}"]
@@ -33,6 +46,9 @@ def plan(request: TrainRequest) -> Launch:
         install="install areal 1.0 as its guide says",
         data={"task server" if is_server(request.target) else "tasks": request.target, "num_tasks": request.num_tasks},
         config={"--config": str(CONFIG), **config},
+        reasons=launch.reasons(planned, config),
+        run=run,
+        checkpoints="checkpoints/**/recover_info",
         command=[
             *(sys.executable, "-m", "treetune.trainers.areal", request.target, *number, *of_target),
             *("--config", str(CONFIG), *launch.words(config)),

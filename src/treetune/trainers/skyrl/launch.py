@@ -14,31 +14,45 @@ from treetune.data.rows.scorer import environment_of
 from treetune.data.sources.names import File, FileKind
 from treetune.errors import TreetuneError
 from treetune.trainers import launch
-from treetune.trainers.launch import Launch, TrainRequest
+from treetune.trainers.launch import Launch, Setting, TrainRequest
 from treetune.trainers.skyrl.tasks import list_environments
+from treetune.trainers.train_run import TrainRun, describe_interval, interval
 
+BATCH = 64
+"""Tasks in a step."""
 USUAL_TURNS = 50
 """The turn limit if episodes may have several turns and nothing sets a limit. Most environments end them earlier."""
 
 
-def plan(request: TrainRequest) -> Launch:
+def plan(request: TrainRequest, run: TrainRun) -> Launch:
     files = request.build("skyrl")
-    gpus, batch = launch.count_gpus(), launch.batch_size(files)
+    gpus, batch = launch.count_gpus(), launch.batch_size(files, request.given("trainer.train_batch_size", BATCH))
     validates = bool(files.get("val"))
+    in_all = request.given("trainer.epochs", 1) * (launch.count_rows(files) // batch)
+    steps = min(in_all, request.steps or in_all)
+    every, tenth = interval(steps), describe_interval(steps)
     built = [file.path for split in files.values() for file in split]
     turns = most_turns(built)
-    planned: dict[str, Any] = {
-        "trainer.policy.model.path": request.model,
-        "trainer.placement.policy_num_gpus_per_node": gpus,
-        "trainer.placement.ref_num_gpus_per_node": gpus,
-        "generator.inference_engine.num_engines": gpus,
-        "generator.max_turns": turns if turns > 1 else None,
-        "trainer.train_batch_size": batch,
-        "trainer.policy_mini_batch_size": batch,
-        "trainer.max_training_steps": request.steps,
-        "trainer.eval_interval": None if validates else -1,
-        "trainer.eval_before_train": None if validates else False,
-        "trainer.logger": "console",
+    at_hand = "the GPUs of this machine"
+    planned: dict[str, Setting] = {
+        "trainer.policy.model.path": Setting(request.model, "the model"),
+        "trainer.placement.policy_num_gpus_per_node": Setting(gpus, at_hand),
+        "trainer.placement.ref_num_gpus_per_node": Setting(gpus, at_hand),
+        "generator.inference_engine.num_engines": Setting(gpus, at_hand),
+        "generator.max_turns": Setting(turns if turns > 1 else None, "the most turns that the tasks declare"),
+        "trainer.train_batch_size": Setting(batch, "no more than there are tasks: SkyRL drops an incomplete batch"),
+        "trainer.policy_mini_batch_size": Setting(batch, "one update a step"),
+        "trainer.max_training_steps": Setting(request.steps, "--steps"),
+        "trainer.eval_interval": Setting(every if validates else -1, tenth if validates else "no validation"),
+        "trainer.eval_before_train": Setting(validates, "validate at the start" if validates else "no validation"),
+        "trainer.ckpt_interval": Setting(every, f"{tenth}, and the end of each epoch"),
+        "trainer.ckpt_path": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
+        "trainer.resume_mode": Setting("latest" if run.resume else "none", "only --resume continues a training"),
+        "trainer.export_path": Setting(str(run.folder), "the rollouts of validations, for `treetune view`"),
+        "trainer.log_path": Setting(str(run.folder / "logs"), "the logs of this training alone"),
+        "trainer.logger": Setting("console", "no account is needed"),
+        "trainer.project_name": Setting("treetune", "names the project in loggers"),
+        "trainer.run_name": Setting(run.name, "tasks, model and a hash of the plan"),
     }
     config = launch.merge(planned, request.overrides)
     tasks = [
@@ -54,6 +68,9 @@ def plan(request: TrainRequest) -> Launch:
         install="install skyrl as its guide says, on Python 3.12 or later",
         data=launch.describe_files(files),
         config=config,
+        reasons=launch.reasons(planned, config),
+        run=run,
+        checkpoints="checkpoints/latest_ckpt_global_step.txt",
         command=[sys.executable, "-m", "treetune.trainers.skyrl", *tasks, *trusted, *launch.words(config)],
     )
 

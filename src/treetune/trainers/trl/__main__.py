@@ -33,6 +33,8 @@ def run(arguments: Sequence[str]) -> Any:
     ours = {key: given.pop(key) for key in OURS if key in given}
     config_class, trainer_class = find_trainer(ours.get("trainer", "grpo"))
     args = read_config(config_class, given)
+    # HF's trainers take the checkpoint as an argument of `train`, and leave the key to whoever calls it.
+    checkpoint = {"true": True, "false": None}.get(args.resume_from_checkpoint or "false", args.resume_from_checkpoint)
     count = int(ours["num_tasks"]) if "num_tasks" in ours else None
     settings: dict[str, Any] = {"max_turns": int(ours["max_turns"])} if "max_turns" in ours else {}
     tasks = target if is_server(target) else build_taskset(read_target(target, of_target, "train")["taskset"])
@@ -42,7 +44,7 @@ def run(arguments: Sequence[str]) -> Any:
         else:
             options = bridge.trainer_arguments(count)
         trainer = trainer_class(model=model, args=args, **options)
-        trainer.train()
+        trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model(args.output_dir)
     return trainer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
@@ -11,44 +10,60 @@ from omegaconf import OmegaConf
 from treetune.data.datasets.config import plain_values
 from treetune.data.rows.agent_column import AGENT, LOOP, says_nothing
 from treetune.trainers import launch
-from treetune.trainers.launch import Files, Launch, TrainRequest
+from treetune.trainers.launch import Files, Launch, Setting, TrainRequest
+from treetune.trainers.train_run import TrainRun, describe_interval, interval
 from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, SETTINGS, write_loops
 from treetune.trainers.verl.reward import OURS, leaves_scoring
 
 GROUP = 8
+BATCH, EPOCHS = 64, 30
+"""Tasks in a step, and verl's default number of epochs."""
 
 
-def plan(request: TrainRequest) -> Launch:
+def plan(request: TrainRequest, run: TrainRun) -> Launch:
     """Plan a training. Overrides that begin with `treetune_loop.` belong to our agent loop, all others to verl."""
     files = request.build("verl")
     given = OmegaConf.from_dotlist([f"{key.lstrip('+')}={value}" for key, value in _pairs(request)])
-    batch, validates = launch.batch_size(files), bool(files.get("val"))
-    planned: dict[str, Any] = {
-        "data.train_files": launch.paths(files, "train"),
-        "data.val_files": launch.paths(files, "val" if validates else "train"),  # verl requires some, reads none
-        "data.train_batch_size": batch,
-        "actor_rollout_ref.model.path": request.model,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": batch,
-        "actor_rollout_ref.actor.use_dynamic_bsz": True,
-        "actor_rollout_ref.rollout.name": "vllm",
-        "actor_rollout_ref.rollout.n": GROUP,
-        "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
-        "algorithm.adv_estimator": "grpo",
-        "trainer.n_gpus_per_node": launch.count_gpus(),
-        "trainer.total_training_steps": request.steps,
-        "trainer.val_before_train": None if validates else False,
-        "trainer.test_freq": 10 if validates else None,
-        "trainer.logger": ["console"],
-        "trainer.project_name": "treetune",
+    batch, validates = launch.batch_size(files, request.given("data.train_batch_size", BATCH)), bool(files.get("val"))
+    epochs = request.given("trainer.total_epochs", EPOCHS)
+    steps = request.steps or epochs * (launch.count_rows(files) // batch)
+    every, tenth = interval(steps), describe_interval(steps)
+    planned: dict[str, Setting] = {
+        "data.train_files": Setting(launch.paths(files, "train"), "the tasks"),
+        # verl requires some, and reads none if it does not validate
+        "data.val_files": Setting(launch.paths(files, "val" if validates else "train"), "the tasks to validate with"),
+        "data.train_batch_size": Setting(batch, "no more than there are tasks: verl drops an incomplete batch"),
+        "actor_rollout_ref.model.path": Setting(request.model, "the model"),
+        "actor_rollout_ref.actor.ppo_mini_batch_size": Setting(batch, "one update a step"),
+        "actor_rollout_ref.actor.use_dynamic_bsz": Setting(True, "micro-batches by tokens, for episodes of any length"),
+        "actor_rollout_ref.rollout.name": Setting("vllm", "the engine"),
+        "actor_rollout_ref.rollout.n": Setting(GROUP, "rollouts in a group, which GRPO compares"),
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": Setting(1, "the model fits on one GPU"),
+        "algorithm.adv_estimator": Setting("grpo", "needs no critic"),
+        "trainer.n_gpus_per_node": Setting(launch.count_gpus(), "the GPUs of this machine"),
+        "trainer.total_training_steps": Setting(request.steps, "--steps"),
+        "trainer.val_before_train": Setting(validates, "validate at the start" if validates else "no validation"),
+        "trainer.test_freq": Setting(every if validates else -1, tenth if validates else "no validation"),
+        "trainer.save_freq": Setting(every, f"{tenth}, and the end"),
+        "trainer.default_local_dir": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
+        "trainer.resume_mode": Setting("auto" if run.resume else "disable", "only --resume continues a training"),
+        "trainer.rollout_data_dir": Setting(str(run.rollouts), "each step's rollouts, for `treetune view`"),
+        "trainer.validation_data_dir": Setting(str(run.validation), "each validation's rollouts"),
+        "trainer.logger": Setting(["console"], "no account is needed"),
+        "trainer.project_name": Setting("treetune", "names the project in loggers"),
+        "trainer.experiment_name": Setting(run.name, "tasks, model and a hash of the plan"),
     }
     if not leaves_scoring(given):
-        planned |= {"reward.custom_reward_function.path": OURS, "reward.custom_reward_function.name": "compute_score"}
+        why = "each task scores its own answers"
+        planned["reward.custom_reward_function.path"] = Setting(OURS, why)
+        planned["reward.custom_reward_function.name"] = Setting("compute_score", why)
     silent = any(says_nothing(file.path) for found in files.values() for file in found)
     if silent or _names_loop(files):
         settings = plain_values(OmegaConf.select(given, SETTINGS)) or {}
-        planned[LOOPS] = str(write_loops(settings, OmegaConf.select(given, LOOPS)))
+        loops = str(write_loops(settings, OmegaConf.select(given, LOOPS)))
+        planned[LOOPS] = Setting(loops, "the tasks' episodes may have several turns or tools")
     if silent:
-        planned[DEFAULT_LOOP] = LOOP
+        planned[DEFAULT_LOOP] = Setting(LOOP, "the tasks do not say whether they have several turns")
     overrides = [text for text in request.overrides if not text.startswith(f"{SETTINGS}.")]
     config = launch.merge(planned, [text for text in overrides if not (LOOPS in planned and text.startswith(LOOPS))])
     return Launch(
@@ -57,7 +72,10 @@ def plan(request: TrainRequest) -> Launch:
         install="install verl 0.9 as its guide says",
         data=launch.describe_files(files),
         config=config,
+        reasons=launch.reasons(planned, config),
         command=[sys.executable, "-m", "verl.trainer.main_ppo", *launch.words(config)],
+        run=run,
+        checkpoints="checkpoints/latest_checkpointed_iteration.txt",
     )
 
 
