@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import real_tokenizers
 from call_chats import TOOLS
 from chat_templates import CALL_TEMPLATES, CallLetters, Letters, plain, writes_hermes, writes_llama
+from packing import MANY
 
 from treetune.chat.tokens import ChatTokens, Tokens
 from treetune.errors import UnknownNameError, UsageError
@@ -39,7 +39,7 @@ REAL = [
 ]  # fmt: skip
 
 
-EXAMPLES = 200 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 70
+EXAMPLES = 200 if MANY else 70
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
 from collections.abc import Callable
 from itertools import islice
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packing import MANY
 from test_harbor import write_task
 
 from treetune import Completion, Limits, Outcome, Task, build_taskset, run_rollout
@@ -24,7 +24,7 @@ from treetune.models.scripted import Replay
 from treetune.sandbox import probe
 
 DEEP = 100_000
-LONG = 10_000_000 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 1_000_000
+LONG = 10_000_000 if MANY else 1_000_000
 
 
 def call_tool(name: Any, arguments: Any) -> Completion:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from packing import MANY
 
 from treetune import Action
 from treetune.errors import TreetuneError
@@ -27,7 +28,6 @@ SHARED = Path(os.environ.get("TREETUNE_TEST_DATA", Path(__file__).parents[3] / "
 DATA = SHARED / "agentbench_os" / "data"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "os_interaction" / "data"
 AT_ONCE = 3
-ALL = os.environ.get("TREETUNE_TEST_EXAMPLES") == "many"
 DESTROY = """Act: bash
 
 ```bash
@@ -116,7 +116,7 @@ async def earned(taskset, task, *actions, kind=OSInteractionEnvironment) -> floa
 
 def chosen(taskset) -> list[int]:
     """The positions of the samples that are tried."""
-    if ALL:
+    if MANY:
         return list(range(taskset.count()))
     evaluations = {at: taskset[at].sample.evaluation for at in range(taskset.count()) if not taskset[at].sample.refusal}
     state = [at for at, evaluation in evaluations.items() if evaluation.check and not evaluation.has_reference]
@@ -139,7 +139,9 @@ async def all_of(taskset):
             await pool.close()
 
 
-@pytest.mark.parametrize(("split", "count", "least"), [("std", 144, 115 if ALL else 22), ("dev", 26, 20 if ALL else 4)])
+@pytest.mark.parametrize(
+    ("split", "count", "least"), [("std", 144, 115 if MANY else 22), ("dev", 26, 20 if MANY else 4)]
+)
 def test_the_samples_are_served_and_cannot_be_cheated(split, count, least):
     if not DATA.exists():
         pytest.skip(f"{DATA} is absent")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import venvs
 import yaml
 from generated_tables import Table, is_same, write_tables
+from packing import MANY
 
 from treetune import Task
 from treetune.data.arrow_values import drop_nulls
@@ -20,7 +20,7 @@ from treetune.data.rows.formats import FORMATS
 from treetune.data.sources.names import find
 from treetune.data.validate.files import read_batches
 
-SEEDS = range(40 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 4)
+SEEDS = range(40 if MANY else 4)
 SUPPORT = Path(__file__).parents[1] / "support"
 
 

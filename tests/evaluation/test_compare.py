@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import statistics
 
 import numpy as np
 import pytest
 from made_runs import make_run, run_in_memory
+from packing import MANY
 
 from treetune.evaluation import compare, comparison
 from treetune.evaluation.comparison import Paired, shuffled_p_value
-
-MANY = os.environ.get("TREETUNE_TEST_EXAMPLES") == "many"
 
 
 def test_a_planted_difference_is_what_a_computation_by_hand_says(tmp_path):

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from http_playing import playing
+from packing import MANY
 from serving import Dear, Numbers, Stream, run, serving, shuffled
 
 from treetune import Mixture, Task, Taskset
@@ -17,7 +18,7 @@ from treetune.models import load_policy
 from treetune.play.host import LocalHost, always
 from treetune.serve.zmq.client import EnvClient
 
-DRAWS = 2_000
+DRAWS = 2_000 if MANY else 300
 BATCH = 500
 
 

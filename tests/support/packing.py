@@ -1,4 +1,4 @@
-"""How the slow suite is shared among workers of xdist: `pytest -n 2 --dist loadgroup -m slow`.
+"""How much a run tries, and how the slow suite is shared among workers: `pytest -n 2 --dist loadgroup -m slow`.
 
 The tests of a file stay together, as their virtual environment and data are made once. Those that start clusters of
 Ray, which find each other, are one group. The longest groups come first, so that no worker ends alone with one of them.
@@ -6,11 +6,14 @@ Ray, which find each other, are one group. The longest groups come first, so tha
 
 from __future__ import annotations
 
+import os
 from pathlib import PurePath
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+MANY = os.environ.get("TREETUNE_TEST_EXAMPLES") == "many"
+"""Whether tests that draw samples, statistics or long catalogues do so thoroughly."""
 RAY = (
     "test_cpu_training.py",
     "test_dataset_ray.py",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import venvs
+from packing import MANY
 from tokenizers_side import BOUNDED, TOKENIZERS
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 @pytest.fixture(scope="module")
 def lengths() -> dict[str, Any]:
     venvs.smollm2()
-    prompts = 60 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 5
+    prompts = 60 if MANY else 5
     side = SUPPORT / "tokenizers_side.py"
     return json.loads(venvs.run(venvs.venv(*venvs.MODELS), side, 1, prompts, *TOKENIZERS, timeout=1800))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import faults
 import mutations
 import pytest
 import venvs
+from packing import MANY
 
 from treetune import Task
 from treetune.data.validate import write_tasks
@@ -87,7 +87,7 @@ def skyrl() -> Path:
     return venvs.venv(*venvs.SKYRL)
 
 
-FILES = 1000 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 400
+FILES = 1000 if MANY else 400
 Group = tuple[str, ...]
 """Files that are loaded together."""
 
