@@ -3,9 +3,9 @@
     report = await Auditor(taskset, AuditConfig(target="arithmetic")).run(host)
     report.ok, report.findings
 
-`RULES` lists every rule by family. Each is declared in the module that tests it: `solvable` (gold answers, and playing
-the same task twice), `floors` and `machines` (policies that solve nothing), `leaks`, `costs`, and `traces` (rollouts of
-a model). `suspicions` and `judge_traces` need only traces. `write_page` and `list_tables` show a report.
+`rules.toml` has every rule by family, and a module tries each family: `solvable` (gold answers, and playing the same
+task twice), `floors` and `machines` (policies that solve nothing; `programs/` has their scripts), `leaks`, `costs`, and
+`traces` (rollouts of a model). `suspicions` and `judge_traces` need only traces. `write_page` and `list_tables` show a report.
 """
 
 from treetune.audit.auditor import AuditConfig, Auditor

@@ -6,9 +6,11 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from treetune.audit.rules import RULES, AuditReport, Family, Quantiles
+from treetune.audit.rules import AuditReport, Quantiles
 from treetune.audit.sample import Player, Sample, Subject
 from treetune.core.finding import NOTE, WARNING
 from treetune.core.trace import Trace
@@ -20,21 +22,6 @@ SLOW_SECONDS = 10.0
 MEGABYTE = 1 << 20
 GONE_SECONDS, GONE_LOOKS = 1.0, 20
 """How long the processes of an episode may take to end, and how often this is checked."""
-
-RULES.add_family(
-    Family.COSTS,
-    {
-        "slow-environment": (
-            "an episode costs little beside what a model takes to answer",
-            "do once for the taskset what is the same for every task; keep machines warm",
-        ),
-        "close-fails": ("environments close without an error", "see the cause: what is not closed stays"),
-        "processes-left": (
-            "no process of an episode lives on when it is over",
-            "end in close() everything that start() and step() began",
-        ),
-    },
-)
 
 
 class Watch:
@@ -99,7 +86,8 @@ async def measure_alone(sample: Sample, player: Player, report: AuditReport) -> 
     for subject, watch in watches:
         left = watch.left()
         if left and not all(map(_is_pooled, left)):
-            kept[subject.idx] = f"{len(left)} processes: {', '.join(sorted({_name_of(pid) for pid in left}))}"
+            names = {name for pid in left for name in _names_up(pid)[:1]}
+            kept[subject.idx] = f"{len(left)} processes: {', '.join(sorted(names))}"
     for name, values in seen.items():
         if (found := Quantiles.of(values)) is not None:
             report.costs[f"one episode: {name}"] = found
@@ -136,67 +124,57 @@ def judge_costs(traces: Iterable[Trace], report: AuditReport) -> None:
     report.add("close-fails", WARNING, f"{len(failed)} environments do not close", failed)
 
 
+class _Process(NamedTuple):
+    name: str
+    parent: int
+    memory: int
+    """In bytes."""
+
+
+def _find_process(pid: int) -> _Process | None:
+    """Returns None if it has ended."""
+    try:
+        before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return None
+    fields = after.split()
+    return _Process(before.partition("(")[2], int(fields[1]), int(fields[21]) * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _memory_of(pid: int) -> int:
+    """Returns the memory of a process in bytes; 0 if it has ended."""
+    return found.memory if (found := _find_process(pid)) is not None else 0
+
+
 def _children_of(pid: int) -> set[int]:
     """Returns all descendants of a process."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:
-        one = waiting.pop()
-        for task in _list(f"/proc/{one}/task"):
-            try:
-                children = Path(f"/proc/{one}/task/{task}/children").read_text().split()
-            except OSError:
-                continue
-            new = {int(child) for child in children} - found
-            found |= new
-            waiting += new
+        for file in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            with suppress(OSError):
+                new = {int(child) for child in file.read_text().split()} - found
+                found |= new
+                waiting += new
     return found
 
 
-def _list(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
-
-
-def _memory_of(pid: int) -> int:
-    """Returns the memory of a process in bytes; 0 if it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
+def _names_up(pid: int) -> list[str]:
+    """Returns the names of a process, its parent and so on; none if it has ended."""
+    names: list[str] = []
+    while pid > 1 and (found := _find_process(pid)) is not None:
+        names.append(found.name)
+        pid = found.parent
+    return names
 
 
 def _is_sandbox(pid: int) -> bool:
     """Whether it is the outer process of a sandbox, whose parent belongs to no sandbox."""
-    parent = _parent_of(pid)
-    return parent is not None and _name_of(pid) == "bwrap" and _name_of(parent) != "bwrap"
+    names = _names_up(pid)
+    return names[:1] == ["bwrap"] and names[1:2] != ["bwrap"]
 
 
 def _is_pooled(pid: int) -> bool:
-    """Whether it belongs to a machine that is kept warm for the next episode, so it is not a leftover."""
-    return _name_of(pid) in ("bwrap", "") or any(_name_of(parent) == "bwrap" for parent in _parents(pid))
-
-
-def _parents(pid: int) -> list[int]:
-    parents: list[int] = []
-    parent: int | None = pid
-    while parent is not None and parent > 1 and len(parents) < 20:
-        if (parent := _parent_of(parent)) is not None:
-            parents.append(parent)
-    return parents
-
-
-def _parent_of(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
+    """Whether it belongs to a machine that is kept warm for the next episode, or has ended, so it is not a leftover."""
+    names = _names_up(pid)
+    return not names or "bwrap" in names

@@ -56,70 +56,50 @@ def text_policies(sample: Sample, seed: int) -> Iterator[FloorPolicy]:
     knows, scanned = bool(sample.contents), sample.truths or sample.contents
     chance = 1 / len(sample.choices) if sample.choices else 0.0
 
+    def say(content: str) -> Say:
+        return lambda subject: write(subject, content)
+
     def write(subject: Subject, content: str) -> str:
         return sample.format_of(subject).write(content) if knows else UNIVERSAL.format(content)
 
-    def drawn(subject: Subject, pool: list[str]) -> str:
-        return random.Random(f"audit {seed}/{subject.idx}").choice(pool)
+    def draw(find: Callable[[Subject], list[str]]) -> Say:
+        """One of the texts that are found for a task."""
+
+        def answer(subject: Subject) -> str | None:
+            found = find(subject)
+            return write(subject, random.Random(f"audit {seed}/{subject.idx}").choice(found)) if found else None
+
+        return answer
 
     yield FloorPolicy("empty", "pays-empty", "an empty answer", lambda subject: "", strict=True)
     yield FloorPolicy("spaces", "pays-empty", "spaces and line ends", lambda subject: "  \n \n", strict=True)
     yield FloorPolicy("shrug", "pays-empty", repr(WRONG), lambda subject: WRONG, strict=True)
     yield FloorPolicy("echo", "pays-echo", "the last message, repeated", lambda subject: ECHO, chance)
-    yield FloorPolicy(
-        "prompt-number",
-        "pays-prompt-words",
-        "a number of the prompt, drawn at random",
-        lambda subject: write(subject, drawn(subject, found)) if (found := numbers_in(subject.prompt)) else None,
-        chance,
-    )
-    yield FloorPolicy(
-        "prompt-word",
-        "pays-prompt-words",
-        "a word of the prompt, drawn at random",
-        lambda subject: write(subject, drawn(subject, found)) if (found := words_in(subject.prompt)) else None,
-        chance,
-    )
+    for name, find in (("number", numbers_in), ("word", words_in)):
+        of_prompt = draw(lambda subject, find=find: find(subject.prompt))  # type: ignore[misc]
+        about = f"a {name} of the prompt, drawn at random"
+        yield FloorPolicy(f"prompt-{name}", "pays-prompt-words", about, of_prompt, chance)
     constants = [(content, count) for content, count in scanned.most_common(CONSTANTS) if count > 1]
     for content, count in constants if knows else [(content, 0) for content in COMMON]:
         share = f", the right answer of {count / scanned.total():.1%} of {scanned.total():,} tasks" if count else ""
-        yield FloorPolicy(
-            f"always {content[:20]!r}",
-            "pays-constant",
-            f"always {content[:20]!r}{share}",
-            lambda subject, content=content: write(subject, content),  # type: ignore[misc]
-            chance,
-        )
+        name = f"always {content[:20]!r}"
+        yield FloorPolicy(name, "pays-constant", name + share, say(content), chance)
     pool = sorted(sample.contents)
     if len(pool) > 1:
-        yield FloorPolicy(
-            "random-truth",
-            "pays-random",
-            f"a right answer of some task, drawn from {len(pool)}",
-            lambda subject: write(subject, drawn(subject, pool)),
-            1 / len(pool),
-        )
+        about = f"a right answer of some task, drawn from {len(pool)}"
+        yield FloorPolicy("random-truth", "pays-random", about, draw(lambda subject: pool), 1 / len(pool))
     listed = [len(found) for subject in sample.subjects if (found := options_in(subject.prompt))]
     if listed:
-        yield FloorPolicy(
-            "random-option",
-            "pays-random",
-            "one of the options that the prompt lists, drawn at random",
-            lambda subject: write(subject, drawn(subject, found)) if (found := options_in(subject.prompt)) else None,
-            sum(1 / number for number in listed) / len(listed),
-        )
+        about = "one of the options that the prompt lists, drawn at random"
+        option, expected = draw(lambda subject: options_in(subject.prompt)), sum(1 / number for number in listed)
+        yield FloorPolicy("random-option", "pays-random", about, option, expected / len(listed))
     yield FloorPolicy("long", "pays-long", f"{len(LONG):,} characters without a meaning", lambda subject: LONG)
     if knows:
         yield from _hedges(sample, pool)
         yield from _formats(sample)
         yield from _parts(sample)
     for name, about, content in _ODD:
-        yield FloorPolicy(
-            f"odd-{name}",
-            "pays-odd",
-            about,
-            lambda subject, content=content: write(subject, content),  # type: ignore[misc]
-        )
+        yield FloorPolicy(f"odd-{name}", "pays-odd", about, say(content))
 
 
 def _hedges(sample: Sample, pool: list[str]) -> Iterator[FloorPolicy]:
@@ -149,63 +129,52 @@ def _hedges(sample: Sample, pool: list[str]) -> Iterator[FloorPolicy]:
     yield FloorPolicy("hedge-each", "pays-hedged", f"{about}, each in the format", repeated, expected)
     if pool and all(map(is_number, pool)):
         numbers = " ".join(map(str, range(1001)))
-        yield FloorPolicy(
-            "hedge-range",
-            "pays-hedged",
-            "every number from 0 to 1000",
-            lambda subject: None if subject.is_program else sample.format_of(subject).write(numbers),
-        )
+
+        def every_number(subject: Subject) -> str | None:
+            return None if subject.is_program else sample.format_of(subject).write(numbers)
+
+        yield FloorPolicy("hedge-range", "pays-hedged", "every number from 0 to 1000", every_number)
 
 
 def _formats(sample: Sample) -> Iterator[FloorPolicy]:
     """The format of a gold answer without its content."""
 
-    def written(subject: Subject, make: Callable[[str], str]) -> str | None:
-        format, own = sample.format_of(subject), sample.content_of(subject)
-        if own is None or subject.is_program:
-            return None
-        content = make(own)
-        return None if content == own or (format == AnswerFormat() and not content) else format.write(content)
+    def write(make: Callable[[str], str]) -> Say:
+        def answer(subject: Subject) -> str | None:
+            format, own = sample.format_of(subject), sample.content_of(subject)
+            if own is None or subject.is_program:
+                return None
+            content = make(own)
+            return None if content == own or (format == AnswerFormat() and not content) else format.write(content)
+
+        return answer
 
     for name, about, content in (("empty", "nothing in it", ""), ("mark", "a question mark", "?")):
-        yield FloorPolicy(
-            f"format-{name}",
-            "pays-format",
-            f"the format with {about}",
-            lambda subject, content=content: written(subject, lambda own: content),  # type: ignore[misc]
-            strict=True,
-        )
-    yield FloorPolicy(
-        "format-wrong",
-        "pays-format",
-        "the format with a wrong answer: one more, or backwards",
-        lambda subject: written(subject, lambda own: str(change(own))),
-        1 / len(sample.choices) if sample.choices else 0.0,
-    )
+        marked = write(lambda own, content=content: content)  # type: ignore[misc]
+        yield FloorPolicy(f"format-{name}", "pays-format", f"the format with {about}", marked, strict=True)
+    about, chance = "the format with a wrong answer: one more, or backwards", len(sample.choices)
+    wrong = write(lambda own: str(change(own)))
+    yield FloorPolicy("format-wrong", "pays-format", about, wrong, 1 / chance if chance else 0.0)
 
 
 def _parts(sample: Sample) -> Iterator[FloorPolicy]:
     """A part of the right answer that means something else, or nothing."""
 
-    def written(subject: Subject, cut: Callable[[str], str]) -> str | None:
-        own = sample.content_of(subject)
-        if own is None or subject.is_program or subject.has_several_actions:
-            return None
-        part = cut(own).strip()
-        if len(own) < 2 or not any(map(str.isalnum, part)) or _says_as_much(part, own) or part in sample.contents:
-            return None
-        return sample.format_of(subject).write(part)
+    def write(cut: Callable[[str], str]) -> Say:
+        def answer(subject: Subject) -> str | None:
+            own = sample.content_of(subject)
+            if own is None or subject.is_program or subject.has_several_actions:
+                return None
+            part = cut(own).strip()
+            if len(own) < 2 or not any(map(str.isalnum, part)) or _says_as_much(part, own) or part in sample.contents:
+                return None
+            return sample.format_of(subject).write(part)
 
-    for name, about, cut in (
-        ("begin", "the first half of the right answer", lambda own: own[: (len(own) + 1) // 2]),
-        ("end", "the second half of the right answer", lambda own: own[len(own) // 2 :]),
-    ):
-        yield FloorPolicy(
-            f"part-{name}",
-            "pays-part",
-            about,
-            lambda subject, cut=cut: written(subject, cut),  # type: ignore[misc]
-        )
+        return answer
+
+    first, second = write(lambda own: own[: (len(own) + 1) // 2]), write(lambda own: own[len(own) // 2 :])
+    yield FloorPolicy("part-begin", "pays-part", "the first half of the right answer", first)
+    yield FloorPolicy("part-end", "pays-part", "the second half of the right answer", second)
 
 
 def _says_as_much(part: str, whole: str) -> bool:

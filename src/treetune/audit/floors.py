@@ -22,60 +22,7 @@ GRAVE, SERIOUS, KNOWN = 0.5, 0.1, 0.03
 lower end of its confidence interval reaches SERIOUS, on at least FEW tasks."""
 FEW = 3
 
-RULES_HERE = RULES.add_family(
-    Family.FREE,
-    {
-        "pays-empty": ("an empty answer, or a shrug, earns nothing", "score an answer that says nothing 0"),
-        "pays-echo": (
-            "repeating what is shown earns nothing",
-            "compare the answer alone, not whether it occurs in the text",
-        ),
-        "pays-prompt-words": (
-            "a number or word of the prompt is right about as often as chance has it",
-            "leave out tasks whose answer stands in the prompt, or ask for more than one word of it",
-        ),
-        "pays-constant": (
-            "no constant answer is right much more often than chance has it",
-            "balance the answers: drop tasks with the commonest one, or weight them",
-        ),
-        "pays-random": ("a random choice earns what chance pays", "ask for an answer that is harder to guess"),
-        "pays-long": ("length alone earns nothing", "do not reward length, nor text that merely holds the answer"),
-        "pays-hedged": (
-            "several answers at once earn no more than one of them drawn at random",
-            "read one answer in one place, and score 0 where there are several",
-        ),
-        "pays-part": (
-            "a part of the right answer does not earn what all of it does",
-            "compare the whole answer: `answer in truth` is true of every piece of the truth",
-        ),
-        "pays-format": (
-            "the format without the right answer does not earn all there is",
-            "require a content that matches",
-        ),
-        "pays-odd": ("odd characters earn nothing", "score what cannot be read 0"),
-        "pays-exit": (
-            "a program that ends at once earns nothing",
-            "count a case as passed only where it was run to its end",
-        ),
-        "pays-overwritten-checker": (
-            "a policy cannot write its own reward or replace what checks it",
-            "check from where the policy cannot write: another process, another machine, files put there afterwards",
-        ),
-        "pays-read-expected": (
-            "a program finds the expected output nowhere",
-            "keep expected outputs out of the sandbox, and compare outside",
-        ),
-        "gold-beaten": ("nothing earns more than the gold answer", "bound the reward, or correct the gold answer"),
-        "format-paid": (
-            "worth knowing: a part of the reward is for the format alone",
-            "keep it small beside what the right answer earns",
-        ),
-        "breaks-scoring": (
-            "every answer is scored: a failure has no reward, so a policy could avoid a 0",
-            "catch what the answer can cause and score it 0; limit the time and memory of the scorer",
-        ),
-    },
-)
+RULES_HERE = tuple(rule.name for rule in RULES.values() if rule.family == Family.FREE)
 SERVES = {"pays-format": ("format-paid",), "pays-empty": ("format-paid", "truth-in-observations")}
 """Rules that are judged by another rule's rollouts."""
 

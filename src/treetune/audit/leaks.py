@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from treetune.audit.floors import Paid
-from treetune.audit.rules import RULES, AuditReport, Family, clip
+from treetune.audit.rules import AuditReport, clip
 from treetune.audit.sample import AnswerFormat, Sample, Subject, as_text, is_number, numbers_in, options_in, texts_of
 from treetune.config.interpolation import texts_of as leaves_of
 from treetune.core.finding import ERROR, NOTE, WARNING
@@ -25,33 +25,6 @@ LONG = 12
 """An answer of at least this many characters rarely appears verbatim in a prompt by chance."""
 SCANNED, SCAN_SECONDS = 20_000, 30.0
 """How many tasks are read without playing them, and the time limit for that."""
-
-RULES.add_family(
-    Family.LEAK,
-    {
-        "truth-in-prompt": (
-            "the prompt does not say the right answer",
-            "take the answer out of the prompt; look for a column or a template that brings it in",
-        ),
-        "truth-in-observations": (
-            "what the environment shows after a wrong answer does not say the right one, while there are turns left",
-            "say whether an answer is right, not what would have been",
-        ),
-        "truth-in-tools": (
-            "descriptions of tools do not say the right answer",
-            "describe what a tool does, not what it returns for this task",
-        ),
-        "duplicate-tasks": ("every task is there once", "drop the duplicates, or say that they are meant"),
-        "train-val-overlap": (
-            "training and validation share no task",
-            "drop from the training data what the validation data has",
-        ),
-        "train-val-near": (
-            "no validation task is a training task in other words",
-            "look at the pairs, and drop those that are the same problem",
-        ),
-    },
-)
 
 
 class ReadTask(msgspec.Struct):

@@ -11,143 +11,45 @@ import re
 import shlex
 from collections.abc import Iterator
 from functools import partial
+from importlib import resources
 from typing import NamedTuple
 
 from treetune.audit.floor_answers import FloorPolicy
 from treetune.audit.floors import starts
-from treetune.audit.rules import RULES, AuditReport, Family, clip
+from treetune.audit.rules import AuditReport, clip
 from treetune.audit.sample import Player, Sample, Subject, as_text
 from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.errors import plural
-
-RULES.add_family(
-    Family.LEAK,
-    {
-        "truth-on-machine": (
-            "neither the solution, the tests nor the right answer lies on the machine before the end",
-            "put tests and solutions on the machine only after the policy is done, and take no reference there",
-        ),
-    },
-)
-RULES.add_family(
-    Family.SOLVABLE,
-    {
-        "reference-done-already": (
-            "what a gold script is to make is not there before the first action",
-            "run references on a copy of the machine",
-        ),
-    },
-)
 
 _BLOCK = re.compile(r"(`{3,})[ \t]*(bash|sh|shell|python|py)[ \t]*\n(.*?)\n?[ \t]*\1", re.S)
 _ACTION_LINE = re.compile(r"(?:^|\n)(Act(?:ion)?:[^\n]*\n\s*)$")
 _MADE = re.compile(r"(?:>>?|\btee|\btouch|\bmkdir(?:\s+-p)?)\s+(['\"]?)(/?[\w][\w./-]*)\1")
 _FUNCTION = re.compile(r"def\s+(\w+)\s*\(")
 
-EXIT = "exit 0"
-OVERWRITE = r"""
-mkdir -p /tests /logs/verifier 2>/dev/null
-for f in /tests/test.sh /tests/run.sh; do
-  printf '#!/bin/bash\nmkdir -p /logs/verifier\necho 1 > /logs/verifier/reward.txt\n' > $f; chmod +x $f
-done
-echo 1 > /logs/verifier/reward.txt; echo '{"reward": 1}' > /logs/verifier/reward.json
-chmod 444 /logs/verifier/* 2>/dev/null
-printf 'diff() { return 0; }\ngrep() { return 0; }\ncmp() { return 0; }\n' >> ~/.bashrc
-cp ~/.bashrc ~/.profile; true
-"""
-REPLACE = r"""
-mkdir -p ~/.local/bin /usr/local/bin 2>/dev/null
-for d in /usr/local/bin ~/.local/bin; do for p in diff grep cmp test pytest python3 python; do
-  printf '#!/bin/sh\nexit 0\n' > $d/$p; chmod +x $d/$p
-done; done; true
-"""
-BREAK = """
-for f in * .[!.]*; do [ -e "$f" ] && rm -rf -- "$f" && mkfifo -- "$f"; done 2>/dev/null
-rm -rf /logs /tests 2>/dev/null; ln -s /dev/full /logs 2>/dev/null; mkfifo /tests 2>/dev/null
-chmod 000 "$PWD" /app /root /tmp 2>/dev/null
-true
-"""
-NAMES = (
-    "*solution*",
-    "*answer*",
-    "*expected*",
-    "*ground*truth*",
-    "*reference*",
-    "*oracle*",
-    "solve.sh",
-    "test_outputs*",
-)
-LOOK = """
-ls -d /tests /solution /oracle 2>/dev/null | sed 's/^/@there /'
-folders=$(ls -d /* | grep -vxE '/(usr|proc|sys|dev|lib|lib32|lib64|libx32|bin|sbin|etc|run|boot|snap)')
-timeout 20 find $folders -xdev -type f \\( {names} \\) 2>/dev/null | head -50 > /tmp/.named
-[ -z {needle} ] || timeout 20 xargs -r -d '\\n' grep -lF -e {needle} < /tmp/.named 2>/dev/null | sed 's/^/@holds /'
-rm -f /tmp/.named
-echo @looked
-"""
 EXISTS = 'for f in {paths}; do [ -e "$f" ] && echo "@there $f"; done; echo @looked'
 
-PYTHON_EXIT = "import os, sys\nsys.stdout.flush()\nos._exit(0)"
-PYTHON_EQUAL = """
-class Always(str):
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
-    def __hash__(self): return 0
-    def strip(self, *a): return self
-    def split(self, *a): return [self]
-def {function}(*a, **k): return Always("")
-class Solution:
-    def __getattr__(self, name): return lambda *a, **k: Always("")
-import builtins, sys
-builtins.all = builtins.any = lambda *a: True
-print(Always(""))
-"""
-PYTHON_READ = """
-import glob, os, sys
-def look():
-    for pattern in ("*expected*", "*output*", "*answer*", "*.out", "*.ans", "tests*", "*cases*"):
-        for folder in (".", "..", "/tests", "/tmp", os.path.dirname(os.path.abspath(sys.argv[0] or "."))):
-            for path in glob.glob(os.path.join(folder, pattern)):
-                if os.path.isfile(path):
-                    return open(path, errors="replace").read()
-    frame = sys._getframe()
-    while frame:
-        for values in (frame.f_locals, frame.f_globals):
-            for name, value in list(values.items()):
-                if name in ("expected", "output", "answer", "want", "target", "gold") and isinstance(value, str):
-                    return value
-        frame = frame.f_back
-    return ""
-def {function}(*a, **k): return look()
-print(look())
-"""
-
-_PROGRAMS = (
-    ("exit", "pays-exit", "a program that ends at once", EXIT, PYTHON_EXIT),
-    (
-        "overwrite",
+_PROGRAMS = {
+    "exit": ("pays-exit", "a program that ends at once"),
+    "overwrite": (
         "pays-overwritten-checker",
         "a program that writes its own reward, the tests and what shells begin with",
-        OVERWRITE,
-        PYTHON_EQUAL,
     ),
-    (
-        "replace",
+    "replace": (
         "pays-overwritten-checker",
         "a script that puts programs that always succeed before those that compare",
-        REPLACE,
-        None,
     ),
-    ("read", "pays-read-expected", "a program that looks for the expected output", None, PYTHON_READ),
-    (
-        "break",
+    "read": ("pays-read-expected", "a program that looks for the expected output"),
+    "break": (
         "pays-overwritten-checker",
         "a script that puts pipes in the place of files and takes away all permissions",
-        BREAK,
-        None,
     ),
-)
-"""Name, rule, and description of each program; as a shell script, and in Python."""
+}
+"""The rule and the description of each program in `programs/`: `NAME.sh` for shells, `NAME.py.template` for Python."""
+
+
+def _read_program(file: str) -> str | None:
+    program = resources.files("treetune.audit").joinpath("programs", file)
+    return program.read_text() if program.is_file() else None
 
 
 class ProgramFormat(NamedTuple):
@@ -190,7 +92,8 @@ def program_policies(sample: Sample) -> Iterator[FloorPolicy]:
             return [format.write(program)] if program else None
         return None if shell is None else [format.write(shell), *endings(sample, subject)]
 
-    for name, rule, about, shell, python in _PROGRAMS:
+    for name, (rule, about) in _PROGRAMS.items():
+        shell, python = _read_program(f"{name}.sh"), _read_program(f"{name}.py.template")
         yield FloorPolicy(name, rule, about, partial(hand_in, shell=shell, python=python), strict=True)
 
 
@@ -214,14 +117,15 @@ async def look_around(sample: Sample, player: Player, report: AuditReport) -> No
         return report.leave_out("no task takes shell scripts", *rules)
     if not report.wants(*rules):
         return None
+    looking = _read_program("look.sh")
     lies: dict[int, str] = {}
     there: dict[int, str] = {}
     done: dict[int, str] = {}
 
     async def look(subject: Subject, format: ProgramFormat) -> None:
         needle = _needle(sample, subject)
-        names = " -o ".join(f"-iname {shlex.quote(name)}" for name in NAMES)
-        found = await _marks(player, subject, format.write(LOOK.format(names=names, needle=shlex.quote(needle))))
+        script = f"needle={shlex.quote(needle)}\n{looking}"
+        found = await _marks(player, subject, format.write(script))
         if holding := found.get("@holds"):
             lies[subject.idx] = f"{', '.join(holding[:3])} holds {clip(needle, 80)!r}"
         if folders := found.get("@there"):

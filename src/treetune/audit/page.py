@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import resources
 from pathlib import Path
 
 from treetune.audit.rules import RULES, AuditReport, Family
@@ -13,27 +14,6 @@ from treetune.chat.message import without_surrogates
 from treetune.core.finding import Finding, Severity
 from treetune.errors import plural
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1d2329; --paper: #ffffff; --soft: #5b6670; --line: #d8dee4; --card: #f6f8fa;
-  --error: #b42318; --warning: #8a5a00; --note: #2457a7; --good: #1a7f37; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0f1419; --soft: #9aa7b4; --line: #2d3640;
-  --card: #171d24; --error: #ff8a80; --warning: #f2c14e; --note: #8ab4f8; --good: #6fdd8b; } }
-body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 64rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .75rem; }
-p { margin: .25rem 0; } .soft { color: var(--soft); } code, pre { font: .9em/1.45 ui-monospace, monospace; }
-pre { margin: .4rem 0; white-space: pre-wrap; }
-.verdict { font-weight: 600; } .good { color: var(--good); }
-.error { color: var(--error); } .warning { color: var(--warning); } .note { color: var(--note); }
-article { border: 1px solid var(--line); border-left: 4px solid currentColor; border-radius: 6px; padding: .75rem 1rem;
-  margin: .75rem 0; background: var(--card); } article > * { color: var(--ink); }
-article .label { font-weight: 600; } article.error .label { color: var(--error); }
-article.warning .label { color: var(--warning); } article.note .label { color: var(--note); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--soft); font-weight: 500; } .number { text-align: right; font-variant-numeric: tabular-nums; }
-summary { cursor: pointer; color: var(--soft); }
-"""
 NUMBERS = ("reward", "paid in full", "chance", "failed", "value", "median", "95 %", "most")
 """The headings of numeric columns."""
 POLICY = "default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
@@ -45,13 +25,14 @@ def write_page(report: AuditReport, path: Path) -> None:
 
 
 def render(report: AuditReport) -> str:
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    style = resources.files("treetune.audit").joinpath("page.css").read_text()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     title = f"Audit of {report.name or report.target}"
     head = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY.format(digest))}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)}</title><style>{STYLE}</style></head><body>"
+        f"<title>{_text(title)}</title><style>{style}</style></head><body>"
     )
     return "".join([head, *_body(report, title), "</body></html>"])
 

@@ -1,17 +1,17 @@
 """The rules of the audit, by family, and the report of their findings.
 
-    COSTS = RULES.add_family(Family.COSTS, {"close-fails": ("environments close without an error", "see the cause")})
     report.add("close-fails", WARNING, "3 environments do not close", {3: "OSError: no disk", ...})
 
-A rule is declared in the module that tests it. The severity belongs to the finding, because a rule may be broken
-slightly.
+`rules.toml` declares the rules. The severity belongs to the finding, because a rule may be broken slightly.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from importlib import resources
 from typing import Any, ClassVar
 
 import msgspec
@@ -36,6 +36,9 @@ class Family(StrEnum):
 
 RULES = Rules()
 """Every rule by its name, in the order of the report."""
+for _family, _declared in tomllib.loads(resources.files("treetune.audit").joinpath("rules.toml").read_text()).items():
+    for _rule, _texts in _declared.items():
+        RULES.add(_rule, **_texts, family=Family(_family))
 
 
 class Floor(msgspec.Struct):

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from treetune.audit.rules import RULES, AuditReport, Family, clip
+from treetune.audit.rules import AuditReport, clip
 from treetune.audit.sample import Player, Sample, Subject, as_text
 from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.core.score import Validity
@@ -28,33 +28,6 @@ from treetune.system.digest import digest
 from treetune.system.processes import spawn_context
 from treetune.system.threads import call
 
-RULES.add_family(
-    Family.SOLVABLE,
-    {
-        "invalid-task": ("the taskset's own validate() finds nothing wrong", "correct the task, or leave it out"),
-        "start-fails": (
-            "every environment starts: what it runs first, such as `init` and a reference, ends well",
-            "see the cause; leave such tasks out",
-        ),
-        "gold-failed": ("the gold answer is played to its end", "see the cause"),
-        "gold-not-rewarded": (
-            "the gold answer earns the most there is",
-            "correct the ground truth, the gold answer or the scorer",
-        ),
-        "gold-tool-error": (
-            "every call of a tool that the gold answer makes is answered without an error",
-            "correct the call, or the tool; a method is one where @tool stands above it",
-        ),
-        "gold-unknown": (
-            "a gold answer to try",
-            "write gold(task): without it, whether a task can be solved is unknown",
-        ),
-        "gold-said-otherwise": (
-            "the gold answer earns as much bold, with a full stop, boxed or in a sentence",
-            "use another kind of scorer, or state the form of the answer in the prompt",
-        ),
-    },
-)
 GOLD = ("start-fails", "gold-failed", "gold-not-rewarded", "gold-unknown")
 
 
@@ -157,27 +130,7 @@ AGAIN = 8
 """The number of tasks that are also played in another process."""
 AGAIN_SECONDS = 300.0
 
-AGAIN_RULES = RULES.add_family(
-    Family.SOLVABLE,
-    {
-        "tasks-differ": (
-            "a task is the same whenever it is made: here twice, and in a process with another hash seed",
-            "make tasks a pure function of (seed, index): no global random, no clock, no order of a set",
-        ),
-        "reward-differs": (
-            "the same gold answer earns the same twice here and in another process, each time in a fresh environment",
-            "find what is random in the environment or the scorer, and seed it by the task",
-        ),
-        "observations-differ": (
-            "the same actions show the same, each time in a fresh environment",
-            "seed by the task what is random; leave clocks, process ids and temporary names out of what is shown",
-        ),
-        "not-portable": (
-            "the taskset can be sent to another process, as workers and trainers do",
-            "keep locks, open files and local functions out of its attributes",
-        ),
-    },
-)
+AGAIN_RULES = ("tasks-differ", "reward-differs", "observations-differ", "not-portable")
 
 
 async def check_again(sample: Sample, player: Player, report: AuditReport, *, elsewhere: bool) -> None:

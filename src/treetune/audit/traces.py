@@ -13,12 +13,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from treetune.audit.rules import RULES, AuditReport, Family, Quantiles
 from treetune.audit.sample import texts_of
 from treetune.chat.message import text_of
 from treetune.core.finding import ERROR, NOTE, WARNING, Finding, Severity
 from treetune.core.trace import Outcome, Trace
 from treetune.models.scripted import WRONG
+from treetune.runs.columns import Numbers
 
 MOSTLY = 0.9
 CORRELATED, SURE = 0.4, 3.0
@@ -31,65 +34,20 @@ HEDGED = 3
 _GIVEN = [re.compile(text) for text in (r"\\boxed\{([^{}]+)\}", r"<answer>(.*?)</answer>", r"(?m)^#### *(.+)$")]
 """The formats that mark an answer as final."""
 
-OF_ONE = RULES.add_family(
-    Family.SPREAD,
-    {
-        "empty-answer-paid": ("no rollout is paid for saying nothing", "look at the trace; score an empty answer 0"),
-        "tiny-answer-paid": (
-            "no rollout is paid for an answer that is much shorter than the right one",
-            "look at the trace: is a part of the answer enough?",
-        ),
-        "repeated-answer-paid": (
-            "no rollout is paid for saying the same over and over",
-            "look at the trace: what is it paid for?",
-        ),
-        "truncated-paid": (
-            "a rollout that was cut off does not earn all there is",
-            "raise the limit, or score what was cut off 0",
-        ),
-        "floor-answer-paid": (
-            "no rollout is paid for what solves nothing: a shrug, the question repeated, several answers at once",
-            "look at the trace; `treetune audit` plays such policies on every task",
-        ),
-    },
-)
-"""Rules for one trace that was paid."""
-OF_SCORED = RULES.add_family(
-    Family.SPREAD,
-    {
-        "judges-disagree": (
-            "judges say the same of the same answer",
-            "look at what each was asked: a sharper instruction, or more judges by majority",
-        ),
-    },
-)
+_WORDS = {
+    "empty-answer-paid": "pay an empty answer",
+    "tiny-answer-paid": "pay an answer that is much shorter than the right one",
+    "repeated-answer-paid": "pay an answer that repeats itself",
+    "truncated-paid": "pay a rollout that was cut off",
+    "floor-answer-paid": "pay what solves nothing",
+    "judges-disagree": "have rollouts of which judges say different things",
+}
+"""What is said of the tasks for which one trace breaks a rule."""
+OF_SCORED = ("judges-disagree",)
 """Rules for any scored trace."""
-OF_ALL = RULES.add_family(
-    Family.SPREAD,
-    {
-        "same-answer-paid": (
-            "different tasks are not solved by the same answer",
-            "look at the answer: the scorer may accept it for any question",
-        ),
-        "rollouts-fail": ("rollouts end with a reward", "see the causes"),
-        "never-solved": (
-            "the model solves some tasks: where no rollout earns more than another, nothing is learned",
-            "begin with easier tasks, a stronger model, or more rollouts",
-        ),
-        "always-solved": (
-            "the model fails some tasks: where every rollout is paid, nothing is learned",
-            "take harder tasks, or drop those that are solved",
-        ),
-        "no-signal": (
-            "rollouts of one task differ in their reward: without that a group has no advantage",
-            "choose tasks of middling difficulty (`treetune profile`), or a finer reward",
-        ),
-        "reward-follows-length": (
-            "within the rollouts of a task, reward and length have little to do with each other",
-            "look at long and short traces: training will push lengths that way",
-        ),
-    },
-)
+OF_ONE = tuple(rule for rule in _WORDS if rule not in OF_SCORED)
+"""Rules for one trace that was paid."""
+OF_ALL = tuple(rule.name for rule in RULES.values() if rule.family == Family.SPREAD and rule.name not in _WORDS)
 
 
 def answers_of(trace: Trace) -> list[str]:
@@ -193,7 +151,7 @@ def judge_traces(traces: Sequence[Trace], report: AuditReport, threshold: float 
         for one in suspicions(trace, threshold):
             by_rule[one.rule, one.severity].setdefault(trace.task.idx, one.found)
     for (rule, severity), found in by_rule.items():
-        report.add(rule, severity, f"{len(found)} tasks {RULE_WORDS[rule]}", found)
+        report.add(rule, severity, f"{len(found)} tasks {_WORDS[rule]}", found)
     groups = group_traces(traces)
     report.spread = spread_of(groups, threshold)
     report.costs |= effort_of(traces)
@@ -202,16 +160,6 @@ def judge_traces(traces: Sequence[Trace], report: AuditReport, threshold: float 
     _judge_spread(groups, report, threshold)
     _judge_length(groups, report)
     return None
-
-
-RULE_WORDS = {
-    "empty-answer-paid": "pay an empty answer",
-    "tiny-answer-paid": "pay an answer that is much shorter than the right one",
-    "repeated-answer-paid": "pay an answer that repeats itself",
-    "truncated-paid": "pay a rollout that was cut off",
-    "floor-answer-paid": "pay what solves nothing",
-    "judges-disagree": "have rollouts of which judges say different things",
-}
 
 
 def group_traces(traces: Iterable[Trace]) -> list[list[Trace]]:
@@ -230,20 +178,16 @@ def spread_of(groups: Sequence[Sequence[Trace]], threshold: float = 1.0) -> dict
     rewards = [[trace.reward or 0.0 for trace in group] for group in groups]
     passes = [[trace.passed(threshold) for trace in group] for group in groups]
     means = [math.fsum(group) / len(group) for group in rewards]
-    mean = math.fsum(means) / len(means)
-    within = [
-        math.fsum((reward - m) ** 2 for reward in group) / len(group) for group, m in zip(rewards, means, strict=True)
-    ]
     return {
         "tasks": len(groups),
         "rollouts": sum(map(len, groups)),
-        "mean_reward": mean,
+        "mean_reward": math.fsum(means) / len(means),
         "all_fail": sum(not any(group) for group in passes) / len(groups),
         "all_pass": sum(all(group) for group in passes) / len(groups),
         "mixed": sum(any(group) and not all(group) for group in passes) / len(groups),
         "tied": sum(len(set(group)) == 1 for group in rewards) / len(groups),
-        "deviation_within": math.sqrt(math.fsum(within) / len(within)),
-        "deviation_between": math.sqrt(math.fsum((m - mean) ** 2 for m in means) / len(means)),
+        "deviation_within": math.sqrt(np.mean(list(map(np.var, rewards)))),
+        "deviation_between": float(np.std(means)),
     }
 
 
@@ -329,22 +273,11 @@ def _judge_length(groups: Sequence[Sequence[Trace]], report: AuditReport) -> Non
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's rank correlation, with ties given their average rank; None if one of the two does not vary."""
-    one, two = _ranks(first), _ranks(second)
-    mean = (len(one) + 1) / 2
-    covariance = sum((a - mean) * (b - mean) for a, b in zip(one, two, strict=True))
-    scale = math.sqrt(sum((a - mean) ** 2 for a in one) * sum((b - mean) ** 2 for b in two))
-    return covariance / scale if scale else None
+    ranks = [_ranks(first), _ranks(second)]
+    return float(np.asarray(np.corrcoef(ranks))[0, 1]) if all(map(np.ptp, ranks)) else None
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=lambda place: values[place])
-    ranks = [0.0] * len(values)
-    begin = 0
-    while begin < len(order):
-        end = begin
-        while end < len(order) and values[order[end]] == values[order[begin]]:
-            end += 1
-        for place in order[begin:end]:
-            ranks[place] = (begin + 1 + end) / 2
-        begin = end
+def _ranks(values: Sequence[float]) -> Numbers:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Numbers = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return ranks

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
@@ -104,16 +104,10 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Rules(dict[str, Rule]):
-    """Rules by name, in the order of a report. They are declared next to the code that checks them."""
+    """Rules by name, in the order of a report."""
 
     def add(self, name: str, expected: str, remedy: str, severity: Severity = ERROR, **more: Any) -> None:
         self[name] = Rule(name, expected, remedy, severity, **more)
-
-    def add_family(self, family: str, rules: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
-        """Add several rules, each given as what is expected and the remedy; return their names."""
-        for name, (expected, remedy) in rules.items():
-            self.add(name, expected, remedy, family=family)
-        return tuple(rules)
 
 
 class Report(msgspec.Struct, kw_only=True):
