@@ -5,7 +5,8 @@
 
 `rules.toml` has every rule by family, and a module tries each family: `solvable` (gold answers, and playing the same
 task twice), `floors` and `machines` (policies that solve nothing; `programs/` has their scripts), `leaks`, `costs`, and
-`traces` (rollouts of a model). `suspicions` and `judge_traces` need only traces. `write_page` and `list_tables` show a report.
+`traces` (rollouts of a model). `suspicions` and `judge_traces` need only traces. `write_page` and `list_tables` show a
+report.
 """
 
 from treetune.audit.auditor import AuditConfig, Auditor
