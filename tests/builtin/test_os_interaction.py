@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
 from treetune import Action
 from treetune.errors import ConfigError, EnvironmentFault
-from treetune.sandbox import probe
-from treetune.sandbox.machines import _pools
+from treetune.sandbox import machines, probe
+from treetune.tasksets.shell import environment
 from treetune.tasksets.shell.environment import Move, OSInteractionEnvironment, parse
 from treetune.tasksets.shell.sample import matches
 from treetune.tasksets.shell.taskset import OSInteraction, OSInteractionConfig
@@ -25,11 +26,22 @@ def samples(tmp_path, *rows, **config):
 
 
 @pytest.fixture
-def machine():
+def system():
+    """Machines as users have them: whole systems are looked through, and the next machines start in advance."""
     capability = probe(shell=True)
     if not capability.available:
         pytest.skip(str(capability))
     return capability.launcher
+
+
+@pytest.fixture
+def machine(system, monkeypatch):
+    """Machines that cost a tenth of that: one an episode, of whose system only the programs are looked through."""
+    monkeypatch.setattr(machines, "ShellPool", partial(machines.ShellPool, size=0))
+    monkeypatch.setattr(
+        "treetune.tasksets.shell.environment.CHANGED_SYSTEM", CHANGED_SYSTEM.replace("/usr", "/usr/bin")
+    )
+    return system
 
 
 def play(taskset, *actions, position=0):
@@ -47,8 +59,6 @@ async def _play(taskset, position, actions):
                 break
     finally:
         await environment.close()
-        for pool in _pools.get(asyncio.get_running_loop(), {}).values():
-            await pool.close()
     return steps
 
 
@@ -228,7 +238,7 @@ def test_what_the_policy_left_running_learns_nothing_of_a_check(machine, tmp_pat
     assert play(samples(tmp_path, row), bash(script), "Act: finish")[-1].reward == 0.0
 
 
-def test_programs_may_be_made_used_and_what_the_task_changed_may_be_changed(machine, tmp_path):
+def test_a_program_may_be_made_and_used(machine, tmp_path):
     make = "printf '#!/bin/sh\\necho 42\\n' > /usr/bin/calc; chmod +x /usr/bin/calc; python3 -c 'import json, csv'"
     row = {
         "description": "?",
@@ -236,11 +246,15 @@ def test_programs_may_be_made_used_and_what_the_task_changed_may_be_changed(mach
         "evaluation": {"check": {"code": '[ "$(calc)" = 42 ]'}},
     }
     assert play(samples(tmp_path, row), bash(make), "Act: finish")[-1].reward == 1.0
-    if machine.own_users:
-        check = {"code": "[ ! -u /usr/bin/find ]"}
-        row = {"description": "?", "create": {"init": "chmod u+s /usr/bin/find"}, "evaluation": {"check": check}}
-        assert play(samples(tmp_path, row), bash("chmod u-s /usr/bin/find"), "Act: finish")[-1].reward == 1.0
-        assert play(samples(tmp_path, row), bash("chmod u-s /usr/bin/{find,ls}"), "Act: finish")[-1].reward == 0.0
+
+
+def test_what_the_task_changed_in_the_system_may_be_changed_and_nothing_else(system, tmp_path):
+    if not system.own_users:
+        pytest.skip("no other users in the sandbox")
+    check = {"code": "[ ! -u /usr/bin/find ]"}
+    row = {"description": "?", "create": {"init": "chmod u+s /usr/bin/find"}, "evaluation": {"check": check}}
+    assert play(samples(tmp_path, row), bash("chmod u-s /usr/bin/find"), "Act: finish")[-1].reward == 1.0
+    assert play(samples(tmp_path, row), bash("chmod u-s /usr/bin/{find,ls}"), "Act: finish")[-1].reward == 0.0
 
 
 def test_start_leaves_its_variables_and_user_in_the_shell(machine, tmp_path):
@@ -295,8 +309,6 @@ async def _play_reference(taskset, position=0):
         return seen, (await environment.step(Action.of(f"Act: answer({seen})"))).reward
     finally:
         await environment.close()
-        for pool in _pools.get(asyncio.get_running_loop(), {}).values():
-            await pool.close()
 
 
 def test_a_machine_that_was_made_at_random_has_its_own_reference(machine, tmp_path):
@@ -463,19 +475,11 @@ def test_gold_answers_earn_the_reward(machine, tmp_path):
     }
     taskset = samples(tmp_path, made, done, {"description": "?", "evaluation": {"match": "x"}})
     for position in range(3):
-        gold = asyncio.run(_gold(taskset, position))
+        gold = asyncio.run(taskset.gold(taskset[position]))
         assert play(taskset, *gold, position=position)[-1].reward == 1.0
 
 
-async def _gold(taskset, position):
-    try:
-        return await taskset.gold(taskset[position])
-    finally:
-        for pool in _pools.get(asyncio.get_running_loop(), {}).values():
-            await pool.close()
-
-
-def test_it_is_evaluated_from_the_command_line(machine, tmp_path, treetune):
+def test_it_is_evaluated_from_the_command_line(system, tmp_path, treetune):
     rows = [{"description": "?", "create": {"init": "mkdir /data; touch /data/a"}, "evaluation": COUNT}] * 2
     (tmp_path / "samples.json").write_text(json.dumps(rows))
     result = treetune(

@@ -19,7 +19,6 @@ from packing import MANY
 from treetune import Action
 from treetune.errors import TreetuneError
 from treetune.sandbox import probe
-from treetune.sandbox.machines import _pools
 from treetune.tasksets.shell.environment import OSInteractionEnvironment
 from treetune.tasksets.shell.taskset import OSInteraction, OSInteractionConfig
 
@@ -132,11 +131,7 @@ async def all_of(taskset):
         async with free:
             return await tried(taskset, position)
 
-    try:
-        return await asyncio.gather(*(one(position) for position in chosen(taskset)))
-    finally:
-        for pool in _pools.get(asyncio.get_running_loop(), {}).values():
-            await pool.close()
+    return await asyncio.gather(*(one(position) for position in chosen(taskset)))
 
 
 @pytest.mark.parametrize(
@@ -189,10 +184,6 @@ def test_every_sample_that_the_example_names_starts():
                 await environment.close()
 
     async def start_all() -> list[str | None]:
-        try:
-            return await asyncio.gather(*map(start, named))
-        finally:
-            for pool in _pools.get(asyncio.get_running_loop(), {}).values():
-                await pool.close()
+        return await asyncio.gather(*map(start, named))
 
     assert [fault for fault in asyncio.run(start_all()) if fault] == []
