@@ -21,7 +21,7 @@ ASKED = [{"role": "user", "content": "Where?"}]
 
 @pytest.mark.parametrize("rewrites", ["split", "keep"])
 @pytest.mark.parametrize("format", CALL_TEMPLATES)
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 def test_what_is_trained_on_is_what_was_sampled(format, rewrites):
     template, control = CALL_TEMPLATES[format]
     seen = call_chats.check(CallLetters(template, control), rewrites, None if format == "none" else format, examples=80)

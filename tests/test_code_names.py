@@ -254,7 +254,7 @@ def hostile_tasks(chosen: list[tuple[str, str]]) -> list[Task]:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["foreign", "with a config as of one's own"])
-@pytest.mark.parametrize("count", [8, pytest.param(56, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [4, pytest.param(56, marks=pytest.mark.thorough)])
 def test_no_recorded_task_runs_code(treetune, mark, tmp_path, own, count):
     tasks = hostile_tasks(choose(tmp_path, 56, 5))
     make_run(tmp_path / "runs" / "x", tasks, own=own)
@@ -428,7 +428,7 @@ def test_a_module_that_the_user_names_is_found_in_the_current_folder(mark):
     "words",
     [
         ["eval", "rows.jsonl", "-m", "scripted:gold", "--serve", "2"],
-        ["audit", "rows.jsonl"],
+        pytest.param(["audit", "rows.jsonl"], marks=pytest.mark.thorough),
         ["build", "tasks.yaml"],
     ],
     ids=" ".join,

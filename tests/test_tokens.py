@@ -21,7 +21,7 @@ from treetune.errors import PolicyError, UsageError
 
 @pytest.mark.parametrize("rewrites", ["split", "keep"])
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.__name__)
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 def test_what_is_trained_on_is_what_was_sampled(template, rewrites):
     seen = chats.check(Letters(template), rewrites, {}, examples=150)
     # What trainers do otherwise goes wrong with these conversations: they are no easy ones.

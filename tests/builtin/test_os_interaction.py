@@ -38,9 +38,8 @@ def system():
 def machine(system, monkeypatch):
     """Machines that cost a tenth of that: one an episode, of whose system only the programs are looked through."""
     monkeypatch.setattr(machines, "ShellPool", partial(machines.ShellPool, size=0))
-    monkeypatch.setattr(
-        "treetune.tasksets.shell.environment.CHANGED_SYSTEM", CHANGED_SYSTEM.replace("/usr", "/usr/bin")
-    )
+    programs = environment.CHANGED_SYSTEM.replace("/usr", "/usr/bin")
+    monkeypatch.setattr(environment, "CHANGED_SYSTEM", programs)
     return system
 
 
@@ -49,16 +48,16 @@ def play(taskset, *actions, position=0):
 
 
 async def _play(taskset, position, actions):
-    environment = taskset.environment(taskset[position])
+    episode = taskset.environment(taskset[position])
     steps = []
     try:
-        await environment.start()
+        await episode.start()
         for action in actions:
-            steps.append(await environment.step(Action.of(action)))
+            steps.append(await episode.step(Action.of(action)))
             if steps[-1].done:
                 break
     finally:
-        await environment.close()
+        await episode.close()
     return steps
 
 
@@ -301,14 +300,14 @@ def referenced(init, example, **more):
 
 async def _play_reference(taskset, position=0):
     """What an episode's own machine says to its example, and what that earns there."""
-    environment = taskset.environment(taskset[position])
+    episode = taskset.environment(taskset[position])
     try:
-        await environment.start()
-        example = environment.task.sample.evaluation.example.code
-        seen = (await environment.step(Action.of(bash(example)))).observation.content
-        return seen, (await environment.step(Action.of(f"Act: answer({seen})"))).reward
+        await episode.start()
+        example = episode.task.sample.evaluation.example.code
+        seen = (await episode.step(Action.of(bash(example)))).observation.content
+        return seen, (await episode.step(Action.of(f"Act: answer({seen})"))).reward
     finally:
-        await environment.close()
+        await episode.close()
 
 
 def test_a_machine_that_was_made_at_random_has_its_own_reference(machine, tmp_path):
@@ -493,8 +492,8 @@ def test_closing_twice_and_before_a_start_is_fine(tmp_path):
     taskset = samples(tmp_path, {"description": "?", "evaluation": {"match": "x"}})
 
     async def closed():
-        environment = OSInteractionEnvironment(taskset[0])
-        await environment.close()
-        await environment.close()
+        episode = OSInteractionEnvironment(taskset[0])
+        await episode.close()
+        await episode.close()
 
     asyncio.run(closed())

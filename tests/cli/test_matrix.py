@@ -142,7 +142,7 @@ def test_a_target_is_served_at_both_doors(folder, target):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 def test_a_kind_of_task_is_played_by_eval_and_over_every_protocol(folder, treetune, kind):
     assert all(cells()["task"][kind][place] is True for place in ("eval", *doors.DOORS))
     target, actions = KINDS[kind]

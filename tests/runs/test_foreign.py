@@ -407,7 +407,7 @@ def test_a_long_run_is_read_a_part_at_a_time(rollouts, tmp_path):
 @pytest.mark.parametrize(
     "file", sorted(file for file in RECORDED.rglob("*") if file.is_file()), ids=lambda file: file.name
 )
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 def test_a_file_that_is_cut_or_overwritten_is_no_error_of_ours(file, tmp_path):
     shutil.copytree(RECORDED, tmp_path / "all")
     copy, content = tmp_path / "all" / file.relative_to(RECORDED), file.read_bytes()

@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from packing import MANY
 from shells import KINDS, places
 
 from treetune.errors import UsageError
@@ -521,9 +522,10 @@ async def _cancelled_starts():
     """Processes that are left, of starts that were cancelled at moments all over."""
     limits = _own_limits()
     await (await Shell.open(limits)).close()  # the machine is known now
-    for moment in range(90):
+    moments = 90 if MANY else 30
+    for moment in range(moments):
         start = asyncio.create_task(Shell.open(limits))
-        await asyncio.sleep(0.005 + moment / 3000)
+        await asyncio.sleep(0.005 + moment / moments * 0.03)
         start.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await (await start).close()

@@ -105,7 +105,7 @@ async def play(session: Any, *, named: bool = False) -> None:
     assert texts(await session.call_tool("start", {})) == ["Buy red 0."]  # left behind, and closed with the session
 
 
-@pytest.mark.parametrize("workers", [[], ["-w", "2"]], ids=["here", "pool"])
+@pytest.mark.parametrize("workers", [[], pytest.param(["-w", "2"], marks=pytest.mark.thorough)], ids=["here", "pool"])
 def test_over_standard_input_and_output(shop, workers):
     arguments = ["-m", "treetune", "serve", "shop.py:Shopping", "--mcp", "--traces", "kept", *workers]
     environment = {"PATH": os.environ["PATH"], "HOME": str(shop)}

@@ -164,7 +164,7 @@ def test_a_task_that_kills_its_worker_is_tried_once_more_and_then_answered_with_
     assert len((marks / "tried-3").read_text().split()) == 2
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2, 3])
+@pytest.mark.parametrize("workers", [2, *(pytest.param(workers, marks=pytest.mark.thorough) for workers in (1, 3))])
 def test_a_task_that_ends_its_worker_takes_no_other_with_it(workers):
     async def play():
         async with serving(Poison(), workers=workers) as server, EnvClient(server.address) as client:

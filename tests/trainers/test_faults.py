@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -50,13 +51,31 @@ class Server:
             return int(json.load(reply)["episodes"])
 
 
+@contextmanager
+def served(folder: Path) -> Iterator[Server]:
+    stories.write(folder)
+    environment = {"TREETUNE_TASK_CACHE_DIR": str(folder / "cache")}
+    with serve(folder, STORY.target, "--http", "127.0.0.1:0", **environment) as running:
+        yield Server(running)
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory) -> Iterator[Server]:
+    """The server of the faults that leave it alive."""
+    with served(tmp_path_factory.mktemp("lasting")) as server:
+        yield server
+
+
 @pytest.fixture
-def server(tmp_path, monkeypatch) -> Iterator[Server]:
+def server(fault, tmp_path, monkeypatch, request) -> Iterator[Server]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
     stories.write(tmp_path)
-    with serve(tmp_path, STORY.target, "--http", "127.0.0.1:0") as running:
-        yield Server(running)
+    if fault is not DIES:
+        yield request.getfixturevalue("lasting")
+        return
+    with served(tmp_path) as server:
+        yield server
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -39,6 +39,8 @@ def test_they_are_listed_beside_ours_and_opened(recorded, viewed):
 
 
 def test_marks_stand_beside_them_and_are_no_runs(recorded):
+    for other in ("skyrl", "inspect", "harbor"):
+        shutil.rmtree(recorded / other)
     with viewing(recorded) as server:
         rows = server.rows()
         for row in rows:
