@@ -38,7 +38,7 @@ def stand_in(monkeypatch):
     """A trainer that is nothing but a line of Python: what is looked at is how it is started, and how it ends."""
 
     def stand(code: str, package: str = "treetune") -> None:
-        def plan(request, run):
+        def plan(request, run, tasks):
             return Launch(
                 trainer="line",
                 package=package,
@@ -155,7 +155,8 @@ def test_trl_plays_the_tasks_themselves(folder, treetune):
     words = result.json["command"]
     assert words[1:5] == ["-m", "treetune.trainers.trl", "kinds_of.py:Countdowns", "--taskset.shuffle.seed=1"]
     assert {"model=M", "num_tasks=2", "max_steps=2", "learning_rate=1e-3"} <= set(words)
-    assert result.json["data"] == {"tasks": "kinds_of.py:Countdowns", "num_tasks": 2}
+    assert result.json["data"]["tasks"] == "kinds_of.py:Countdowns"
+    assert result.json["data"]["num_tasks"] == 2
 
 
 def test_slime_draws_the_tasks_itself(folder, treetune, monkeypatch):
@@ -191,7 +192,8 @@ def test_areal_is_given_a_server_or_has_one_started(folder, treetune):
     )  # fmt: skip
     assert result.code == 0, result.err
     words = result.json["command"]
-    assert words[1:6] == ["-m", "treetune.trainers.areal", "arithmetic", "--num-tasks=8", "--taskset.shuffle.seed=1"]
+    assert words[1:5] == ["-m", "treetune.trainers.areal", "arithmetic", "--num-tasks=8"]
+    assert words[5:7] == ["--val=64", "--taskset.shuffle.seed=1"]
     assert {"actor.path=M", "total_train_steps=5", "gconfig.n_samples=2"} <= set(words)
     assert Path(words[words.index("--config") + 1]).exists()
     result = treetune("train", "areal", "http://127.0.0.1:1", "--dry-run", "--json")
@@ -200,14 +202,21 @@ def test_areal_is_given_a_server_or_has_one_started(folder, treetune):
 
 def test_tasks_are_served_to_areal_until_its_training_ends(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    with serve("kinds_of.py:Doubles", []) as url:
+
+    def request(target):
+        return TrainRequest(target=target, build=dict)
+
+    with serve(request("kinds_of.py:Doubles"), "train", folder / "traces") as url:
         assert len(make_rows(url, None)) == 4
         assert list(make_rows(url, 2)) == [{"task_index": 0}, {"task_index": 1}]
     with pytest.raises(OSError):
         urllib.request.urlopen(f"{url}/api/health", timeout=5)
-    with pytest.raises(UsageError, match="no such file"), serve("no_such.py:Tasks", []):
+    with pytest.raises(UsageError, match="no such file"), serve(request("no_such.py:Tasks"), "train", folder / "none"):
         pass
-    with serve("kinds_of.py:Endless", []) as url, pytest.raises(UsageError, match="never end"):
+    with (
+        serve(request("kinds_of.py:Endless"), "train", folder / "endless") as url,
+        pytest.raises(UsageError, match="never end"),
+    ):
         make_rows(url, None)
 
 
@@ -302,7 +311,7 @@ from treetune.cli.app import run
 from treetune.trainers import launch
 
 code = "import os, time; print('trainer', os.getpid(), flush=True); time.sleep(600)"
-launch.plan_of_line = lambda request, run: launch.Launch(
+launch.plan_of_line = lambda request, run, tasks: launch.Launch(
     trainer="line", package="treetune", install="", data={}, config={}, command=[sys.executable, "-c", code],
     run=run, checkpoints="checkpoints/*",
 )

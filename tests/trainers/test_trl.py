@@ -13,6 +13,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import task_servers
@@ -570,3 +571,35 @@ def test_nothing_is_learned_from_shuffled_rewards(python, tmp_path):
     control = json.loads((tmp_path / "seed-0-control.json").read_text())
     assert control["after"] < control["before"] + 0.1
     assert control["after"] < 0.6
+
+
+class Heavy(Environment):
+    """An environment that counts how often it is started."""
+
+    started: ClassVar[list[int]] = []
+
+    def start(self):
+        Heavy.started.append(self.task.idx)
+        return super().start()
+
+    def step(self, action):
+        return Step("Go on.", reward=0.0, done=action.text == "stop")
+
+
+class Machines(Taskset):
+    def load_tasks(self):
+        return [Task(prompt=f"Machine {n}.") for n in range(300)]
+
+    def environment(self, task):
+        return Heavy(task)
+
+
+def test_a_dataset_for_rollouts_starts_one_episode_of_a_kind_and_not_all():
+    Heavy.started.clear()
+    with TrlTasks(Machines()) as tasks:
+        arguments = tasks.trainer_arguments(256)
+        assert "rollout_func" in arguments
+        assert len(Heavy.started) == 1
+        prompts = arguments["train_dataset"]["prompt"]
+        assert [prompt[0]["content"] for prompt in prompts] == [f"Machine {n}." for n in range(256)]
+        assert [prompt[0]["task_index"] for prompt in prompts] == list(range(256))

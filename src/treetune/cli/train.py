@@ -84,6 +84,7 @@ def train_command(
         output=output,
         resume=resume,
         trust=trust,
+        cache_dir=cache_dir,
     )
     launch = plan(trainer, request)
     launch.run.check(launch.checkpoints)

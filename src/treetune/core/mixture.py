@@ -1,4 +1,5 @@
-"""Combines several tasksets. `Mixture` draws by weight and never ends; `Union` has each task of its sources once.
+"""Combines several tasksets. `Mixture` draws by weight and never ends; `Union` has each task of its sources once;
+`Selection` has some tasks of each.
 
     Mixture.of([Arithmetic(), ReverseText()], weights=[3, 1]).at(1000)
 
@@ -27,6 +28,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import Tool, ToolSource
 from treetune.errors import ConfigError, Faults, TasksetError, UsageError, check_all, gather_faults
+from treetune.system.digest import digest
 
 
 class UnionConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -285,6 +287,31 @@ class ByParameter(_Sources[TasksetConfig]):
     @property
     def in_load_order(self) -> bool:
         return False
+
+
+class SelectionConfig(TasksetConfig, frozen=True, kw_only=True):
+    selected: str = ""
+    """A hash of the selected tasks."""
+
+
+class Selection(_Sources[SelectionConfig]):
+    """Some tasks of one or several tasksets, by their indices in each one's order, one after the other."""
+
+    def __init__(self, parts: Sequence[tuple[Taskset[Any, Any], Sequence[int]]]) -> None:
+        self.sources, self._indices = zip(*parts, strict=True)
+        self._ends = list(accumulate(map(len, self._indices)))
+        super().__init__(SelectionConfig(selected=digest([list(indices) for indices in self._indices])))
+        self.name = "+".join(dict.fromkeys(source.name for source in self.sources))
+
+    def count(self) -> int:
+        return self._ends[-1]
+
+    def place(self, index: int) -> tuple[int, int]:
+        number = bisect_right(self._ends, index)
+        if number == len(self._ends):
+            raise TasksetError(f"{self.name} has no task {index}", remedy="its sources may have changed")
+        indices, source = self._indices[number], self.sources[number]
+        return number, source.position_at(indices[index - self._ends[number] + len(indices)], source._size())
 
 
 def _learns(taskset: Taskset[Any, Any]) -> bool:

@@ -20,10 +20,12 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 
 from treetune.chat.calls import ToolCall
+from treetune.chat.images import has_images
+from treetune.chat.message import begins_answer
 from treetune.chat.tokens import Rewrites
 from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Step
-from treetune.core.mixture import ask_owner
+from treetune.core.mixture import ask_owner, owner_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import Tool, ToolSource
@@ -70,6 +72,17 @@ class LocalEpisodes:
 
     async def info(self) -> dict[str, Any]:
         return {"num_tasks": self._streams.count}
+
+    def task(self, task_index: int) -> Task:
+        return self._streams.task(self._streams.draw_at(task_index))
+
+    def kind_of(self, task_index: int) -> tuple[Any, ...]:
+        """Identify what plays a task, without starting it: tasks of one kind have the same environment and the same
+        sort of prompt."""
+        task = self.task(task_index)
+        owner, inner = owner_of(self._streams.taskset, task)
+        prompt = has_images(task.messages), begins_answer(task.messages)
+        return id(owner), task.env_class, owner.offers_tools(inner), *prompt
 
     async def start(self, task_index: int) -> LocalEpisode:
         task = await self._streams.fetch(self._streams.draw_at(task_index))

@@ -26,8 +26,9 @@ from treetune.config.structs import load_yaml
 from treetune.core.fingerprint import taskset_fingerprint
 from treetune.core.from_config import build_taskset
 from treetune.core.taskset import Taskset
-from treetune.errors import TreetuneError, UnknownNameError, UsageError
+from treetune.errors import TreetuneError, UnknownNameError, UsageError, plural
 from treetune.tasksets.target import is_server, locate, read_target
+from treetune.trainers.held_out import NONE, HeldOut, hold_out, hold_out_rows
 from treetune.trainers.train_run import Beginning, TrainRun, absolute
 
 TRAINERS = {
@@ -86,11 +87,24 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The run folder; by default one that is named after the training."""
     resume: bool = False
     trust: bool = False
+    cache_dir: Path | None = None
 
     def given(self, key: str, default: int) -> int:
         """The number that the user gave the trainer for a key, or else the default."""
         values = [value for name, value in map(split_override, self.overrides) if name.lstrip("+") == key]
         return int(values[-1]) if values and values[-1].isdecimal() else default
+
+
+class TargetTasks(NamedTuple):
+    """The tasks of a target; None for those of a task server."""
+
+    train: Taskset[Any, Any] | None
+    declared: Taskset[Any, Any] | None = None
+    """The `val_tasks` of a YAML file."""
+
+    def hold_out(self, request: TrainRequest) -> HeldOut:
+        assert self.train is not None
+        return hold_out(self.train, request.val, request.num_tasks, self.declared)
 
 
 class Setting(NamedTuple):
@@ -137,49 +151,55 @@ def plan(trainer: str, request: TrainRequest) -> Launch:
             raise UsageError(f"{other} is not started by `treetune train`", remedy=_OTHERWISE[other])
         raise UnknownNameError.of("trainer", trainer, TRAINERS)
     module, _, function = TRAINERS[trainer].partition(":")
-    tasksets = load_tasksets(request)
+    tasks = load_tasks(request)
     beginning = Beginning(
         trainer=trainer,
         target=absolute(request.target),
         model=absolute(request.model),
-        tasks=[taskset_fingerprint(taskset) for taskset in tasksets],
+        tasks=[taskset_fingerprint(taskset) for taskset in tasks if taskset is not None],
         num_tasks=request.num_tasks,
         val=request.val,
         taskset=dict(request.taskset),
         keys=list(request.overrides),
     )
     run = TrainRun.of(beginning, request.output, resume=request.resume)
-    launch: Launch = getattr(importlib.import_module(module), function)(request, run)
+    launch: Launch = getattr(importlib.import_module(module), function)(request, run, tasks)
     needs_number = "num_tasks" in launch.data and launch.data["num_tasks"] is None and "num_tasks" not in launch.config
-    if needs_number and tasksets and tasksets[0].endless:
-        name = tasksets[0].name
-        raise UsageError(f"{name} has no end: how many tasks are trained on?", remedy="pass --num-tasks (-n)")
+    if needs_number and tasks.train is not None and tasks.train.endless:
+        raise UsageError(
+            f"{tasks.train.name} has no end: how many tasks are trained on?", remedy="pass --num-tasks (-n)"
+        )
     for key in _RESUMED:
         if key in launch.config and key in launch.reasons and launch.reasons[key] == AS_SET:
             run.check_origin(Path(launch.config[key]))
     return launch
 
 
-def load_tasksets(request: TrainRequest) -> list[Taskset[Any, Any]]:
-    """Load the tasks to train on, and those to validate with if the target declares them; none for a task server."""
+def load_tasks(request: TrainRequest) -> TargetTasks:
     if is_server(request.target):
-        return []
-    splits = ["train", "val"] if declares_validation(request.target) else ["train"]
-    return [load_split(request, split) for split in splits]
+        return TargetTasks(None)
+    declared = load_split(request, "val") if declares_lists(request.target, "val_tasks") else None
+    return TargetTasks(load_split(request, "train"), declared)
 
 
 def load_split(request: TrainRequest, split: str) -> Taskset[Any, Any]:
-    other = "val_tasks" if split == "train" else "train_tasks"
-    overrides = {key: value for key, value in request.taskset.items() if not key.startswith(other)}
-    if request.trust and not declares_validation(request.target):
+    overrides = keys_of_split(request, split)
+    if request.trust and not declares_lists(request.target):
         overrides["taskset.trust"] = "true"
     return build_taskset(read_target(request.target, overrides, split)["taskset"], raw=overrides, source=request.target)
 
 
-def declares_validation(target: str) -> bool:
-    """Whether a target is a YAML file with `val_tasks`."""
+def keys_of_split(request: TrainRequest, split: str) -> dict[str, str]:
+    """The target's own keys, without those of the other list."""
+    other = "val_tasks" if split == "train" else "train_tasks"
+    return {key: value for key, value in request.taskset.items() if not key.startswith(other)}
+
+
+def declares_lists(target: str, *names: str) -> bool:
+    """Whether a target is a YAML file with `train_tasks` or `val_tasks`, or with the named list."""
     path = locate(target)
-    return Path(path).suffix in (".yaml", ".yml") and bool(load_yaml(path).get("val_tasks"))
+    found = load_yaml(path) if Path(path).suffix in (".yaml", ".yml") else {}
+    return any(found.get(name) for name in names or ("train_tasks", "val_tasks"))
 
 
 def run_command(run: Callable[[Sequence[str]], Any], arguments: Sequence[str] | None) -> None:
@@ -233,11 +253,32 @@ def quote(text: str) -> str:
     return f"'{escaped}'"
 
 
+def with_validation(request: TrainRequest, files: Files, tasks: TargetTasks, format: str) -> tuple[Files, str]:
+    """Add files to validate with to those that were built, unless the target declares some; say what they are."""
+    if files.get("val"):
+        return files, f"{plural(count_rows(files, 'val'), 'row')} of val_tasks"
+    if not request.val:
+        return files, f"{NONE}--val 0"
+    from treetune.data.datasets.build import build_rows
+
+    if request.num_tasks is not None and tasks.train is not None and len(files["train"]) == 1:
+        held = tasks.hold_out(request)
+        if isinstance(held.train, range):  # the rows to train on stay as they were built
+            if not held.val:
+                return files, held.what
+            sidecar, path = build_rows(held.select(tasks.train), format, None, request.cache_dir)
+            return {**files, "val": [BuiltFile(str(path), sidecar.rows)]}, held.what
+    parts, what = hold_out_rows([Path(file.path) for file in files["train"]], request.val, request.cache_dir)
+    if not parts:
+        return files, what
+    return {split: [BuiltFile(str(path), rows) for path, rows in part] for split, part in parts.items()}, what
+
+
 def paths(files: Files, split: str) -> list[str]:
     return [file.path for file in files.get(split, ())]
 
 
-def describe_files(files: Files) -> dict[str, Any]:
+def describe_files(files: Files, validation: str) -> dict[str, Any]:
     """Describe the files of each split for the plan, with size and shares for a file that a mixture drew."""
     drawn = {
         f"{split}_mixture": f"{file.rows:,} rows: "
@@ -246,7 +287,7 @@ def describe_files(files: Files) -> dict[str, Any]:
         for file in found
         if file.shares
     }
-    return {split: paths(files, split) for split in files} | drawn
+    return {split: paths(files, split) for split in files} | drawn | {"validation": validation}
 
 
 def count_rows(files: Files, split: str = "train") -> int:

@@ -129,9 +129,12 @@ class TrainRun(msgspec.Struct, frozen=True, kw_only=True):
         return found[:_NAMED]
 
 
-def interval(steps: int) -> int:
-    """The number of steps between two checkpoints, or two validations."""
-    return max(1, steps // PARTS)
+def interval(steps: int, *, to_the_end: bool = False) -> int:
+    """The number of steps between two checkpoints, or two validations. With `to_the_end`, one that reaches the last
+    step if there is such a number nearby, for trainers that do not add the last step by themselves."""
+    tenth = max(1, steps // PARTS)
+    divisors = (each for each in range(tenth, tenth // 2, -1) if steps % each == 0)
+    return next(divisors, tenth) if to_the_end else tenth
 
 
 def describe_interval(steps: int) -> str:

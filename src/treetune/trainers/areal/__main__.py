@@ -1,8 +1,9 @@
 """Runs a training with AReaL from the command line, as `treetune train areal` does.
 
-    python -m treetune.trainers.areal TARGET [--num-tasks=N] [--taskset.KEY=VALUE] --config FILE [KEY=VALUE]...
+    python -m treetune.trainers.areal TARGET [--num-tasks=N] [--val=N] [--taskset.KEY=VALUE] --config FILE [KEY=VALUE]
 
-TARGET is a task server's address. Any other TARGET is served for the duration of the training. Keys are AReaL's own.
+TARGET is a task server's address. Any other TARGET is served for the duration of the training; what is played is
+written to `rollouts` and `validation` in AReaL's `cluster.fileroot`. Keys are AReaL's own.
 """
 
 from __future__ import annotations
@@ -12,15 +13,27 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from treetune.errors import MissingExtraError, UsageError
 from treetune.serve import TaskServerClient
 from treetune.system.threads import run_in_background
 from treetune.tasksets.target import is_server
-from treetune.trainers.launch import run_command
+from treetune.trainers.held_out import hold_out
+from treetune.trainers.launch import (
+    TrainRequest,
+    declares_lists,
+    keys_of_split,
+    load_tasks,
+    run_command,
+    split_override,
+)
+from treetune.trainers.train_run import ROLLOUTS, VALIDATION
 
 WORKFLOW = "treetune.trainers.areal.TaskServerWorkflow"
+OURS = ("--num-tasks", "--val")
+OF_TARGET = ("--taskset.", "--train_tasks", "--val_tasks")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,24 +47,47 @@ def run(arguments: Sequence[str]) -> None:
         raise MissingExtraError(
             f"AReaL cannot be imported: {error}", remedy="install areal as its guide says"
         ) from error
-    target, number, of_target, rest = read_arguments(arguments)
+    request, rest = read_arguments(arguments)
     config = read_config(rest)
-    with serve(target, of_target) as url:
-        rows = make_rows(url, number)
-        given = {"gconfig": config.gconfig, "tokenizer": config.tokenizer_path, "url": url}
-        with PPOTrainer(config, train_dataset=rows) as trainer:
-            trainer.train(workflow=WORKFLOW, workflow_kwargs=given)
+    folder = Path(config.cluster.fileroot)
+    with contextlib.ExitStack() as servers:
+        if is_server(request.target):
+            rows, validation, url = make_rows(request.target, request.num_tasks), None, request.target
+        else:
+            rows, validation, declared = select_rows(request)
+            url = servers.enter_context(serve(request, "train", folder / ROLLOUTS))
+        options: dict[str, Any] = {"workflow": WORKFLOW, "workflow_kwargs": describe(config, config.gconfig, url)}
+        if validation is None:
+            config.valid_dataset = None
+        else:
+            apart = servers.enter_context(serve(request, "val" if declared else "train", folder / VALIDATION))
+            config.eval_gconfig = config.eval_gconfig.new(n_samples=1)
+            options |= {"eval_workflow": WORKFLOW, "eval_workflow_kwargs": describe(config, config.eval_gconfig, apart)}
+        with PPOTrainer(config, train_dataset=rows, valid_dataset=validation) as trainer:
+            trainer.train(**options)
 
 
-def read_arguments(arguments: Sequence[str]) -> tuple[str, int | None, list[str], list[str]]:
-    """Split the arguments into the target, the number of tasks, the target's options, and AReaL's arguments."""
+def describe(config: Any, gconfig: Any, url: str) -> dict[str, Any]:
+    """Return the arguments of the workflow that plays on a task server."""
+    return {"gconfig": gconfig, "tokenizer": config.tokenizer_path, "url": url}
+
+
+def read_arguments(arguments: Sequence[str]) -> tuple[TrainRequest, list[str]]:
+    """Split the arguments into the request and AReaL's arguments."""
     if not arguments or "=" in arguments[0] or arguments[0].startswith("-"):
         raise UsageError("TARGET is missing", remedy="python -m treetune.trainers.areal TARGET --config FILE")
     target, *words = arguments
-    numbers = [word.partition("=")[2] for word in words if word.startswith("--num-tasks=")]
-    of_target = [word for word in words if word.startswith("--taskset.")]
-    rest = [word for word in words if not word.startswith(("--num-tasks=", "--taskset."))]
-    return target, int(numbers[-1]) if numbers else None, of_target, rest
+    ours = {name: value for name, equals, value in (word.partition("=") for word in words) if name in OURS}
+    of_target = [word for word in words if word.startswith(OF_TARGET)]
+    rest = [word for word in words if not word.startswith((*OF_TARGET, *(f"{name}=" for name in OURS)))]
+    request = TrainRequest(
+        target=target,
+        build=lambda _: {},
+        num_tasks=int(ours["--num-tasks"]) if "--num-tasks" in ours else None,
+        val=int(ours.get("--val", "0")),
+        taskset=dict(split_override(word.removeprefix("--")) for word in of_target),
+    )
+    return request, rest
 
 
 def read_config(words: Sequence[str]) -> Any:
@@ -62,15 +98,30 @@ def read_config(words: Sequence[str]) -> Any:
     return config
 
 
-def make_rows(url: str, number: int | None) -> Any:
+def select_rows(request: TrainRequest) -> tuple[Any, Any, bool]:
+    """Return the rows to train on, those to validate with if there are any, and whether these are of `val_tasks`."""
+    train, declared = load_tasks(request)
+    assert train is not None
+    held = hold_out(train, request.val, request.num_tasks, declared)
+    if held.train is None:
+        raise UsageError(f"{train.name} has no end: how many tasks are trained on?", remedy="pass -n")
+    return list_rows(held.train), list_rows(held.val) if held.val else None, declared is not None
+
+
+def list_rows(indices: Sequence[int]) -> Any:
     """Return one row per task: its index."""
     from datasets import Dataset
 
+    return Dataset.from_list([{"task_index": index} for index in indices])
+
+
+def make_rows(url: str, number: int | None) -> Any:
+    """Return the rows of a server's tasks."""
     if number is None:
         number = run_in_background(_count(url))
     if number is None:
         raise UsageError("these tasks never end, or their number is unknown", remedy="pass -n")
-    return Dataset.from_list([{"task_index": index} for index in range(number)])
+    return list_rows(range(number))
 
 
 async def _count(url: str) -> int | None:
@@ -80,12 +131,11 @@ async def _count(url: str) -> int | None:
 
 
 @contextlib.contextmanager
-def serve(target: str, of_target: Sequence[str]) -> Iterator[str]:
-    """Yield the address of a task server for the target."""
-    if is_server(target):
-        yield target
-        return
-    command = [sys.executable, "-P", "-m", "treetune", "serve", target, "--http", "127.0.0.1:0", *of_target, "--json"]
+def serve(request: TrainRequest, split: str, traces: Path) -> Iterator[str]:
+    """Yield the address of a task server for a split of the target, which writes what is played to a folder."""
+    command = [sys.executable, "-P", "-m", "treetune", "serve", request.target, "--http", "127.0.0.1:0", "--json"]
+    command += ["--split", split] if declares_lists(request.target) else []
+    command += ["--traces", str(traces), *(f"--{key}={value}" for key, value in keys_of_split(request, split).items())]
     server = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         yield read_address(server)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from treetune.tasksets.target import is_server
 from treetune.trainers import launch
-from treetune.trainers.launch import Launch, Setting, TrainRequest
+from treetune.trainers.held_out import NONE
+from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
 
 CONFIG = Path(__file__).with_name("config.yaml")
@@ -15,13 +16,18 @@ BATCH = 32
 """The batch size in that file."""
 
 
-def plan(request: TrainRequest, run: TrainRun) -> Launch:
+def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     """Plan a training on a task server: the given one, or one that `run.py` starts for the tasks."""
     gpus = launch.count_gpus()
     halves = max(1, gpus // 2)  # one for sampling, one for training
     batch = request.given("train_dataset.batch_size", BATCH)
-    steps = request.steps or request.given("total_train_epochs", 1) * ((request.num_tasks or 0) // batch)
-    every = interval(steps)
+    held = None if tasks.train is None else tasks.hold_out(request)
+    count = request.num_tasks if held is None or held.train is None else len(held.train)
+    steps = request.steps or request.given("total_train_epochs", 1) * ((count or 0) // batch)
+    every = interval(steps, to_the_end=True)
+    what = f"{NONE}the tasks of a server are not told apart; name the TARGET that it serves"
+    validation = what if held is None else held.what
+    validates = held is not None and len(held.val) > 0
     tenth = describe_interval(steps) + ("; AReaL saves no last step by itself" if steps % every else "")
     planned: dict[str, Setting] = {
         "experiment_name": Setting(run.name, "tasks, model and a hash of the plan"),
@@ -32,6 +38,8 @@ def plan(request: TrainRequest, run: TrainRun) -> Launch:
         "cluster.n_gpus_per_node": Setting(gpus, "the GPUs of this machine"),
         "rollout.backend": Setting(f"sglang:d{halves}p1t1", "half of the GPUs sample"),
         "actor.backend": Setting(f"fsdp:d{halves}p1t1", "half of the GPUs train"),
+        "evaluator.freq_steps": Setting(every if validates else None, tenth),
+        "evaluator.eval_before_train": Setting(True if validates else None, validation),
         "saver.freq_steps": Setting(every, tenth),
         "saver.freq_epochs": Setting(1, "the end of each epoch"),
         "recover.mode": Setting("on", "writes what --resume continues from; a new training has a folder of its own"),
@@ -39,12 +47,17 @@ def plan(request: TrainRequest, run: TrainRun) -> Launch:
     }
     config = launch.merge(planned, request.overrides)
     number = [] if request.num_tasks is None else [f"--num-tasks={request.num_tasks}"]
+    number += [f"--val={request.val}"] if validates else []
     of_target = [f"--{key}={value}" for key, value in request.taskset.items()]
     return Launch(
         trainer="areal",
         package="areal",
         install="install areal 1.0 as its guide says",
-        data={"task server" if is_server(request.target) else "tasks": request.target, "num_tasks": request.num_tasks},
+        data={
+            "task server" if is_server(request.target) else "tasks": request.target,
+            "num_tasks": request.num_tasks,
+            "validation": validation,
+        },
         config={"--config": str(CONFIG), **config},
         reasons=launch.reasons(planned, config),
         run=run,

@@ -14,7 +14,7 @@ from treetune.data.rows.scorer import environment_of
 from treetune.data.sources.names import File, FileKind
 from treetune.errors import TreetuneError
 from treetune.trainers import launch
-from treetune.trainers.launch import Launch, Setting, TrainRequest
+from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.skyrl.tasks import list_environments
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
 
@@ -24,8 +24,8 @@ USUAL_TURNS = 50
 """The turn limit if episodes may have several turns and nothing sets a limit. Most environments end them earlier."""
 
 
-def plan(request: TrainRequest, run: TrainRun) -> Launch:
-    files = request.build("skyrl")
+def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
+    files, validation = launch.with_validation(request, request.build("skyrl"), tasks, "skyrl")
     gpus, batch = launch.count_gpus(), launch.batch_size(files, request.given("trainer.train_batch_size", BATCH))
     validates = bool(files.get("val"))
     in_all = request.given("trainer.epochs", 1) * (launch.count_rows(files) // batch)
@@ -55,7 +55,7 @@ def plan(request: TrainRequest, run: TrainRun) -> Launch:
         "trainer.run_name": Setting(run.name, "tasks, model and a hash of the plan"),
     }
     config = launch.merge(planned, request.overrides)
-    tasks = [
+    named_files = [
         *(f"tasks={path}" for path in launch.paths(files, "train")),
         *(f"val_tasks={path}" for path in launch.paths(files, "val")),
     ]
@@ -66,12 +66,12 @@ def plan(request: TrainRequest, run: TrainRun) -> Launch:
         trainer="skyrl",
         package="skyrl",
         install="install skyrl as its guide says, on Python 3.12 or later",
-        data=launch.describe_files(files),
+        data=launch.describe_files(files, validation),
         config=config,
         reasons=launch.reasons(planned, config),
         run=run,
         checkpoints="checkpoints/latest_ckpt_global_step.txt",
-        command=[sys.executable, "-m", "treetune.trainers.skyrl", *tasks, *trusted, *launch.words(config)],
+        command=[sys.executable, "-m", "treetune.trainers.skyrl", *named_files, *trusted, *launch.words(config)],
     )
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -28,10 +28,12 @@ from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir, write_atomically
 from treetune.tasksets.target import NEEDS_TASKS, is_server, load_taskset
 from treetune.trainers.slime.rollouts import settings_of
-from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of, set_up
+from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of, set_up, task_of
 
 log = logging.getLogger("treetune.slime")
 
+HELD_OUT = "held-out"
+"""The name of a dataset for evaluation whose tasks are not trained on."""
 _READ_BY_SLIME = (".jsonl", ".parquet")
 _SLICE = re.compile(r"(.*?)(?:@\[(\d*):(\d*)\])?", re.S)
 _MOST_LOSSES = 3
@@ -71,8 +73,12 @@ class TreetuneData:
         """Returned groups, to be handed out first."""
         self._warned = False
         set_up(args)
+        self._held_out: set[str] = set()
+        """The uids of tasks that are validated with, which are left out of the training."""
         for dataset in getattr(args, "eval_datasets", None) or ():
             _write_for_slime(dataset)
+            if dataset.name == HELD_OUT:
+                self._held_out |= uids_in(Path(dataset.path))
 
     # The interface that slime expects of a data source
 
@@ -135,8 +141,10 @@ class TreetuneData:
         failures = 0
         while len(drawn) < number:
             try:
-                drawn.append(await self._streams.sample())
+                draw, task = await self._streams.sample()
                 failures = 0
+                if task.uid not in self._held_out:
+                    drawn.append((draw, task))
             except DrawFailed as error:  # repeated until it is skipped
                 failures += 1
                 if failures >= _MOST_FAILURES:
@@ -205,19 +213,36 @@ def _write_for_slime(dataset: Any) -> None:
     """Write the file that slime's own reader needs, for an evaluation dataset that is a taskset."""
     target, first, last = _SLICE.fullmatch(str(dataset.path)).groups()  # type: ignore[union-attr]
     if target.endswith(_READ_BY_SLIME):
+        if Path(target).parent == _rows_folder():
+            _read_as_ours(dataset)
         return
     taskset = load_taskset(target, split="val")
     if taskset.endless and not last:
         problem = f"--eval-prompt-data {dataset.name}: {target} never ends"
         raise UsageError(problem, remedy=f"take some of its tasks, such as {target}@[0:200]")
-    lines = b"".join(_lines_of(taskset, int(first or 0), int(last) if last else None))
-    path = default_cache_dir() / "slime" / f"{digest(lines.decode())}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lines)
-    dataset.path, dataset.apply_chat_template = str(path), False
+    dataset.path = str(write_rows(taskset, int(first or 0), int(last) if last else None))
+    _read_as_ours(dataset)
+
+
+def _read_as_ours(dataset: Any) -> None:
+    dataset.apply_chat_template = False
     dataset.input_key, dataset.label_key, dataset.metadata_key = "prompt", "label", "metadata"
 
 
-def _lines_of(taskset: Taskset[Any, Any], first: int, last: int | None) -> Iterator[bytes]:
-    for task in islice(taskset.draw(last), first, last):
-        yield msgspec.json.encode(_fields_of(taskset, task)) + b"\n"
+def write_rows(taskset: Taskset[Any, Any], first: int = 0, last: int | None = None) -> Path:
+    """Write tasks as rows that slime reads, to the cache folder."""
+    tasks = islice(taskset.draw(last), first, last)
+    lines = b"".join(msgspec.json.encode(_fields_of(taskset, task)) + b"\n" for task in tasks)
+    path = _rows_folder() / f"{digest(lines.decode())}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lines)
+    return path
+
+
+def _rows_folder() -> Path:
+    return default_cache_dir() / "slime"
+
+
+def uids_in(path: Path) -> set[str]:
+    """Return the uids of the tasks in rows that `write_rows` wrote."""
+    return {task_of(SimpleNamespace(**msgspec.json.decode(line)))[1].uid for line in path.open("rb")}

@@ -9,13 +9,14 @@ from pathlib import Path
 from treetune.errors import UsageError
 from treetune.tasksets.target import refuse_server
 from treetune.trainers import launch
-from treetune.trainers.launch import Launch, Setting, TrainRequest
+from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
+from treetune.trainers.slime.data import HELD_OUT, write_rows
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
 
 BATCH, GROUP, STEPS = 32, 8, 100
 
 
-def plan(request: TrainRequest, run: TrainRun) -> Launch:
+def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     """Plan a training. slime draws the tasks itself, so no rows are built. The user supplies Megatron's model
     description."""
     if request.taskset or request.num_tasks is not None:
@@ -25,7 +26,13 @@ def plan(request: TrainRequest, run: TrainRun) -> Launch:
         )
     refuse_server(request.target, "train slime")
     steps = request.steps or STEPS
-    every, tenth = interval(steps), describe_interval(steps)
+    every, tenth = interval(steps, to_the_end=True), describe_interval(steps)
+    if steps % every:
+        tenth += "; slime does not add the last one"
+    assert tasks.train is not None  # a server is refused above
+    held = tasks.hold_out(request)
+    name = HELD_OUT if tasks.declared is None else "validation"
+    validation = f"{name} {write_rows(held.select(tasks.train, tasks.declared))}" if held.val else None
     plays = "tasks, episodes and rewards are Treetune's"
     planned: dict[str, Setting] = {
         "prompt-data": Setting(request.target, "the tasks"),
@@ -43,15 +50,19 @@ def plan(request: TrainRequest, run: TrainRun) -> Launch:
         "colocate": Setting(True, "the engine and the trainer share the GPUs"),
         "save": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
         "save-interval": Setting(every, f"{tenth}, and the end"),
+        "eval-interval": Setting(every if held.val else None, f"{tenth}, and the start"),
+        "n-samples-per-eval-prompt": Setting(1 if held.val else None, "one rollout a task"),
         "load": Setting(str(run.checkpoints) if run.resume else None, "--resume"),
     }
     given = [override.replace("_", "-", override.partition("=")[0].count("_")) for override in request.overrides]
     config = launch.merge(planned, given)
+    if validation is not None and "eval-prompt-data" not in config:
+        config["eval-prompt-data"] = validation
     return Launch(
         trainer="slime",
         package="slime",
         install="install slime from a checkout, as its guide says, and run `treetune train` beside its train.py",
-        data={"prompt-data": request.target},
+        data={"prompt-data": request.target, "validation": held.what},
         config=config,
         reasons=launch.reasons(planned, config),
         run=run,
@@ -68,9 +79,11 @@ def find_script() -> Path:
 
 
 def options(config: dict[str, str]) -> list[str]:
-    """Return keys as slime's options: a `true` one stands alone, a `false` one is left out."""
+    """Return keys as slime's options: a `true` one stands alone, a `false` one is left out. Datasets for evaluation are
+    a name and a file."""
     words = []
     for key, value in config.items():
         if value != "false":
-            words += [f"--{key}"] if value == "true" else [f"--{key}", value]
+            values = value.split(" ", 1) if key == "eval-prompt-data" else [] if value == "true" else [value]
+            words += [f"--{key}", *values]
     return words

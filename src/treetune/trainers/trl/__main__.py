@@ -2,8 +2,8 @@
 
     python -m treetune.trainers.trl TARGET [--taskset.KEY=VALUE] model=MODEL [KEY=VALUE]...
 
-Keys are those of `GRPOConfig`, plus ours: `num_tasks`, `max_turns`, and `trainer=async` for AsyncGRPO with the vLLM
-server that `vllm_server_base_url` names.
+Keys are those of `GRPOConfig`, plus ours: `num_tasks`, `val` (how many tasks to hold out for validation), `max_turns`,
+and `trainer=async` for AsyncGRPO with the vLLM server that `vllm_server_base_url` names.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from treetune.core.from_config import build_taskset
+from treetune.core.mixture import Selection
 from treetune.errors import MissingExtraError, UsageError, did_you_mean
-from treetune.tasksets.target import is_server, read_target
-from treetune.trainers.launch import run_command, split_override
+from treetune.tasksets.target import is_server
+from treetune.trainers.held_out import hold_out
+from treetune.trainers.launch import TrainRequest, load_tasks, run_command, split_override
 from treetune.trainers.trl.launch import OURS
 from treetune.trainers.trl.tasks import TrlTasks
 
@@ -37,16 +38,32 @@ def run(arguments: Sequence[str]) -> Any:
     checkpoint = {"true": True, "false": None}.get(args.resume_from_checkpoint or "false", args.resume_from_checkpoint)
     count = int(ours["num_tasks"]) if "num_tasks" in ours else None
     settings: dict[str, Any] = {"max_turns": int(ours["max_turns"])} if "max_turns" in ours else {}
-    tasks = target if is_server(target) else build_taskset(read_target(target, of_target, "train")["taskset"])
+    size = int(ours.get("val", "0"))
+    request = TrainRequest(target=target, build=lambda _: {}, num_tasks=count, taskset=of_target, val=size)
+    tasks, count, validation = select_tasks(request)
     with TrlTasks(tasks, **settings) as bridge:
         if ours.get("trainer") == "async":
             options = bridge.async_trainer_arguments(model, args, count)
         else:
             options = bridge.trainer_arguments(count)
+            if count is not None and validation:
+                options["eval_dataset"] = bridge.dataset(validation, first=count)
         trainer = trainer_class(model=model, args=args, **options)
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model(args.output_dir)
     return trainer
+
+
+def select_tasks(request: TrainRequest) -> tuple[Any, int | None, int]:
+    """Return the tasks, how many of the first ones to train on, and how many after those to validate with."""
+    if is_server(request.target):
+        return request.target, request.num_tasks, 0
+    train, declared = load_tasks(request)
+    assert train is not None
+    held = hold_out(train, request.val, request.num_tasks, declared)
+    if held.train is None or not held.val:
+        return train, request.num_tasks, 0
+    return Selection([(train, held.train), (declared or train, held.val)]), len(held.train), len(held.val)
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[str, dict[str, str], dict[str, str]]:

@@ -8,23 +8,38 @@ from pathlib import Path
 from treetune.errors import UsageError
 from treetune.tasksets.target import is_server
 from treetune.trainers import launch
-from treetune.trainers.launch import Launch, Setting, TrainRequest
+from treetune.trainers.held_out import NONE
+from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.train_run import PARTS, TrainRun
 
-OURS = ("trainer", "num_tasks", "max_turns")
+OURS = ("trainer", "num_tasks", "val", "max_turns")
 """Keys of `python -m treetune.trainers.trl` that are not TRL's."""
 
 
-def plan(request: TrainRequest, run: TrainRun) -> Launch:
+def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     """Plan a training. TRL plays the tasks themselves, so no rows are built."""
     target = request.target
     if not is_server(target) and ":" not in target and Path(target).exists():
         target = str(Path(target).absolute())
+    given = dict(map(launch.split_override, request.overrides))
+    if tasks.train is None:
+        validation = f"{NONE}the tasks of a server are not told apart; name the TARGET that it serves"
+    elif given.get("trainer") == "async":
+        validation = f"{NONE}AsyncGRPO samples nothing for it"
+    else:
+        validation = tasks.hold_out(request).what
+    validates = not validation.startswith(NONE)
+    regular = given.get("eval_strategy", "steps") == "steps"
     tenth = "a tenth of the steps, and the end"
     planned: dict[str, Setting] = {
         "num_tasks": Setting(request.num_tasks, "--num-tasks"),
         "max_steps": Setting(request.steps, "--steps"),
         "output_dir": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
+        "val": Setting(request.val if validates else 0, validation),
+        "eval_strategy": Setting("steps" if validates else None, validation),
+        "eval_steps": Setting(1 / PARTS if validates and regular else None, tenth),
+        "eval_on_start": Setting(True if validates and regular else None, "validate at the start"),
+        "num_generations_eval": Setting(1 if validates else None, "one rollout a task"),
         "save_strategy": Setting("steps", "a training that is killed can be resumed"),
         "save_steps": Setting(1 / PARTS, tenth),
         "resume_from_checkpoint": Setting("true" if run.resume else None, "--resume"),
@@ -40,7 +55,7 @@ def plan(request: TrainRequest, run: TrainRun) -> Launch:
         trainer="trl",
         package="trl",
         install="pip install 'treetune[trl]'",
-        data={"tasks": target, "num_tasks": request.num_tasks},
+        data={"tasks": target, "num_tasks": request.num_tasks, "validation": validation},
         config=config,
         reasons=launch.reasons(planned, config),
         run=run,

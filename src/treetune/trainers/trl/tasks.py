@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from treetune.chat import call_formats
 from treetune.chat.images import has_images
 from treetune.chat.tokens import NO_IMAGES, ChatTokens
+from treetune.core.environment import Observation
 from treetune.core.taskset import Taskset
 from treetune.errors import UsageError
 from treetune.play import streams
@@ -58,6 +59,8 @@ log = logging.getLogger("treetune.trl")
 
 _AT_A_TIME = 64
 """How many episodes are started together only to see what they show: each may hold a whole sandbox."""
+_AT_A_GLANCE = 8
+"""How many episodes of a task server are started to see how its tasks are played."""
 
 
 class TrlTasks(Hooks):
@@ -124,13 +127,15 @@ class TrlTasks(Hooks):
         """Return the arguments of a `GRPOTrainer` for the tasks `first` to `first + num_tasks`: the dataset, the reward
         function, and what plays them. `using` selects the trainer argument that plays them. By default it is the one
         that suits the tasks; the log says which and why."""
-        openings = self._look_at(self._range(num_tasks, first))
+        indices = self._range(num_tasks, first)
+        openings = self._look_at(self._list_kinds(indices))
         way, why = (using, "as asked") if using is not None else choose(openings)
         if way not in WAYS:
             raise UsageError(f"using={way!r}: there is no such way", remedy=f"choose one of {', '.join(WAYS)}")
         if using is None:
             log.warning("TRL plays these tasks by its argument %s: %s (using= chooses another)", way, why)
-        arguments: dict[str, Any] = {"train_dataset": self._dataset_of(openings), "reward_funcs": self.reward}
+        rows = self._rows(indices, openings, way)
+        arguments: dict[str, Any] = {"train_dataset": rows, "reward_funcs": self.reward}
         if way == "rollout_func":
             arguments[way] = self.rollout
         elif way == "environment_factory":
@@ -150,10 +155,11 @@ class TrlTasks(Hooks):
             revision = (args.model_init_kwargs or {}).get("revision") or "main"
             trust = args.trust_remote_code
             processing_class = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust)
-        openings = self._look_at(self._range(num_tasks, first))
+        indices = self._range(num_tasks, first)
+        openings = self._look_at(self._list_kinds(indices))
         if any(has_images(opening.messages) for opening in openings):
             raise UsageError(NO_IMAGES, remedy="train these tasks with a GRPOTrainer: trainer_arguments()")
-        rows = self._dataset_of(openings)
+        rows = self._rows(indices, openings, "rollout_func")
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         worker = RolloutWorker(
             self,
@@ -261,6 +267,33 @@ class TrlTasks(Hooks):
                 messages = self.show(episode.observation, [])
                 openings.append(TaskOpening(index, messages, episode.tools, getattr(episode, "one_answer", False)))
         return openings
+
+    def _list_kinds(self, indices: Sequence[int]) -> list[int]:
+        """Return the index of one task of each kind, to see by a few episodes how tasks are played. Of the tasks of a
+        server, whose kinds are unknown, these are some from everywhere."""
+        if not isinstance(self._episodes, LocalEpisodes):
+            return [indices[len(indices) * number // _AT_A_GLANCE] for number in range(min(_AT_A_GLANCE, len(indices)))]
+        kinds: dict[Any, int] = {}
+        for index in indices:
+            kinds.setdefault(self._episodes.kind_of(index), index)
+        return list(kinds.values())
+
+    def _rows(self, indices: Sequence[int], openings: Sequence[TaskOpening], way: Way) -> Any:
+        """Return the dataset of the tasks. Episodes are started for it only where TRL needs what they show: rollouts
+        show it to the model by themselves."""
+        if way == "environment_factory" or (way == "reward_funcs" and not isinstance(self._episodes, LocalEpisodes)):
+            return self._dataset_of(self._look_at(indices))
+        if not isinstance(self._episodes, LocalEpisodes):
+            return self._dataset_of([TaskOpening(index, [], openings[0].tools) for index in indices])
+        seen = {opening.task_index: opening for opening in openings}
+        prompts = ((index, self._episodes.task(index).messages) for index in indices)
+        return self._dataset_of(
+            [
+                seen.get(index)
+                or TaskOpening(index, self.show(Observation("messages", messages), []), openings[0].tools)
+                for index, messages in prompts
+            ]
+        )
 
     def _dataset_of(self, openings: Sequence[TaskOpening]) -> Any:
         names = self._name_environments(openings)

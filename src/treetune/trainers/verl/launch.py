@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from treetune.data.datasets.config import plain_values
 from treetune.data.rows.agent_column import AGENT, LOOP, says_nothing
 from treetune.trainers import launch
-from treetune.trainers.launch import Files, Launch, Setting, TrainRequest
+from treetune.trainers.launch import Files, Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
 from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, SETTINGS, write_loops
 from treetune.trainers.verl.reward import OURS, leaves_scoring
@@ -20,9 +20,9 @@ BATCH, EPOCHS = 64, 30
 """Tasks in a step, and verl's default number of epochs."""
 
 
-def plan(request: TrainRequest, run: TrainRun) -> Launch:
+def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     """Plan a training. Overrides that begin with `treetune_loop.` belong to our agent loop, all others to verl."""
-    files = request.build("verl")
+    files, validation = launch.with_validation(request, request.build("verl"), tasks, "verl")
     given = OmegaConf.from_dotlist([f"{key.lstrip('+')}={value}" for key, value in _pairs(request)])
     batch, validates = launch.batch_size(files, request.given("data.train_batch_size", BATCH)), bool(files.get("val"))
     epochs = request.given("trainer.total_epochs", EPOCHS)
@@ -70,7 +70,7 @@ def plan(request: TrainRequest, run: TrainRun) -> Launch:
         trainer="verl",
         package="verl",
         install="install verl 0.9 as its guide says",
-        data=launch.describe_files(files),
+        data=launch.describe_files(files, validation),
         config=config,
         reasons=launch.reasons(planned, config),
         command=[sys.executable, "-m", "verl.trainer.main_ppo", *launch.words(config)],
