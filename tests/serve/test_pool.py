@@ -56,6 +56,7 @@ TASKSETS = {
 
 
 @pytest.mark.parametrize("make", TASKSETS.values(), ids=TASKSETS)
+@pytest.mark.quick_cases(2)
 def test_a_pool_gives_the_order_of_the_process_and_runs_what_it_gave(make):
     async def draw():
         async with served(make(), workers=2) as client:
@@ -192,6 +193,7 @@ def test_a_task_that_blocks_its_worker_takes_no_other_with_it():
 
 
 @pytest.mark.parametrize("said", [b"", b"\xc1", b"\x91\x90", b"ready"])
+@pytest.mark.quick_cases(2)
 def test_a_worker_that_cannot_be_understood_is_replaced_and_its_work_done(said):
     async def garble():
         async with serving(Slow(), workers=1) as server, EnvClient(server.address) as client:
