@@ -29,8 +29,7 @@ from treetune.config.trust import USER, Origin, names_from, remember_module
 from treetune.core.score import judge
 from treetune.core.task import ForeignTask
 from treetune.data.rows.formats import FORMATS
-from treetune.data.rows.scored_by import ScoredBy
-from treetune.data.rows.scorer import taskset_of
+from treetune.data.rows.scorer import ScoredBy, taskset_of
 from treetune.errors import TreetuneError
 from treetune.evaluation import EvalConfig, read_config, remember
 from treetune.evaluation.rendering import render

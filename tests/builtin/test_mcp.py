@@ -24,8 +24,7 @@ from treetune.core.draws import TasksetConfig
 from treetune.core.policy import Completion, Request
 from treetune.core.tool import message_of_action
 from treetune.core.trace import Trace
-from treetune.data.rows.scored_by import ScoredBy
-from treetune.data.rows.scorer import describe_taskset, taskset_of
+from treetune.data.rows.scorer import ScoredBy, describe_taskset, taskset_of
 from treetune.errors import ConfigError, UsageError
 from treetune.play.episode import Limits
 

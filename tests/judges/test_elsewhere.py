@@ -15,8 +15,7 @@ from scripted_judges import named
 from test_runs import RUBRIC, TOWNS, write_tasks
 
 from treetune import Task, Taskset
-from treetune.data.rows.scored_by import ScoredBy
-from treetune.data.rows.scorer import ScoredEnvironment, describe_scorer, taskset_of
+from treetune.data.rows.scorer import ScoredBy, ScoredEnvironment, describe_scorer, taskset_of
 from treetune.errors import TasksetError, UsageError
 from treetune.evaluation import EvalConfig, Evaluation
 from treetune.play.episode import Episode

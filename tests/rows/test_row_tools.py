@@ -14,8 +14,7 @@ from treetune.core.draws import TasksetConfig
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.reading import read_rows
-from treetune.data.rows.scored_by import ScoredBy
-from treetune.data.rows.scorer import describe_taskset, taskset_of
+from treetune.data.rows.scorer import ScoredBy, describe_taskset, taskset_of
 from treetune.data.rows.taskset import RowsConfig, RowsTaskset
 from treetune.data.validate import write_tasks
 from treetune.errors import ConfigError, UsageError

@@ -16,8 +16,7 @@ from treetune.config.structs import to_plain
 from treetune.core.fingerprint import taskset_fingerprint
 from treetune.core.from_config import build_taskset
 from treetune.core.score import judge
-from treetune.data.rows.scored_by import ScoredBy
-from treetune.data.rows.scorer import scored_by, taskset_of
+from treetune.data.rows.scorer import ScoredBy, scored_by, taskset_of
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.scorers import KINDS, choice, includes, number, pattern, read_scorer, weighted
 from treetune.scorers.combined import Part

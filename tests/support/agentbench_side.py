@@ -13,8 +13,7 @@ from agentrl.worker.task import Session, Task
 from agentrl.worker.typings import RewardHistoryItem, SampleStatus, TaskSampleExecutionResult
 
 from treetune import Action, load_taskset
-from treetune.data.rows.scored_by import ScoredBy
-from treetune.data.rows.scorer import scored_by, taskset_of
+from treetune.data.rows.scorer import ScoredBy, scored_by, taskset_of
 from treetune.errors import TreetuneError
 from treetune.play.host import LocalHost
 from treetune.play.streams import Streams

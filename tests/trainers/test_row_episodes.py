@@ -13,7 +13,7 @@ from task_servers import scripted
 from treetune.core.tool import message_of_action
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.reading import read_rows
-from treetune.data.rows.scored_by import ScoredBy
+from treetune.data.rows.scorer import ScoredBy
 from treetune.data.rows.writing import write_file
 from treetune.errors import UsageError
 from treetune.serve import Misused, ServeError

@@ -29,8 +29,7 @@ from treetune.core.mixture import ask_owner, owner_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import Tool, ToolSource
-from treetune.data.rows.scored_by import ScoredBy
-from treetune.data.rows.scorer import row_tools, taskset_of, with_type
+from treetune.data.rows.scorer import ScoredBy, row_tools, taskset_of, with_type
 from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.play.episode import DeadlinePassed, Episode, Limits
 from treetune.play.streams import Streams

@@ -13,8 +13,7 @@ from typing import Any
 
 from treetune.chat.message import Message, begins_answer
 from treetune.core.task import Task
-from treetune.data.rows.scored_by import ScoredBy
-from treetune.data.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
+from treetune.data.rows.scorer import SEVERAL_TURNS, ScoredBy, taskset_of, with_type
 from treetune.errors import TasksetError, UsageError, reason_of
 from treetune.play.episode import Episode, EpisodeResult, play_answer
 from treetune.system.threads import run_in_background

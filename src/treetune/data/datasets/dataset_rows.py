@@ -19,7 +19,14 @@ from treetune.core.task import UID_VERSION, Task
 from treetune.core.taskset import Taskset
 from treetune.data.datasets.choices import TEXTS
 from treetune.data.datasets.config import DatasetConfig, plain_values
-from treetune.data.rows.scored_by import BY_RULE, ScoredBy, scorer_of_method
+from treetune.data.rows.scorer import (
+    BY_RULE,
+    ScoredBy,
+    describe_environment,
+    describe_scorer,
+    describe_taskset,
+    scorer_of_method,
+)
 from treetune.errors import TreetuneError
 from treetune.scorers import Scorer
 from treetune.scorers.scorer import Rule
@@ -65,12 +72,8 @@ class DatasetRows(Taskset[Task, DatasetConfig]):
         if self.config.env_class is not None:
             return self.describe_environment(self.config.env_class)
         if self.overrides("reward") or self.tool_methods or len(self.tool_names) < len(self.config.tools):
-            from treetune.data.rows.scorer import describe_taskset
-
             return describe_taskset(self, self.cache_dir)
         if self.scorer is not None:
-            from treetune.data.rows.scorer import describe_scorer
-
             return describe_scorer(self.scorer)
         if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
             return BY_RULE
@@ -79,8 +82,6 @@ class DatasetRows(Taskset[Task, DatasetConfig]):
     def describe_environment(self, env_class: str) -> ScoredBy:
         """Return what scores rows that name an environment."""
         if env_class not in self._env_scorers:
-            from treetune.data.rows.scorer import describe_environment
-
             self._env_scorers[env_class] = describe_environment(self.environment_spec(env_class), self.cache_dir)
         return self._env_scorers[env_class]
 

@@ -35,7 +35,7 @@ from treetune.data.datasets.dataset_rows import BUILDER_VERSION
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.agent_column import AGENT, with_agent
 from treetune.data.rows.cache import Cache, Sidecar, config_hash
-from treetune.data.rows.scored_by import BY_RULE
+from treetune.data.rows.scorer import BY_RULE
 from treetune.errors import TasksetError
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from treetune.data.datasets.template import LEAVE_OUT, ColumnPath, Misfit, Templ
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.image_columns import IMAGES, PLACE, fill_parts, join_images, note_images, to_marks
 from treetune.data.rows.row_codec import KEY, ROW, encode_unseen
-from treetune.data.rows.scored_by import BY_RULE
+from treetune.data.rows.scorer import BY_RULE
 from treetune.data.sources.names import Row
 from treetune.errors import ConfigError, TasksetError, user_code
 

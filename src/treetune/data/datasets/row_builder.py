@@ -50,7 +50,7 @@ from treetune.data.datasets.template import Template
 from treetune.data.rows import parquet
 from treetune.data.rows.image_columns import PLACE
 from treetune.data.rows.row_codec import ADDED, KEY, ROW, encode_unseen_prompts
-from treetune.data.rows.scored_by import BY_RULE
+from treetune.data.rows.scorer import BY_RULE
 from treetune.data.sources.local_files import SourceBatch
 from treetune.data.sources.names import Row
 from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, format_error, gather_faults

@@ -32,8 +32,7 @@ from treetune.data.datasets.list_files import draws_by_weight
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.agent_column import has_several_turns, needs_loop
 from treetune.data.rows.cache import Sidecar
-from treetune.data.rows.scored_by import ScoredBy
-from treetune.data.rows.scorer import only_groups, scored_by
+from treetune.data.rows.scorer import ScoredBy, only_groups, scored_by
 from treetune.data.sources.loading_params import LoadingParams, check_loading
 from treetune.errors import (
     UNKNOWN_KEY,

@@ -16,8 +16,7 @@ from treetune.core.mixture import owner_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.data.arrow_values import read_extra
-from treetune.data.rows.scored_by import BY_RULE, ScoredBy
-from treetune.data.rows.scorer import environment_of, taskset_of, with_type
+from treetune.data.rows.scorer import BY_RULE, ScoredBy, environment_of, taskset_of, with_type
 from treetune.errors import TreetuneError
 
 if TYPE_CHECKING:

@@ -32,8 +32,7 @@ from treetune.data.arrow_values import (
     with_json_fields,
 )
 from treetune.data.rows import agent_column, image_columns, nemo_gym, row_codec
-from treetune.data.rows.scored_by import BY_RULE, ScoredBy
-from treetune.data.rows.scorer import taskset_of, with_type
+from treetune.data.rows.scorer import BY_RULE, ScoredBy, taskset_of, with_type
 from treetune.data.sources.names import Row
 from treetune.errors import UnknownNameError, UsageError
 

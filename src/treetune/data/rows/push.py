@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from treetune.data.arrow_values import find_clashes, read_extra, schema_tree
-from treetune.data.rows.scored_by import ScoredBy
+from treetune.data.rows.scorer import ScoredBy
 from treetune.errors import UsageError, plural
 from treetune.system.hub import Card, check_repo, upload
 

@@ -24,7 +24,7 @@ from treetune.data.arrow_values import (
     to_json_text,
 )
 from treetune.data.rows.image_columns import IMAGES, restore_prompt, to_parts
-from treetune.data.rows.scored_by import ScoredBy, scored_by_row
+from treetune.data.rows.scorer import ScoredBy, scored_by_row
 from treetune.errors import TasksetError
 
 KEY = "treetune"

@@ -1,8 +1,15 @@
-"""Scores a row from the row alone, in any process, by its `scorer`.
+"""What scores a row's task: a `ScoredBy`, which a row holds as text in `extra_info.scorer`.
 
     scored_by(taskset, task)        # the rule, a scorer, an environment or the taskset: a `ScoredBy`
-    taskset_of(scored_by)           # what scores the row's task, made once per process
+    taskset_of(scored_by)           # what scores the row's task, from the row alone, made once per process
     with_type(task, taskset)        # the row's task as the taskset knows it
+
+| kind | text |
+|---|---|
+| `rule` | `rule` |
+| `scorer` | `{"scorer":{"kind":"includes"}}` |
+| `environment` | `env:gsm8k` |
+| `taskset` | `{"id":"my_tasks:Colours","level":2}` |
 
 Python files that a scorer names are stored in the cache (`code_store.py`) and run only if that module allows it.
 """
@@ -13,7 +20,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,11 +35,82 @@ from treetune.core.task import Task, own_fields, own_values
 from treetune.core.taskset import GivenTasks, Taskset
 from treetune.core.tool import NamedTool, Tool, ToolSource, find_tool
 from treetune.data.rows.code_store import SCHEME, keep_class, keep_files, locate_files
-from treetune.data.rows.scored_by import BY_RULE, FORMS, ScoredBy
 from treetune.errors import TasksetError, UntrustedCode, UsageError
-from treetune.scorers import Scorer, read_scorer
-from treetune.scorers.scorer import Rule
+from treetune.scorers import read_scorer
+from treetune.scorers.scorer import Rule, Scorer, kind_named
 from treetune.system.digest import digest
+
+FORMS = 'write text: rule, env:NAME, a scorer as {"scorer": {"kind": ...}}, or a taskset as JSON'
+
+_ENVIRONMENT, _SCORER = "env:", '{"scorer":'
+
+_METHODS = {kind: kind for kind in ("choice", "code", "exact", "f1", "includes", "json", "math", "number")}
+_METHODS |= {"math_verify": "math", "math-verify": "math"}
+"""The scorer kind that a method names, for all kinds that need no keys. Any other method means the rule."""
+
+
+class ScoredBy(msgspec.Struct, frozen=True):
+    kind: Literal["rule", "scorer", "environment", "taskset"]
+    value: str = ""
+    """The name of the environment, or the scorer or taskset as JSON."""
+
+    @classmethod
+    def read(cls, text: Any) -> ScoredBy | None:
+        """Parse the text of a row. Returns None if it holds none."""
+        if text is not None and not isinstance(text, str):
+            raise TasksetError(f"a row has a scorer that is no text: {text!r:.80}", remedy=FORMS)
+        return _read(text) if text else None
+
+    @classmethod
+    def of_scorer(cls, scorer: Scorer) -> ScoredBy:
+        plain = mark_variables(msgspec.to_builtins(scorer.without_files()))
+        if plain == {"kind": "rule"}:
+            return BY_RULE
+        return cls("scorer", msgspec.json.encode({"scorer": plain}).decode())
+
+    @property
+    def text(self) -> str:
+        """The text form that a row holds."""
+        if self.kind == "rule":
+            return "rule"
+        return f"{_ENVIRONMENT}{self.value}" if self.kind == "environment" else self.value
+
+    @property
+    def by_scorer(self) -> bool:
+        """Whether the task is scored by a scorer or the rule, which compare one answer with the ground truth."""
+        return self.kind in ("rule", "scorer")
+
+
+BY_RULE = ScoredBy("rule")
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> ScoredBy:
+    if text == BY_RULE.text:
+        return BY_RULE
+    if text.startswith(_ENVIRONMENT):
+        return ScoredBy("environment", text.removeprefix(_ENVIRONMENT))
+    return ScoredBy("scorer" if text.startswith(_SCORER) else "taskset", text)
+
+
+def scored_by_row(task: Task) -> ScoredBy | None:
+    """Return what scores a row's task, if that follows from its other columns."""
+    if task.env_class is not None:
+        return ScoredBy("environment", task.env_class)
+    if task.ground_truth is None:
+        return None
+    return ScoredBy.of_scorer(scorer_of_method(task.reward_spec.get("method")) or Rule())
+
+
+def scorer_of_method(method: Any) -> Scorer | None:
+    """Return the scorer that a row's `reward_spec.method` or a config's `reward_method` names; None means the rule."""
+    return _scorer_of_method(method) if isinstance(method, str) and method in _METHODS else None
+
+
+@lru_cache(maxsize=256)
+def _scorer_of_method(method: str) -> Scorer:
+    return kind_named(_METHODS[method])()
+
 
 _ONLY_BUILD = ("filter", "profile", "tokenizer", "shuffle")
 """Keys of a taskset that select tasks but do not change rewards."""

@@ -29,8 +29,7 @@ from treetune.data.rows.code_store import locate_files
 from treetune.data.rows.formats import detect, format_named
 from treetune.data.rows.reading import read_tasks
 from treetune.data.rows.row_store import ParquetRows, RowStore
-from treetune.data.rows.scored_by import ScoredBy, scored_by_row
-from treetune.data.rows.scorer import describe_scorer, row_tools, taskset_of, with_type
+from treetune.data.rows.scorer import ScoredBy, describe_scorer, row_tools, scored_by_row, taskset_of, with_type
 from treetune.data.sources.names import File, FileKind, HubName, find
 from treetune.errors import TasksetError, TreetuneError
 from treetune.scorers import Scorer

@@ -26,8 +26,7 @@ from treetune.data.rows.agent_column import AGENT, LOOP, needs_loop, row_needs_l
 from treetune.data.rows.formats import Format, format_named
 from treetune.data.rows.reading import RowTasks, read_rows
 from treetune.data.rows.row_codec import with_opening
-from treetune.data.rows.scored_by import BY_RULE, ScoredBy
-from treetune.data.rows.scorer import describe_environment, refuse_groups, scored_by
+from treetune.data.rows.scorer import BY_RULE, ScoredBy, describe_environment, refuse_groups, scored_by
 from treetune.data.sources.files import take_within
 from treetune.data.sources.names import FileKind, kind_of, refuse_unwritable
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError, UsageError

@@ -24,8 +24,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import GivenTasks
 from treetune.core.trace import Outcome
 from treetune.data.rows.formats import detect, format_named
-from treetune.data.rows.scored_by import BY_RULE, ScoredBy, scored_by_row
-from treetune.data.rows.scorer import taskset_of
+from treetune.data.rows.scorer import BY_RULE, ScoredBy, scored_by_row, taskset_of
 from treetune.data.sources.names import Batch
 from treetune.data.validate.rules import FilesReport, add_rule
 from treetune.errors import TreetuneError, reason_of

@@ -13,7 +13,7 @@ import msgspec
 
 from treetune.core.environment import Kind, Stored, TaskRequirements, kind_of
 from treetune.core.finding import WARNING
-from treetune.data.rows.scored_by import BY_RULE
+from treetune.data.rows.scorer import BY_RULE
 from treetune.data.validate.column_types import Places
 from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show_value
 from treetune.errors import did_you_mean

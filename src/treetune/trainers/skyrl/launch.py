@@ -9,8 +9,7 @@ from typing import Any
 
 from treetune.data.rows.agent_column import is_silent, row_needs_loop
 from treetune.data.rows.formats import FORMATS
-from treetune.data.rows.scored_by import ScoredBy
-from treetune.data.rows.scorer import environment_of
+from treetune.data.rows.scorer import ScoredBy, environment_of
 from treetune.data.sources.names import File, FileKind
 from treetune.errors import TreetuneError
 from treetune.trainers import launch

@@ -23,7 +23,7 @@ import msgspec
 from treetune.core.task import Task
 from treetune.data.rows import row_codec
 from treetune.data.rows.formats import FORMATS
-from treetune.data.rows.scored_by import BY_RULE, ScoredBy
+from treetune.data.rows.scorer import BY_RULE, ScoredBy
 from treetune.errors import UsageError
 
 HERE = "treetune.trainers.slime"
