@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -81,14 +80,6 @@ def make_folder(name):
     return damage
 
 
-def mark(**fields):
-    def damage(folder):
-        path = folder / "state.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-    return damage
-
-
 def foreign(folder):
     remove("server.sqlite")(folder)
     change("CREATE TABLE songs (name TEXT)")(folder)
@@ -104,7 +95,7 @@ def older(folder):
 
 
 def only_empty(folder):
-    remove("state.json")(folder)
+    remove("commits")(folder)
     rewrite("server.sqlite", b"")(folder)
 
 
@@ -125,22 +116,26 @@ DAMAGES = {
     "an empty database": (STOPPED, rewrite("server.sqlite", b""), "server.sqlite is empty"),
     "an empty database alone": (STOPPED, only_empty, "server.sqlite is empty"),
     "no database": (STOPPED, remove("server.sqlite"), "server.sqlite is missing"),
-    "only the log": (KILLED, remove("server.sqlite", "state.json"), "server.sqlite is missing"),
+    "only the log": (KILLED, remove("server.sqlite", "commits"), "server.sqlite is missing"),
     "a folder as the database": (STOPPED, make_folder("server.sqlite"), "server.sqlite is no file"),
     "garbage": (STOPPED, rewrite("server.sqlite", b"garbage" * 999), "not a database"),
     "cut in half": (STOPPED, rewrite("server.sqlite", lambda data: data[: len(data) // 2]), "malformed|database disk"),
     "cut to a page": (STOPPED, rewrite("server.sqlite", lambda data: data[:4096]), "malformed|database disk"),
     "scrambled pages": (STOPPED, rewrite("server.sqlite", scramble), "malformed|database disk"),
-    "no log after a kill": (KILLED, remove("server.sqlite-wal"), "server.sqlite-wal, with its latest draws, is lost"),
-    "an empty log after a kill": (KILLED, rewrite("server.sqlite-wal", b""), "is lost"),
-    "a garbled log after a kill": (KILLED, rewrite("server.sqlite-wal", b"x" * 9999), "is lost"),
+    "no log after a kill": (KILLED, remove("server.sqlite-wal"), "are missing"),
+    "an empty log after a kill": (KILLED, rewrite("server.sqlite-wal", b""), "are missing"),
+    "a garbled log after a kill": (KILLED, rewrite("server.sqlite-wal", b"x" * 9999), "are missing"),
     "a log cut to a tenth": (KILLED, rewrite("server.sqlite-wal", lambda data: data[: len(data) // 10]), "are missing"),
     "a log cut in half": (KILLED, rewrite("server.sqlite-wal", lambda data: data[: len(data) // 2]), "are missing"),
     "a log with one wrong byte": (KILLED, rewrite("server.sqlite-wal", flip), "are missing"),
     "no count of transactions": (STOPPED, remove("commits"), "the file commits is missing"),
     "a count that is cut short": (STOPPED, rewrite("commits", lambda data: data[:7]), "the file commits is missing"),
     "a count with one wrong byte": (STOPPED, rewrite("commits", flip), "not as it was written"),
-    "an older count": (STOPPED, rewrite("commits", _pack_commits(1)), "the file commits is older"),
+    "an older count": (
+        STOPPED,
+        rewrite("commits", lambda data: _pack_commits(data[:8], 1)),
+        "the file commits is older",
+    ),
     "another program's": (STOPPED, foreign, "another program"),
     "an older version's": (STOPPED, older, "another version of treetune"),
     "a later version's": (STOPPED, change("PRAGMA user_version=9"), "another version of treetune"),
@@ -157,17 +152,13 @@ DAMAGES = {
     "no identity": (STOPPED, change("DELETE FROM facts WHERE name = 'identity'"), "which tasks it belongs to"),
     "a garbled identity": (STOPPED, change("UPDATE facts SET value = x'00' WHERE name = 'identity'"), "cannot be read"),
     "an identity of text": (STOPPED, change("UPDATE facts SET value = 'x' WHERE name = 'identity'"), "its identity is"),
-    "no id": (STOPPED, change("DELETE FROM facts WHERE name = 'id'"), "belong to different states"),
-    "another state's marker": (STOPPED, mark(id="0" * 32), "belong to different states"),
-    "a garbled marker": (STOPPED, rewrite("state.json", b"{"), "state.json cannot be read"),
-    "a marker of other types": (STOPPED, mark(open="yes"), "state.json cannot be read"),
-    "a later version's marker": (STOPPED, mark(format=9), "another version of treetune"),
-    "a folder as the marker": (STOPPED, make_folder("state.json"), "state.json cannot be read"),
+    "another state's count": (STOPPED, rewrite("commits", _pack_commits(bytes(8), 9)), "belong to different states"),
+    "a folder as the count": (STOPPED, make_folder("commits"), "the file commits is missing"),
     "no key": (STOPPED, change("DELETE FROM facts WHERE name = 'key'"), "the key of the seals is missing"),
     "another key": (
         STOPPED,
         change_key("zeroblob(32)"),
-        "not the one that it was",
+        "belong to different states",
     ),
     "a key of one byte": (
         STOPPED,
@@ -235,13 +226,6 @@ def test_a_read_only_database_is_told(states, tmp_path, monkeypatch):
     )
     with pytest.raises(StorageError, match="readonly database"):
         start(tmp_path / "state")
-
-
-def test_a_marker_that_is_lost_is_made_again(states, tmp_path):
-    shutil.copytree(states / STOPPED, tmp_path / "state")
-    (tmp_path / "state" / "state.json").unlink()
-    assert start(tmp_path / "state") == 3
-    assert (tmp_path / "state" / "state.json").exists()
 
 
 def test_only_the_owner_reads_what_holds_the_key(states):

@@ -211,7 +211,7 @@ class EnvServer:
         self._opened.callback(self.commit)
         if config.key_file is not None:
             return load_signing_key(config.key_file)
-        return store.key() if store is not None else new_key()
+        return store.key if store is not None else new_key()
 
     @property
     def streams(self) -> Streams:

@@ -3,9 +3,9 @@
     store = Store(Path("state"))
     store.commit({"": StreamState(8)}, [(request, digest, "", 7, None, 0)])   # one transaction for a batch of requests
 
-SQLite in WAL mode: a process may die at any moment without losing anything it has replied. `state.json` next to the
-database lists what must exist, and `commits` counts its transactions. A damaged, truncated or lost state is therefore
-refused instead of being silently replaced by a new one.
+SQLite in WAL mode: a process may die at any moment without losing anything it has replied. The file `commits` next to
+the database belongs to its key and counts its transactions. A damaged, truncated or lost state is therefore refused
+instead of being silently replaced by a new one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import secrets
 import sqlite3
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -37,13 +36,12 @@ from treetune.serve.task_signer import new_key
 KEPT_DRAWS = 20_000
 """How many of the latest answers can be repeated after a crash."""
 _PRUNE_EVERY = 10_000
-_FORMAT = 3
-_COMMITS = struct.Struct(">QI")
-"""The file `commits`: the number of the latest transaction, and a checksum. SQLite checks each record of its log but
-does not notice a truncated log. The number shows it."""
+_FORMAT = 4
+_COMMITS = struct.Struct(">8sQI")
+"""The file `commits`: a hash of the state's key, the number of the latest transaction, and a checksum. SQLite checks
+each record of its log but does not notice a truncated or lost log. The number shows it."""
 _PROGRAM = 0x54524545
 """Marks a database as one of ours."""
-_WAL_MARKS = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 
 _TABLES = {
     "cursors": "stream TEXT PRIMARY KEY, next INTEGER NOT NULL, curriculum BLOB, number INTEGER NOT NULL",
@@ -64,22 +62,11 @@ Answer = tuple[bytes, bytes, str, int, int | None, int]
 """A request, the digest of its contents, and the draw that answered it."""
 
 
-class _Marker(msgspec.Struct):
-    """The contents of `state.json`."""
-
-    id: str
-    format: int = _FORMAT
-    open: bool = False
-    """A server is using it. If that server was killed, the database's log holds its latest draws."""
-    key: str | None = None
-    """A hash of the signing key, if the database has one."""
-
-
 class Store:
     def __init__(self, folder: Path, *, accept_loss: bool = False) -> None:
         """With `accept_loss`, opens it even if the latest transactions are missing."""
         self._folder, self._accept_loss = folder, accept_loss
-        self._path, self._marker_path = folder / "server.sqlite", folder / "state.json"
+        self._path, self._commits_path = folder / "server.sqlite", folder / "commits"
         self._commits, self._commits_file = 0, -1
         self._lock = FileLock(str(folder / ".lock"))
         self._since_pruned = 0
@@ -89,7 +76,7 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / ".lock").touch()
                 self._lock.acquire(timeout=0)
-                self._marker = self._open()
+                self._open()
         except Timeout:
             raise UsageError(
                 f"another server keeps its state in {folder}", remedy="stop it, or pass another --state"
@@ -100,63 +87,66 @@ class Store:
 
     # Opening
 
-    def _open(self) -> _Marker:
-        marker, log = self._read_marker(), self._path.with_name("server.sqlite-wal")
+    def _open(self) -> None:
         if not self._path.exists():
-            if marker is not None or log.exists():
+            if self._path.with_name("server.sqlite-wal").exists() or (
+                self._commits_path.exists() and self._read_commits()[1]
+            ):
                 raise self._damaged("server.sqlite is missing")
-            marker = self._create()
+            self._create()
         elif not self._path.is_file():
             raise self._damaged("server.sqlite is no file")
         elif not self._path.stat().st_size:
             raise self._damaged("server.sqlite is empty")
-        elif marker is not None and marker.open and (not log.is_file() or log.read_bytes()[:4] not in _WAL_MARKS):
-            raise self._damaged("its server was killed, and server.sqlite-wal, with its latest draws, is lost")
         db = self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         self._check_tables(db)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
-        kept = self._fact("id")
-        if kept is None or (marker is not None and marker.id.encode() != kept):
-            raise self._damaged("server.sqlite and state.json belong to different states")
         self._open_commits()
-        return marker or _Marker(kept.decode())
 
     def _open_commits(self) -> None:
         """A kill truncates at most the latest transaction, whose reply was not sent: one missing transaction is
         accepted, anything else is damage."""
-        path = self._folder / "commits"
-        data = path.read_bytes() if path.is_file() else b""
-        if len(data) != _COMMITS.size or data != _pack_commits(announced := _COMMITS.unpack(data)[0]):
-            raise self._damaged("the file commits is missing, or not as it was written")
+        if (key := self._fact("key")) is None:
+            raise self._damaged("the key of the seals is missing")
+        check_key_length(key, f"the state in {self._folder}")
+        self.key, self._owner = key, _hash(key)
+        owner, announced = self._read_commits()
+        if owner != self._owner:
+            raise self._damaged("server.sqlite and commits belong to different states")
         latest = self._rows("max(number)", "cursors", tuple[int | None])[0][0]
         self._commits = max(latest or 0, int.from_bytes(self._fact("commits") or b"", "big"))
         missing = announced - self._commits
         if missing < 0:
             raise self._damaged("the file commits is older than server.sqlite")
         if missing > 1:
-            problem = f"its latest {missing} transactions are missing; server.sqlite-wal was cut short or damaged"
+            problem = f"its latest {missing} transactions are missing; server.sqlite-wal was lost, cut short or damaged"
             if not self._accept_loss:
                 raise self._damaged(problem, "go on with what is left, and draw some tasks again: --accept-changes")
             log.warning("the state in %s: %s; going on with what is left", self._folder, problem)
-        self._commits_file = os.open(path, os.O_RDWR)
+        self._commits_file = os.open(self._commits_path, os.O_RDWR)
 
-    def _create(self) -> _Marker:
+    def _read_commits(self) -> tuple[bytes, int]:
+        data = self._commits_path.read_bytes() if self._commits_path.is_file() else b""
+        if len(data) != _COMMITS.size or data != _pack_commits(*_COMMITS.unpack(data)[:2]):
+            raise self._damaged("the file commits is missing, or not as it was written")
+        owner, number, _ = _COMMITS.unpack(data)
+        return owner, number
+
+    def _create(self) -> None:
         """Creates a database with all its tables. It holds the key, so only its owner may read it."""
-        marker, new = _Marker(secrets.token_hex(16)), self._path.with_name("server.sqlite.new")
+        key, new = new_key(), self._path.with_name("server.sqlite.new")
         new.unlink(missing_ok=True)
         os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
         db = sqlite3.connect(new)
         db.executescript("".join(f"CREATE TABLE {name} ({columns});" for name, columns in _TABLES.items()))
-        db.executemany("INSERT INTO facts VALUES (?, ?)", [("id", marker.id.encode()), ("commits", bytes(8))])
+        db.executemany("INSERT INTO facts VALUES (?, ?)", [("key", key), ("commits", bytes(8))])
         db.commit()
         db.execute(f"PRAGMA application_id={_PROGRAM}")
         db.execute(f"PRAGMA user_version={_FORMAT}")
         db.close()
-        (self._folder / "commits").write_bytes(_pack_commits(0))
+        self._commits_path.write_bytes(_pack_commits(_hash(key), 0))
         new.rename(self._path)
-        self._write_marker(marker)
-        return marker
 
     def _check_tables(self, db: sqlite3.Connection) -> None:
         program, format = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
@@ -170,22 +160,6 @@ class Store:
         for name, columns in _TABLES.items():
             if found.get(name) != f"CREATE TABLE {name} ({columns})":
                 raise self._damaged(f"the table {name} of server.sqlite is missing, or not as it was made")
-
-    def _read_marker(self) -> _Marker | None:
-        if not self._marker_path.exists():
-            return None
-        try:
-            marker = msgspec.json.decode(self._marker_path.read_bytes(), type=_Marker)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise self._damaged(f"state.json cannot be read: {error}") from None
-        if marker.format != _FORMAT:
-            raise self._damaged("state.json was written by another version of treetune")
-        return marker
-
-    def _write_marker(self, marker: _Marker) -> None:
-        new = self._marker_path.with_suffix(".new")
-        new.write_bytes(msgspec.json.encode(marker))
-        new.replace(self._marker_path)
 
     def _damaged(self, problem: str, way_on: str = "") -> ResumeError:
         remedy = "put back a copy of that folder, or start with another --state"
@@ -211,21 +185,6 @@ class Store:
 
     # Contents
 
-    def key(self) -> bytes:
-        """The signing key, created on first use."""
-        kept = self._fact("key")
-        if kept is None and self._marker.key is None:
-            with self._readable():
-                self._set("key", kept := new_key())
-                self._marker.key = _hash(kept)
-                self._write_marker(self._marker)
-        if kept is None:
-            raise self._damaged("the key of the seals is missing")
-        check_key_length(kept, f"the state in {self._folder}")
-        if self._marker.key not in (None, _hash(kept)):
-            raise self._damaged("the key of the seals is not the one that it was")
-        return kept
-
     def adopt(self, identity: Identity, accept_changes: bool = False) -> None:
         """Starts or resumes with these tasks. Raises ResumeError if the state belongs to other tasks."""
         kept = self._fact("identity")
@@ -241,10 +200,7 @@ class Store:
                     f"the taskset is not the one that the state in {self._folder} belongs to: " + "; ".join(changes),
                     remedy="serve it as it was, pass another --state, or continue with --accept-changes",
                 )
-        with self._readable():
-            self._set("identity", msgspec.msgpack.encode(identity))
-            self._marker.open = True  # from here on a log exists
-            self._write_marker(self._marker)
+        self.commit({}, facts={"identity": msgspec.msgpack.encode(identity)})
 
     def streams(self) -> dict[str, StreamState]:
         found = {}
@@ -276,6 +232,7 @@ class Store:
         streams: Mapping[str, StreamState],
         answers: Iterable[Answer] = (),
         pending: Mapping[Key, Pending | None] | None = None,
+        facts: Mapping[str, bytes] | None = None,
     ) -> None:
         """Runs one transaction, which is on disk when this returns. `pending` has the changed draws; None means
         done."""
@@ -299,9 +256,12 @@ class Store:
                     db.execute("DELETE FROM pending WHERE stream = ? AND idx = ?", (stream, index))
                 else:
                     db.execute(_INSERT_PENDING, (stream, *msgspec.structs.astuple(draw)))
+            given = dict(facts or {})
             if not all(index for _, index, _, _ in states) or not states:  # otherwise the cursors hold the number
-                self._set("commits", number.to_bytes(8, "big"))
-            os.pwrite(self._commits_file, _pack_commits(number), 0)
+                given["commits"] = number.to_bytes(8, "big")
+            if given:
+                db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", given.items())
+            os.pwrite(self._commits_file, _pack_commits(self._owner, number), 0)
             db.execute("COMMIT")
             self._commits = number
         except (sqlite3.Error, OSError) as error:
@@ -315,10 +275,6 @@ class Store:
         if self._db is not None:
             self._db.close()
             self._db = None
-            if hasattr(self, "_marker") and self._marker.open:
-                self._marker.open = False
-                with self._readable():
-                    self._write_marker(self._marker)
         if self._commits_file >= 0:
             os.close(self._commits_file)
             self._commits_file = -1
@@ -349,13 +305,10 @@ class Store:
             raise self._damaged(f"its {name} is {row[0]!r:.40}")
         return row[0] if row is not None else None
 
-    def _set(self, name: str, value: bytes) -> None:
-        self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+def _pack_commits(owner: bytes, number: int) -> bytes:
+    return _COMMITS.pack(owner, number, zlib.crc32(owner + number.to_bytes(8, "big")))
 
 
-def _pack_commits(number: int) -> bytes:
-    return _COMMITS.pack(number, zlib.crc32(number.to_bytes(8, "big")))
-
-
-def _hash(key: Any) -> str:
-    return hashlib.blake2b(key, digest_size=8).hexdigest()
+def _hash(key: bytes) -> bytes:
+    return hashlib.blake2b(key, digest_size=8).digest()
