@@ -21,7 +21,7 @@ from treetune.serve.errors import BadRequest
 from treetune.serve.messages import MOST_VALUES, check_values, pack, pack_head
 from treetune.serve.zmq import listener
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.sockets import SMALL_BYTES
+from treetune.serve.zmq.listener import SMALL_BYTES
 
 MILLIONS = 20_000_000
 

@@ -81,7 +81,7 @@ class ZmqDoor(Door):
             socket = new_socket(zmq.ROUTER, most_bytes=MOST_BYTES)
             self.public_key = encrypt_server(socket, load_curve_key(file))
             self.address = bind_address(socket, self.address)
-            self._socket = LoopSocket(socket, self.take_batch, self._gate.admits)
+            self._socket = LoopSocket(socket, self.take_batch)
         else:
             listener = ZmtpListener(self.take_batch, self._gate.admits)
             self.address = await listener.start(self.address)

@@ -27,8 +27,11 @@ from urllib.parse import urlsplit
 from treetune.serve import process_limits
 from treetune.serve.access import bind_tcp, cannot_listen
 from treetune.serve.process_limits import Holding
-from treetune.serve.zmq.sockets import MOST_BYTES, MOST_PARTS, SMALL_BYTES, Frames
+from treetune.serve.zmq.sockets import MOST_BYTES, Frames
 
+MOST_PARTS = 8
+SMALL_BYTES = 16 << 10
+"""Larger frames are accepted only from clients with the token."""
 HANDSHAKE_SECONDS = 30.0
 """The time limit of a handshake."""
 MOST_UNREAD_BYTES = 64 << 20

@@ -10,6 +10,7 @@ consume a signal, so the socket is drained again after every send.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -20,12 +21,7 @@ from treetune.serve.access import cannot_listen
 
 MOST_BYTES = 64 << 20
 """The largest frame that a server accepts. It disconnects a client that sends a larger one."""
-SMALL_BYTES = 16 << 10
-"""Larger frames are accepted only from clients with the token."""
 _BATCH = 256
-_BATCH_BYTES = 16 << 20
-MOST_PARTS = 8
-_SKIPPED_AT_ONCE = 64
 _MORE = zmq.NOBLOCK | zmq.SNDMORE
 
 log = logging.getLogger(__name__)
@@ -33,19 +29,8 @@ Frames = list[bytes]
 
 
 class LoopSocket:
-    def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        on_batch: Callable[[list[Frames]], None],
-        admits: Callable[[Frames], bool] = lambda frames: True,
-    ) -> None:
-        """`admits` decides from the preceding frames whether a large frame is accepted; if not, the frame is empty."""
-        self._socket = socket
-        self._on_batch, self._admits = on_batch, admits
-        self._bytes = 0
-        """The total size of the large frames in a batch."""
-        self._skipping = False
-        """Set while skipping the rest of a message with too many parts."""
+    def __init__(self, socket: zmq.Socket[bytes], on_batch: Callable[[list[Frames]], None]) -> None:
+        self._socket, self._on_batch = socket, on_batch
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._due = False
@@ -79,20 +64,10 @@ class LoopSocket:
         if self._socket.closed or self._draining or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return
         batch: list[Frames] = []
-        self._bytes, may_have_more = 0, True
-        try:
+        with contextlib.suppress(zmq.ZMQError):  # usually `Again`: there is no further message
             for _ in range(_BATCH):
-                if self._skipping:
-                    self._skip()
-                elif self._bytes < _BATCH_BYTES:
-                    batch.append(self._receive())
-        except zmq.ZMQError:  # usually `Again`: there is no further message
-            if self._socket.closed:
-                return
-            may_have_more = False
-        if not batch:
-            if may_have_more:
-                self._drain_soon()
+                batch.append(self._receive())
+        if self._socket.closed or not batch:
             return
         self._draining = True
         try:
@@ -106,28 +81,12 @@ class LoopSocket:
 
     def _receive(self) -> Frames:
         # Receiving frame by frame costs two thirds of `recv_multipart`.
-        receive = self._socket.recv
-        frame = receive(zmq.NOBLOCK, copy=False)
+        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
         frames = [frame.bytes]
         while frame.more:
-            frame = receive(zmq.NOBLOCK, copy=False)
-            if len(frame) > SMALL_BYTES:
-                self._bytes += len(frame)
-                if not self._admits(frames):
-                    frames.append(b"")
-                    continue
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             frames.append(frame.bytes)
-            if len(frames) > MOST_PARTS and frame.more:
-                self._skipping = True
-                break
         return frames
-
-    def _skip(self) -> None:
-        """Drops one part of the rest of a message."""
-        for _ in range(_SKIPPED_AT_ONCE):
-            if not self._socket.recv(zmq.NOBLOCK, copy=False).more:
-                self._skipping = False
-                return
 
 
 def new_socket(kind: int, *, identity: bytes | None = None, most_bytes: int = -1) -> zmq.Socket[bytes]:
