@@ -85,15 +85,6 @@ def foreign(folder):
     change("CREATE TABLE songs (name TEXT)")(folder)
 
 
-def older(folder):
-    """As the version before wrote it."""
-    for path in folder.glob("*"):
-        path.unlink()
-    db = sqlite3.connect(folder / "server.sqlite")
-    db.executescript("CREATE TABLE cursors (a); CREATE TABLE draws (a); CREATE TABLE facts (a);")
-    db.close()
-
-
 def only_empty(folder):
     remove("commits")(folder)
     rewrite("server.sqlite", b"")(folder)
@@ -137,21 +128,9 @@ DAMAGES = {
         "the file commits is older",
     ),
     "another program's": (STOPPED, foreign, "another program"),
-    "an older version's": (STOPPED, older, "another version of treetune"),
+    "an older version's": (STOPPED, change("PRAGMA user_version=2"), "another version of treetune"),
     "a later version's": (STOPPED, change("PRAGMA user_version=9"), "another version of treetune"),
-    "a table is missing": (STOPPED, change("DROP TABLE cursors"), "the table cursors"),
-    "another table": (STOPPED, change("ALTER TABLE draws ADD COLUMN more"), "the table draws"),
-    "a cursor that is text": (STOPPED, change("UPDATE cursors SET next = 'three'"), "table cursors: Expected `int`"),
-    "a cursor below zero": (STOPPED, change("UPDATE cursors SET next = -3"), "the cursor of stream '' is -3"),
-    "a curriculum that is none": (STOPPED, change("UPDATE cursors SET curriculum = x'c1'"), "curriculum of stream"),
-    "a draw that is text": (STOPPED, change("UPDATE draws SET idx = 'x'"), "the table draws"),
-    "a request that is text": (STOPPED, change("UPDATE draws SET request = 'x' WHERE idx = 0"), "the table draws"),
-    "a lease that never was": (STOPPED, change("UPDATE pending SET idx = 99"), "index 99 of stream '' was never drawn"),
-    "a lease that is text": (STOPPED, change("UPDATE pending SET seconds = 'long'"), "the table pending"),
     "a lost cursor": (STOPPED, change("DELETE FROM cursors"), "are missing"),
-    "no identity": (STOPPED, change("DELETE FROM facts WHERE name = 'identity'"), "which tasks it belongs to"),
-    "a garbled identity": (STOPPED, change("UPDATE facts SET value = x'00' WHERE name = 'identity'"), "cannot be read"),
-    "an identity of text": (STOPPED, change("UPDATE facts SET value = 'x' WHERE name = 'identity'"), "its identity is"),
     "another state's count": (STOPPED, rewrite("commits", _pack_commits(bytes(8), 9)), "belong to different states"),
     "a folder as the count": (STOPPED, make_folder("commits"), "the file commits is missing"),
     "no key": (STOPPED, change("DELETE FROM facts WHERE name = 'key'"), "the key of the seals is missing"),
