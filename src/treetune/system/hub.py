@@ -10,7 +10,8 @@ Uses huggingface_hub's client, which finds the token (HF_TOKEN, `hf auth login`)
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,25 @@ def find_problem(endpoint: str | None = None) -> str | None:
     except Exception as error:
         return f"{endpoint}: {str(error) or type(error).__name__}"
     return f"{endpoint} answers with status {status}" if status >= 500 else None
+
+
+@contextmanager
+def offline_where_unreachable() -> Iterator[str | None]:
+    """Yield why the hub cannot be reached, or None. If it cannot, the library is offline inside the block and uses its
+    cache; otherwise it would retry for most of a minute."""
+    from huggingface_hub import constants
+
+    import datasets
+
+    problem = None if datasets.config.HF_HUB_OFFLINE else find_problem()
+    if problem is None:
+        yield None
+        return
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield problem
+    finally:
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = False
 
 
 def fetch_model(name: str) -> Path:

@@ -37,8 +37,7 @@ from treetune.data.rows.cache import Cache, Sidecar, config_hash, impl_hash
 from treetune.data.rows.formats import FORMATS, Format, format_named
 from treetune.data.rows.growing_parquet import GrowingParquet, write_taken
 from treetune.data.rows.writing import write_parquet, write_scored
-from treetune.data.sources.library_changes import describe_change
-from treetune.data.sources.loading import LibraryDataset
+from treetune.data.sources.loading import LibraryDataset, describe_change
 from treetune.data.sources.local_files import ROWS, LocalFiles, SourceBatch
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, format_error
 from treetune.play.episode import Episode

@@ -3,10 +3,11 @@
     source = open_source(config.loading_params)
     for batch in source.batches(): ...
 
-Only one batch is in memory. Local files are read by `local_files` if `load_options` knows all arguments; everything
+Only one batch is in memory. Local files are read by `local_files` if `loading_params` knows all arguments; everything
 else by `datasets.load_dataset`. The library's copy of local files stays in its cache while the source is open. The
 library hides why a dataset cannot be loaded ("An error occurred while generating the dataset"), so `fault_of` reads the
-files.
+files. It also changes values: text becomes a date, `007` becomes 7. If the files behind a dataset are available here,
+`find_changes` compares their values with the types that the library gave the columns.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.core.finding import Flaw
 from treetune.data.sources.files import refuse_encoding
-from treetune.data.sources.library_changes import find_changes
 from treetune.data.sources.loading_params import (
     LoadingParams,
     builder_arguments,
@@ -31,13 +31,7 @@ from treetune.data.sources.loading_params import (
     find_local_files,
     read_layout,
 )
-from treetune.data.sources.local_files import (
-    KINDS,
-    ROWS,
-    LocalFiles,
-    SourceBatch,
-    refuse_name,
-)
+from treetune.data.sources.local_files import KINDS, ROWS, LocalFiles, SourceBatch, refuse_name
 from treetune.data.sources.names import (
     FILE_FORMATS,
     FileKind,
@@ -60,7 +54,16 @@ from treetune.errors import (
     is_of_network,
     suggest_file,
 )
-from treetune.system.hub import find_problem
+from treetune.system.hub import offline_where_unreachable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from treetune.data.sources.names import Layout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -266,28 +269,6 @@ def _make_copy_folder(params: LoadingParams) -> str:
         raise fault_of(params, error) from None
 
 
-# Network
-
-
-@contextmanager
-def offline_where_unreachable() -> Iterator[str | None]:
-    """Yield why the hub cannot be reached, or None. If it cannot, the library is offline inside the block and uses its
-    cache; otherwise it would retry for most of a minute."""
-    from huggingface_hub import constants
-
-    import datasets
-
-    problem = None if datasets.config.HF_HUB_OFFLINE else find_problem()
-    if problem is None:
-        yield None
-        return
-    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield problem
-    finally:
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = False
-
-
 # Errors
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -377,3 +358,69 @@ def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
         return StorageError(f"{file} cannot be read: {error.strerror or error}")
     remedy = "give it rows, or leave it out of data_files"
     return EmptyTasksetError(f"{file} has no rows", remedy=remedy) if rows <= 0 else None
+
+
+# Values that the library changed
+
+RULE = "values-changed"
+"""The rule for rows whose values differ from those in the file."""
+
+_NOTHING = frozenset(
+    "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null".split("|")
+)
+"""CSV cells that the library reads as empty."""
+
+
+def find_changes(
+    columns: Mapping[str, pa.DataType], kind: str, files: Sequence[Path], layout: Layout, remedy: str
+) -> list[Flaw]:
+    """Return a flaw for each column in which the library changed values; none if the files cannot be read here."""
+    rows: dict[str, list[int]] = {}
+    firsts: dict[str, Any] = {}
+    try:
+        number = 0
+        for batch in LocalFiles(kind, {"train": files}, "train", layout).batches():
+            for row in batch if isinstance(batch, list) else ():
+                for name in columns.keys() & row.keys():
+                    if is_changed(row[name], columns[name]) or _is_nothing(row[name], kind):
+                        rows.setdefault(name, []).append(number)
+                        firsts.setdefault(name, row[name])
+                number += 1
+    except TreetuneError:
+        return []
+    found: list[Flaw] = []
+    for name, numbers in rows.items():
+        became = "nothing" if _is_nothing(firsts[name], kind) else columns[name]
+        first = f"{firsts[name]!r:.60} in the file, read as {became}; {remedy}"
+        found.append(Flaw.of(RULE, describe_change(name), first, numbers).join(None))
+    return found
+
+
+def describe_change(column: str) -> str:
+    """Return how a flaw describes rows with a changed value."""
+    return f"with another {column} than the file has"
+
+
+def _is_nothing(value: Any, kind: str) -> bool:
+    return kind == "csv" and isinstance(value, str) and value in _NOTHING
+
+
+def is_changed(value: Any, kind: pa.DataType) -> bool:
+    """Whether a type changes a value from a JSON or CSV file."""
+    from pyarrow import types
+
+    from treetune.data.arrow_values import is_list
+
+    if value is None or types.is_null(kind):
+        return False
+    if is_list(kind):
+        return isinstance(value, list) and any(is_changed(item, kind.value_type) for item in value)
+    if types.is_struct(kind):
+        inner = {field.name: field.type for field in kind} if isinstance(value, dict) else {}
+        return any(is_changed(value[key], inner[key]) for key in inner if key in value)
+    number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    if isinstance(value, str):
+        return bool(number or types.is_temporal(kind) or types.is_boolean(kind))
+    if isinstance(value, bool):
+        return bool(number)
+    return isinstance(value, int) and bool(types.is_floating(kind))
