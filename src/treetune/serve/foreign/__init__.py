@@ -1,2 +1,1 @@
-"""Servers of other projects as tasksets: `openenv:URL` (`openenv.py`), `ors:URL` (`ors.py`), and the code they
-share."""
+"""Servers of other projects as tasksets: `openenv:URL` (`openenv.py`) and `ors:URL` (`ors.py`)."""

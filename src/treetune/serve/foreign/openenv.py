@@ -26,7 +26,8 @@ from treetune.core.environment import Environment, Observation, Step
 from treetune.core.task import Task
 from treetune.errors import InvalidAction, UsageError, format_error
 from treetune.serve.errors import Busy, Denied, ServeError, Unreachable
-from treetune.serve.foreign.taskset import (
+from treetune.serve.http.transport import CONNECT_SECONDS, HttpTransport
+from treetune.serve.remote_taskset import (
     ForeignConfig,
     ForeignEnvironment,
     ForeignTasks,
@@ -35,7 +36,6 @@ from treetune.serve.foreign.taskset import (
     end_without_call,
     make_step,
 )
-from treetune.serve.http.transport import CONNECT_SECONDS, HttpTransport
 from treetune.system.http_body import MOST_BYTES, BodyTooLarge, check_values
 
 _ENVELOPE = ("metadata", "reward", "done")

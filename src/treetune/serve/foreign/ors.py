@@ -24,7 +24,9 @@ from treetune.core.task import Task
 from treetune.core.tool_messages import render
 from treetune.errors import UsageError
 from treetune.serve.errors import ServeError
-from treetune.serve.foreign.taskset import (
+from treetune.serve.http.transport import HttpReply, HttpTransport
+from treetune.serve.openenv.session import ANSWER
+from treetune.serve.remote_taskset import (
     ForeignConfig,
     ForeignEnvironment,
     ForeignTasks,
@@ -33,8 +35,6 @@ from treetune.serve.foreign.taskset import (
     end_without_call,
     make_step,
 )
-from treetune.serve.http.transport import HttpReply, HttpTransport
-from treetune.serve.openenv.rpc import ANSWER
 
 _PING_SECONDS = 60.0
 _QUICK_SECONDS = 10.0

@@ -17,9 +17,9 @@ from treetune.serve.http import HttpConfig
 from treetune.serve.http.asgi import HttpRequest, JsonApp, Receive, Route, Scope, Send
 from treetune.serve.http.door import EpisodeDoor
 from treetune.serve.http.wire import HttpError, encode, read_body
-from treetune.serve.openenv import rpc, wire
+from treetune.serve.openenv import wire
 from treetune.serve.openenv.ors import OrsRoutes, TaskRoutes
-from treetune.serve.openenv.session import Session, SessionTable
+from treetune.serve.openenv.session import Session, SessionTable, answer_rpc, answer_rpc_body
 from treetune.serve.openenv.wire import Fault, Reset, data_of, fault_of, frame
 from treetune.serve.server import EnvServer
 from treetune.system.folders import read_version
@@ -120,7 +120,7 @@ class OpenEnvDoor(EpisodeDoor):
         return encode({"status": "healthy"})
 
     async def _mcp(self, request: HttpRequest) -> bytes:
-        return encode(await rpc.answer_body(self.sessions, request.body))
+        return encode(await answer_rpc_body(self.sessions, request.body))
 
     async def _openapi(self, request: HttpRequest) -> bytes:
         paths: dict[str, Any] = {}
@@ -211,7 +211,7 @@ class SessionSocket:
                     answer = frame("state", session.state)
                 elif kind == "mcp":
                     request = data_of(said, required=True)
-                    answer = frame("mcp", await self._watched(rpc.answer(self._sessions, request, session)))
+                    answer = frame("mcp", await self._watched(answer_rpc(self._sessions, request, session)))
                 elif kind == "close":
                     wire.refuse_data(said)
                     return

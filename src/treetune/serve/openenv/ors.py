@@ -29,8 +29,7 @@ from treetune.play.episode_table import FINISHED, EpisodeEnded
 from treetune.serve.errors import Busy
 from treetune.serve.http.asgi import Events, HttpRequest, Route, format_event
 from treetune.serve.http.wire import HttpError, encode, read_body, read_content
-from treetune.serve.openenv.rpc import action_of_call, with_answer
-from treetune.serve.openenv.session import Session, SessionTable
+from treetune.serve.openenv.session import Session, SessionTable, action_of_call, with_answer
 from treetune.serve.openenv.wire import Reset, describe_tool, fault_of, read_reset
 
 MOST_TASKS = 100_000
