@@ -27,8 +27,9 @@ from treetune.data.rows.parquet import table_of
 from treetune.data.validate import RULES, FilesReport, column_types, validate, validate_dataset
 from treetune.data.validate.gold import empty_answer
 from treetune.data.validate.prefilter import columns_of, keys_of, prefilter
-from treetune.data.validate.prompts import Lengths, is_validation, key_of
-from treetune.data.validate.row import RowCheck
+from treetune.data.validate.prompt_rules import Lengths, is_validation, key_of
+from treetune.data.validate.row import check_row
+from treetune.data.validate.rules import RowContext
 from treetune.errors import UsageError
 
 OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}
@@ -181,8 +182,8 @@ ROWS = st.fixed_dictionaries(
 @settings(max_examples=3 * settings.default.max_examples)
 def test_the_prefilter_passes_over_no_faulty_row(rows: list[dict[str, Any]], skip: int) -> None:
     batch = pa.RecordBatch.from_pylist([rows[0]] * skip + rows, schema=SCHEMA).slice(skip)
-    check = RowCheck("skyrl")
-    faulty = [bool(list(check(_without_nulls(row)))) for row in rows]
+    check = RowContext("skyrl")
+    faulty = [bool(list(check_row(_without_nulls(row), check))) for row in rows]
     look = rows_to_look_at(batch, check)
     assert not [number for number, bad in enumerate(faulty) if bad and not look[number]]
 
@@ -234,10 +235,10 @@ def test_the_prefilter_passes_over_no_faulty_row_of_any_environment(
     if not turns:
         schema = schema.remove(schema.get_field_index("max_turns"))
     batch = pa.RecordBatch.from_pylist([rows[0], *rows], schema=schema).slice(1)
-    check = RowCheck("skyrl")
+    check = RowContext("skyrl")
     look = rows_to_look_at(batch, check)
     pruned = [_without_nulls(row) for row in rows]
-    assert not [row for number, row in enumerate(pruned) if list(check(row)) and not look[number]]
+    assert not [row for number, row in enumerate(pruned) if list(check_row(row, check)) and not look[number]]
 
 
 OTHER_SCHEMA = pa.schema(
@@ -254,14 +255,14 @@ OTHER_SCHEMA = pa.schema(
 )
 
 
-def rows_to_look_at(batch: pa.RecordBatch, check: RowCheck) -> Any:
+def rows_to_look_at(batch: pa.RecordBatch, check: RowContext) -> Any:
     columns = columns_of(batch)
     return np.ones(batch.num_rows, np.bool_) if columns is None else prefilter(columns, check)
 
 
 def test_the_prefilter_points_at_no_sound_row() -> None:
     data = [faults.row(number) for number in range(50)]
-    assert not rows_to_look_at(pa.RecordBatch.from_pylist(data), RowCheck("skyrl")).any()
+    assert not rows_to_look_at(pa.RecordBatch.from_pylist(data), RowContext("skyrl")).any()
 
 
 @given(st.lists(st.lists(st.text(max_size=10), min_size=1, max_size=3), min_size=1, max_size=6), st.booleans())
@@ -363,7 +364,7 @@ def test_turns_that_are_null_in_a_file_that_has_them(tmp_path: Path) -> None:
 
 def test_the_prefilter_points_at_faulty_rows_of_every_environment() -> None:
     for rule, row in FAULTY:
-        assert rows_to_look_at(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl")).all(), (rule, row)
+        assert rows_to_look_at(pa.RecordBatch.from_pylist([row]), RowContext("skyrl")).all(), (rule, row)
 
 
 @pytest.mark.parametrize("write", [faults.lines, faults.parquet])

@@ -14,7 +14,8 @@ from pictures import BLUE, RED, png
 from treetune.chat.images import MOST_BYTES, image_part, to_url
 from treetune.data.rows.image_columns import image_type
 from treetune.data.validate.files import validate
-from treetune.data.validate.row import RowCheck
+from treetune.data.validate.row import check_row
+from treetune.data.validate.rules import RowContext
 
 URL = to_url(png(RED))
 
@@ -24,7 +25,9 @@ def row(images, content="<image>What?", **columns):
 
 
 def found(row, format="verl"):
-    faults = RowCheck(format)(row | {"reward_model": {"style": "rule", "ground_truth": "1"}} | {"ground_truth": "1"})
+    faults = check_row(
+        row | {"reward_model": {"style": "rule", "ground_truth": "1"}} | {"ground_truth": "1"}, RowContext(format)
+    )
     return {rule: said for rule, said in faults if rule.startswith("image")}
 
 
@@ -97,7 +100,7 @@ def test_files_are_checked_row_by_row_and_quick_reads_no_bytes(tmp_path, monkeyp
     assert faults["duplicate-prompts"] == [3]  # the same text is another prompt with another image
 
     read = []
-    monkeypatch.setattr("treetune.data.validate.prompts.data_in", read.append)
+    monkeypatch.setattr("treetune.data.validate.prompt_rules.data_in", read.append)
     assert "image-unreadable" not in {one.rule for one in validate(tmp_path / "rows.parquet", quick=True).findings}
     assert read == []
 

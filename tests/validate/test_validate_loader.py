@@ -35,7 +35,7 @@ from loguru import logger
 from skyrl.train.dataset import PromptDataset
 from tiny_model import make_tokenizer
 from treetune.data.validate import validate
-from treetune.data.validate.prompts import Lengths
+from treetune.data.validate.prompt_rules import Lengths
 
 logger.remove()
 datasets.disable_progress_bars()

@@ -21,7 +21,7 @@ from treetune.core.finding import ERROR, name_rows, print_findings
 from treetune.data.sources.names import find, kind_of, names_rows, refuse_unwritable
 from treetune.data.validate.files import read_batches, validate
 from treetune.data.validate.files import split as split_files
-from treetune.data.validate.prompts import Lengths
+from treetune.data.validate.prompt_rules import Lengths
 from treetune.data.validate.rules import print_report
 from treetune.data.validate.write import write_fixed
 from treetune.errors import UsageError, plural

@@ -4,8 +4,9 @@
     write_tasks(tasks, "train.parquet", "skyrl")     # writes no file that is not valid
 
 `validate` only returns the report. `rules` holds the table of rules and the report; the rules themselves are in
-`prompts`, `rewards`, `column_types` and `gold`. `row` checks and fixes one row, `files` reads files and checks them
-together, and `prefilter` proves most rows of parquet sound without checking each. `write` writes tasks and fixed rows.
+`prompt_rules`, `reward_rules`, `column_types` and `gold`. `row` checks and fixes one row, `files` reads files and
+checks them together, and `prefilter` proves most rows of parquet sound without checking each. `write` writes tasks and
+fixed rows.
 """
 
 from __future__ import annotations

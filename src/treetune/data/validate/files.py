@@ -32,11 +32,11 @@ from treetune.data.sources.names import (
     find,
     find_with_splits,
 )
-from treetune.data.validate import prompts
 from treetune.data.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
-from treetune.data.validate.rewards import Turns
-from treetune.data.validate.row import RowCheck, helps
-from treetune.data.validate.rules import RULES, SPECIAL, FilesReport, add_fixable_rule, add_rule
+from treetune.data.validate.prompt_rules import Lengths, PromptKeys, is_validation, key_of, report_repeats
+from treetune.data.validate.reward_rules import Turns
+from treetune.data.validate.row import check_row, helps
+from treetune.data.validate.rules import RULES, SPECIAL, FilesReport, RowContext, add_fixable_rule, add_rule
 from treetune.errors import TreetuneError, UsageError, plural
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def validate(
     format: str | None = None,
     environments: Collection[str] = (),
     quick: bool = False,
-    lengths: prompts.Lengths | None = None,
+    lengths: Lengths | None = None,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> FilesReport:
     """Check files. Files in `validation`, or named as such, must share no prompt with the others.
@@ -83,7 +83,7 @@ def validate(
         for source in group:
             run.check_file(source)
         run.compare_files([str(source) for source in group])
-    prompts.report_repeats(run.parts, [str(source) for source in groups[1]], run.report)
+    report_repeats(run.parts, [str(source) for source in groups[1]], run.report)
     return run.report
 
 
@@ -97,7 +97,7 @@ def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], lis
             splits = found.files if found.named is None else {found.named: list(find(name))}
             files = [(file, split != "train") for split, some in splits.items() for file in some]
         else:
-            files = [(file, prompts.is_validation(str(file))) for file in found]
+            files = [(file, is_validation(str(file))) for file in found]
         for source, held in files:
             if source not in held_out:
                 (by_name if held else training)[source] = None
@@ -115,9 +115,9 @@ class FilesCheck(msgspec.Struct):
     report: FilesReport
     format: str | None
     environments: Collection[str]
-    lengths: prompts.Lengths | None
+    lengths: Lengths | None
     on_rows: Callable[[int], None]
-    parts: list[prompts.PromptKeys] = []
+    parts: list[PromptKeys] = []
     features: dict[str, dict[str, Feature]] = {}
     turns: dict[str, tuple[Turns, str]] = {}
 
@@ -128,7 +128,7 @@ class FilesCheck(msgspec.Struct):
         if path and _is_parquet(source):
             self._check_types(path)
         types, turns, unit = JsonTypes(path), Turns(), "row"
-        check: RowCheck | None = None
+        check: RowContext | None = None
         for chunk in read_chunks(source, report, quick=report.quick):
             unit = chunk.unit
             if check is None:
@@ -179,7 +179,7 @@ class FilesCheck(msgspec.Struct):
             found = f"{unsupported[0]} is a type that `datasets` does not know"
             self.report.add("unsupported-type", str(path), found)
 
-    def _check_for(self, columns: Iterable[str]) -> RowCheck:
+    def _check_for(self, columns: Iterable[str]) -> RowContext:
         """Return the check for the format of a file."""
         format = self.format
         if format is None:
@@ -188,9 +188,9 @@ class FilesCheck(msgspec.Struct):
             except TreetuneError:
                 format = STRICTEST
         special = SPECIAL if self.lengths is None else self.lengths.special
-        return RowCheck(format, self.environments, contents=not self.report.quick, special=special)
+        return RowContext(format, self.environments, contents=not self.report.quick, special=special)
 
-    def _check_chunk(self, chunk: Chunk, check: RowCheck, turns: Turns) -> None:
+    def _check_chunk(self, chunk: Chunk, check: RowContext, turns: Turns) -> None:
         positions = every = np.arange(len(chunk.numbers))
         keys = None
         if chunk.table is not None and IMAGES not in chunk.table.schema.names:
@@ -202,7 +202,7 @@ class FilesCheck(msgspec.Struct):
         rows = list(map(check.format.to_plain, chunk.rows_at(positions)))
         for position, row in zip(positions.tolist(), rows, strict=True):
             number = chunk.numbers[position]
-            for rule, found in check(row):
+            for rule, found in check_row(row, check):
                 # The fix is tried on the rows that are named: `--fix` is suggested only if it helps.
                 fixable = RULES[rule].fixable and self.report.has_room(rule, chunk.file) and helps(rule, row, check)
                 self.report.add(rule, chunk.file, found, (number,), chunk.unit, helps=fixable)
@@ -211,9 +211,9 @@ class FilesCheck(msgspec.Struct):
         if len(rows) < len(every) and (needs_keys or self.lengths is not None):
             rows = list(map(check.format.to_plain, chunk.rows_at(every)))
         if needs_keys:
-            keys = np.array([prompts.key_of(row.get("prompt"), row.get(IMAGES)) for row in rows], np.uint64)
+            keys = np.array([key_of(row.get("prompt"), row.get(IMAGES)) for row in rows], np.uint64)
         if keys is not None:
-            self.parts.append(prompts.PromptKeys(chunk.file, chunk.unit, chunk.numbers, keys))
+            self.parts.append(PromptKeys(chunk.file, chunk.unit, chunk.numbers, keys))
         if self.lengths is not None:
             self.lengths.check(rows, chunk.numbers, chunk.file, chunk.unit, self.report)
 

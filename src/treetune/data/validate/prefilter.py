@@ -1,6 +1,6 @@
 """Finds the rows of an Arrow batch that need a closer check: all others are proven sound, whole columns at a time.
 
-It may select a sound row but never skips a faulty one; `RowCheck` decides. So a million sound rows cost a second, and
+It may select a sound row but never skips a faulty one; `check_row` decides. So a million sound rows cost a second, and
 each rule is implemented once. Arrow's own `to_numpy` is not used because it imports pandas.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treetune.core.environment import Kind, Stored, TaskRequirements
-from treetune.data.validate.prompts import ODD, ROLES, Keys, Mask
+from treetune.data.validate.prompt_rules import ODD, ROLES, Keys, Mask
 from treetune.data.validate.rules import SPECIAL, RowContext
 
 Numbers = np.ndarray[Any, Any]

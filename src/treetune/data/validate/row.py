@@ -1,7 +1,6 @@
 """Checks one row, and applies the fixes that are safe.
 
-    check = RowCheck("skyrl")
-    list(check(row))   # [("ground-truth-type", "gsm8k reads text, this is a number: 42")]
+    list(check_row(row, RowContext("skyrl")))   # [("ground-truth-type", "gsm8k reads text, this is a number: 42")]
 
 A fix is safe if it changes how a row says something, not what it says: a ground truth in the type that its environment
 reads, a prompt that was plain text, a role under another name, columns where the environment looks for them.
@@ -20,29 +19,27 @@ from treetune.core.task import Task
 from treetune.data.arrow_values import drop_nulls
 from treetune.data.rows.formats import Format
 from treetune.data.sources.names import Row
-from treetune.data.validate.prompts import check_images, check_prompt
-from treetune.data.validate.rewards import check_reward
+from treetune.data.validate.prompt_rules import check_images, check_prompt
+from treetune.data.validate.reward_rules import check_reward
 from treetune.data.validate.rules import Fault, RowContext
 from treetune.errors import TreetuneError
 
 
-class RowCheck(RowContext):
-    """Finds what is wrong with one row: the single place for this, for every kind of file."""
-
-    def __call__(self, row: Row) -> Iterator[Fault]:
-        row = self.format.to_plain(row)
-        yield from check_prompt(row, self)
-        yield from check_images(row, self)
-        yield from check_reward(row, self)
+def check_row(row: Row, check: RowContext) -> Iterator[Fault]:
+    """Find what is wrong with one row: the single place for this, for every kind of file."""
+    row = check.format.to_plain(row)
+    yield from check_prompt(row, check)
+    yield from check_images(row, check)
+    yield from check_reward(row, check)
 
 
-def helps(rule: str, row: Row, check: RowCheck) -> bool:
+def helps(rule: str, row: Row, check: RowContext) -> bool:
     """Whether fixing a row that breaks a rule makes it follow the rule."""
     try:
         _, written = fix_task(row, check.format, check.format)
     except TreetuneError:
         return False
-    return all(found != rule for found, _ in check(drop_nulls(written)))
+    return all(found != rule for found, _ in check_row(drop_nulls(written), check))
 
 
 def fix_task(row: Row, read: Format, write: Format, turns: bool = False) -> tuple[Task, Row]:
