@@ -5,14 +5,15 @@ r"""A Template makes prompts from rows. It is a Python format string over the co
     template.fill(table)  # the same for every row of an Arrow table, and None if a row has nothing to show
 
 Columns, items (`{options[0]}`, `{options[-1]}`, `{meta[level]}`), conversions (`{x!r}`) and format specs
-(`{score:.2f}`) work as in `str.format`; a spec for numbers also takes text that is a number. Positional fields and
-attributes do not work: `x_{0}` is mostly LaTeX, and an attribute of a value can lead anywhere in the program.
+(`{score:.2f}`) work as in `str.format`; a spec for numbers also takes text that is a number. Positional fields,
+attributes and fields inside a spec do not work: `x_{0}` is mostly LaTeX, and an attribute of a value can lead anywhere
+in the program.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from string import Formatter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -94,13 +95,11 @@ class Misfit(ValueError):
 
 
 class Field(NamedTuple):
-    """One replacement field, such as `{question}` or `{score:.{digits}f}`."""
+    """One replacement field, such as `{question}` or `{score:.2f}`."""
 
     path: ColumnPath
     conversion: str
     spec: str
-    inner: tuple[Field, ...]
-    """The fields inside the spec; the spec has `{}` in their places."""
 
     @property
     def plain(self) -> bool:
@@ -111,21 +110,8 @@ class Field(NamedTuple):
     def by_position(self) -> str:
         return "{" + self.conversion + (f":{self.spec}" if self.spec else "") + "}"
 
-    @property
-    def columns(self) -> list[str]:
-        """The column shown, followed by those that its format spec names."""
-        return [self.path.column, *(column for field in self.inner for column in field.columns)]
-
-    def read_all(self, row: Mapping[str, Any]) -> Iterator[Any]:
-        """Yield the values it shows of a row, before formatting, in the order in which `str.format` takes positional
-        values."""
-        yield from self.read_column({self.path.column: [row[self.path.column]]})
-        for field in self.inner:
-            yield from field.read_all(row)
-
-    def read_column(self, columns: Mapping[str, list[Any]]) -> list[Any]:
-        """Return the value it shows for every row."""
-        values = columns[self.path.column]
+    def read(self, values: list[Any]) -> list[Any]:
+        """Return what it shows of its column's values, before formatting."""
         if self.path.items:
             values = list(map(self.path.read, values))
         if self.conversion or not _FOR_NUMBERS.search(self.spec):
@@ -146,13 +132,13 @@ class Template:
         self.text = text
         if text in ("{}", "{0}"):
             column = _only_column(text_columns or columns)
-            pieces: list[str | Field] = [Field(ColumnPath(column, ()), "", "", ())]
+            pieces: list[str | Field] = [Field(ColumnPath(column, ()), "", "")]
         else:
             pieces, faults = _parse(text, columns)
             if faults:
                 raise ConfigError([(KEY, problem) for problem in faults])
         self._fields = [piece for piece in pieces if isinstance(piece, Field)]
-        self.columns = tuple(dict.fromkeys(column for field in self._fields for column in field.columns))
+        self.columns = tuple(dict.fromkeys(field.path.column for field in self._fields))
         """The columns that the template uses, in order of first use."""
         self._plain = all(field.plain for field in self._fields)
         # Positional values are the fastest, and a column may have a name that no field could have.
@@ -162,7 +148,7 @@ class Template:
         """Return the same as `text.format(**row)`. Raises `Misfit` with the values if the template does not fit
         them."""
         try:
-            return self._by_position.format(*(value for field in self._fields for value in field.read_all(row)))
+            return self._by_position.format(*(field.read([row[field.path.column]])[0] for field in self._fields))
         except Exception as error:
             remedy = LEAVE_OUT
             if not isinstance(error, NoItem) and any(field.spec for field in self._fields):
@@ -185,9 +171,16 @@ class Template:
         if not self._fields:
             return [self.text.format()] * len(table)
         columns = {name: values_of(table, name) for name in self.columns}
-        if not self._plain:
-            return self._fill_rows(columns)
         shown = [columns[field.path.column] for field in self._fields]
+        if not self._plain:
+            with suppress(Exception):  # the faulty row is found below
+                rows = zip(
+                    *(field.read(values) for field, values in zip(self._fields, shown, strict=True)), strict=True
+                )
+                fill = self._by_position.format
+                return [None if None in row or all(map(_is_blank, row)) else fill(*row) for row in rows]
+            each = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+            return [None if self.lacks(row) else self.format(row) for row in each]
         prompts: list[str | None] = list(map(self._by_position.format, *shown))
         for number, value in enumerate(shown[0]):
             # This loop runs for every row, so it is written out.
@@ -197,15 +190,6 @@ class Template:
             if None in values:
                 prompts = [None if value is None else prompt for value, prompt in zip(values, prompts, strict=True)]
         return prompts
-
-    def _fill_rows(self, columns: dict[str, list[Any]]) -> list[str | None]:
-        if not any(field.inner for field in self._fields):
-            fill = self._by_position.format
-            with suppress(Exception):  # the faulty row is found below
-                rows = zip(*(field.read_column(columns) for field in self._fields), strict=True)
-                return [None if None in row or all(map(_is_blank, row)) else fill(*row) for row in rows]
-        rows_of_columns = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-        return [None if self.lacks(row) else self.format(row) for row in rows_of_columns]
 
 
 def _is_blank(value: Any) -> bool:
@@ -227,36 +211,31 @@ def _escape(text: str) -> str:
 
 def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], list[str]]:
     """Return a template's literals and fields, and its faults."""
+    pieces: list[str | Field] = []
     faults: dict[str, None] = {}
     try:
-        return list(_parse_fields(text, columns, faults)), list(faults)
+        for literal, name, spec, conversion in Formatter().parse(text):
+            pieces.append(literal)
+            if name is None:
+                continue
+            if conversion is not None and conversion not in ("r", "s", "a"):
+                raise ValueError(f"unknown conversion !{conversion} (there are !r, !s and !a)")
+            if spec and "{" in spec:
+                raise ValueError(
+                    f"the format of {{{name}}} cannot come from a column: write it out, as in {{{name}:.2f}}"
+                )
+            if (path := ColumnPath.parse(name, columns)) is None:
+                faults[_explain_name(name, columns)] = None
+                continue
+            pieces.append(Field(path, f"!{conversion}" if conversion else "", spec or ""))
     except ValueError as error:
         problem = str(error)
         if problem.startswith("unexpected '{'"):
             problem = (
                 "a field names its column itself; what depends on another column is for _make_map_fn of a subclass"
             )
-        return [], [*faults, f"{text!r} is no format string: {problem}{_BRACES}"]
-
-
-def _parse_fields(text: str, columns: Sequence[str], faults: dict[str, None], depth: int = 0) -> Iterator[str | Field]:
-    for literal, name, spec, conversion in Formatter().parse(text):
-        yield literal
-        if name is None:
-            continue
-        if depth > 1:
-            raise ValueError("fields are nested too deeply")
-        if conversion is not None and conversion not in ("r", "s", "a"):
-            raise ValueError(f"unknown conversion !{conversion} (there are !r, !s and !a)")
-        inner: list[Field] = []
-        if spec and "{" in spec:  # only then does str.format look inside
-            pieces = list(_parse_fields(spec, columns, faults, depth + 1))
-            inner = [piece for piece in pieces if isinstance(piece, Field)]
-            spec = "".join(_escape(one) if isinstance(one, str) else one.by_position for one in pieces)
-        path = ColumnPath.parse(name, columns)
-        if path is None:
-            faults[_explain_name(name, columns)] = None
-        yield Field(path or ColumnPath("", ()), f"!{conversion}" if conversion else "", spec or "", tuple(inner))
+        faults[f"{text!r} is no format string: {problem}{_BRACES}"] = None
+    return pieces, list(faults)
 
 
 def _explain_name(name: str, columns: Sequence[str]) -> str:
