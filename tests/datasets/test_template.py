@@ -114,7 +114,7 @@ def test_a_column_named_by_another_is_refused_with_the_way_to_do_it():
 
 @pytest.mark.parametrize("text", ["{a:{b}}", "{a:.{b}f}", "{a:{}}", "{a!s:>{b}}"])
 def test_a_format_from_a_column_is_refused_with_the_way_to_write_it(text):
-    assert "the format of {a} cannot come from a column: write it, as in {a:.2f}" in fault(text, ["a", "b"])
+    assert "the format of {a} cannot come from a column: write it out, as in {a:.2f}" in fault(text, ["a", "b"])
 
 
 def test_an_attribute_of_a_mapping_is_its_key():

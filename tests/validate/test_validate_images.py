@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from pictures import BLUE, RED, png
 
-from treetune.chat.images import MOST_BYTES, image_part, to_url
+from treetune.chat.images import MOST_BYTES, MOST_PIXELS, image_part, to_url
 from treetune.data.rows.image_columns import image_type
 from treetune.data.validate.files import validate
 from treetune.data.validate.row import check_row
-from treetune.data.validate.rules import RowContext
+from treetune.data.validate.rules import RULES, RowContext
 
 URL = to_url(png(RED))
 
@@ -117,3 +117,7 @@ def test_the_command_names_rule_and_row(treetune, tmp_path):
     assert "image-count" in result.out
     assert "line 2" in result.out
     assert "base64" not in result.out
+
+
+def test_the_rule_for_the_size_of_images_says_the_limits():
+    assert RULES["image-size"].expected == f"at most {MOST_BYTES >> 20} MB and {MOST_PIXELS:,} pixels"

@@ -107,7 +107,7 @@ class Rules(dict[str, Rule]):
     """Rules by name, in the order of a report."""
 
     def add(self, name: str, expected: str, remedy: str, severity: Severity = ERROR, **more: Any) -> None:
-        self[name] = Rule(name, expected, remedy, severity, **more)
+        self[name] = Rule(name, expected, remedy, Severity(severity), **more)
 
 
 class Report(msgspec.Struct, kw_only=True):

@@ -19,32 +19,11 @@ import msgspec
 from treetune.core.finding import SHOWN
 from treetune.data.arrow_values import find_clashes
 from treetune.data.sources.names import Row, open_plain
-from treetune.data.validate.rules import FilesReport, add_fixable_rule, add_rule
+from treetune.data.validate.rules import FilesReport
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-add_fixable_rule("unsupported-type", "types that `datasets` knows", "write it again with plain types")
-add_fixable_rule(
-    "type-differs", "the same column types in all files, or the loader refuses them", "write the files together"
-)
-add_fixable_rule(
-    "mixed-types",
-    "one type in a column of JSON: `datasets` parses text beside other types again, so that 007 becomes 7",
-    "write it with one type, or as parquet",
-)
-add_fixable_rule("reread-dates", "text that stays text: a JSON column of dates becomes dates", "write it as parquet")
-add_fixable_rule(
-    "nan-becomes-null",
-    "numbers that JSON has: `datasets` makes null of NaN and Infinity in arrays, and beside other types",
-    "write it as parquet",
-)
-add_fixable_rule(
-    "late-types",
-    "the same columns and types from the start: `datasets` takes those of the first 10 MB of JSON lines",
-    "write it as parquet",
-)
-add_rule("big-integers", "integers of 64 bits: larger ones become floats, or break the loader", "write them as text")
 
 Feature = str | dict[str, Any] | list[Any]
 """A type: a name, a mapping of keys to types, or a list with one type."""

@@ -36,19 +36,12 @@ from treetune.data.validate.column_types import Feature, JsonTypes, find_differe
 from treetune.data.validate.prompt_rules import Lengths, PromptKeys, is_validation, key_of, report_repeats
 from treetune.data.validate.reward_rules import Turns
 from treetune.data.validate.row import check_row, helps
-from treetune.data.validate.rules import RULES, SPECIAL, FilesReport, RowContext, add_fixable_rule, add_rule
+from treetune.data.validate.rules import RULES, SPECIAL, FilesReport, RowContext
 from treetune.errors import TreetuneError, UsageError, plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-add_rule("unreadable", "a whole file of the kind that its name says", "write it again")
-add_rule("no-rows", "at least one row", "trainers' loaders fail on an empty file: leave it out")
-add_fixable_rule(
-    "unknown-ending",
-    "a name in .parquet, .json or .jsonl: SkyRL takes others for datasets of the hub",
-    "rename it (first unpack what is compressed)",
-)
 
 Source = File | HubName
 

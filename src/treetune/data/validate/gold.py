@@ -18,7 +18,6 @@ import msgspec
 from treetune.config.plugins import environments
 from treetune.config.trust import Origin
 from treetune.core.environment import Environment
-from treetune.core.finding import WARNING
 from treetune.core.score import judge, total
 from treetune.core.task import Task
 from treetune.core.taskset import GivenTasks
@@ -26,7 +25,7 @@ from treetune.core.trace import Outcome
 from treetune.data.rows.formats import detect, format_named
 from treetune.data.rows.scorer import BY_RULE, ScoredBy, scored_by_row, taskset_of
 from treetune.data.sources.names import Batch
-from treetune.data.validate.rules import FilesReport, add_rule
+from treetune.data.validate.rules import FilesReport
 from treetune.errors import TreetuneError, reason_of
 from treetune.models.scripted import WRONG, Replay, completion_of
 from treetune.play.episode import Limits
@@ -42,16 +41,6 @@ CONCURRENT = 16
 """How many rows are tried at the same time."""
 LIMITS = Limits(max_turns=100, timeout=120.0)
 """No gold answer has more actions than this."""
-
-add_rule("environment-fails", "an environment that starts and scores", "see the cause")
-add_rule("gold-not-rewarded", "a higher reward for the gold answer than for wrong ones", "correct the ground truth")
-add_rule(
-    "gold-said-otherwise",
-    "a reward for the gold answer as a model says it: bold, with a full stop, boxed, in a sentence",
-    "use another kind of scorer, or state the form in the prompt",
-    WARNING,
-)
-add_rule("gold-unknown", "a gold answer to try", "nothing was checked: the environment knows none for the row", WARNING)
 
 
 async def check_gold(

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from treetune.chat.images import MOST_BYTES, MOST_PIXELS, check_image, is_remote, read_header, url_of
-from treetune.core.finding import SHOWN, WARNING
+from treetune.chat.images import check_image, is_remote, read_header, url_of
+from treetune.core.finding import SHOWN
 from treetune.data.arrow_values import encode_json
 from treetune.data.rows.image_columns import IMAGES, count_marks, data_in, name_in
 from treetune.data.rows.prompt_lengths import TEMPLATE_FAILS, PromptTokens, load_tokenizer
 from treetune.data.sources.names import Row
-from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show_value
+from treetune.data.validate.rules import Fault, FilesReport, RowContext, show_value
 from treetune.errors import UsageError
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -35,30 +35,6 @@ RARE_ROLES = ("tool", "developer", "function")
 """Roles of chat formats that some chat templates do not know."""
 
 # A row's messages
-
-add_rule("missing-prompt", "a prompt: a list of messages", "add it, or leave the row out")
-add_fixable_rule(
-    "prompt-not-messages",
-    'a list of messages such as {"role": "user", "content": "..."}',
-    "text becomes one user message",
-)
-add_rule("empty-prompt", "at least one message", "add one, or leave the row out")
-add_rule("missing-role", "a role in each message", "add `role`")
-add_fixable_rule("unknown-role", "system, user or assistant", "rename it (human is user, gpt is assistant)")
-add_rule("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
-add_rule("no-user-message", "at least one message of the user", "add what the model is asked")
-add_rule(
-    "ends-with-assistant", "a last message that asks: the model continues after it", "leave that message out", WARNING
-)
-add_rule("missing-content", "a content in each message", "add `content`: null breaks chat templates")
-add_rule("empty-content", "a content that says something", "fill it in, or leave the message out")
-add_fixable_rule("content-not-text", "text, or a list of parts", "write it as text")
-add_rule(
-    "special-tokens",
-    "text without a tokenizer's special tokens: the chat template adds them",
-    "give messages, not rendered text",
-    WARNING,
-)
 
 
 def check_prompt(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
@@ -109,23 +85,6 @@ def _check_message(message: Mapping[str, Any], check: RowContext) -> Iterator[Fa
 
 # A row's images
 
-add_rule(
-    "image-count",
-    "as many images as places: <image> in verl's text, parts of the type image for TRL; SkyRL has them in parts alone",
-    "add the images or the places that are missing",
-)
-add_rule("image-unreadable", "PNG, JPEG, WebP or GIF, whole", "write the image again, or leave the row out")
-add_rule(
-    "image-size",
-    f"at most {MOST_BYTES >> 20} MB and {MOST_PIXELS:,} pixels",
-    "make it smaller (max_pixels in a dataset task)",
-)
-add_rule(
-    "image-elsewhere",
-    "the image itself: what is only named must be there for every process of the trainer",
-    "put the bytes into the row",
-    WARNING,
-)
 
 _OTHER_MARKS = re.compile("<video>|<audio>")
 
@@ -200,10 +159,6 @@ def _decode(data: bytes) -> str | None:
 
 # All prompts
 
-add_rule("duplicate-prompts", "each prompt once", "leave the repetitions out, unless they are meant", WARNING)
-add_rule("train-val-overlap", "no validation prompt in the training files", "leave it out of one of them")
-add_rule("prompt-too-long", "a prompt within --max-prompt-length: loaders drop others", "shorten it", WARNING)
-add_rule("template-fails", "messages that the tokenizer's chat template renders", "see what the template asks for")
 
 ODD = 0x9E3779B97F4A7C15
 _VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|test|eval|dev)(?:[^a-z]|$)")

@@ -12,36 +12,13 @@ from typing import Any
 import msgspec
 
 from treetune.core.environment import Kind, Stored, TaskRequirements, kind_of
-from treetune.core.finding import WARNING
 from treetune.data.rows.scorer import BY_RULE
 from treetune.data.validate.column_types import Places
-from treetune.data.validate.rules import Fault, FilesReport, RowContext, add_fixable_rule, add_rule, show_value
+from treetune.data.validate.rules import Fault, FilesReport, RowContext, show_value
 from treetune.errors import did_you_mean
 
 MAKE_NUMBERS = ("gsm8k_multi_turn",)
 """SkyRL environments that also read `extra_info.max_turns`, and accept text as a number."""
-
-add_rule("missing-env-class", "the id of an environment: without one SkyRL takes its default", "set env_class")
-add_rule("env-class-not-text", "the id of an environment, as text", "set env_class")
-add_rule(
-    "unknown-env-class", "a registered environment", "see `treetune list`; `--env NAME` names one registered elsewhere"
-)
-add_fixable_rule("missing-column", "the columns that the environment reads", "add them to the row")
-add_rule("wrong-value", "a value that the environment knows", "correct it")
-add_rule("bad-max-turns", "a whole number from 1", "correct it, or leave it out")
-add_fixable_rule(
-    "null-max-turns", "max_turns in every row of the files, or in none: a null breaks the environment", "fill it in"
-)
-add_rule("extra-info-not-a-mapping", "a mapping", "put the value under a key", WARNING)
-add_rule("scorer-not-text", "a scorer as text: rule, env:NAME or JSON", "write it with json.dumps")
-add_rule("missing-reward-spec", "reward_spec with a ground_truth", "add it")
-add_rule("reward-spec-not-a-mapping", "a mapping with ground_truth", 'write {"ground_truth": ...}')
-add_rule("missing-ground-truth", "a ground truth: a null one scores 0 for ever", "add it, or leave the row out")
-add_fixable_rule(
-    "ground-truth-type", "the type that the environment reads: any other scores 0 for ever", "write it in that type"
-)
-add_fixable_rule("ground-truth-value", "a ground truth that some answer can match", "correct it")
-add_rule("ground-truth-free", "a ground truth that an empty answer does not match", "correct it, or leave the row out")
 
 
 def check_reward(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:

@@ -1,17 +1,17 @@
 """The rules for rows, what they need to know about a row, and the report of broken rules.
 
-    add_rule("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
+    report.add("rare-role", "train.jsonl", "'narrator'", [3], "line")
 
-A rule is declared next to the code that finds its violations. `treetune validate` reports rules by name, and the docs
-list them.
+`rules.toml` declares the rules. `treetune validate` reports them by name, and the docs list them.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Collection, Sequence
-from functools import partial
+from importlib import resources
 from typing import Any, ClassVar
 
 from treetune.config.plugins import environments
@@ -23,9 +23,11 @@ from treetune.errors import plural
 ADVICE = ", or `--fix OUT.parquet`"
 
 RULES = Rules()
-"""Every rule by name; those of `--gold` once that module is loaded."""
-add_rule = RULES.add
-add_fixable_rule = partial(RULES.add, fixable=True)
+"""Every rule by name, in the order of the report."""
+for _rule, _texts in tomllib.loads(
+    resources.files("treetune.data.validate").joinpath("rules.toml").read_text()
+).items():
+    RULES.add(_rule, **_texts)
 
 Fault = tuple[str, str]
 """A rule, and what was found."""
