@@ -69,7 +69,7 @@ BY_PARAMETER = "treetune.core.mixture:ByParameter"
 
 SCORERS = {
     "all_of": "treetune.scorers.combined:AllOf",
-    "choice": "treetune.scorers.texts:Choice",
+    "choice": "treetune.scorers.choice:Choice",
     "code": "treetune.tasksets.code.scorers:Code",
     "exact": "treetune.scorers.texts:Exact",
     "f1": "treetune.scorers.texts:F1",
@@ -79,7 +79,7 @@ SCORERS = {
     "judge": "treetune.scorers.judges:Judge",
     "math": "treetune.tasksets.math_scorer:Math",
     "number": "treetune.scorers.numbers:Number",
-    "pattern": "treetune.scorers.patterns:Pattern",
+    "pattern": "treetune.scorers.texts:Pattern",
     "rule": "treetune.scorers.scorer:Rule",
     "tests": "treetune.tasksets.code.scorers:Tests",
     "weighted": "treetune.scorers.combined:Weighted",

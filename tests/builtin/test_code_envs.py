@@ -319,7 +319,7 @@ class TestLcb:
             (f"```\n{PROGRAM}\n```", 1.0),
             (f"```python\n1/0\n```\nbetter:\n```python\n{PROGRAM}\n```", 1.0),
             (f"```python\n{PROGRAM}\n```\n```\n25\n```", 0.0),
-            (f"```python {PROGRAM}```", 0.0),
+            (f"```python {PROGRAM}```", 1.0),
             (f"```python\n{PROGRAM}", 0.0),
             (PROGRAM, 0.0),
             ("", 0.0),

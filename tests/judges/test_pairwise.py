@@ -13,7 +13,7 @@ from treetune.core.policy import Completion, Policy
 from treetune.core.trace import Trace, Turn
 from treetune.scorers.judges import Judge, JudgeError, JudgeModel
 from treetune.scorers.judges.methods import compare
-from treetune.scorers.reading.answers import Place
+from treetune.scorers.reading.answer_format import AnswerFormat
 
 pytestmark = pytest.mark.usefixtures("verdict_cache")
 
@@ -53,7 +53,7 @@ def test_an_answer_earns_what_it_wins_both_ways_round(judge, answers, earned):
 
 def test_only_what_was_given_as_the_answer_is_compared():
     placed = ["Not Rome. <answer>Paris</answer>", "Not Paris. <answer>Rome</answer>", "Paris"]
-    assert rewards("Fair", *placed, answer=Place(tag="answer")) == [1, 0, 0]
+    assert rewards("Fair", *placed, answer=AnswerFormat(tag="answer")) == [1, 0, 0]
 
 
 class Says(Policy):

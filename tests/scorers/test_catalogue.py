@@ -108,10 +108,10 @@ def label(entry: Entry) -> str:
     return "includes, bare" if entry["kind"] == "includes" and "choices" not in entry else str(entry["kind"])
 
 
-HONEST = 0.15
-"""The share of honest replies that may be unpaid: 0.02 once answers are read in one place."""
-HOSTILE = 85
-"""How many hostile replies may be paid: none, once answers are read in one place. The figure of `includes` without
+HONEST = 0.02
+"""The share of honest replies that may be unpaid."""
+HOSTILE = 0
+"""How many hostile replies may be paid. The figure of `includes` without
 options is only printed."""
 
 

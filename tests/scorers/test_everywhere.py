@@ -20,8 +20,8 @@ from treetune.data.rows.scorer import ScoredBy, scored_by, taskset_of
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.scorers import KINDS, choice, includes, number, pattern, read_scorer, weighted
 from treetune.scorers.combined import Part
-from treetune.scorers.patterns import bound_of
-from treetune.scorers.reading.answers import Place
+from treetune.scorers.reading.answer_format import AnswerFormat
+from treetune.scorers.reading.bounded_search import bound_of
 from treetune.scorers.scorer import find_unpaid
 from treetune.trainers.verl import compute_score
 
@@ -139,7 +139,7 @@ def test_a_taskset_is_scored_by_its_scorer_and_so_are_its_rows():
 
 @pytest.mark.parametrize(
     ("method", "reply", "reward"),
-    [("rule", "It is Paris.", 0), ("includes", "It is Paris.", 1), ("exact", "Paris", 1), ("model", "It is Paris.", 0)],
+    [("rule", "It is Paris.", 1), ("includes", "It is Paris.", 1), ("exact", "Paris", 1), ("model", "It is Paris.", 1)],
 )
 def test_the_method_of_a_row_names_a_kind(method, reply, reward):
     spec = {"method": method, "ground_truth": "Paris"}
@@ -197,9 +197,9 @@ def test_a_pattern_that_never_ends_is_ended():
 @pytest.mark.parametrize(
     ("scorer", "prompt", "truth", "unpaid"),
     [
-        ("rule", "Capital of France?", "Paris", "The answer is Paris."), ("rule", "2 + 3?", "5", None),
+        ("rule", "Capital of France?", "Paris", None), ("rule", "2 + 3?", "5", None),
         ("rule", "Capital? End with ####", "Paris", None), ("rule", "Capital? Answer with one word.", "Paris", None),
-        ("exact", "Which one?", "B", "The answer is B."), ("choice", "Which one?", "B", None),
+        ("exact", "Which one?", "B", None), ("choice", "Which one?", "B", None),
         ("includes", "Capital of France?", "Paris", None), ("number", "2 + 3?", "5", None),
         ({"kind": "exact", "answer": {"tag": "answer"}}, "Capital?", "Paris", None), ("f1", "Capital?", "Paris", None),
         ({"kind": "exact", "strip": False}, "Capital?", "Paris", "**Paris**"),
@@ -212,7 +212,7 @@ def test_the_gold_answer_is_tried_as_a_model_would_say_it(scorer, prompt, truth,
 
 def test_validate_warns_of_rows_whose_scorer_does_not_pay_what_models_say(treetune):
     row = {"data_source": "x", "prompt": [{"role": "user", "content": "Capital of France?"}]}
-    scorer = '{"scorer":{"kind":"exact"}}'
+    scorer = '{"scorer":{"kind":"exact","strip":false}}'
     reward = {"style": "rule", "ground_truth": "Paris"}
     write("rows.jsonl", [{**row, "reward_model": reward, "extra_info": {"scorer": scorer}}])
     result = treetune("validate", "rows.jsonl", "--gold", "--json")
@@ -240,7 +240,7 @@ def test_what_is_no_scorer_is_told_by_name(given):
 
 def test_python_takes_keys_as_yaml_has_them():
     assert includes(answer={"after": "####"}) == read_scorer({"kind": "includes", "answer": {"after": "####"}})
-    assert includes(answer=Place(after="####")).score("Not Rome.\n#### Paris", "Paris").reward == 1
+    assert includes(answer=AnswerFormat(after="####")).score("Not Rome.\n#### Paris", "Paris").reward == 1
     both = weighted(parts=[{"weight": 0.5, "scorer": "includes"}, {"weight": 0.5, "scorer": number(tolerance=1)}])
     assert both.score("It is 5", "5").reward == 1
     with pytest.raises(ConfigError, match=r"fault in choice\(\)[\s\S]*truth: .*did you mean 'index'"):

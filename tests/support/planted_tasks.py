@@ -80,9 +80,9 @@ class GoldNotRewarded(Sound):
 
 
 class GoldSaidOtherwise(Sound):
-    """`exact` pays the bare word, and not "The answer is ..."."""
+    """It pays the bare word, and not a bold one."""
 
-    scorer = exact()
+    scorer = exact(strip=False)
     reward, gold = Taskset.reward, Taskset.gold
 
 

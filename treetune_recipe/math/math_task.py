@@ -1,6 +1,6 @@
 """A math task: the answer is parsed from a column such as GSM8K's, which ends in `#### 72`."""
 
-from treetune.scorers.reading.answers import boxed
+from treetune.scorers.reading.statements import boxed
 from treetune_verl.tasks import Task
 
 

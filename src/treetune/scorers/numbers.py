@@ -10,18 +10,10 @@ from typing import Any, NamedTuple
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError
-from treetune.scorers.reading.answers import (
-    Found,
-    Place,
-    final_number,
-    number_after,
-    placed,
-    read_number,
-    strip_thinking,
-)
+from treetune.scorers.reading.extraction import extract
 from treetune.scorers.reading.numerals import Number as Value
-from treetune.scorers.reading.numerals import find_numbers
-from treetune.scorers.scorer import Scorer, expected, require_truths
+from treetune.scorers.reading.numerals import find_numbers, read_amount, read_number
+from treetune.scorers.scorer import Scorer, expected, judged, require_truths
 
 
 class Number(Scorer, frozen=True, tag="number"):
@@ -41,30 +33,18 @@ class Number(Scorer, frozen=True, tag="number"):
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the answer equals the number in the ground truth; `5`, `$5`, `5%`, `5 apples` and `x = 5` are 5."""
-        truths = (truth,) if isinstance(truth, str) else require_truths(truth, task)
-        reply = strip_thinking(answer)
-        found = final_number(reply) if self.answer is None else self._find(reply, self.answer)
-        value = found.value
-        if value is None and found.text is not None:
-            value = read_number(found.text)
-        if value is None:
-            return Score(0.0, answer=found.text, explanation=found.why or "no number")
+        truths = [truth] if isinstance(truth, str) else require_truths(truth, task)
+        found = extract(answer, self.answer, read_amount)
+        if found.text is None:
+            return judged(found, False, truths)
         for one in truths:
             wanted = _read_quantity(str(one))
-            if wanted is not None and (value == wanted.value or self._is_near(value, wanted.value)):
-                if wanted.unit is not None and (other := _unit_beside(answer, str(found.text))) not in (
-                    None,
-                    wanted.unit,
-                ):
-                    return Score(0.0, answer=found.text, explanation=f"the unit is {other}, {expected(truths)}")
-                return Score(1.0, answer=found.text, explanation="right")
-        return Score(0.0, answer=found.text, explanation=expected(truths))
-
-    def _find(self, reply: str, place: Place) -> Found:
-        if place.after is not None:
-            return number_after(reply, place.after)
-        found = placed(reply, place)
-        return found if found.text is None else final_number(found.text)
+            if wanted is not None and (found.value == wanted.value or self._is_near(found.value, wanted.value)):
+                unit = wanted.unit and _unit_beside(answer, found.text)
+                if unit not in (None, wanted.unit):
+                    return Score(0.0, answer=found.text, explanation=f"the unit is {unit}, {expected(truths)}")
+                return judged(found, True, truths)
+        return judged(found, False, truths)
 
     def _is_near(self, value: Value, wanted: Value) -> bool:
         if self.tolerance is None and self.relative is None:
@@ -99,7 +79,7 @@ def _unit_beside(text: str, number: str) -> str | None:
     end = begin + len(number)
     around = (number, text[max(0, begin - 2) : begin], text[end : end + 30])
     for sign, unit in _SIGNS.items():
-        if any(sign in part for part in (number, around[1], around[2][:2])):
+        if any(sign in part for part in (number, around[1], around[2][:3])) and not (sign == "$" and "$" in around[2]):
             return unit
     if inside := _WORD.search(number):  # the answer includes its unit: "5 km"
         return _UNITS.get(inside[0].lower())
@@ -109,7 +89,15 @@ def _unit_beside(text: str, number: str) -> str | None:
 
 _WORD = re.compile(r"[^\W\d_]+")
 _NEXT_WORD = re.compile(r"[\s*_$\\{}]*(?:text|mathrm)?[{\s-]*([^\W\d_]+)")
-_SIGNS = {"$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "%": "percent"}
+_SIGNS = {
+    "°C": "celsius",
+    "°F": "fahrenheit",
+    "$": "dollar",
+    "€": "euro",
+    "£": "pound sterling",
+    "¥": "yen",
+    "%": "percent",
+}
 _UNITS = {
     word: unit
     for unit, words in {

@@ -32,17 +32,11 @@ from treetune.config.structs import convert
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError, TasksetError, did_you_mean
-from treetune.scorers.reading.answers import (
-    Found,
-    Place,
-    final_number,
-    final_text,
-    placed,
-    plain,
-    read_truth,
-    same,
-    strip_thinking,
-)
+from treetune.scorers.reading.answer_format import AnswerFormat, asked_form
+from treetune.scorers.reading.extraction import extract
+from treetune.scorers.reading.numerals import plain, read_amount, read_truth
+from treetune.scorers.reading.statements import Extraction
+from treetune.scorers.reading.wording import read_text, same
 
 KINDS: dict[str, str] = tables["SCORERS"]
 """Where each kind is defined."""
@@ -51,9 +45,9 @@ KINDS: dict[str, str] = tables["SCORERS"]
 class Scorer(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True
 ):
-    answer: Place | None = None
-    """Where to find the answer: `{after: "####"}`, `{tag: answer}`, `{boxed: true}`, `{last_line: true}`. Absent: the
-    usual places for the kind."""
+    answer: AnswerFormat | None = None
+    """Where the reply gives the answer: `boxed`, `hash`, `last_line`, `{tag: answer}`, `{line: "Answer:"}`. Absent:
+    wherever it states one."""
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Any:
         """The `Score` of a reply. May be async."""
@@ -99,11 +93,6 @@ class Scorer(
     def columns(self) -> list[str]:
         """The keys of `extra_info` that it reads. A dataset task includes these columns."""
         return []
-
-    def find(self, answer: str) -> Found:
-        """The answer in a reply."""
-        reply = strip_thinking(answer)
-        return final_text(reply) if self.answer is None else placed(reply, self.answer)
 
     @classmethod
     def struct_of(cls, value: Any) -> type[Scorer] | None:
@@ -176,19 +165,24 @@ def expected(truths: Sequence[Any]) -> str:
     return f"expected {' or '.join(f'{truth!s:.80}' for truth in truths)}"
 
 
+def judged(found: Extraction, right: bool, truths: Sequence[Any]) -> Score:
+    """The score of an answer that was looked for, and in which form it was found."""
+    if found.text is None:
+        return Score(0.0, explanation=found.why)
+    why = f"right, from {found.form}" if right else f"{expected(truths)}; read from {found.form}"
+    return Score(float(right), answer=found.text, explanation=why)
+
+
 class Rule(Scorer, frozen=True, tag="rule"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
+        """Whether the answer equals the ground truth, as a number if that is one, else as a text."""
         truths = truth if isinstance(truth, list) else [truth]
-        reply = strip_thinking(answer)
-        if self.answer is not None:
-            found = placed(reply, self.answer)
-        elif all(read_truth(truth) is not None for truth in truths):
-            found = final_number(reply)
-        else:
-            found = final_text(reply)
-        right = found.text is not None and any(same(found.text, truth) for truth in truths)
-        expected = f"expected {' or '.join(str(truth) for truth in truths)}"
-        return Score(float(right), answer=found.text, explanation="right" if right else found.why or expected)
+        numbers = [read_truth(one) for one in truths]
+        if None not in numbers:
+            found = extract(answer, self.answer, read_amount)
+            return judged(found, found.text is not None and found.value in numbers, truths)
+        found = extract(answer, self.answer, read_text)
+        return judged(found, found.text is not None and any(same(found.text, one) for one in truths), truths)
 
 
 TRIED = ("rule", "exact", "includes", "number", "choice", "math")
@@ -222,7 +216,7 @@ def _ways(scorer: Scorer, task: Task) -> Iterator[str]:
         text = label = plain((scorer.gold(task.ground_truth, task) or "") if bare else text)
     if _TOLD.search(prompt) or not text or "\n" in text or len(text) > LONGEST:
         return
-    place = scorer.answer or _place_in(prompt)
+    place = scorer.answer or asked_form(prompt)
     fill = (lambda said: said) if place is None else place.fill
     yield from (fill(f"**{text}**"), fill(f"{text}."))
     if place is not None:
@@ -233,16 +227,6 @@ def _ways(scorer: Scorer, task: Task) -> Iterator[str]:
         if option := _option(task, label):
             yield option
     yield f"The answer is {text}."
-
-
-def _place_in(prompt: str) -> Place | None:
-    """The place that a prompt prescribes for the answer."""
-    if "####" in prompt:
-        return Place(after="####")
-    if "\\boxed" in prompt:
-        return Place(boxed=True)
-    tag = re.search(r"<([A-Za-z][\w-]*)>.*?</\1>", prompt, re.DOTALL)
-    return Place(tag=tag[1]) if tag else None
 
 
 def _option(task: Task, label: str) -> str | None:

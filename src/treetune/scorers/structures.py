@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +12,9 @@ import msgspec
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError
-from treetune.scorers.reading.answers import placed, plain, read_number, strip_thinking
+from treetune.scorers.reading.extraction import extract, read_as_written
+from treetune.scorers.reading.numerals import plain, read_number
+from treetune.scorers.reading.statements import fenced, strip_thinking
 from treetune.scorers.schema import find_schema_faults, find_value_fault
 from treetune.scorers.scorer import Scorer, truths_of
 
@@ -51,7 +53,7 @@ class Json(Scorer, frozen=True, tag="json"):
         """Whether the reply contains JSON that matches the schema and the fields of the ground truth."""
         reply = strip_thinking(answer)
         if self.answer is not None:
-            found = placed(reply, self.answer)
+            found = extract(answer, self.answer, read_as_written)
             if found.text is None:
                 return Score(0.0, explanation=found.why)
             reply = found.text
@@ -64,6 +66,8 @@ class Json(Scorer, frozen=True, tag="json"):
             return Score(1.0, answer=text, explanation="as the schema says")
         wanted = self._read_truths(truth)
         best, why = max((self._compare(value, one) for one in wanted), key=lambda found: found[0])
+        if best and _has_duplicate_keys(text):
+            best, why = 0.0, "a key is given twice"
         return Score(best, answer=text, explanation=why)
 
     def _compare(self, value: Any, truth: Any) -> tuple[float, str]:
@@ -129,23 +133,18 @@ def _decode_truth(text: str) -> Any:
 
 def _find_value(reply: str) -> tuple[Any, str]:
     """The one value in a reply: in a code block, or else the whole reply, or the object or list in it."""
-    blocks = [block.strip() for block in _blocks(reply)]
+    blocks = [block.body.strip() for block in fenced(reply) if block.language in _LANGUAGES]
     if not blocks:
         begin, end = min(_places(reply, "{["), default=-1), max(_places(reply, "}]"), default=-1)
         blocks = [reply.strip(), *([reply[begin : end + 1]] if 0 <= begin < end else [])]
-        return next(((value, block) for block in blocks if (value := _decode(block)) is not _NONE), (_NONE, "no JSON"))
+        found = next(((value, block) for block in blocks if (value := _decode(block)) is not _NONE), (_NONE, "no JSON"))
+        return (_NONE, "it is denied") if begin > 0 and _WRONG.search(reply[:begin]) else found
     values = [(value, block) for block in blocks if (value := _decode(block)) is not _NONE]
     if not values:
         return _NONE, "no JSON in the block of code"
     if any(value != values[0][0] for value, _ in values):
         return _NONE, "several different values"
     return values[-1]
-
-
-def _blocks(reply: str) -> Iterator[str]:
-    pieces = reply.split("```")
-    for piece in pieces[1::2]:
-        yield _LANGUAGE.sub("", piece, count=1)
 
 
 def _places(text: str, letters: str) -> list[int]:
@@ -158,6 +157,18 @@ def _decode(text: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return _NONE
+
+
+def _has_duplicate_keys(text: str) -> bool:
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError
+
+    try:
+        json.loads(text, object_pairs_hook=check)
+    except ValueError:
+        return True
+    return False
 
 
 def _at(value: Any, field: str) -> Any:
@@ -174,4 +185,5 @@ def _short(value: Any) -> str:
     return "absent" if value is _NONE else f"{msgspec.json.encode(value).decode():.120}"
 
 
-_LANGUAGE = re.compile(r"\A(?:json[5c]?|JSON|javascript|js)?\s*\n?")
+_WRONG = re.compile(r"\b(?:wrong|incorrect|not)\b[^.\n]{0,40}$", re.I)
+_LANGUAGES = ("", "json", "json5", "jsonc", "javascript", "js")

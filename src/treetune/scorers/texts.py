@@ -1,125 +1,164 @@
-"""Scorers for texts: `exact`, `includes`, `f1`, and `choice` for multiple choice."""
+"""Scorers for texts: `exact`, `includes`, `f1`, and `pattern` for regular expressions."""
 
 from __future__ import annotations
 
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from string import ascii_uppercase
 from typing import Any, Literal
 
 from treetune.core.score import Score
 from treetune.core.task import Task
-from treetune.errors import ConfigError, TasksetError
-from treetune.scorers.reading.answers import (
-    Found,
-    Options,
-    boxed,
-    choose,
-    names_one,
-    placed,
-    plain,
-    read_label,
-    statement,
+from treetune.errors import ConfigError
+from treetune.scorers.reading.bounded_search import SECONDS, check_pattern, search
+from treetune.scorers.reading.extraction import extract, read_as_written
+from treetune.scorers.reading.numerals import plain
+from treetune.scorers.reading.statements import (
+    FIRST_LINE,
+    LAST,
+    SEVERAL,
+    Extraction,
+    Statement,
+    clean,
+    split_sentences,
     strip_thinking,
-    why_unnamed,
 )
-from treetune.scorers.reading.answers import after as pieces_after
-from treetune.scorers.scorer import Scorer, expected, require_truths
+from treetune.scorers.reading.wording import read_text, same, text_key, truth_key
+from treetune.scorers.reading.words import denied, hedged, refused, taken_back
+from treetune.scorers.scorer import Scorer, expected, judged, require_truths
 
 SHORT = 5
 """The most words of a ground truth that counts as a name rather than prose."""
+SHORT_REPLY = 200
+"""The most characters of a reply without an explicit answer that `includes` reads as one statement."""
+OTHER_WORDS = 12
+"""How many words longer than the truth a statement may be for `includes`."""
 
 
 class Exact(Scorer, frozen=True, tag="exact"):
-    ignore_case: bool = False
+    ignore_case: bool = True
     """Whether to ignore case."""
     strip: bool = True
-    """Whether to ignore spaces, quotes, markdown, `$` and a full stop around the answer. If not, the whole reply is
-    compared character by character."""
+    """Whether to ignore articles, quotes, markdown and punctuation around the answer. If not, the reply, or what is in
+    the declared place, is compared character by character."""
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the answer is exactly the ground truth."""
         truths = require_truths(truth, task)
-        found = self.find(answer) if self.strip or self.answer is not None else Found(strip_thinking(answer))
-        if found.text is None:
-            return Score(0.0, explanation=found.why)
-        text = found.text.casefold() if self.ignore_case else found.text
-        for one in truths:
-            wanted = _normal_truth(str(one), self.ignore_case, self.strip)
-            if wanted in text and wanted and _normal(found.text, self.ignore_case, self.strip) == wanted:
-                return Score(1.0, answer=found.text, explanation="right")
-        return Score(0.0, answer=found.text, explanation=expected(truths))
+        if not self.strip:
+            found = self._read_raw(answer)
+            right = any(found.text == str(one) for one in truths)
+        else:
+            found = extract(answer, self.answer, read_text)
+            right = found.text is not None and any(self._is_same(found, str(one)) for one in truths)
+        return judged(found, right, truths)
+
+    def _read_raw(self, answer: str) -> Extraction:
+        if self.answer is None:
+            return Extraction(strip_thinking(answer), form="the whole reply")
+        return extract(answer, self.answer, read_as_written)
+
+    def _is_same(self, found: Extraction, truth: str) -> bool:
+        if found.value != truth_key(truth) or not found.value:
+            return False
+        return self.ignore_case or plain(str(found.text)) == plain(truth)
 
     def fault(self, truth: Any, task: Task | None) -> str | None:
-        empty = any(not _normal(str(one), self.ignore_case, self.strip) for one in require_truths(truth, task))
-        return "says nothing" if empty else None
-
-
-def _normal(text: str, ignore_case: bool, strip: bool) -> str:
-    # Text that begins and ends with a letter or digit needs no stripping.
-    if strip and not (text[:1].isalnum() and text[-1:].isalnum()):
-        text = plain(text)
-    return text.casefold() if ignore_case else text
-
-
-_normal_truth = lru_cache(maxsize=4096)(_normal)
+        return "says nothing" if any(not truth_key(str(one)) for one in require_truths(truth, task)) else None
 
 
 class Includes(Scorer, frozen=True, tag="includes"):
     ignore_case: bool = True
     """Whether to ignore case."""
-    strip: bool = True
-    """Whether to ignore spaces, quotes and full stops around the ground truth."""
     hedges: bool = False
     """Whether a reply is also right if it denies the ground truth, leaves it open or names other answers too."""
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the reply names the ground truth as its answer."""
+        """Whether the statement of the answer names the ground truth, with a few other words and no other option."""
         truths = require_truths(truth, task)
-        reply = strip_thinking(answer)
-        if self.answer is not None:
-            found = placed(reply, self.answer)
-            if found.text is None:
-                return Score(0.0, explanation=found.why)
-            reply = found.text
-        elif not self.hedges:
-            reply = statement(reply)
-        text = reply.lower() if self.ignore_case else reply
-        others = self._others(task, truths) if task is not None and not self.hedges else ()
-        why = ""
-        for one in truths:
-            wanted = _wanted(str(one), self.ignore_case, self.strip)
-            if not wanted:
-                continue
-            reason = why_unnamed(text, wanted, others, reply)
-            if not reason or (self.hedges and reason != "not named"):
-                return Score(1.0, answer=str(one), explanation="right")
-            why = why or ("" if reason == "not named" else f"{one:.80} is {reason}")
-        return Score(0.0, answer=reply[-200:].strip() or None, explanation=why or expected(truths))
+        if self.hedges:
+            return self._search_everywhere(answer, truths)
+        found = extract(answer, self.answer, read_phrase, _one_includes_other)
+        if found.form == LAST and len(whole := clean(answer).strip()) <= SHORT_REPLY:
+            found = Extraction(whole, form="the short reply")
+        if found.text is None:
+            return judged(found, False, truths)
+        others = _other_options(task, truths)
+        problems = [self._why_not(found.text, str(one), others) for one in truths]
+        why = f"right, from {found.form}" if "" in problems else f"{problems[0]}; read from {found.form}"
+        return Score(float("" in problems), answer=found.text, explanation=why)
 
-    def _others(self, task: Task, truths: list[Any]) -> tuple[str, ...]:
-        """The wrong options of a task with options."""
-        choices = task.extra_info.get("choices")
-        if isinstance(choices, dict):  # {"label": [...], "text": [...]}, as in ARC, or {"A": "Paris"}
-            choices = choices.get("text", list(choices.values()))
-        if not isinstance(choices, list):
-            return ()
-        right = {_wanted(str(one), self.ignore_case, self.strip) for one in truths}
-        wanted = (_wanted(str(one), self.ignore_case, self.strip) for one in choices)
-        return tuple(one for one in wanted if one and one not in right and not any(one in each for each in right))
+    def _why_not(self, text: str, truth: str, others: tuple[str, ...]) -> str:
+        """Why a statement does not name a ground truth as the answer; "" if it does."""
+        wanted, name = truth_key(truth), plain(truth)
+        said = next((one for one in _sentences(text)[::-1] if _names(text_key(one), wanted)), "")
+        if not said or not (self.ignore_case or name in said):
+            return f"expected {truth:.80}"
+        if len(said.split()) - len(name.split()) > OTHER_WORDS:
+            return f"more than {OTHER_WORDS} other words"
+        begin = max(0, said.casefold().find(name.casefold()))
+        ahead, behind = said[:begin], said[begin + len(name) :]
+        later = text[text.rfind(said) + begin + len(name) :]
+        if denied(ahead) or refused(behind) or hedged(ahead) or hedged(behind) or taken_back(later):
+            return f"{truth:.80} is denied or left open"
+        if other := next((one for one in others if _names(text_key(text), one)), None):
+            return f"{other} is named too"
+        return SEVERAL if plain(text) != name and _is_list(text) else ""
+
+    def _search_everywhere(self, answer: str, truths: list[Any]) -> Score:
+        said = text_key(strip_thinking(answer))
+        right = next((str(one) for one in truths if _names(said, truth_key(str(one)))), None)
+        return Score(float(right is not None), answer=right, explanation="right" if right else expected(truths))
 
     def fault(self, truth: Any, task: Task | None) -> str | None:
-        empty = any(not _wanted(str(one), self.ignore_case, self.strip) for one in require_truths(truth, task))
-        return "says nothing" if empty else None
+        return "says nothing" if any(not truth_key(str(one)) for one in require_truths(truth, task)) else None
 
 
-@lru_cache(maxsize=4096)
-def _wanted(truth: str, ignore_case: bool, strip: bool) -> str:
-    truth = plain(truth) if strip else truth
-    return truth.lower() if ignore_case else truth
+def read_phrase(statement: Statement) -> Extraction | None:
+    """A statement as it is, for a kind that compares a part of it."""
+    if statement.form == FIRST_LINE or not statement.text.strip():
+        return None
+    return Extraction(statement.text, value=f" {text_key(statement.text)} ")
+
+
+def _one_includes_other(one: str, other: str) -> bool:
+    return one in other or other in one
+
+
+def _sentences(text: str) -> list[str]:
+    return [one for line in text.split("\n") if line.strip() for one in split_sentences(line.strip())]
+
+
+def _names(said: str, wanted: str) -> bool:
+    """Whether the words of a text include others; in a script without spaces, its letters."""
+    return f" {wanted} " in f" {said} " or (
+        not wanted.isascii() and _NO_SPACES.search(wanted) is not None and wanted in said
+    )
+
+
+def _is_list(text: str) -> bool:
+    """Whether a text lists names: one a line, or with a separator that is not a comma; or three with commas."""
+    items = [plain(item) for item in _SEPARATOR.split(text) if not item.rstrip(" *_").endswith((".", ":", "…"))]
+    names = [item for item in items if len(item.split()) <= 3 and any(map(str.isalnum, item)) and not item[0].islower()]
+    return len(names) >= (3 if _ONLY_COMMAS.fullmatch(text) else 2)
+
+
+def _other_options(task: Task | None, truths: list[Any]) -> tuple[str, ...]:
+    """The wrong options of a task with options."""
+    choices = task.extra_info.get("choices") if task is not None else None
+    if isinstance(choices, dict):  # {"label": [...], "text": [...]}, as in ARC, or {"A": "Paris"}
+        choices = choices.get("text", list(choices.values()))
+    if not isinstance(choices, list):
+        return ()
+    right = [f" {truth_key(str(one))} " for one in truths]
+    wrong = (truth_key(str(one)) for one in choices)
+    return tuple(one for one in wrong if one and not any(f" {one} " in each for each in right))
+
+
+_NO_SPACES = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
+_SEPARATOR = re.compile(r"[,;/|]|(?<!\n)\n(?!\s*\n)|\b(?:and|as well as|then|plus|und|et|y|e|и)\b|[、和]")
+_ONLY_COMMAS = re.compile(r"(?:(?!\b(?:and|as well as|then|plus|und|et|y|e|и)\b)[^;/|\n、和])*")
 
 
 class F1(Scorer, frozen=True, tag="f1"):
@@ -133,22 +172,22 @@ class F1(Scorer, frozen=True, tag="f1"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """The word overlap of the answer and the ground truth, as computed by SQuAD."""
         truths = require_truths(truth, task)
-        found = self.find(answer)
+        found = extract(answer, self.answer, read_phrase, _one_includes_other)
         if found.text is None:
             return Score(0.0, explanation=found.why)
-        said = words_of(statement(found.text))
+        said = words_of(found.text)
         best = max(_f1(said, _words_of_truth(str(one))) for one in truths)
         if best and not self._is_single(found.text, truths):
             return Score(0.0, answer=found.text, explanation="left open or denied", metrics={"f1": 0.0})
         reward = best if self.threshold is None else float(best >= self.threshold)
-        why = "right" if best == 1 else f"F1 {best:.2f}, {expected(truths)}"
+        why = f"right, from {found.form}" if best == 1 else f"F1 {best:.2f}, {expected(truths)}"
         return Score(reward, answer=found.text, explanation=why, metrics={"f1": best})
 
     def _is_single(self, text: str, truths: list[Any]) -> bool:
         """Prose may contain `or` and `not`; a name may not, unless the ground truth does."""
         if any(len(_words_of_truth(str(one))) > SHORT for one in truths):
             return True
-        return names_one(text) or any(not names_one(str(one)) for one in truths)
+        return not (hedged(text) or denied(text)) or any(hedged(str(one)) or denied(str(one)) for one in truths)
 
     def fault(self, truth: Any, task: Task | None) -> str | None:
         empty = all(not _words_of_truth(str(one)) for one in require_truths(truth, task))
@@ -172,110 +211,80 @@ _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-LETTERS = tuple(ascii_uppercase[:10])
-"""The labels if the options are unknown."""
-
-
-class Choice(Scorer, frozen=True, tag="choice"):
-    choices: str | list[str] | dict[str, str] | None = None
-    """The options: a list of texts, labelled A, B, ...; texts by label (`{"1": yes, "2": no}`); or the column (the key
-    of `extra_info`) that holds them for each task. Absent: `extra_info.choices` if the task has it, else the letters
-    only."""
-    truth: Literal["label", "index", "text"] | None = None
-    """What the ground truth is: a label, the index of the right option from 0, or its text. Absent: an integer is an
-    index, and a text is a label or else an option's text."""
+class Pattern(Scorer, frozen=True, tag="pattern"):
+    pattern: str
+    """The regular expression to search for in the reply."""
+    group: int | str | None = None
+    """The group with the answer, by number or name. Absent: the first group, or the whole match if there is none."""
+    which: Literal["only", "first", "last"] = "only"
+    """Which match counts if there are several. `only`: all must say the same."""
+    ignore_case: bool = False
+    """Whether to ignore case."""
+    strip: bool = True
+    """Whether to compare numbers by value, and texts without surrounding markdown, quotes and a full stop."""
+    match_only: bool = False
+    """Whether any match earns 1, whatever it says. Use it to check a format, as a part of other scorers."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.choices, list | dict) and len(self.choices) < 2:
-            raise ConfigError([("choices", "there must be two options at least")])
+        try:
+            compiled = check_pattern(self.pattern, self.ignore_case)
+        except ValueError as error:
+            raise ConfigError([("pattern", str(error))]) from None
+        known = [*range(compiled.groups + 1), *compiled.groupindex]
+        if self.group is not None and self.group not in known:
+            raise ConfigError([("group", f"the pattern has no group {self.group!r}; there are {known}")])
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the reply chooses the right option, by its label or its text."""
-        options = self._options(task)
-        right = self._labels_of(truth, options, task)
+        """Whether the text that the pattern finds matches the ground truth."""
+        truths = [] if self.match_only else require_truths(truth, task)
         reply = strip_thinking(answer)
         if self.answer is not None:
-            found = placed(reply, self.answer)
-            if found.text is None:
-                return Score(0.0, explanation=found.why)
-            reply = found.text
-        elif "#" in reply or "\\" in reply:
-            reply = "\n".join(pieces_after(reply, "####") or boxed(reply)) or reply
-        chosen = choose(reply, options)
-        if chosen.label is None:
-            return Score(0.0, explanation=chosen.why)
-        if chosen.label in right:
-            return Score(1.0, answer=chosen.label, explanation="right")
-        return Score(0.0, answer=chosen.label, explanation=f"expected {' or '.join(sorted(right))}")
+            place = extract(answer, self.answer, read_text)
+            if place.text is None:
+                return Score(0.0, explanation=place.why)
+            reply = place.text
+        matches = search(self.pattern, reply, self.group, ignore_case=self.ignore_case)
+        if matches is None:
+            return Score(0.0, explanation=f"the search took more than {SECONDS:g} seconds")
+        if self.match_only:
+            return Score(float(bool(matches)), answer=matches[-1] if matches else None, explanation=self._say(matches))
+        found = self._choose(matches)
+        if found.text is None:
+            return Score(0.0, explanation=found.why)
+        right = any(self._is_same(found.text, str(one)) for one in truths)
+        return Score(float(right), answer=found.text, explanation="right" if right else expected(truths))
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
-        return self.say(self._label_of(require_truths(truth, task)[0], self._options(task), task))
+        """A reply in which the pattern finds the ground truth, if one of a few usual forms works."""
+        if self.match_only:
+            return None
+        text = str(require_truths(truth, task)[0])
+        prefix = _literal_prefix(self.pattern)
+        ways = [text, f"{prefix}{text}", f"{prefix} {text}", f"#### {text}", f"Answer: {text}", f"\\boxed{{{text}}}"]
+        said = (self.say(way) for way in ways)
+        return next((reply for reply in said if self.score(reply, truth, task).reward == 1), None)
 
-    def fault(self, truth: Any, task: Task | None) -> str | None:
-        try:
-            options = self._options(task)
-            for one in require_truths(truth, task):
-                self._label_of(one, options, task)
-        except TasksetError as error:
-            return error.message
-        return None
+    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+        return None if self.match_only else super().problem(truth, task)
 
-    def columns(self) -> list[str]:
-        return [self.choices] if isinstance(self.choices, str) else []
+    def _choose(self, matches: list[str]) -> Extraction:
+        if not matches:
+            return Extraction(None, "the pattern matches nothing")
+        said = matches[0 if self.which == "first" else -1]
+        if self.which == "only" and len({text_key(plain(match)) for match in matches}) > 1:
+            return Extraction(None, SEVERAL)
+        return Extraction(said) if said.strip() else Extraction(None, "the match is empty")
 
-    def _options(self, task: Task | None) -> Options:
-        given: Any = self.choices
-        if given is None or isinstance(given, str):
-            given = None if task is None else task.extra_info.get(given or "choices")
-            if given is None and self.choices is not None:
-                raise TasksetError(f"there is no extra_info.{self.choices} with the options")
-        if given is None:
-            return _LETTERS_ALONE
-        if not isinstance(given, list) and isinstance(given, Mapping):  # the Mapping check is slow
-            if "label" in given and "text" in given:  # as in ARC
-                return _make_options(tuple(map(str, given["label"])), tuple(map(str, given["text"])))
-            return _make_options(tuple(map(str, given)), tuple(map(str, given.values())))
-        if not isinstance(given, list | tuple) or not 0 < len(given) <= len(ascii_uppercase):
-            raise TasksetError(f"the options are no list of 1 to 26: {given!r:.80}")
-        texts = tuple(given)
-        return _make_options(None, texts if isinstance(texts[0], str) else tuple(map(str, texts)))
+    def _is_same(self, said: str, truth: str) -> bool:
+        if self.ignore_case:
+            said, truth = said.casefold(), truth.casefold()
+        return same(said, truth) if self.strip else said == truth
 
-    def _labels_of(self, truth: Any, options: Options, task: Task | None) -> Sequence[str]:
-        if isinstance(truth, str) and (label := _find_label(truth, False, self.truth, options)) is not None:
-            return (label,)
-        return [self._label_of(one, options, task) for one in require_truths(truth, task)]
-
-    def _label_of(self, truth: Any, options: Options, task: Task | None) -> str:
-        """The label of the right option."""
-        label = _find_label(str(truth), isinstance(truth, int), self.truth, options)
-        if label is None:
-            where = f"task {task.idx}: " if task is not None else ""
-            known = ", ".join(options.texts or options.labels)
-            problem = f"{where}the ground truth {truth!r:.60} is none of the options: {known:.200}"
-            raise TasksetError(
-                problem,
-                remedy="name the column of the options (choices), and what the truth is: truth: index counts from 0",
-            )
-        return label
+    def _say(self, matches: list[str]) -> str:
+        return "it matches" if matches else "the pattern matches nothing"
 
 
-@lru_cache(maxsize=4096)
-def _make_options(labels: tuple[str, ...] | None, texts: tuple[str, ...]) -> Options:
-    return Options(labels or tuple(ascii_uppercase[: len(texts)]), texts)
-
-
-_LETTERS_ALONE = Options(LETTERS)
-
-
-@lru_cache(maxsize=4096)
-def _find_label(truth: str, is_whole: bool, kind: str | None, options: Options) -> str | None:
-    labels, texts = options
-    if kind == "index" or (kind is None and is_whole and truth not in labels):
-        return labels[int(truth)] if truth.isdecimal() and int(truth) < len(texts or labels) else None
-    if kind != "text":
-        label = read_label(plain(truth), Options(labels))
-        if label is not None or kind == "label":
-            return label
-    folded = [text.strip().casefold() for text in texts]
-    wanted = truth.strip().casefold()
-    return labels[folded.index(wanted)] if wanted in folded else None
+def _literal_prefix(pattern: str) -> str:
+    """The literal text that a pattern begins with."""
+    match = re.match(r"(?:\\[^\w\s]|[^\\.^$*+?{}\[\]|()])*(?![*+?{])", pattern)
+    return re.sub(r"\\(.)", r"\1", match[0]) if match else ""

@@ -18,17 +18,12 @@ from typing import Any
 from treetune.core.environment import Action, Kind, Step, Stored, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
-from treetune.scorers.reading.answers import (
-    Found,
-    boxed,
-    names_one,
-    one_of,
-    plain,
-    read_number,
-    read_truth,
-    strip_thinking,
-)
+from treetune.scorers.reading.answer_format import AnswerFormat
+from treetune.scorers.reading.extraction import extract
+from treetune.scorers.reading.numerals import read_number, read_truth
+from treetune.scorers.reading.statements import Extraction, Statement, strip_thinking
 from treetune.system.threads import call, limit_to_cores
+from treetune.tasksets.math_scorer import read_formula
 from treetune.tasksets.math_verifier import compare, is_single, require_math_verify
 from treetune.tasksets.turns import TurnEnvironment, list_answers
 
@@ -36,8 +31,6 @@ TAIL = 300
 """The answer is searched in this many characters at the end of a reply."""
 
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
-_MARK = re.compile(r"(?i)\banswer[*_\s]*:[*_\s]*")
-_MATH = re.compile(r"(?<!\\)\$+([^$]+?)(?<!\\)\$+")
 # The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order that verl and skyrl-gym use.
 _REPLACEMENTS = {"an ": "", "a ": "", ".$": "$", r"\$": "", "\\ ": "", " ": "", "mbox": "text"}
 _REPLACEMENTS |= {r",\text{and}": ",", r"\text{and}": ",", r"\text{m}": r"\text{}"}
@@ -73,7 +66,7 @@ class AimeEnvironment(TurnEnvironment):
         rewards="1 or -1",
     )
 
-    GOLD = "Answer: {}"
+    ANSWER = AnswerFormat(line="Answer:")
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -100,42 +93,29 @@ class AimeEnvironment(TurnEnvironment):
 
     def _is_same(self, text: str, normal: str) -> bool:
         if self.strict and self._value is not None:
-            return read_number(text) == self._value
+            number = read_number(text)
+            return number is not None and number == self._value
         return bool(normal or not self.strict) and normal in self._normal
 
 
-def find_answer(text: str) -> Found:
+def find_answer(text: str) -> Extraction:
     """Return the one expression that every `Answer:` gives."""
-    pieces = _MARK.split(strip_thinking(text).rstrip()[-TAIL:])[1:]
-    given = [said for piece in pieces if plain(said := re.split(r"[\n<]", piece, maxsplit=1)[0])]
-    found = [_find_expression(said) for said in given]
-    if vague := next((one for one in found if one.text is None), None):
-        return vague
-    return one_of([str(one.text) for one in found], _key, f"no `Answer:` in the last {TAIL} characters")
+    return extract(strip_thinking(text).rstrip()[-TAIL:], AimeEnvironment.ANSWER, _read, _same)
 
 
-def find_answer_as_skyrl(text: str) -> Found:
+def _read(statement: Statement) -> Extraction | None:
+    return read_formula(statement._replace(text=statement.text.partition("<")[0]))
+
+
+def _same(one: str, other: str) -> bool:
+    return (
+        read_number(one) == read_number(other) if read_number(one) is not None else normalise(one) == normalise(other)
+    )
+
+
+def find_answer_as_skyrl(text: str) -> Extraction:
     found = _ANSWER.findall(text[-TAIL:])
-    return Found(found[-1].strip()) if found else Found(None, f"no `Answer:` in the last {TAIL} characters")
-
-
-def _find_expression(said: str) -> Found:
-    """Return the box of a line, else its formula, else the line. Next to a box or formula there may be words but no
-    numbers."""
-    found = boxed(said) or _MATH.findall(said)
-    if not found:
-        return Found(plain(said))
-    around = said
-    for part in found:
-        around = around.replace(part, "", 1)
-    if re.search(r"\d", around) or not names_one(around):
-        return Found(None, f"not a plain answer: {said[:60]!r}")
-    return one_of([plain(part) for part in found], _key, "")
-
-
-def _key(text: str) -> object:
-    value = read_number(text)
-    return (normalise(text) or None) if value is None else value
+    return Extraction(found[-1].strip()) if found else Extraction(None, f"no `Answer:` in the last {TAIL} characters")
 
 
 def normalise(answer: str) -> str:

@@ -11,7 +11,8 @@ from treetune.core.environment import Action, Step
 from treetune.core.score import VALID, Verdict, invalid
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.scorers.reading.answers import list_items, strip_thinking
+from treetune.scorers.reading.statements import strip_thinking
+from treetune.scorers.reading.wording import list_items
 from treetune.tasksets.turns import Positive, TurnEnvironment, part_of_one
 
 NAMES = """

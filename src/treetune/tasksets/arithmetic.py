@@ -11,10 +11,10 @@ from typing import Annotated
 import msgspec
 
 from treetune.core.draws import TasksetConfig
-from treetune.core.score import VALID, Score, Verdict, invalid
+from treetune.core.score import VALID, Verdict, invalid
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.scorers.reading.answers import final_number, same, strip_thinking
+from treetune.scorers.scorer import Rule
 from treetune.tasksets.turns import hash_number
 
 
@@ -27,6 +27,7 @@ class ArithmeticConfig(TasksetConfig, frozen=True, kw_only=True):
 
 class Arithmetic(Taskset[Task, ArithmeticConfig]):
     INFINITE = True
+    scorer = Rule()
 
     def task_at(self, index: int) -> Task:
         level = self.config.level
@@ -43,16 +44,6 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
             ability="math",
             extra_info={"expression": expression, "level": level},
         )
-
-    def reward(self, task: Task, answer: str) -> Score:
-        found = final_number(strip_thinking(answer))
-        if found.text is None:
-            return Score(0.0, explanation=found.why)
-        right = same(found.text, task.ground_truth)
-        return Score(float(right), found.text, "right" if right else f"expected {task.ground_truth}")
-
-    def gold(self, task: Task) -> str:
-        return str(task.ground_truth)
 
     def validate(self, task: Task) -> Verdict:
         result = str(evaluate(task.extra_info["expression"]))

@@ -17,7 +17,10 @@ import msgspec
 from treetune.core.environment import Action, Kind, Step, Stored, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
-from treetune.scorers.reading.answers import Found, number_after, read_number, read_truth, strip_thinking
+from treetune.scorers.reading.answer_format import AnswerFormat
+from treetune.scorers.reading.extraction import extract
+from treetune.scorers.reading.numerals import read_amount, read_truth
+from treetune.scorers.reading.statements import Extraction
 from treetune.tasksets.turns import TurnEnvironment, list_answers
 
 FORMAT_REWARD = 0.2
@@ -38,7 +41,7 @@ class Gsm8kEnvironment(TurnEnvironment):
         pattern=r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)",
     )
 
-    GOLD = "#### {}"
+    ANSWER = AnswerFormat(hash=True)
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -55,7 +58,7 @@ class Gsm8kEnvironment(TurnEnvironment):
     def judge(self, text: str) -> tuple[str | None, bool, str]:
         """Return the number in a text, whether it is right, and if not why."""
         if self.strict:
-            return self.compare(number_after(strip_thinking(text), "####"))
+            return self.compare(extract(text, self.ANSWER, read_amount))
         found = _NUMBER.search(text)
         if found is None:
             return None, False, "no `#### number`"
@@ -63,10 +66,10 @@ class Gsm8kEnvironment(TurnEnvironment):
         right = answer in self._answers
         return answer, right, "right" if right else f"expected {self._answers[0]}"
 
-    def compare(self, found: Found) -> tuple[str | None, bool, str]:
+    def compare(self, found: Extraction) -> tuple[str | None, bool, str]:
         if found.text is None:
             return None, False, found.why
-        right = read_number(found.text) == self._value
+        right = found.value == self._value
         return found.text, right, "right" if right else f"expected {self._answers[0]}"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import MissingExtraError, TasksetError, did_you_mean
-from treetune.scorers.reading.answers import strip_thinking
+from treetune.scorers.reading.statements import strip_thinking
 from treetune.scorers.scorer import Scorer
 
 Values = Mapping[str, Any]

@@ -40,11 +40,12 @@ def require_math_verify() -> None:
 
 def is_single(answer: str, truth: str) -> bool:
     """Whether math-verify could find only one answer in it, or no more than in the ground truth."""
-    from treetune.scorers.reading.answers import names_one, read_number  # workers need no Treetune
+    from treetune.scorers.reading.numerals import read_number  # here, because a worker needs nothing of Treetune
+    from treetune.scorers.reading.words import denied, hedged
 
     lists = answer.count(",") > truth.count(",") and read_number(answer) is None
     several = _SEVERAL_MEANINGS.search(answer) and not _SEVERAL_MEANINGS.search(truth)
-    return names_one(answer) and not lists and not several
+    return not (hedged(answer) or denied(answer) or lists or several)
 
 
 def compare(truth: str, answer: str) -> bool:

@@ -23,7 +23,10 @@ from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError
-from treetune.scorers.reading.answers import Found, one_of, plain, strip_thinking, tagged
+from treetune.scorers.reading.answer_format import AnswerFormat
+from treetune.scorers.reading.extraction import extract
+from treetune.scorers.reading.numerals import plain
+from treetune.scorers.reading.statements import Extraction, Statement, tagged
 from treetune.tasksets.turns import hash_number
 
 _STRETCH = 1024
@@ -78,12 +81,10 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
     def reward(self, task: Task, answer: str) -> Score:
         missing = "no <answer> in the text"
         if self.config.strict:
-            found = one_of(
-                [text.strip() for text in tagged(strip_thinking(answer), "answer")], lambda text: text, missing
-            )
+            found = extract(answer, AnswerFormat(tag="answer"), _read_tag)
         else:  # like its own `extract_answer`, which is quadratic in open tags
             last = deque(tagged(answer, "answer"), maxlen=1)
-            found = Found(last[0].strip() if last else None, missing)
+            found = Extraction(last[0] if last else None, missing)
         said = found.text
         if said is None:
             return Score(self._score(task, None), explanation=found.why)
@@ -119,6 +120,10 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
     def _load_stretch(self, number: int) -> Any:
         seed = (self._start + number) % _STRETCHES * _STRETCH
         return _make_generator(self.config.dataset, seed, msgspec.json.encode(self.config.params))
+
+
+def _read_tag(statement: Statement) -> Extraction | None:
+    return Extraction(statement.text, value=statement.text) if statement.form == "<answer>" else None
 
 
 @lru_cache(maxsize=256)

@@ -31,16 +31,11 @@ from treetune.core.environment import Action, Kind, Step, Stored, TaskRequiremen
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
 from treetune.sandbox import Ended, Result, SandboxLimits
-from treetune.scorers.reading.answers import (
-    Found,
-    number_after,
-    one_of,
-    plain,
-    read_number,
-    same_numbers,
-    strip_thinking,
-    tagged,
-)
+from treetune.scorers.reading.answer_format import AnswerFormat
+from treetune.scorers.reading.extraction import extract
+from treetune.scorers.reading.numerals import read_amount
+from treetune.scorers.reading.statements import Extraction, Statement, tagged
+from treetune.scorers.reading.wording import read_text, truth_key
 from treetune.system.http_body import BodyTooLarge, read_body
 from treetune.system.threads import call
 from treetune.tasksets.code import run_python
@@ -85,7 +80,7 @@ class SearchEnvironment(TurnEnvironment):
         max_turns=2,
     )
 
-    GOLD = "<answer>{}</answer>"
+    ANSWER = AnswerFormat(tag="answer")
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -99,8 +94,10 @@ class SearchEnvironment(TurnEnvironment):
             return Step(_INFORMATION.format("" if query is None else await self._search.use(query)))
         found = self._find_answer()
         answer = found.text
-        matches = says_same if self.strict else says_same_as_skyrl
-        right = answer is not None and any(matches(answer, accepted) for accepted in self._accepted)
+        right = answer is not None and any(
+            found.value == truth_key(accepted) if self.strict else normalise(answer) == normalise(accepted)
+            for accepted in self._accepted
+        )
         expected = f"expected {' or '.join(sorted(map(normalise, self._accepted)))}"
         return self.end(
             float(right),
@@ -110,14 +107,15 @@ class SearchEnvironment(TurnEnvironment):
             metrics={"turns": self.turns, **self._search.metrics},
         )
 
-    def _find_answer(self) -> Found:
+    def _find_answer(self) -> Extraction:
         if not self.strict:
             last = deque(tagged(_INFORMATION.format("").join(self.said), "answer"), maxlen=1)
-            return Found(last[0].strip()) if last else Found(None, "no <answer>")
-        given = [answer.strip() for answer in tagged(strip_thinking(self.said[-1]), "answer")]
+            return Extraction(last[0] if last else None, "" if last else "no <answer>")
         # If several answers are accepted, any will do.
-        right = given and all(any(says_same(answer, accepted) for accepted in self._accepted) for answer in given)
-        return one_of(given, lambda answer: right or answer, "no <answer>")
+        accepted = [truth_key(truth) for truth in self._accepted]
+        return extract(
+            self.said[-1], self.ANSWER, read_text, lambda one, other: one == other or {one, other} <= set(accepted)
+        )
 
 
 class SearchCodeEnvironment(Gsm8kEnvironment):
@@ -128,7 +126,7 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
         sandbox=True,
     )
 
-    GOLD = "<solution>#### {}</solution>"
+    ANSWER = AnswerFormat(tag="solution")
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -147,11 +145,7 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
     def _judge_all(self) -> tuple[str | None, bool, str]:
         if not self.strict:
             return self.judge("\n".join(self.said))
-        solutions = list(tagged(strip_thinking(self.said[-1]), "solution"))
-        numbers = [number_after(text, "####") if "####" in text else Found(text.strip()) for text in solutions]
-        if vague := next((found for found in numbers if found.text is None), None):
-            return self.compare(vague)
-        return self.compare(one_of([str(found.text) for found in numbers], read_number, "no <solution>"))
+        return self.compare(extract(self.said[-1], self.ANSWER, read_solution))
 
     async def _use_tool(self, text: str) -> str:
         block = next(tagged(text, "tool"), None)
@@ -169,6 +163,13 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
         if tool is None:
             return "No valid inner tool tag found inside <tool> block."
         return f"Tool '{tool[:100]}' not found in any registered tool group."
+
+
+def read_solution(statement: Statement) -> Extraction | None:
+    """The number of a solution, after `####` if it has one."""
+    if "####" in statement.text:
+        return extract(statement.text, AnswerFormat(hash=True), read_amount)
+    return read_amount(statement)
 
 
 class _Search:
@@ -204,18 +205,6 @@ class _Search:
 def normalise(answer: str) -> str:
     """Lower-case a text and remove punctuation, articles and extra spaces."""
     return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
-
-
-def says_same_as_skyrl(answer: str, accepted: str) -> bool:
-    return normalise(answer) == normalise(accepted)
-
-
-def says_same(answer: str, accepted: str) -> bool:
-    """Whether they mean the same. Numbers must agree (`-5` is not `5`); a text that normalises to nothing is compared
-    unchanged."""
-    if not normalise(accepted):
-        return accepted.strip().casefold() in (answer.strip().casefold(), plain(answer).casefold()) != ("", "")
-    return normalise(plain(answer)) == normalise(accepted) and same_numbers(plain(answer), accepted)
 
 
 def find_tool(block: str) -> tuple[str | None, str]:

@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 from treetune.core.environment import Action, Kind, Step, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault, did_you_mean
-from treetune.scorers.reading.answers import tagged
+from treetune.scorers.reading.answer_format import AnswerFormat
+from treetune.scorers.reading.statements import tagged
 from treetune.system.processes import WorkerPool
 from treetune.system.threads import call, limit_to_cores
 from treetune.system.time_limit import CLOCK_FACTOR
@@ -53,7 +54,12 @@ class Text2SqlEnvironment(TurnEnvironment):
         max_turns=5,
     )
 
-    GOLD = "<think>This query answers it.</think><solution>{}</solution>"
+    ANSWER = AnswerFormat(tag="solution")
+
+    @classmethod
+    def gold(cls, task: Task) -> str | list[str] | None:
+        solution = super().gold(task)
+        return solution and f"<think>This query answers it.</think>{solution}"
 
     WRONG: ClassVar[dict[str, str]] = {
         "a query without rows": "<think>None.</think><solution>SELECT NULL WHERE 0</solution>"

@@ -19,6 +19,7 @@ import msgspec
 from treetune.core.environment import Environment, Step, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
+from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.system.threads import call, limit_to_cores
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -29,15 +30,15 @@ class TurnEnvironment(Environment):
 
     MAX_TURNS: ClassVar[int] = 1
     """The turn limit, if neither a contract nor the row sets one."""
-    GOLD: ClassVar[str] = ""
-    """The right answer, if a contract needs a ground truth, which replaces `{}`."""
+    ANSWER: ClassVar[AnswerFormat | None] = None
+    """The form in which an answer gives the ground truth, if a contract needs one."""
 
     @classmethod
     def gold(cls, task: Task) -> str | list[str] | None:
-        if cls.CONTRACT is None or not cls.GOLD:
+        if cls.CONTRACT is None or cls.ANSWER is None:
             return None
         try:
-            return cls.GOLD.format(list_answers(require_truth(task, cls.CONTRACT))[0])
+            return cls.ANSWER.fill(list_answers(require_truth(task, cls.CONTRACT))[0])
         except EnvironmentFault:
             return None
 

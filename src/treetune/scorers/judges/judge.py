@@ -29,7 +29,8 @@ from treetune.scorers.judges import methods
 from treetune.scorers.judges.methods import Criterion, Rubric, read_rubric
 from treetune.scorers.judges.model import Asked, Call, Culprits, JudgeModel, ask, find_all_culprits
 from treetune.scorers.judges.question import Question
-from treetune.scorers.reading.answers import strip_thinking
+from treetune.scorers.reading.extraction import extract, read_as_written
+from treetune.scorers.reading.statements import strip_thinking
 from treetune.scorers.scorer import Scorer
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
         return msgspec.structs.replace(self, rubric=None, criteria=read.criteria, instruction=read.instruction)
 
     async def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        if self.answer is not None and (found := self.find(answer)).text is None:
+        if self.answer is not None and (found := extract(answer, self.answer, read_as_written)).text is None:
             return Score(0.0, explanation=found.why)
         answer = _spoken(answer) if self.answer is None else found.text or ""
         if self.scores_groups:
@@ -232,7 +233,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
         if turn.calls:  # a final tool submitted the answer; text next to calls does not count
             return trace.answer or ""
         said = text_of(turn.message.get("content")) or ""
-        return _spoken(said) if self.answer is None else self.find(said).text or ""
+        return _spoken(said) if self.answer is None else extract(said, self.answer, read_as_written).text or ""
 
     def _combined(self, rewards: list[float]) -> float:
         if self.combine == "mean":

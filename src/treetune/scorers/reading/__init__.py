@@ -1,1 +1,1 @@
-"""Reading replies: the answer (`answers`), names (`mentions`), the chosen option, numbers (`numerals`)."""
+"""The one answer of a reply: how it is declared, found, read and compared."""

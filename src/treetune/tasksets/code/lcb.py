@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from textwrap import dedent
@@ -25,6 +25,7 @@ from treetune.core.environment import Action, Kind, Step, Stored, TaskRequiremen
 from treetune.core.task import Task
 from treetune.sandbox import Ended, Result, SandboxLimits
 from treetune.sandbox.runtime import join_scripts
+from treetune.scorers.reading.statements import fenced, strip_thinking
 from treetune.system import time_limit
 from treetune.system.threads import call
 from treetune.tasksets.code import run_python
@@ -43,7 +44,7 @@ SHOWN = 200
 
 _LATE = "no end in time"
 _ENDED = {Ended.TIMEOUT: _LATE, Ended.MEMORY: f"over {MEMORY_MB} MB of memory", Ended.OUTPUT: "far too much output"}
-_BLOCK = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
+_PYTHON = ("", "python", "py", "python3", "python2", "py3", "ipython")
 _NOTHING = object()
 
 
@@ -61,6 +62,11 @@ class CodingProblem(msgspec.Struct, frozen=True):
     """The function to call, if the answer defines it."""
     program: bool = True
     """Whether a program that reads standard input may solve it."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the block that answers defines: the function to call, alone or in LiveCodeBench's class."""
+        return () if self.function is None else (self.function, "Solution")
 
     def choose_function(self, code: str) -> str | None:
         """Return the function to call: if it is required, or if the answer defines it."""
@@ -144,7 +150,7 @@ class LcbEnvironment(TurnEnvironment):
         self._problem = CodingProblem.of(task.ground_truth, task.messages)
 
     async def step(self, action: Action) -> Step:
-        code = find_code(action.text)
+        code = find_code(action.text, self._problem.names)
         if code is None:
             return Step(done=True, info={"explanation": "no code block", "success": False})
         passed, explanation = await self._problem.run(code, self.strict)
@@ -229,9 +235,15 @@ def _same_line(given: str, expected: str) -> bool:
     if given.strip() == expected.strip():
         return True
     try:
-        return [Decimal(word) for word in given.split()] == [Decimal(word) for word in expected.split()]
+        return len(given.split()) == len(expected.split()) and all(map(_same_word, given.split(), expected.split()))
     except (InvalidOperation, ValueError):  # not a number, or one that cannot be compared
         return False
+
+
+def _same_word(given: str, expected: str) -> bool:
+    """Whether they are equal as numbers, or as texts if a zero leads one: `0101` is not 101."""
+    padded = any(word.lstrip("+-")[:1] == "0" and word.lstrip("+-")[1:2].isdigit() for word in (given, expected))
+    return given == expected if padded else Decimal(given) == Decimal(expected)
 
 
 def same_value(given: str, expected: Any, strict: bool = True) -> bool:
@@ -277,19 +289,30 @@ def memorise(problem: CodingProblem) -> str:
     return f"TABLE = {literal}\n{code}"
 
 
-def find_code(text: str) -> str | None:
-    """Return the last code block of an answer."""
-    blocks = _BLOCK.findall(text)
-    return dedent(blocks[-1]).strip() if blocks else None
+def find_code(text: str, names: Collection[str] = ()) -> str | None:
+    """Return the code of an answer: the last block that defines one of the names, else the last block in Python or in
+    no language that is Python."""
+    blocks = [dedent(block.body).strip("\n") for block in fenced(strip_thinking(text)) if block.language in _PYTHON]
+    defining = [code for code in blocks if any(_defines(code, name) for name in names)]
+    return (defining or blocks or [None])[-1]  # type: ignore[list-item]
+
+
+def _defines(code: str, name: str) -> bool:
+    return (
+        re.search(rf"^\s*(?:(?:async\s+)?def|class)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", code, re.M)
+        is not None
+    )
 
 
 def find_stub(messages: Sequence[Message]) -> tuple[str, int] | None:
     """Return the one function that the user's last message shows without a body: its name and number of parameters."""
     asked = [message.get("content") for message in messages if message.get("role") == "user"]
-    blocks = _BLOCK.findall(asked[-1]) if asked and isinstance(asked[-1], str) else []
+    blocks = fenced(asked[-1]) if asked and isinstance(asked[-1], str) else []
     if len(blocks) != 1:
         return None
-    lines = [line.rstrip() for line in blocks[0].splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line.rstrip() for line in blocks[0].body.splitlines() if line.strip() and not line.lstrip().startswith("#")
+    ]
     if lines and lines[-1].endswith(":"):  # a comment alone is not a body
         lines.append(lines[-1][: -len(lines[-1].lstrip())] + "    pass")
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -22,7 +22,8 @@ from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import TasksetError
 from treetune.sandbox import Ended, SandboxLimits
-from treetune.scorers.reading.answers import strip_thinking
+from treetune.scorers.reading.extraction import extract, read_as_written
+from treetune.scorers.reading.statements import strip_thinking
 from treetune.scorers.scorer import Scorer, require_truths, truths_of
 from treetune.tasksets.code import run_python
 from treetune.tasksets.code.lcb import CodingProblem, find_code, write_solution
@@ -32,6 +33,7 @@ CPU_SECONDS, CLOCK_SECONDS = 10, 25.0
 """Limits of all tests together: the answer's processor time, and seconds as sandboxes count them, including waiting."""
 LIMITS = SandboxLimits(seconds=CLOCK_SECONDS, memory_mb=1024, processes=64, disk_mb=64, output_kb=64)
 
+_CALLED = re.compile(r"\b([A-Za-z_]\w*)\(")
 _ENDED = {Ended.TIMEOUT: "no end in time", Ended.MEMORY: f"over {LIMITS.memory_mb} MB of memory"}
 
 
@@ -42,7 +44,7 @@ class Code(Scorer, frozen=True, tag="code"):
     async def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Score whether a reply's code passes every test case of the ground truth, in LiveCodeBench's form."""
         problem = _read(truth, task)
-        found = self.find_code(answer)
+        found = self._find_code(answer, problem.names)
         if found is None:
             return Score(0.0, explanation="no code block")
         passed, why = await problem.run(found)
@@ -50,11 +52,11 @@ class Code(Scorer, frozen=True, tag="code"):
         reward = passed / total if self.partial else float(passed == total)
         return Score(reward, answer=found, explanation=why, metrics={"cases": total, "passed": passed})
 
-    def find_code(self, answer: str) -> str | None:
+    def _find_code(self, answer: str, names: Collection[str]) -> str | None:
         if self.answer is None:
-            return find_code(answer)
-        text = self.find(answer).text
-        return None if text is None else find_code(text) or text
+            return find_code(answer, names)
+        text = extract(answer, self.answer, read_as_written).text
+        return None if text is None else find_code(text, names) or text
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
         return self.say(write_solution(task) or _read(truth, task).write_solution())
@@ -98,10 +100,11 @@ class Tests(Scorer, frozen=True, tag="tests"):
 
     async def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         tests = [str(test) for test in require_truths(truth, task)]
-        code = find_code(strip_thinking(answer)) or strip_thinking(answer).strip("\n")
+        beginning, entry_point = self._text(self.beginning, task), self._text(self.entry_point, task)
+        names = [entry_point] if entry_point else [name for test in tests for name in _CALLED.findall(test)]
+        code = find_code(answer, names) or strip_thinking(answer).strip("\n")
         if not code.strip():
             return Score(0.0, explanation="no code")
-        beginning, entry_point = self._text(self.beginning, task), self._text(self.entry_point, task)
         program = complete_code(code, beginning, entry_point) if beginning else code
         setup = f"{beginning}\n    pass\n" if beginning else ""
         tested = await run_tests(

@@ -1,6 +1,6 @@
-r"""The scorer for regular expressions: `pattern`.
+r"""Searches with regular expressions that users wrote, in bounded time.
 
-    pattern(r"####\s*(-?\d+)").score("so\n#### 42", "42").reward      # 1.0
+    search(r"####\s*(-?\d+)", "so\n#### 42")      # ["42"]
 
 If a pattern is known to be fast on a text of this length, it runs in this process, in microseconds. Otherwise it runs
 in a separate process that is killed after a time limit, because Python's `re` cannot be interrupted.
@@ -21,14 +21,9 @@ import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from treetune.core.score import Score
-from treetune.core.task import Task
-from treetune.errors import ConfigError
-from treetune.scorers import pattern_worker
-from treetune.scorers.reading.answers import Found, one_of, placed, plain, same, strip_thinking
-from treetune.scorers.scorer import Scorer, expected, require_truths
+from treetune.scorers.reading import search_worker
 from treetune.system.processes import WorkerPool
 from treetune.system.time_limit import CLOCK_FACTOR
 
@@ -44,91 +39,25 @@ SECONDS = 2.0
 """The CPU time limit of a search in another process."""
 
 
-class Pattern(Scorer, frozen=True, tag="pattern"):
-    pattern: str
-    """The regular expression to search for in the reply."""
-    group: int | str | None = None
-    """The group with the answer, by number or name. Absent: the first group, or the whole match if there is none."""
-    which: Literal["only", "first", "last"] = "only"
-    """Which match counts if there are several. `only`: all must say the same."""
-    ignore_case: bool = False
-    """Whether to ignore case."""
-    strip: bool = True
-    """Whether to compare numbers by value, and texts without surrounding markdown, quotes and a full stop."""
-    match_only: bool = False
-    """Whether any match earns 1, whatever it says. Use it to check a format, as a part of other scorers."""
+def check_pattern(pattern: str, ignore_case: bool = False) -> re.Pattern[str]:
+    """Compile a pattern, or raise a ValueError that says what is wrong with it."""
+    if len(pattern) > LONGEST:
+        raise ValueError(f"has more than {LONGEST} characters")
+    try:
+        return _compile(pattern, ignore_case)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"no regular expression: {error}") from None
 
-    def __post_init__(self) -> None:
-        if len(self.pattern) > LONGEST:
-            raise ConfigError([("pattern", f"has more than {LONGEST} characters")])
-        try:
-            compiled = _compile(self.pattern, self.ignore_case)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ConfigError([("pattern", f"no regular expression: {error}")]) from None
-        known = [*range(compiled.groups + 1), *compiled.groupindex]
-        if self.group is not None and self.group not in known:
-            raise ConfigError([("group", f"the pattern has no group {self.group!r}; there are {known}")])
 
-    def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the text that the pattern finds matches the ground truth."""
-        truths = [] if self.match_only else require_truths(truth, task)
-        reply = strip_thinking(answer)
-        if self.answer is not None:
-            place = placed(reply, self.answer)
-            if place.text is None:
-                return Score(0.0, explanation=place.why)
-            reply = place.text
-        matches = self.search(reply)
-        if matches is None:
-            return Score(0.0, explanation=f"the search took more than {SECONDS:g} seconds")
-        if self.match_only:
-            return Score(float(bool(matches)), answer=matches[-1] if matches else None, explanation=self._say(matches))
-        found = self._choose(matches)
-        if found.text is None:
-            return Score(0.0, explanation=found.why)
-        right = any(self._is_same(found.text, str(one)) for one in truths)
-        return Score(float(right), answer=found.text, explanation="right" if right else expected(truths))
-
-    def search(self, text: str) -> list[str] | None:
-        """The group of each match; None if the search takes too long."""
-        compiled, group = _compile(self.pattern, self.ignore_case), self._group()
-        bound = bound_of(compiled)
-        if bound is not None and bound.steps(len(text)) <= STEPS:
-            return [match[group] or "" for match in compiled.finditer(text)]
-        replies = _workers().ask([self.pattern, compiled.flags, group, text, SECONDS, CLOCK_FACTOR * SECONDS], 1)
-        return replies[0] if replies else None
-
-    def gold(self, truth: Any, task: Task | None = None) -> str | None:
-        """A reply in which the pattern finds the ground truth, if one of a few usual forms works."""
-        if self.match_only:
-            return None
-        text = str(require_truths(truth, task)[0])
-        prefix = _literal_prefix(self.pattern)
-        ways = [text, f"{prefix}{text}", f"{prefix} {text}", f"#### {text}", f"Answer: {text}", f"\\boxed{{{text}}}"]
-        said = (self.say(way) for way in ways)
-        return next((reply for reply in said if self.score(reply, truth, task).reward == 1), None)
-
-    def problem(self, truth: Any, task: Task | None = None) -> str | None:
-        return None if self.match_only else super().problem(truth, task)
-
-    def _group(self) -> int | str:
-        return self.group if self.group is not None else min(1, _compile(self.pattern, self.ignore_case).groups)
-
-    def _choose(self, matches: list[str]) -> Found:
-        if not matches:
-            return Found(None, "the pattern matches nothing")
-        if self.which != "only" or len(matches) == 1:
-            said = matches[0 if self.which == "first" else -1]
-            return Found(said) if said.strip() else Found(None, "the match is empty")
-        return one_of(matches, lambda said: plain(said) or None, "")
-
-    def _is_same(self, said: str, truth: str) -> bool:
-        if self.ignore_case:
-            said, truth = said.casefold(), truth.casefold()
-        return same(said, truth) if self.strip else said == truth
-
-    def _say(self, matches: list[str]) -> str:
-        return "it matches" if matches else "the pattern matches nothing"
+def search(pattern: str, text: str, group: int | str | None = None, *, ignore_case: bool = False) -> list[str] | None:
+    """What a group of each match says; by default the first group, else the whole match. None if it takes too long."""
+    compiled = _compile(pattern, ignore_case)
+    group = min(1, compiled.groups) if group is None else group
+    bound = bound_of(compiled)
+    if bound is not None and bound.steps(len(text)) <= STEPS:
+        return [match[group] or "" for match in compiled.finditer(text)]
+    replies = _workers().ask([pattern, compiled.flags, group, text, SECONDS, CLOCK_FACTOR * SECONDS], 1)
+    return replies[0] if replies else None
 
 
 @lru_cache(maxsize=1024)
@@ -136,16 +65,10 @@ def _compile(pattern: str, ignore_case: bool) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
 
 
-def _literal_prefix(pattern: str) -> str:
-    """The literal text that a pattern begins with."""
-    match = re.match(r"(?:\\[^\w\s]|[^\\.^$*+?{}\[\]|()])*(?![*+?{])", pattern)
-    return re.sub(r"\\(.)", r"\1", match[0]) if match else ""
-
-
 @cache
 def _workers() -> WorkerPool:
     return WorkerPool(
-        str(Path(pattern_worker.__file__)), "the search", "check that Python starts: python -c 'import re'"
+        str(Path(search_worker.__file__)), "the search", "check that Python starts: python -c 'import re'"
     )
 
 

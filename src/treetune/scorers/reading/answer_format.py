@@ -1,0 +1,182 @@
+r"""Where a reply gives its answer: how to find it there, how to ask for it, and how to write a right answer.
+
+    place = AnswerFormat(tag="answer")
+    place.find("<answer>Paris</answer>")      # [Statement("<answer>", "Paris")]
+    place.ask()                               # "Give your final answer as <answer>...</answer>."
+    place.fill("Paris")                       # "<answer>Paris</answer>"
+
+In YAML and Python: `answer: boxed`, `answer: {tag: answer}`, `answer: {line: "Answer:", instruct: true}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from treetune.config.structs import convert
+from treetune.errors import ConfigError
+from treetune.scorers.reading.bounded_search import check_pattern, search
+from treetune.scorers.reading.statements import Statement, after, after_hashes, boxed, fenced, tagged
+
+
+class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where to look for the answer. Exactly one form must be set, besides `instruct`."""
+
+    boxed: bool = False
+    r"""In `\boxed{...}`."""
+    tag: str | None = None
+    """In a tag: `answer` for `<answer>...</answer>`."""
+    hash: bool = False
+    """After `####`, as in GSM8K."""
+    line: str | None = None
+    """In a line that begins with a mark such as `Answer:`, in any case, or in the line below it."""
+    after: str | None = None
+    """After a mark, anywhere: the rest of its line, or the next nonempty line."""
+    last_line: bool = False
+    """In the last nonempty line."""
+    first_line: bool = False
+    """In the first nonempty line."""
+    whole: bool = False
+    """The whole reply, without its thinking."""
+    json: bool = False
+    """The JSON value of the reply, in a code block or by itself."""
+    fence: str | None = None
+    """In the last code block of a language: `python`."""
+    pattern: str | None = None
+    """In the first group of a regular expression, or else its whole match."""
+    instruct: bool = False
+    """Whether the prompt gets a sentence that asks for this form."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in FORMS if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(f"give one of {', '.join(FORMS)}")
+        if self.tag is not None and not _NAME.fullmatch(self.tag):
+            raise ValueError(f"tag is the name without brackets, such as answer; got {self.tag!r:.60}")
+        if self.pattern is not None:
+            if self.instruct:
+                raise ValueError("a pattern cannot be asked for: leave out instruct, and ask in the prompt")
+            check_pattern(self.pattern)
+
+    @classmethod
+    def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> AnswerFormat:
+        """Parse a config value: `boxed`, or `{tag: answer}`."""
+        if isinstance(value, AnswerFormat):
+            return value
+        if isinstance(value, str):
+            if value not in _NAMED:
+                raise ConfigError([(path, f"{value!r:.60} is no form; there are {', '.join(_NAMED)}, or {{tag: ...}}")])
+            value = {value: True}
+        return convert(value, cls, path=path, raw=raw)
+
+    @property
+    def alone(self) -> bool:
+        """Whether other statements in the reply cannot contradict it, because they are part of it."""
+        return self.whole or self.json or self.fence is not None
+
+    def find(self, text: str) -> list[Statement]:
+        """Everything that a text without thinking gives in this form."""
+        name = str(self)
+        return [Statement(name, said) for said in self._pieces(text) if said]
+
+    def _pieces(self, text: str) -> list[str]:
+        if self.boxed:
+            return boxed(text)
+        if self.tag is not None:
+            return list(tagged(text, self.tag))
+        if self.hash or self.after == "####":
+            return after_hashes(text)
+        if self.after is not None:
+            return after(text, self.after)
+        if self.line is not None:
+            return _after_line(text, self.line)
+        if self.whole:
+            return [text.strip()]
+        if self.json or self.fence is not None:
+            languages = _JSON if self.json else (str(self.fence).lower(), "")
+            blocks = [block.body for block in fenced(text) if block.language in languages]
+            return blocks[-1:] or ([text.strip()] if self.json else [])
+        if self.pattern is not None:
+            return search(self.pattern, text) or []
+        lines = text.strip().split("\n")
+        return [lines[-1 if self.last_line else 0].strip()]
+
+    def ask(self) -> str:
+        """The sentence that asks for this form."""
+        return _ASK[self._form].format(getattr(self, self._form))
+
+    def fill(self, text: str) -> str:
+        """Make a reply that gives a text in this form."""
+        return _FILL[self._form].format(text, getattr(self, self._form)) if self._form in _FILL else text
+
+    @property
+    def _form(self) -> str:
+        return next(name for name in FORMS if getattr(self, name))
+
+    def __str__(self) -> str:
+        return _SHOWN.get(self._form, "{}").format(getattr(self, self._form))
+
+
+FORMS = tuple(name for name in AnswerFormat.__struct_fields__ if name != "instruct")
+
+
+def asked_form(prompt: str) -> AnswerFormat | None:
+    """The form that a prompt asks for, if it shows one."""
+    if "####" in prompt:
+        return AnswerFormat(hash=True)
+    if "\\boxed" in prompt:
+        return AnswerFormat(boxed=True)
+    if tag := _ASKED_TAG.search(prompt):
+        return AnswerFormat(tag=tag[1])
+    return AnswerFormat(line="Answer:") if _ASKED_LINE.search(prompt) else None
+
+
+def _after_line(text: str, mark: str) -> list[str]:
+    given = []
+    for match in _line_pattern(mark).finditer(text):
+        said, _, rest = text[match.end() :].lstrip(" \t").partition("\n")
+        given.append(said.strip() or rest.lstrip().partition("\n")[0].strip())
+    return given
+
+
+@lru_cache(maxsize=1024)
+def _line_pattern(mark: str) -> re.Pattern[str]:
+    words = re.escape(mark.rstrip(": "))
+    lead = r"(?:(?:the|my|our|so|thus|final|correct)\s){0,3}"
+    return re.compile(
+        rf"(?:^|(?<=[.!?:;]\s))[ \t#>*_`-]{{0,9}}{lead}{words}[*_ ]{{0,4}}[:：][*_]{{0,4}}"
+        if mark.rstrip().endswith(":")
+        else rf"^[ \t#>*_`-]{{0,9}}{lead}{words}",
+        re.I | re.M,
+    )
+
+
+_NAME = re.compile(r"[A-Za-z][\w-]*")
+_NAMED = ("boxed", "hash", "last_line", "first_line", "whole", "json")
+_JSON = ("json", "json5", "jsonc", "javascript", "js", "")
+_ASKED_TAG = re.compile(r"<([A-Za-z][\w-]{0,40})>[^<]{0,80}</\1>")
+_ASKED_LINE = re.compile(r"^\W*answer:|[\"'`“*]answer:", re.I | re.M)
+_FILL = {
+    "boxed": "\\boxed{{{0}}}", "tag": "<{1}>{0}</{1}>", "hash": "#### {0}", "line": "{1} {0}", "after": "{1} {0}",
+    "fence": "```{1}\n{0}\n```",
+}  # fmt: skip
+_SHOWN = {
+    "boxed": "\\boxed{{}}", "tag": "<{}>", "hash": "`####`", "line": "`{}`", "after": "`{}`", "last_line": "last line",
+    "first_line": "first line", "whole": "reply", "json": "JSON", "fence": "```{}", "pattern": "match of {!r:.60}",
+}  # fmt: skip
+_ASK = {
+    "boxed": "Give your final answer in \\boxed{{}}.",
+    "tag": "Give your final answer as <{0}>...</{0}>.",
+    "hash": "End your reply with a line that has #### and then your final answer.",
+    "line": 'End your reply with a line that begins with "{}" and gives your final answer.',
+    "after": "Write your final answer after {}.",
+    "last_line": "Write your final answer alone in the last line.",
+    "first_line": "Write your final answer alone in the first line.",
+    "whole": "Reply with your final answer only.",
+    "json": "Reply with one JSON value, in a ```json block.",
+    "fence": "Give your final answer in one ```{} code block.",
+}

@@ -1,0 +1,375 @@
+r"""Finds what a reply states as its answer, before anything is known about the kind of answer.
+
+    explicit_statements("So \\boxed{5}.")           # [Statement("\\boxed{}", "5")]
+    explicit_statements("The answer is Paris.")     # [Statement("the answer is", "Paris.")]
+    last_statements("Add them.\nThat makes 5.")     # Statement("the last statement", "That makes 5."), ...
+
+No text makes a function here raise, or take more than linear time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from treetune.scorers.reading.words import denied, hedged, polite, refused, words_of
+
+HEAD, TAIL = 400, 1000
+"""How many characters at the beginning and at the end of a reply may have a sentence with the word `answer`."""
+LONGEST = 600
+"""The most characters of a line that are read."""
+SHORT = 60
+"""The most characters of a reply that is one statement as a whole."""
+TRIED = 3
+"""How many sentences at the end of a reply are tried as its last statement."""
+
+
+class Statement(NamedTuple):
+    form: str
+    text: str
+    begin: int = 0
+    """Where in the reply it begins, or earlier."""
+
+
+class Extraction(msgspec.Struct, frozen=True):
+    text: str | None
+    """The answer as written; None if there is none, or no single one."""
+    why: str = ""
+    """Why there is no answer."""
+    value: Any = None
+    """What the answer means; values are compared."""
+    form: str = ""
+    """Where the answer was found."""
+    begin: int = 0
+    """Where in the reply its statement begins, or earlier."""
+
+
+FIRST_LINE, LAST, WHOLE, ITEM = "the first line", "the last statement", "the whole reply", "a list item"
+BOLD, VERDICT = "the bold words", "a verdict"
+PROSE = (LAST, WHOLE)
+SENTENCES = frozenset(
+    (*PROSE, FIRST_LINE, ITEM, BOLD, VERDICT, "the answer is", "is the answer", "last line", "first line", "reply")
+)
+"""Forms that are sentences. In all others, `5!` is a factorial, and there are no words around the answer."""
+SEVERAL = "several different answers"
+
+
+# Cleaning
+
+
+def strip_thinking(text: str) -> str:
+    """Remove the thinking from a reply: keep what follows the last `</think>`, up to an unclosed `<think>`."""
+    if "<" in text:
+        for tag in ("think>", "thinking>", "thought>", "reasoning>"):
+            if tag in text:
+                text = text.rpartition(f"</{tag}")[2].partition(f"<{tag}")[0]
+    return text
+
+
+def clean(reply: str) -> str:
+    """Remove what no reader takes for an answer: thinking, zero-width characters, LaTeX phantoms, comments, addresses,
+    and tags of HTML around words."""
+    text = reply
+    if not text.isascii():
+        text = text.translate(_INVISIBLE)
+    if "<" in text:
+        text = _MARKUP.sub("", strip_thinking(text))
+    if "\\" in text and "phantom" in text:
+        text = _PHANTOM.sub("", text)
+    return _ADDRESS.sub("", text) if "://" in text else text
+
+
+# The forms
+
+
+def tagged(text: str, tag: str) -> Iterator[str]:
+    """The texts between each `<tag>` and the next `</tag>`. A regular expression would be quadratic in open tags."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    begin = text.find(opening)
+    while begin >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
+        yield text[begin + len(opening) : end].strip()
+        begin = text.find(opening, end + len(closing))
+
+
+def boxed(text: str) -> list[str]:
+    r"""The contents of each `\boxed{...}`, with balanced braces; of nested boxes the inner ones. A placeholder, such as
+    `?`, is left out."""
+    found = []
+    begin = text.find(_BOX)
+    while begin >= 0:
+        start = begin + len(_BOX)
+        end = closing_brace(text, start)
+        if end is None:
+            break
+        inside = text[start:end].strip()
+        if _BOX in inside:
+            found += boxed(inside)
+        elif inside and not _PLACEHOLDER.fullmatch(inside):
+            found.append(inside)
+        begin = text.find(_BOX, end)
+    return found
+
+
+def closing_brace(text: str, start: int) -> int | None:
+    """The position of the brace that closes the one opened before `start`."""
+    depth = 1
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.start()
+    return None
+
+
+def after(text: str, mark: str) -> list[str]:
+    """The text after each mark: the rest of its line or, if that is empty, the next nonempty line."""
+    return [piece.lstrip().partition("\n")[0].strip() for piece in text.split(mark)[1:]] if mark in text else []
+
+
+def after_hashes(text: str) -> list[str]:
+    """The text after each `####`, without headings that Markdown writes in the same way."""
+    given = after(_HASHES.sub("####", text) if "#####" in text else text, "####")
+    return [said for said in given if said and not _HEADING.match(said)]
+
+
+class Block(NamedTuple):
+    language: str
+    body: str
+
+
+def fenced(text: str) -> list[Block]:
+    """The blocks of code, in ``` or ~~~, that are closed."""
+    if "```" not in text and "~~~" not in text:
+        return []
+    blocks, mark, language, body = [], "", "", list[str]()
+    for line in text.split("\n"):
+        bare = line.strip()
+        if not mark:
+            opening = _OPENING.match(bare)
+            if opening is None:
+                continue
+            mark, rest = opening[1], bare[opening.end() :]
+            inside, closed, _ = rest.partition(mark)
+            first, _, code = inside.strip().partition(" ")
+            if closed:  # the whole block is on one line
+                blocks.append(Block("", inside) if not code else Block(first.lower(), code))
+                mark = ""
+            language, body = first.lower(), []
+        elif bare.startswith(mark) and not bare.strip(mark[0]):
+            blocks.append(Block(language, "\n".join(body)))
+            mark = ""
+        else:
+            body.append(line)
+    return blocks
+
+
+# The statements of a reply
+
+
+def explicit_statements(text: str) -> list[Statement]:
+    """Everything that a reply states as its answer, in the strongest form first."""
+    found = []
+    if "\\" in text:
+        found += [Statement("\\boxed{}", said, text.rfind(_BOX)) for said in boxed(text)]
+    if "<" in text:
+        found += [Statement("<answer>", said, text.rfind("<answer>")) for said in tagged(text, "answer") if said]
+    if "####" in text:
+        found += [Statement("####", said, text.rfind("####")) for said in after_hashes(text)]
+    places = find_words(text, _ANSWER if text.isascii() else _ANSWER_ALL)
+    return found + _after_words(text, places) if places else found
+
+
+def find_words(text: str, words: tuple[str, ...]) -> list[int]:
+    """Where any of some words stands, near the beginning and the end of a text."""
+    low = text.lower()
+    if len(low) != len(text):  # a letter that is two in lower case
+        low = text
+    spans = ((0, len(low)),) if len(low) <= HEAD + TAIL else ((0, HEAD), (len(low) - TAIL, len(low)))
+    places = []
+    for word in words:
+        for begin, end in spans:
+            place = low.find(word, begin, end)
+            while place >= 0:
+                places.append(place)
+                place = low.find(word, place + len(word), end)
+    return sorted(places)
+
+
+def _after_words(text: str, places: list[int]) -> list[Statement]:
+    """What follows each `Answer:`, and the sentences with `the answer is 5` or `5 is the answer`."""
+    labelled, sentences = list[Statement](), list[Statement]()
+    for place in places:
+        ahead = text[max(0, place - 80) : place]
+        match = None if _is_other_answer(ahead) else _MARK.match(text, place)
+        if match is None:
+            continue
+        if match["back"] is not None:
+            if reverse := _BEFORE.search(ahead):
+                sentences.append(Statement("is the answer", reverse[1], place))
+            continue
+        if labelled and _WORDS_BETWEEN.fullmatch(text, labelled[-1].begin, place):
+            labelled.pop()  # "Final answer: The final answer is 5."
+        said = _said_at(text, match.end())
+        if '"' in match[0]:  # JSON
+            said = said.partition('",')[0].strip('", }]')
+        if said and not _DENIAL.match(said):
+            if match["label"] is not None or match["head"] is not None:
+                labelled.append(Statement("answer:", said, match.end()))
+            else:
+                sentences.append(Statement("the answer is", said, match.end()))
+    return labelled + sentences
+
+
+def _is_other_answer(ahead: str) -> bool:
+    """Whether the words before `answer` speak of another one: `no answer`, `the wrong answer`, `if the answer`."""
+    *_, one, two, three = ["", "", "", *words_of(ahead[-30:])]
+    joined = not ahead.rstrip(" *_").endswith((".", ",", ";", ":", "\n", "!"))
+    return (joined and (three in _OTHER or ({one, two} & _IF != set() and three not in _IF))) or ahead.endswith(
+        _OTHER_ASIAN
+    )
+
+
+def _said_at(text: str, begin: int) -> str:
+    """The sentence that begins at a place, or else in the next line that says something."""
+    for _ in range(4):
+        end = text.find("\n", begin)
+        end = len(text) if end < 0 else end
+        line = _ANSWER_TAG.sub("", text[begin : min(end, begin + LONGEST)]).strip()
+        if line.strip(_DRESS) and not _FENCE.fullmatch(line):
+            return split_sentences(line)[0]
+        begin = end
+        while begin < len(text) and text[begin].isspace():
+            begin += 1
+        if begin == len(text):
+            break
+    return ""
+
+
+def split_sentences(line: str) -> list[str]:
+    """The sentences of a line. A full stop after an initial or an abbreviation ends none."""
+    if not _STOPS.search(line, 0, len(line) - 1):
+        return [line]
+    sentences, begin = [], 0
+    for stop in _STOPS.finditer(line):
+        if not _ABBREVIATION.search(line[max(begin, stop.start() - 6) : stop.start() + 1]):
+            sentences.append(line[begin : stop.end()].strip())
+            begin = stop.end()
+    rest = line[begin:].strip()
+    return [one for one in [*sentences, rest] if one]
+
+
+def sentence_around(text: str, place: int) -> str:
+    """The sentence at a place in a text."""
+    begin = text.rfind("\n", max(0, place - LONGEST), place) + 1 or max(0, place - LONGEST)
+    end = text.find("\n", place)
+    for sentence in split_sentences(text[begin : end if end >= 0 else len(text)][: 2 * LONGEST]):
+        begin = text.find(sentence, begin) + len(sentence)
+        if begin > place:
+            return sentence
+    return ""
+
+
+def first_line(text: str) -> Statement | None:
+    """The first line, if an explanation follows it: `B`, and below it why."""
+    line, _, rest = text.partition("\n")
+    if not 0 < len(line) <= SHORT or line.endswith((":", "...", "…")) or _HEADING.match(line):
+        return None
+    rest = rest.strip()
+    return Statement(FIRST_LINE, line) if len(rest) > len(line) else None
+
+
+def bold_words(text: str) -> Statement | None:
+    """The only bold words of a reply, as in `The capital is **Paris**. It lies on the Seine.`"""
+    pieces = text.split("**")
+    said = {piece.strip() for piece in pieces[1::2]}
+    if len(pieces) % 2 == 0 or len(said) != 1:
+        return None
+    (only,) = said
+    label, _, labelled = only.partition(": ")
+    only = labelled if len(label) <= 30 and labelled else only
+    line, rest = pieces[0].rpartition("\n")[2], pieces[2].partition("\n")[0]
+    if not only or only.endswith((":", "?")) or "\n" in only or _HEADING.match(only):
+        return None
+    return None if denied(line) or refused(rest) or hedged(line + rest) else Statement(BOLD, only)
+
+
+def last_statements(text: str) -> Iterator[Statement]:
+    """The sentences of a reply from its end, without polite remarks. A reply of a few words is one statement."""
+    if len(text) <= SHORT and "\n" not in text and len(split_sentences(text)) == 1:
+        if text:
+            yield Statement(WHOLE, text.lstrip("=> "))
+        return
+    end, count = len(text), 0
+    while end > 0 and count < TRIED:
+        begin = text.rfind("\n", 0, end) + 1
+        start = max(begin, end - LONGEST)
+        line = text[start:end].strip()
+        end = begin - 1
+        if line.strip(_DRESS) and not _FENCE.fullmatch(line):
+            bullet = _BULLET.match(line)
+            line = line[bullet.end() :] if bullet else line
+            for sentence in reversed(split_sentences(line)):
+                if sentence.strip(_DRESS) and not polite(sentence) and not _ASIDE.fullmatch(sentence):
+                    count += 1
+                    yield Statement(ITEM if bullet else LAST, sentence, start)
+
+
+_BOX = "\\boxed{"
+_BRACE = re.compile(r"[{}]")
+_PLACEHOLDER = re.compile(r"(?:\\(?:[,;:! ]|q?quad|square|[cl]?dots)|[?_.…\s~])+")
+_PHANTOM = re.compile(r"\\[hv]?phantom\{[^{}]*\}")
+_MARKUP = re.compile(
+    r"<!--(?:(?!-->).)*(?:-->|$)|</?(?:b|i|u|em|strong|span|mark|p|br|div|center|font)(?:\s[^<>]{0,80})?/?>", re.S
+)
+_ADDRESS = re.compile(r"https?://\S+")
+_INVISIBLE = dict.fromkeys(
+    (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2065), 0xFEFF, *map(ord, "✅✔☑👉🎉"))
+)
+_INVISIBLE |= dict.fromkeys((0x202F, 0x2009), " ")
+_HASHES = re.compile("#{4,}")
+_HEADING = re.compile(
+    r"(?:\d+[.):]\s+\S|[*_]*(?:step|part|case|method|option|approach|schritt|étape|paso|步骤|第)\b|[^\n]{0,60}:[*_]*$"
+    r"|[*_#\s]*(?:(?:the |my )?(?:final )?answer|solution|explanation|conclusion|reasoning|summary|verification|check"
+    r"|calculation|result|work(?:ing)?|analysis|lösung|antwort|réponse|respuesta|答案)[*_:\s]*$)",
+    re.I,
+)
+_ANSWER = ("answer", "antwort", "respuesta", "resposta", "risposta", "tl;dr")
+_ANSWER_ALL = (*_ANSWER, "réponse", "ответ", "答案", "正解", "正确选项", "答え", "答：", "答:")
+_IS = (
+    r"(?:is|was|would be|will be|should be|must be|has to be|equals|ist|lautet|war|wäre|est|serait|était|es|sería|é"
+    r"|seria|è|sarebbe|это)(?![\w’'])|应该是|应为|就是|是|为|為|は"
+)
+_MARK = re.compile(
+    r"(?<![A-Za-zÀ-ÿа-я])(?:answers?|tl;dr|antwort|réponse|respuesta|resposta|risposta|ответ|答案|答え|正解|正确选项"
+    r"|答)(?![^\W\d_答案是为為はがの应就])"
+    r"(?:\s(?:choice|option|key|here|then|therefore|thus|final[e]?|correcta|in this case|(?:to|for|of|in|zu|auf|à|de|a"
+    r"|al)"
+    r"\s[^\n.:=?!]{1,60}?|\([^()\n]{1,40}\)))?"
+    rf"(?:(?P<label>[*_\s`#\"']{{0,6}}(?:[:：=→]|[–—-](?=\s)))|[*_\s]{{0,4}}(?:{_IS})\s{{0,2}}[:：]?"
+    rf"|(?P<head>[*_#\s]{{0,4}}(?=\n))"
+    r"|(?P<back>))",
+    re.I,
+)
+_DENIAL = re.compile(r"[*_\s]*(?:(?:not|nicht|keine?|pas|não|не)\s\w|不是)", re.I)
+_WORDS_BETWEEN = re.compile(r"[\s*_#]*(?:(?:the|my|our|final|correct|so|thus|is)[\s*_]+){0,5}", re.I)
+_BEFORE = re.compile(
+    r"(?:^|[.!?,:;\n]|\b(?:so|thus|therefore|hence)\s)\s*((?:(?![.!?,:;\n]\s|\n).){1,60}?)\s+"
+    r"(?:is|must be|has to be|ist|est|es|é|è)\s+[*_]*(?:the|my|our|die|la|a)\s+(?:[\w*]+\s+){0,2}[*_]*$",
+    re.I,
+)
+_OTHER = frozenset(
+    "wrong incorrect false possible potential candidate no not your their any an falsche mauvaise fausse incorrecta"
+    " нет".split()
+)
+_IF = frozenset("if whether ob si".split())
+_OTHER_ASIAN = ("错误", "错", "不是", "错误的", "错的")
+_ANSWER_TAG = re.compile("</?answer>")
+_STOPS = re.compile(r"[.!?][*_\"'”’)\]`]*(?=\s)|[。！？]")
+_ABBREVIATION = re.compile(r"(?:^|[\s.({\"'“*_])(?:[A-Z]|St|Dr|Mr|Mrs|Ms|Prof|Jr|Sr|Mt|Ft|vs|approx|ca|bzw|No)\.$")
+_DRESS = " \t\r*_`\"'“”‘’$#>|-=~:.,\\[]{}()!"
+_OPENING = re.compile(r"(`{3,}|~{3,})")
+_FENCE = re.compile(r"(?:```|~~~)\s*\w*")
+_ASIDE = re.compile(r"[*_]*\([^)]{30,}\)[*_.]*")
+_BULLET = re.compile(r"(?:[-*•>|]\s+|\d{1,3}[.)]\s+)+")

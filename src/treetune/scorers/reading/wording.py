@@ -1,0 +1,111 @@
+"""Compares texts by their words: without case, articles, quotes and punctuation at the ends. `C++` is not `C`.
+
+text_key("The **Eiffel Tower**.")        # "eiffel tower"
+same("$1,000", 1000), same("paris", "Paris."), same("C", "C++")       # True, True, False
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+from typing import Any
+
+from treetune.scorers.reading.numerals import plain, read_number, read_truth
+from treetune.scorers.reading.statements import FIRST_LINE, PROSE, SENTENCES, Extraction, Statement
+from treetune.scorers.reading.words import denied, hedged
+
+
+def text_key(text: str) -> str:
+    """What is compared of a text: its words in lower case, numbers and meaningful symbols."""
+    if text.isascii():
+        if text.isalnum():
+            return text.lower()
+    else:
+        text = unicodedata.normalize("NFC", text).translate(_USUAL)
+    words = _TOKEN.findall(text.casefold())
+    if len(words) > 1 and (words[0] in _ARTICLES or "the" in words or "a" in words or "an" in words):
+        kept = [word for word in words[words[0] in _ARTICLES :] if word not in ("the", "a", "an")]
+        words = kept or words
+    return " ".join(word.replace(",", "") if _GROUPED.fullmatch(word) else word for word in words)
+
+
+truth_key = lru_cache(maxsize=4096)(lambda truth: text_key(plain(truth)) or truth.strip())
+
+
+def same(answer: str, truth: Any) -> bool:
+    """Whether an answer equals a ground truth: compared as numbers if the truth is a number, else as texts."""
+    if (expected := read_truth(truth)) is not None:
+        return read_number(answer) == expected
+    return bool(answer.strip()) and (text_key(plain(answer)) or answer.strip()) == truth_key(str(truth))
+
+
+def read_text(statement: Statement) -> Extraction | None:
+    """The text of a statement, without its remarks. Of a sentence, what follows its verb: `The capital is Paris, I
+    think.` A question has a key that no other text has."""
+    if statement.form == FIRST_LINE:
+        return None
+    text = plain(statement.text)
+    if statement.form in SENTENCES or ":" in statement.form:
+        text = without_remarks(text.removesuffix("!"))
+        if statement.form in PROSE and (verb := _VERB.match(text)):
+            if denied(text[: verb.end()]):
+                return Extraction(None, f"denied: {text:.60}")
+            text = plain(text[verb.end() :])
+    if not text:
+        return None
+    return Extraction(text, value=f"{text_key(text) or text}{'?' if text.endswith(_ASKS) else ''}")
+
+
+def without_remarks(text: str) -> str:
+    """The text without words that lead to it (`therefore`, `Result:`) and up to a remark: in brackets, after a dash,"
+    " or a
+    clause such as `, because`. A doubt is no remark."""
+    lead = LEAD.match(text)
+    begin = lead.end() if lead and lead.end() < len(text) else 0
+    remark = _REMARK.search(text, begin + 1)
+    end = remark.start() if remark and not hedged(text[remark.start() :]) else len(text)
+    return plain(_JAPANESE_END.sub("", text[begin:end]))
+
+
+def list_items(text: str) -> list[str]:
+    """The nonempty lines, without bullets, numbers and surrounding markdown."""
+    lines = (plain(_BULLET.sub("", line.strip())) for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+_TOKEN = re.compile(
+    r"(?:(?<!\w)[-+](?=\d))?\d+(?:[.,:/-]\d+)*(?:\w+|!+)?|\w+(?:['’-]\w+)*(?:[+#]+(?!\w))?"
+    r"|[^\w\s.,;:!?'\"`*_()\[\]{}…¿¡/\u2600-\u274b\u274d-\u27bf\U0001f300-\U0001faff-]"
+)
+_GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_USUAL = (
+    {ord(mark): "'" for mark in "‘’ʼ"} | {ord(mark): '"' for mark in "“”„«»"} | {ord(mark): "-" for mark in "−–—‐‑"}
+)
+_USUAL |= {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {ord("。"): ".", ord("、"): ","}
+_ARTICLES = frozenset("the a an der die das le la les l' el los las il lo".split())
+_ASKS = ("?", "？", "か", "吗")
+_JAPANESE_END = re.compile("(?:です|でした|である|だ)$")
+LEAD = re.compile(
+    r"(?:(?:therefore|thus|no|well|ok|okay|hence|so|clearly|simply|definitely|indeed|yes|also|option|i (?:believe"
+    r"|think)|that|without (?:a |any )?doubt"
+    r"|of course|sure|certainly|in conclusion|donc|also|daher|somit|por (?:lo )?tanto)\b[\s,:]*"
+    r"|[^:：\n]{0,30}\b(?:output|result|reversed|solution|text is|ergebnis|lösung|résultat|resultado|geschrieben"
+    r"|revés es)[*_]*\s*[:：]\s*"
+    r"|[^:：\n]{0,6}(?:结果|逆順)\s*[:：]\s*)+",
+    re.I,
+)
+_REMARK = re.compile(
+    r"[,;]?\s+(?:because|since|as (?:it|he|she|they|the|you|we)|weil|denn|parce que|car|porque|ya que|потому)\b"
+    r"|[,;]\s+(?:which|who|where|when|not|rather|instead|und nicht|nicht|et non|pas|y no|no|die|der|das|qui|que|donde"
+    r"|welche[rs]?"
+    r"|а не|located|known|born|written|i (?:believe|think|guess)|glaube ich|denke ich|je (?:crois|pense)|creo)\b"
+    r"|\s[–—-]\s|\s*[(（]|,?因为|，",
+    re.I,
+)
+_VERB = re.compile(
+    r"(?:.*\s)?(?:is|was|are|were|be|called|named|it['’]s|that['’]s|c['’]est|ist|war|heißt|est|était|es|fue|era|è|é|by"
+    r"|von|por|par|→|=>)"
+    r"\s(?!not\b|nicht\b|pas\b)|.*?(?:是|叫做?|为)(?!不)|.*は(?=\w)"
+)
+_BULLET = re.compile(r"(?:[-*•]|\d{1,4}[.)])\s+")
