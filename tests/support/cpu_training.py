@@ -123,7 +123,8 @@ class CpuTraining:
                 **RAY,
                 **vllm_server.ENVIRONMENT,
             )
-        steps_seen = [json.loads(line)["data"] for line in out.with_suffix(".jsonl").read_text().splitlines()]
+        logged = [json.loads(line)["data"] for line in out.with_suffix(".jsonl").read_text().splitlines()]
+        steps_seen = [step for step in logged if "critic/score/mean" in step]  # the first is a validation
         for number, step in enumerate(steps_seen, 1):
             rows = (out / "rollouts" / f"{number}.jsonl").read_text().splitlines()
             step["rollouts"] = [json.loads(row) for row in rows]

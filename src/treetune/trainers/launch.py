@@ -29,6 +29,7 @@ from treetune.core.taskset import Taskset
 from treetune.errors import TreetuneError, UnknownNameError, UsageError, plural
 from treetune.tasksets.target import is_server, locate, read_target
 from treetune.trainers.held_out import NONE, HeldOut, hold_out, hold_out_rows
+from treetune.trainers.lengths import Lengths
 from treetune.trainers.train_run import Beginning, TrainRun, absolute
 
 TRAINERS = {
@@ -288,6 +289,11 @@ def describe_files(files: Files, validation: str) -> dict[str, Any]:
         if file.shares
     }
     return {split: paths(files, split) for split in files} | drawn | {"validation": validation}
+
+
+def describe_lengths(lengths: Lengths, longer: int) -> dict[str, str]:
+    """Describe the prompts for the plan, with the number of those that are too long for the limit."""
+    return {"lengths": lengths.what + (f"; {plural(longer, 'prompt')} too long, left out" if longer else "")}
 
 
 def count_rows(files: Files, split: str = "train") -> int:

@@ -9,6 +9,7 @@ from treetune.tasksets.target import is_server
 from treetune.trainers import launch
 from treetune.trainers.held_out import NONE
 from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
+from treetune.trainers.lengths import measure
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
 
 CONFIG = Path(__file__).with_name("config.yaml")
@@ -57,6 +58,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
             "task server" if is_server(request.target) else "tasks": request.target,
             "num_tasks": request.num_tasks,
             "validation": validation,
+            "lengths": measure(tasks.train, request.model, request.num_tasks).what,
         },
         config={"--config": str(CONFIG), **config},
         reasons=launch.reasons(planned, config),

@@ -14,9 +14,12 @@ from treetune.data.sources.names import File, FileKind
 from treetune.errors import TreetuneError
 from treetune.trainers import launch
 from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
+from treetune.trainers.lengths import count_longer, measure
 from treetune.trainers.skyrl.tasks import list_environments
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
 
+LENGTH = 512
+"""SkyRL's default limit for the tokens of prompts."""
 BATCH = 64
 """Tasks in a step."""
 USUAL_TURNS = 50
@@ -32,6 +35,10 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     every, tenth = interval(steps), describe_interval(steps)
     built = [file.path for split in files.values() for file in split]
     turns = most_turns(built)
+    lengths = measure(tasks.train, request.model, request.num_tasks)
+    prompts = lengths.prompt_limit(LENGTH) or LENGTH
+    longer = count_longer(lengths, launch.paths(files, "train"), request.model, prompts)
+    several = lengths.response_limit(prompts) if turns > 1 else None
     at_hand = "the GPUs of this machine"
     planned: dict[str, Setting] = {
         "trainer.policy.model.path": Setting(request.model, "the model"),
@@ -39,6 +46,8 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.placement.ref_num_gpus_per_node": Setting(gpus, at_hand),
         "generator.inference_engine.num_engines": Setting(gpus, at_hand),
         "generator.max_turns": Setting(turns if turns > 1 else None, "the most turns that the tasks declare"),
+        "trainer.max_prompt_length": Setting(lengths.prompt_limit(LENGTH), lengths.what),
+        "generator.max_input_length": Setting(several and prompts + several, "a prompt and all turns of an episode"),
         "trainer.train_batch_size": Setting(batch, "no more than there are tasks: SkyRL drops an incomplete batch"),
         "trainer.policy_mini_batch_size": Setting(batch, "one update a step"),
         "trainer.max_training_steps": Setting(request.steps, "--steps"),
@@ -65,7 +74,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         trainer="skyrl",
         package="skyrl",
         install="install skyrl as its guide says, on Python 3.12 or later",
-        data=launch.describe_files(files, validation),
+        data=launch.describe_files(files, validation) | launch.describe_lengths(lengths, longer),
         config=config,
         reasons=launch.reasons(planned, config),
         run=run,

@@ -10,6 +10,7 @@ from treetune.errors import UsageError
 from treetune.tasksets.target import refuse_server
 from treetune.trainers import launch
 from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
+from treetune.trainers.lengths import measure
 from treetune.trainers.slime.data import HELD_OUT, write_rows
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
 
@@ -31,6 +32,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         tenth += "; slime does not add the last one"
     assert tasks.train is not None  # a server is refused above
     held = tasks.hold_out(request)
+    lengths = measure(tasks.train, request.model)
     name = HELD_OUT if tasks.declared is None else "validation"
     validation = f"{name} {write_rows(held.select(tasks.train, tasks.declared))}" if held.val else None
     plays = "tasks, episodes and rewards are Treetune's"
@@ -44,7 +46,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "rollout-batch-size": Setting(BATCH, "tasks in a step"),
         "n-samples-per-prompt": Setting(GROUP, "rollouts in a group, which GRPO compares"),
         "global-batch-size": Setting(BATCH * GROUP, "one update a step"),
-        "rollout-max-response-len": Setting(1024, "the tokens of all answers of an episode"),
+        "rollout-max-response-len": Setting(lengths.response_limit(lengths.longest) or 1024, "all turns together"),
         "advantage-estimator": Setting("grpo", "needs no critic"),
         "actor-num-gpus-per-node": Setting(launch.count_gpus(), "the GPUs of this machine"),
         "colocate": Setting(True, "the engine and the trainer share the GPUs"),
@@ -62,7 +64,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         trainer="slime",
         package="slime",
         install="install slime from a checkout, as its guide says, and run `treetune train` beside its train.py",
-        data={"prompt-data": request.target, "validation": held.what},
+        data={"prompt-data": request.target, "validation": held.what, "lengths": lengths.what},
         config=config,
         reasons=launch.reasons(planned, config),
         run=run,

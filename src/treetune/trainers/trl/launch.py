@@ -10,6 +10,7 @@ from treetune.tasksets.target import is_server
 from treetune.trainers import launch
 from treetune.trainers.held_out import NONE
 from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
+from treetune.trainers.lengths import measure
 from treetune.trainers.train_run import PARTS, TrainRun
 
 OURS = ("trainer", "num_tasks", "val", "max_turns")
@@ -28,6 +29,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         validation = f"{NONE}AsyncGRPO samples nothing for it"
     else:
         validation = tasks.hold_out(request).what
+    lengths = measure(tasks.train, request.model, request.num_tasks).what
     validates = not validation.startswith(NONE)
     regular = given.get("eval_strategy", "steps") == "steps"
     tenth = "a tenth of the steps, and the end"
@@ -55,7 +57,12 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         trainer="trl",
         package="trl",
         install="pip install 'treetune[trl]'",
-        data={"tasks": target, "num_tasks": request.num_tasks, "validation": validation},
+        data={
+            "tasks": target,
+            "num_tasks": request.num_tasks,
+            "validation": validation,
+            "lengths": lengths,
+        },
         config=config,
         reasons=launch.reasons(planned, config),
         run=run,

@@ -11,11 +11,14 @@ from treetune.data.datasets.config import plain_values
 from treetune.data.rows.agent_column import AGENT, LOOP, says_nothing
 from treetune.trainers import launch
 from treetune.trainers.launch import Files, Launch, Setting, TargetTasks, TrainRequest
+from treetune.trainers.lengths import count_longer, measure
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
 from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, SETTINGS, write_loops
 from treetune.trainers.verl.reward import OURS, leaves_scoring
 
 GROUP = 8
+LENGTH = 512
+"""verl's default limit for the tokens of prompts, and of responses."""
 BATCH, EPOCHS = 64, 30
 """Tasks in a step, and verl's default number of epochs."""
 
@@ -28,10 +31,20 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     epochs = request.given("trainer.total_epochs", EPOCHS)
     steps = request.steps or epochs * (launch.count_rows(files) // batch)
     every, tenth = interval(steps), describe_interval(steps)
+    silent = any(says_nothing(file.path) for found in files.values() for file in found)
+    loop = silent or _names_loop(files)
+    lengths = measure(tasks.train, request.model, request.num_tasks)
+    prompts = lengths.prompt_limit(LENGTH) or LENGTH
+    longer = count_longer(lengths, launch.paths(files, "train"), request.model, prompts)
     planned: dict[str, Setting] = {
         "data.train_files": Setting(launch.paths(files, "train"), "the tasks"),
         # verl requires some, and reads none if it does not validate
         "data.val_files": Setting(launch.paths(files, "val" if validates else "train"), "the tasks to validate with"),
+        "data.max_prompt_length": Setting(lengths.prompt_limit(LENGTH), lengths.what),
+        "data.max_response_length": Setting(
+            lengths.response_limit(prompts) if loop else None, "all turns of an episode together"
+        ),
+        "data.filter_overlong_prompts": Setting(True if longer else None, f"{longer:,} prompts are longer"),
         "data.train_batch_size": Setting(batch, "no more than there are tasks: verl drops an incomplete batch"),
         "actor_rollout_ref.model.path": Setting(request.model, "the model"),
         "actor_rollout_ref.actor.ppo_mini_batch_size": Setting(batch, "one update a step"),
@@ -57,8 +70,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         why = "each task scores its own answers"
         planned["reward.custom_reward_function.path"] = Setting(OURS, why)
         planned["reward.custom_reward_function.name"] = Setting("compute_score", why)
-    silent = any(says_nothing(file.path) for found in files.values() for file in found)
-    if silent or _names_loop(files):
+    if loop:
         settings = plain_values(OmegaConf.select(given, SETTINGS)) or {}
         loops = str(write_loops(settings, OmegaConf.select(given, LOOPS)))
         planned[LOOPS] = Setting(loops, "the tasks' episodes may have several turns or tools")
@@ -70,7 +82,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         trainer="verl",
         package="verl",
         install="install verl 0.9 as its guide says",
-        data=launch.describe_files(files, validation),
+        data=launch.describe_files(files, validation) | launch.describe_lengths(lengths, longer),
         config=config,
         reasons=launch.reasons(planned, config),
         command=[sys.executable, "-m", "verl.trainer.main_ppo", *launch.words(config)],

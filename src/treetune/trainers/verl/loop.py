@@ -71,7 +71,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
                 ended = EpisodeScore(reward, float(played.info.get("success", total(played.rewards) >= 1)))
                 member.end(ended)
                 return self._write(played, calls, ended, v1)
-            failure = played.failure or ServeError("its time was over before its first turn")
+            failure = played.failure or ServeError("its first prompt was too long, or its time was over")
             failures.add(failure)
             lost_all = not TreetuneLoop.played and failures.failures.total() >= MOST_LOST
             if on_failure == "raise" or is_misuse(failure) or lost_all:

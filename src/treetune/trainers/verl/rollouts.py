@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -28,8 +27,6 @@ from treetune.chat.tokens import Prompt, TokenSequence
 from treetune.serve import ServeError
 from treetune.trainers.episodes import EpisodeSettings
 from treetune.trainers.token_episode import Sampled
-
-log = logging.getLogger("treetune.verl")
 
 
 class LoopConfig(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,16 +78,13 @@ class ModelCalls:
         self._experts: list[Any] = []
 
     def longest_prompt(self) -> int | None:
-        """The prompt limit: everything after the first prompt must fit into verl's response, with room for an
-        answer."""
-        return None if self._longest is None else self._longest - 1
+        """The prompt limit: that of verl for the first prompt; everything after it must fit into verl's response, with
+        room for an answer."""
+        return self._prompt_length if self._longest is None else self._longest - 1
 
     async def sample(self, prompt: Prompt) -> Sampled:
         ids = prompt.ids
         if self._longest is None:
-            if len(ids) > self._prompt_length:  # as verl's own loops do
-                log.warning("a prompt of %d tokens is cut to its last %d", len(ids), self._prompt_length)
-                ids = ids[-self._prompt_length :]
             self._longest = len(ids) + self._response_length
         room = self._longest - len(ids)
         limits = {"max_tokens": min(room, self._params.get("max_tokens") or room)}
