@@ -80,8 +80,9 @@ def run(tmp_path):
 
 
 def test_a_log_that_is_read_again_has_the_same_rollouts(run, tmp_path):
-    assert write_eval_log(run, tmp_path / "out.eval") == 7
+    write_eval_log(run, tmp_path / "out.eval", run.traces())
     again = open_run(tmp_path / "out.eval")
+    assert len(again) == 7
     assert (again.kind, again.model, again.taskset) == ("inspect", "some/model", "arithmetic")
     assert again.mean_reward == run.mean_reward
     before, after = ({(each.uid, each.rollout): each for each in each_run.traces()} for each_run in (run, again))
@@ -105,12 +106,12 @@ def test_a_log_that_is_read_again_has_the_same_rollouts(run, tmp_path):
 
 
 def test_only_what_a_query_fits_is_written(run, tmp_path):
-    assert write_eval_log(run, tmp_path / "out.eval", "reward<0.6 scored") == 3
+    write_eval_log(run, tmp_path / "out.eval", run.traces("reward<0.6 scored"))
     assert sorted(entry.reward for entry in open_run(tmp_path / "out.eval").columns.entries) == [0.0, 0.25, 0.5]
 
 
 def test_images_are_written_once_and_failures_have_no_score(run, tmp_path):
-    write_eval_log(run, tmp_path / "out.eval")
+    write_eval_log(run, tmp_path / "out.eval", run.traces())
     with zipfile.ZipFile(tmp_path / "out.eval") as members:
         rich = json.loads(members.read("samples/7-2_epoch_2.json"))
         failed = json.loads(members.read("samples/1_epoch_2.json"))
@@ -168,7 +169,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_inspect_reads_every_part_of_a_log(run, tmp_path):
-    write_eval_log(run, tmp_path / "out.eval")
+    write_eval_log(run, tmp_path / "out.eval", run.traces())
     found = json.loads(venvs.run(venvs.venv(*venvs.INSPECT), "-c", READ, tmp_path / "out.eval"))
     assert (found["model"], found["task"], found["epochs"], found["status"]) == (
         "some/model",
@@ -225,7 +226,7 @@ def ask(url):
 def test_inspect_view_serves_a_log(run, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
-    write_eval_log(run, logs / "out.eval")
+    write_eval_log(run, logs / "out.eval", run.traces())
     with inspect_view(logs) as url:
         (listed,) = ask(f"{url}/api/log-files")["files"]
         assert listed["name"].endswith("logs/out.eval")

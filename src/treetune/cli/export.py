@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,14 +15,11 @@ from treetune.cli import options
 from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides
 from treetune.cli.output import print_json
 from treetune.data.sources.names import names_taskset
-from treetune.errors import UsageError, plural
+from treetune.errors import StorageError, UsageError, plural
 from treetune.system.folders import aside
 from treetune.system.hub import check_repo
 from treetune.system.screen import Screen
 from treetune.tasksets.target import load_taskset, refuse_server
-
-if TYPE_CHECKING:
-    from treetune.runs.run import Run
 
 export_app = typer.Typer(help="Write a TARGET as a package that another ecosystem loads.")
 
@@ -119,16 +116,13 @@ def convert_command(
     return Screen().say(f"{plural(rows, 'row')} as {to}: {out}")
 
 
-_LINES = ".jsonl"
-
-
 def convert_run(sources: Sequence[str], out: Path, where: str | None, as_json: bool) -> None:
     """Writes one run, of any program, in the form that the ending of the file names."""
     from treetune.runs.discovery import find_run, open_run
-    from treetune.runs.eval_log import ENDING, write_eval_log
+    from treetune.runs.selection import Selection
 
-    if out.suffix not in (ENDING, _LINES):
-        remedy = f"pass --to FORMAT for rows of tasks; a run is written to a file that ends with {ENDING} or {_LINES}"
+    if out.suffix not in (".eval", ".jsonl"):
+        remedy = "pass --to FORMAT for rows of tasks; a run is written to a file that ends with .eval or .jsonl"
         raise UsageError(f"{out}: unknown file type for a run", remedy=remedy)
     if len(sources) > 1:
         raise UsageError(f"only one run can be converted, not {len(sources)}", remedy="convert them one by one")
@@ -136,31 +130,21 @@ def convert_run(sources: Sequence[str], out: Path, where: str | None, as_json: b
         raise UsageError(f"{sources[0]} is not a run", remedy="pass --to FORMAT, if these are tasks")
     run = open_run(sources[0])
     out.parent.mkdir(parents=True, exist_ok=True)
-    write = write_eval_log if out.suffix == ENDING else _write_traces
-    count = write(run, out, where or "")
-    if as_json:
-        return print_json({"path": str(out), "run": str(run.path), "kind": run.kind, "rollouts": count})
-    screen = Screen()
-    screen.say(f"{count:,} rollouts of {run.path}: {out}")
-    if out.suffix == ENDING:
-        screen.say(f"look at them: inspect view start --log-dir {out.parent}", style="dim")
-    return None
-
-
-def _write_traces(run: Run, out: Path, where: str) -> int:
-    """A line each, images included."""
-    from treetune.core.trace import encode_trace
-
-    count, temporary = 0, aside(out)
+    selection, temporary = Selection(run, where or "", out.suffix.removeprefix(".")), aside(out)
     try:
-        with open(temporary, "wb") as file:
-            for trace in run.traces(where):
-                file.write(encode_trace(trace) + b"\n")
-                count += 1
+        selection.write(temporary)
         temporary.replace(out)
+    except OSError as error:
+        raise StorageError(f"cannot write {out}: {error.strerror or error}", remedy="name another file") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return count
+    if as_json:
+        return print_json({"path": str(out), "run": str(run.path), "kind": run.kind, "rollouts": len(selection)})
+    screen = Screen()
+    screen.say(f"{plural(len(selection), 'rollout')} of {run.path}: {out}")
+    if out.suffix == ".eval":
+        screen.say(f"look at them: inspect view start --log-dir {out.parent}", style="dim")
+    return None
 
 
 def push_command(

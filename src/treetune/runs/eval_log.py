@@ -1,6 +1,6 @@
 """Writes a run as an Inspect log, which `inspect view` and `read_eval_log` open.
 
-    write_eval_log(Run("runs/x"), Path("x.eval"), "failed")        # returns the number of samples
+    write_eval_log(run, Path("x.eval"), run.traces("failed"))
 
 A task becomes a sample, and a rollout an epoch of it. The log is a zip file with a member per sample, as Inspect's is.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -24,15 +23,13 @@ from treetune.chat.calls import ToolCall
 from treetune.chat.images import url_of
 from treetune.chat.message import Message, reasoning_of, text_of, without_surrogates
 from treetune.core.trace import Outcome, Trace, Turn
-from treetune.errors import StorageError
 from treetune.runs.folder import TRACES
 from treetune.runs.foreign.inspect import REWARD, SUCCESS
 from treetune.runs.foreign.program import calls_of
 from treetune.runs.run import Run
 from treetune.system.digest import digest
-from treetune.system.folders import aside, read_version
+from treetune.system.folders import read_version
 
-ENDING = ".eval"
 _VERSION = 2
 """The version of Inspect's log format."""
 _ROLES = {"system": "system", "developer": "system", "assistant": "assistant", "tool": "tool"}
@@ -48,19 +45,10 @@ _SUMMARISED = (
 Plain = dict[str, Any]
 
 
-def write_eval_log(run: Run, path: Path, query: str = "", traces: Iterable[Trace] | None = None) -> int:
-    """Writes the rollouts that a query selects, or the given `traces`; returns how many. The file is written completely
-    or not at all."""
-    temporary = aside(path)
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as members:
-            samples = _Log(run, members).write(run.traces(query) if traces is None else traces)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}", remedy="name another file") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return samples
+def write_eval_log(run: Run, path: Path, traces: Iterable[Trace]) -> None:
+    """Writes some rollouts of a run."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as members:
+        _Log(run, members).write(traces)
 
 
 class _Log:
@@ -74,7 +62,7 @@ class _Log:
         self._summaries: list[Plain] = []
         self._models: dict[str, list[int]] = {}
 
-    def write(self, traces: Iterable[Trace]) -> int:
+    def write(self, traces: Iterable[Trace]) -> None:
         for sample in self._samples(traces):
             self._put(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
             self._summaries.append(_summary_of(sample))
@@ -85,7 +73,6 @@ class _Log:
         self._put("reductions.json", [{"scorer": name, "samples": found} for name, found in scores.items()])
         ended = {"status": "success", "results": self._results(scores), "stats": self._stats()}
         self._put("header.json", {**begun, **ended})
-        return len(self._summaries)
 
     def _put(self, name: str, value: Any) -> None:
         try:

@@ -23,12 +23,12 @@ from treetune.runs.columns import NOTES, NUMBERS, TEXTS
 from treetune.runs.query import WORDS
 from treetune.runs.rolling import EARLIER
 from treetune.runs.run import Run
+from treetune.runs.selection import Selection
 from treetune.serve import encode, read_body
 from treetune.view.figures import details, steps_of
 from treetune.view.one_rollout import load_texts, show_rollout, show_tokens, tokenizer_of
 from treetune.view.overviews import Overviews
 from treetune.view.run_list import RunList
-from treetune.view.selection import Selection
 from treetune.view.suspicious import Suspicions
 from treetune.view.tables import compare_runs, list_groups, list_rollouts, rollouts_of
 

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from treetune.errors import TreetuneError
+from treetune.runs.selection import Selection
 from treetune.serve import Access, HttpError, HttpListener, HttpRequest, JsonApp, Parts, Route
 from treetune.system.threads import call
 from treetune.view.calls import Calls
 from treetune.view.pages import TYPES, read_page
 from treetune.view.run_list import GONE, RunList
-from treetune.view.selection import Selection
 
 log = logging.getLogger("treetune.view")
 POLICY = (
