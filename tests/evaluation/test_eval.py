@@ -791,7 +791,7 @@ def test_gold_answers_of_some_tasks_are_played(treetune, tmp_path, name):
 
 def test_fewer_tasks_than_were_asked_for_are_told(treetune, tmp_path):
     (tmp_path / "silent.py").write_text(NO_GOLD)
-    said = "there are only 2 tasks, and -n asks for 100,000\n"
+    said = "there are only 2 tasks; -n is 100,000\n"
     arguments = ("eval", "silent.py:Silent", "-m", "scripted:echo", "-r", 3, "-n")
     assert said in treetune(*arguments, 100_000).out
     assert said in treetune(*arguments, 100_000, "--json").err

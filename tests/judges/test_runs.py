@@ -83,7 +83,7 @@ def test_scoring_again_asks_only_what_changed_in_the_rubric(treetune, tmp_path, 
     assert refused.code == 2
     assert "polite and short" in refused.err
     shown = treetune("eval", "--resume", "--rescore", "-o", "run")
-    assert "8 calls, 8 of them known already" in shown.out
+    assert "8 calls, 8 of them from the cache" in shown.out
     assert len(served.answered()) == 12
 
 

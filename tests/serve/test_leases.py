@@ -309,5 +309,5 @@ def test_top_and_prometheus_show_what_is_out():
     stats, shown = run(look())
     table = _make_table("tcp://here", stats, stats)
     cells = [str(cell) for column in table.columns for cell in column.cells]
-    assert "1 task; 0 ran out, and were given out again" in cells
+    assert "1 task; 0 expired and were handed out again" in cells
     assert "treetune_leases 1.0" in shown

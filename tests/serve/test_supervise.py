@@ -104,9 +104,9 @@ def supervise_program(program, max_crashes=2):
 
 def test_a_server_that_hangs_is_killed_and_started_again(monkeypatch, caplog):
     monkeypatch.setattr(supervise, "STUCK_SECONDS", 0.2)
-    with caplog.at_level(logging.WARNING), pytest.raises(ServerCrashed, match=r"with no sign of life for 0\.2 seconds"):
+    with caplog.at_level(logging.WARNING), pytest.raises(ServerCrashed, match=r"with no heartbeat for 0\.2 seconds"):
         supervise_program(READY + "print('still here', flush=True); time.sleep(600)")
-    assert "the server crashed (no sign of life for 0.2 seconds), 1 of 2 times" in caplog.text
+    assert "the server crashed (no heartbeat for 0.2 seconds), 1 of 2 times" in caplog.text
 
 
 def test_pauses_grow_and_old_crashes_are_forgotten(monkeypatch, caplog, tmp_path):

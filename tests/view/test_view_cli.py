@@ -90,7 +90,7 @@ def test_what_cannot_be_shown_is_said(treetune, tmp_path):
         ((), "no folder `runs` here"),
         (("nowhere",), "there is no nowhere"),
         (("notes.txt",), "notes.txt is no run"),
-        ((".", "--where", "failed"), "--where goes with --export"),
+        ((".", "--where", "failed"), "--where requires --export"),
         ((".", "--export", "x.html"), "no run to export"),
     ):
         result = treetune("view", *arguments)

@@ -1,7 +1,7 @@
 """The command line: `main` is the console entry point.
 
 `app` has the table of verbs, and imports only the verb that is called. A verb is a function in the module that the
-table names; verbs that share code share a module. `options` declares the options that several verbs have, `output`
+table names; verbs with common code are in one module. `options` declares the options that several verbs have, `output`
 prints JSON, tables and errors, and `flags` explains unknown options.
 
 Exit codes: 0 success, 1 faults found (including rollouts that errored), 2 wrong usage, 3 could not run, 130

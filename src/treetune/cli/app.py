@@ -20,38 +20,50 @@ from treetune.errors import TasksetError, TreetuneError, UsageError, format_erro
 from treetune.system.folders import FOLDER, read_version
 
 VERBS = {
-    "list": ("listing:list_command", "What is installed: tasksets, environments, models."),
-    "build": ("build:build_command", "Build any tasks into a trainer's rows, in cached parquet."),
-    "show": ("show:show_command", "Look at tasks, or at the rollouts of a run: what was said, and what it earned."),
-    "validate": ("validate:validate_command", "Check files of rows by every rule, or a taskset and its gold answers."),
-    "audit": ("audit:audit_command", "Is a task worth training on: solvable, not free, no leak, what it costs."),
+    "list": ("listing:list_command", "List what is installed: tasksets, environments, models."),
+    "build": ("build:build_command", "Build tasks into a trainer's rows, in cached parquet."),
+    "show": ("show:show_command", "Show tasks, or the rollouts of a run: messages and rewards."),
+    "validate": (
+        "validate:validate_command",
+        "Check files of rows against every rule, or a taskset and its gold answers.",
+    ),
+    "audit": (
+        "audit:audit_command",
+        "Check whether a task is worth training on: solvable, not free, no leaks, its costs.",
+    ),
     "eval": ("evaluate:eval_command", "Evaluate a model on a taskset and save every trace."),
-    "view": ("view:view_command", "Look at runs in the browser: groups, rollouts, tokens, what changed."),
-    "compare": ("compare:compare_command", "Compare runs of the same tasks: which is better, and is it chance?"),
-    "profile": ("profile:profile_command", "How often models solve each task, for a curriculum."),
-    "train": ("train:train_command", "Train on any tasks with verl, SkyRL, TRL, slime or AReaL: config, data, start."),
-    "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),
-    "convert": ("export:convert_command", "Write tasks as another trainer's rows, or a run as a log of Inspect."),
-    "push": ("export:push_command", "Push tasks, built into rows, or a run to the hub, with a card."),
-    "export": ("export:export_app", "Write a TARGET as a package of another ecosystem's: verifiers, prime-rl."),
+    "view": ("view:view_command", "View runs in the browser: groups, rollouts, tokens, changes."),
+    "compare": ("compare:compare_command", "Compare runs of the same tasks: which is better, and could it be chance?"),
+    "profile": ("profile:profile_command", "Measure how often models solve each task, for a curriculum."),
+    "train": (
+        "train:train_command",
+        "Train on tasks with verl, SkyRL, TRL, slime or AReaL: write config and data, start the trainer.",
+    ),
+    "serve": ("serve:serve_command", "Serve a taskset: clients pull tasks and rollouts, or play episodes over HTTP."),
+    "convert": ("export:convert_command", "Convert tasks to another trainer's rows, or a run to an Inspect log."),
+    "push": ("export:push_command", "Push tasks, built into rows, or a run to the hub, with a dataset card."),
+    "export": ("export:export_app", "Export a TARGET as a package for another ecosystem: verifiers, prime-rl."),
     "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
-    "register": ("register:register_command", "Run a register of servers, for machines that share no folder."),
-    "top": ("top:top_command", "Look at a running server: what is under way, rewards and errors."),
+    "register": ("register:register_command", "Run a register of servers, for machines without a shared folder."),
+    "top": ("top:top_command", "Watch a running server: work in progress, rewards, errors."),
     "rescore": ("evaluate:rescore_command", "Score saved traces again after a scorer changed, without the model."),
-    "cache": ("cache:cache_app", "Built datasets: list them, show what one was built from, remove them."),
-    "sandbox": ("sandbox:sandbox_app", "Sandboxes: what this machine offers, and root file systems for them."),
-    "init": ("init:init_command", "Scaffold a taskset as a package: a test that passes, a config, an entry point."),
-    "demo": ("demo:demo_command", "Declare a task, evaluate it with scripts, build it into parquet: in a minute."),
+    "cache": ("cache:cache_app", "List built datasets, show what one was built from, remove them."),
+    "sandbox": (
+        "sandbox:sandbox_app",
+        "Show which sandboxes this machine supports, and build root file systems for them.",
+    ),
+    "init": ("init:init_command", "Create a taskset as a package: a passing test, a config, an entry point."),
+    "demo": ("demo:demo_command", "Declare a task, evaluate it with scripts, build it into parquet, in a minute."),
 }
-"""Each verb with its function in this folder, and what the overview says of it. Only the verb that is asked for is
-loaded, so a verb's module may import what it needs at its top."""
+"""Each verb with its function in this folder, and its line in `treetune --help`. Only the called verb is loaded, so its
+module may import what it needs at the top."""
 
 
 def make_app(verb: str | None) -> typer.Typer:
-    """The command line, with that verb loaded; the others are there to be listed."""
+    """The command line with this verb loaded; the other verbs are only listed."""
     app = typer.Typer(
         name="treetune",
-        help="One task, every trainer: declare an RL task once, look at it, check it, evaluate it.",
+        help="One task, every trainer: declare an RL task once, inspect it, check it, evaluate it.",
         epilog="A TARGET is a taskset's id, config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name), "
         "verifiers:ID or a server (tcp://, http://). Any key of its config can be set: --taskset.shuffle.seed 0",
         no_args_is_help=True,
@@ -74,7 +86,10 @@ def make_app(verb: str | None) -> typer.Typer:
 
 def _take_options(
     version: Annotated[
-        bool, option("Show the version.", "--version", "-V", is_eager=True, callback=lambda asked: _show_version(asked))
+        bool,
+        option(
+            "Show the version and exit.", "--version", "-V", is_eager=True, callback=lambda asked: _show_version(asked)
+        ),
     ] = False,
 ) -> None:
     pass
@@ -87,7 +102,7 @@ def _show_version(asked: bool) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command; gives the exit code."""
+    """Runs one command and returns its exit code."""
     as_json = "--json" in arguments
     output.keep_standard_output(as_json)
     warnings.showwarning = output.show_warning
@@ -97,7 +112,7 @@ def run(arguments: list[str]) -> int:
         options.hide_overrides()
         plain, overrides = split_overrides(arguments) if verb in OVERRIDABLE else (arguments, {})
         code = make_app(verb)(plain, prog_name="treetune", standalone_mode=False, obj=overrides)
-        if code == 130 and as_json and not output.was_printed():  # typer's own answer to Ctrl-C
+        if code == 130 and as_json and not output.was_printed():  # how typer handles Ctrl-C
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
         return report_error("interrupted", None, 130, as_json, "interrupted")
@@ -121,7 +136,7 @@ def run(arguments: list[str]) -> int:
             return int(error.code or 0)  # typer ends both this way
         if isinstance(error.__context__, BrokenPipeError):  # typer wraps it like this
             return _end_silently()
-        remedy = "a taskset, or what it imports, must not end the program"
+        remedy = "a taskset and the modules it imports must not end the program"
         return report_error(f"sys.exit({error.code!r}) was called", remedy, 3, as_json, TasksetError.code)
     except Exception as error:
         code = report_error(f"unexpected {format_error(error)}", _culprit(error), 3, as_json, "unexpected")
@@ -130,7 +145,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _explain(error: Any, arguments: list[str]) -> str:
-    """What typer found wrong; for an unknown option or verb, what the user may mean."""
+    """The message of typer's error; for an unknown option or verb, with what the user may mean."""
     from treetune.cli.flags import explain_flags, suggest_verb  # imported only for errors
 
     verb = arguments[0] if arguments else ""
@@ -145,7 +160,7 @@ def _names_option(error: Any) -> bool:
 
 
 def _end_silently() -> int:
-    """Ends quietly: the reader of standard output has closed it (`| head`)."""
+    """Ends without a message, because the reader of standard output has closed it (`| head`)."""
     sys.stderr.close()
     return 0
 
@@ -156,7 +171,7 @@ def _name_place(error: BaseException) -> str:
 
 
 def _culprit(error: Exception) -> str:
-    """Whose code failed: the innermost frame that is neither Python's own nor a library's."""
+    """Whose code failed, from the innermost frame that belongs neither to Python nor to a library."""
     from treetune.config.plugins import installed_by
 
     ours = FOLDER
@@ -166,7 +181,7 @@ def _culprit(error: Exception) -> str:
         if file.is_relative_to(ours):
             break
         if (package := installed_by(frame.filename)) is not None:
-            return f"a fault in {file}, line {frame.lineno}, of the package {package}: please report it to its author"
+            return f"a fault in {file}, line {frame.lineno}, in the package {package}: please report it to its author"
         if file.exists() and not any(file.is_relative_to(folder) for folder in libraries):
-            return f"a fault in {file}, line {frame.lineno}, which Treetune was asked to run"
+            return f"a fault in {file}, line {frame.lineno}, which you asked Treetune to run"
     return "a bug in Treetune: please report it, with the lines below"

@@ -1,4 +1,4 @@
-"""`treetune audit`: is this task worth training on?"""
+"""`treetune audit`: checks whether a task is worth training on."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ _PLAIN_SECONDS = 5.0
 def audit_command(
     context: typer.Context,
     target: Target,
-    num_tasks: Annotated[int, option("How many tasks are tried.", "-n", "--num-tasks", min=1)] = 50,
+    num_tasks: Annotated[int, option("How many tasks to try.", "-n", "--num-tasks", min=1)] = 50,
     model: Annotated[
         str,
         option(
-            "Look at rollouts of this model too: as `eval` takes it; on a tcp:// server one of its own.",
+            "Also check rollouts of this model: any model of `eval`, or one that the tcp:// server serves.",
             "-m",
             "--model",
         ),
     ] = "",
-    num_rollouts: Annotated[int, option("Tries of the model per task.", "-r", "--num-rollouts", min=1)] = 4,
-    max_concurrent: Annotated[int, option("Rollouts under way at once.", "-c", "--max-concurrent", min=1)] = 16,
-    seed: Annotated[int, option("Picks the tasks, and what random policies draw.")] = 0,
+    num_rollouts: Annotated[int, option("Rollouts of the model per task.", "-r", "--num-rollouts", min=1)] = 4,
+    max_concurrent: Annotated[int, option("Concurrent rollouts.", "-c", "--max-concurrent", min=1)] = 16,
+    seed: Annotated[int, option("The seed for choosing tasks and for random policies.")] = 0,
     split: options.Split = None,
-    val: Annotated[str | None, option("A TARGET that must share no task with this one: the other split.")] = None,
-    rules: Annotated[list[str] | None, option("Only these rules or families. Repeatable.", metavar="NAME")] = None,
-    skip: Annotated[list[str] | None, option("All but these rules or families. Repeatable.", metavar="NAME")] = None,
-    html: Annotated[Path | None, option("Write the report as a page of HTML.", metavar="FILE")] = None,
+    val: Annotated[str | None, option("The other split: a TARGET that must not share any task with this one.")] = None,
+    rules: Annotated[list[str] | None, option("Try only these rules or families. Repeatable.", metavar="NAME")] = None,
+    skip: Annotated[list[str] | None, option("Skip these rules or families. Repeatable.", metavar="NAME")] = None,
+    html: Annotated[Path | None, option("Also write the report as an HTML page.", metavar="FILE")] = None,
     trust: options.Trust = False,
     json: Json = False,
 ) -> int:
-    """Is this task worth training on? Try its gold answers, policies that solve nothing, and look for leaks.
+    """Check whether a task is worth training on: play gold answers and policies that solve nothing, and look for leaks.
 
-    Families of rules: solvable, not-free, no-leak, spread (with -m), costs; docs/audit.md explains each rule.
-    No model is needed but for `spread`. Every finding has its rule, severity, tasks, evidence and remedy. Exit code 1
-    where there are errors; warnings and notes are none. A config with train_tasks and val_tasks is audited as `train`,
+    Families of rules: solvable, not-free, no-leak, spread (with -m), costs; docs/audit.md explains each rule. Only
+    `spread` needs a model. Every finding has a rule, a severity, tasks, evidence and a remedy. The exit code is 1 if
+    there are errors; warnings and notes do not count. If a config has train_tasks and val_tasks, `train` is audited
     and compared with `val`.
     """
     overrides = read_overrides(context, trust=trust)
@@ -84,7 +84,7 @@ def audit_command(
         },
         audit.AuditConfig,
     )
-    audit.choose(config.rules, config.skip)  # refuses an unknown name before anything is played
+    audit.choose(config.rules, config.skip)  # raises for an unknown name before anything is played
     other = _read_other(target, of_taskset, val, other_split)
     endpoint = convert(settings.get("endpoint", {}), EndpointConfig)
     screen = Screen(json)
@@ -92,9 +92,7 @@ def audit_command(
     if served is not None:
         asyncio.run(evaluation.ask_server(served))
         if val is not None:
-            raise UsageError(
-                "--val: the tasks of a server cannot be compared", remedy="name the taskset that it serves"
-            )
+            raise UsageError("--val cannot compare the tasks of a server", remedy="pass the taskset that it serves")
         if served.models is not None and model and model not in served.models:
             remedy = f"it serves: {', '.join(served.models)}" if served.models else "start it with -m MODEL"
             raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
@@ -118,7 +116,7 @@ def audit_command(
 
 
 def _splits(target: str, split: str | None) -> tuple[str | None, str | None]:
-    """For a config with two lists: the one that is audited, and the one that it is compared with."""
+    """For a config with two lists: the list to audit, and the list to compare it with."""
     if is_server(target) or Path(target).suffix not in (".yaml", ".yml"):
         return split, None
     lists = [name for name in ("train", "val") if load_yaml(target).get(f"{name}_tasks")]
@@ -175,7 +173,7 @@ async def _audit(
 async def _open_host(
     taskset: Taskset[Any, Any], config: audit.AuditConfig, endpoint: EndpointConfig
 ) -> AsyncIterator[Host]:
-    """The host that gives the tasks and plays the model: this process, or a pull server that has models."""
+    """The host that has the tasks and plays the model: this process, or a pull server with models."""
     async with AsyncExitStack() as opened:
         if (served := evaluation.find_served(taskset)) is not None:
             await opened.enter_async_context(aclosing(served))

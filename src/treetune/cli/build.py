@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 def build_command(
     context: typer.Context,
-    target: Annotated[str, options.target("YAML with train_tasks and val_tasks (hydra's too), or any TARGET.")],
+    target: Annotated[str, options.target("A YAML file with train_tasks and val_tasks (also hydra's), or any TARGET.")],
     format: options.Format = "verl",
     num_tasks: options.NumTasks = None,
-    force: Annotated[bool, option("Build again what is cached.", "--force")] = False,
+    force: Annotated[bool, option("Build again, even if it is cached.", "--force")] = False,
     cache_dir: options.CacheDir = None,
     max_prompt_length: options.MaxPromptLength = None,
     tokenizer: options.Tokenizer = None,
-    engine: Annotated[str, option("local, or ray to build on a Ray cluster.")] = "local",
+    engine: Annotated[str, option("Where to build: local, or ray for a Ray cluster.")] = "local",
     trust: options.Trust = False,
     json: Json = False,
 ) -> None:
-    """Build any tasks into a trainer's rows, in cached parquet, and print where they are; for SkyRL, also the overrides
-    that make it train on them. A TARGET is an id, config.yaml, file.py:Name, module:Name, or rows.
+    """Build tasks into a trainer's rows, in cached parquet, and print the paths of the files. For SkyRL, also print the
+    overrides that make it train on them. A TARGET is an id, config.yaml, file.py:Name, module:Name, or rows.
 
-    Keys are overridden with dots: --train_tasks[0].max_rows 100, --taskset.level 2. Of a YAML file with train_tasks and
-    val_tasks only these are looked at, so a trainer's own config can hold them.
+    Override keys with dots: --train_tasks[0].max_rows 100, --taskset.level 2. In a YAML file with train_tasks and
+    val_tasks only these keys are read, so they can stand in a trainer's own config.
     """
     refuse_server(target, "build")
     if engine not in ("local", "ray"):
@@ -81,12 +81,12 @@ def build_target(
     engine: str = "local",
     trust: bool = False,
 ) -> list[dict[str, Any]]:
-    """Builds what a target names, with its dotted overrides; an entry for each file. `further` and `engine` are for
+    """Builds a target with its dotted overrides; returns an entry for each file. `further` and `engine` apply to
     dataset tasks."""
     target = locate(target)
     if not format_named(format).in_parquet:
         remedy = f"treetune convert {target} rows{format_named(format).endings[0]} --to {format}"
-        raise UsageError(f"{format} reads no parquet, which is what is built", remedy=remedy)
+        raise UsageError(f"{format} does not read parquet, which `build` writes", remedy=remedy)
     build_lists = partial(_build_lists, screen=screen, source=target, format=format, force=force, engine=engine)
     if _declares_lists(target):
         from treetune.data.datasets.list_files import draws_by_weight
@@ -96,10 +96,10 @@ def build_target(
         lists = read_declared(target, overrides, cache_dir=cache_dir, further=further)
         if num_tasks is not None and not draws_by_weight([task.config.weight for task in lists.get("train", [])]):
             remedy = "set --train_tasks[0].max_rows instead"
-            raise UsageError("-n is for a single taskset, or for train_tasks with weights", remedy=remedy)
+            raise UsageError("-n applies to a single taskset, or to train_tasks with weights", remedy=remedy)
         entries = build_lists(lists, load_yaml(target), num_draws=num_tasks)
     elif further or engine != "local":
-        problem = "--max-prompt-length, --tokenizer and --engine are for dataset tasks"
+        problem = "--max-prompt-length, --tokenizer and --engine apply only to dataset tasks"
         raise UsageError(problem, remedy="declare train_tasks in YAML")
     else:
         from treetune.data.datasets.build import build_rows
@@ -116,8 +116,8 @@ def build_target(
             entries = [_entry("train", taskset.name, *built, None, [])]  # its rows are created anew each time
     for file in pop_kept_files():
         Screen(as_json=True).say(
-            f"these rows name {file}, which is kept in the cache: other nodes need the cache folder "
-            "(TREETUNE_TASK_CACHE_DIR), or the code in an installed package"
+            f"these rows name {file} in the cache: other nodes need the same cache folder (TREETUNE_TASK_CACHE_DIR), "
+            "or the code in an installed package"
         )
     return entries
 
@@ -142,14 +142,14 @@ def _build_lists(
     num_draws: int | None = None,
     **how: Any,
 ) -> list[dict[str, Any]]:
-    """Builds lists of dataset tasks for one trainer; each file is an entry of the report. `config` is the trainer's, as
-    far as there is one: it may say who scores the rows."""
+    """Builds lists of dataset tasks for one trainer; returns an entry of the report for each file. `config` is the
+    trainer's config, if there is one: it may name what scores the rows."""
     from treetune.data.datasets.list_files import build_files
     from treetune.data.datasets.task_lists import check_columns, check_environments
     from treetune.trainers.verl import name_agents, warn_of_unscored
 
     rows_format = format_named(format)
-    # The trainer's own environments may be unknown here.
+    # Environments of the trainer may be unknown here.
     check_environments(lists, known=not rows_format.has_environments, source=source)
     if rows_format.one_answer:
         warn_of_unscored(config, lists)
@@ -198,7 +198,7 @@ def _report(
         silent = any(says_nothing(entry["path"]) for entry in entries)
         if silent or any(played):
             report["overrides"] = [f"{LOOPS}={write_loops(cache_dir=cache_dir)}"]
-        if silent:  # verl takes the default if rows name no loop
+        if silent:  # verl uses the default if rows name no loop
             report["overrides"].append(f"{DEFAULT_LOOP}={LOOP}")
     if json:
         return print_json({**report, "tasks": entries})
@@ -221,5 +221,7 @@ def _report(
     if format == "skyrl":
         screen.say(f"for SkyRL: {shell_words(report['overrides'])}")
     elif "overrides" in report:
-        screen.say(f"for verl, which plays these rows by the agent loop treetune: {shlex.join(report['overrides'])}")
+        screen.say(
+            f"for verl, which plays these rows with the agent loop `treetune`: {shlex.join(report['overrides'])}"
+        )
     return None

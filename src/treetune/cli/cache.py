@@ -26,8 +26,8 @@ _BESIDE = {"verdicts": "verdicts of judges", "runs": "traces of other programs' 
 
 @cache_app.command("list")
 def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
-    """Everything that was built, last used first, and its size; the verdicts of judges, and the traces of
-    other programs' runs."""
+    """List built files with their sizes, the last used first; also the verdicts of judges and the traces of other
+    programs' runs."""
     cache = Cache(default_cache_dir(cache_dir))
     entries = cache.entries()
     total = f"{len(entries)} built" if entries else "nothing is built"
@@ -37,11 +37,11 @@ def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
 
 @cache_app.command("show")
 def show_command(
-    key: Annotated[str, typer.Argument(help="The key or its beginning, as `treetune cache list` shows it.")],
+    key: Annotated[str, typer.Argument(help="The key or its beginning, as shown by `treetune cache list`.")],
     cache_dir: CacheDir = None,
     json: Json = False,
 ) -> None:
-    """What built one file: config, source, revision, rows, versions."""
+    """Show what one file was built from: config, source, revision, rows, versions."""
     cache = Cache(default_cache_dir(cache_dir))
     entry = _find(cache, key)
     if json:
@@ -55,15 +55,15 @@ def show_command(
 def prune_command(
     older_than: Annotated[
         float | None,
-        option("What was not used for DAYS days; verdicts and runs of that age.", metavar="DAYS", min=0),
+        option("Remove files not used for DAYS days, and verdicts and runs of that age.", metavar="DAYS", min=0),
     ] = None,
-    all: Annotated[bool, option("Everything.", "--all")] = False,
-    damaged: Annotated[bool, option("What is damaged, or left by a killed build.", "--damaged")] = False,
+    all: Annotated[bool, option("Remove everything.", "--all")] = False,
+    damaged: Annotated[bool, option("Remove damaged files, and those that a killed build left.", "--damaged")] = False,
     cache_dir: CacheDir = None,
     json: Json = False,
 ) -> None:
-    """Remove built files, the verdicts of judges, and the traces of other programs' runs, which are made again when one
-    is opened. What is being built right now stays."""
+    """Remove built files, the verdicts of judges, and the traces of other programs' runs, which are read again when
+    such a run is opened. Files that are being built are kept."""
     if older_than is None and not all and not damaged:
         raise UsageError("nothing is selected", remedy="pass --older-than DAYS, --damaged or --all")
     cache = Cache(default_cache_dir(cache_dir))
@@ -81,10 +81,10 @@ def _find(cache: Cache, wanted: str) -> CacheEntry:
     found = fnmatch.filter(entries, f"{wanted.replace('_', '*_')}*")  # a short key abbreviates both halves
     if not found:
         known = [_short(key) for key in entries]
-        raise UnknownNameError.of("key", wanted, known, remedy="`treetune cache list` shows what there is")
+        raise UnknownNameError.of("key", wanted, known, remedy="`treetune cache list` shows the keys")
     if len(found) > 1:
         names = ", ".join(found)
-        raise UsageError(f"{wanted!r} is the beginning of {len(found)} keys: {names}", remedy="write more of it")
+        raise UsageError(f"{wanted!r} matches {len(found)} keys: {names}", remedy="write more of the key")
     return entries[found[0]]
 
 
@@ -111,8 +111,8 @@ def _report(
     json: bool,
     beside: Mapping[str, tuple[int, int]],
 ) -> None:
-    """Shows entries and their size; `names` are the keys of both in JSON, `total` is the summary in words. `beside` has
-    the other things in the cache: how many of each, and their size."""
+    """Shows entries and their size; `names` are the keys of both in JSON, `total` is the summary line. `beside` has the
+    number and size of the other things in the cache."""
     size = sum(entry.size for entry in entries)
     if json:
         listed = [_entry_to_json(cache, entry) for entry in entries]

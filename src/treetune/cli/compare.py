@@ -29,19 +29,17 @@ _MOST_TASKS = 10
 
 def compare_command(
     runs: Annotated[
-        list[Path], typer.Argument(help="Runs, of any program; each is compared with the first.", metavar="A B …")
+        list[Path], typer.Argument(help="Runs of any program; each is compared with the first.", metavar="A B …")
     ],
-    fail_on_regression: Annotated[
-        bool, option("Exit with 1 if a run is worse than the first by more than chance explains.")
-    ] = False,
+    fail_on_regression: Annotated[bool, option("Exit with 1 if a run is worse than the first, beyond chance.")] = False,
     json: Json = False,
 ) -> int:
     """Compare runs of the same tasks: which is better, by how much, and whether that could be chance.
 
-    Tasks are paired. The difference has its standard error, and p: how often chance alone gives one as large.
+    Tasks are paired. The difference is shown with its standard error and p: how often chance alone gives one as large.
     """
     if len(runs) < 2:
-        raise UsageError("one run is nothing to compare", remedy="name two: treetune compare runs/a runs/b")
+        raise UsageError("only one run to compare", remedy="pass two: treetune compare runs/a runs/b")
     first, *others = map(open_run, runs)
     found = [evaluating.compare(first, other) for other in others]
     if json:
@@ -102,11 +100,11 @@ def _task_row(task: TaskChange) -> tuple[str, ...]:
 
 
 def summary_table(summary: Summary) -> RenderableType:
-    """A run's figures; below them, where there are several sources, a table with a line for each."""
+    """The figures of a run and, if it has several sources, a table with a line for each."""
     error = "" if summary.stderr is None else f" ± {summary.stderr:.4f} (standard error)"
     rows = {
         "mean reward": f"{figure(summary.mean_reward)}{error} over {summary.scored} scored",
-        "over all": f"{figure(summary.mean_reward_all)}, where a failed rollout counts as 0",
+        "over all": f"{figure(summary.mean_reward_all)}, with failed rollouts counted as 0",
     }
     if summary.pass_at_k:
         rows["pass@k"] = _figures(summary.pass_at_k)
@@ -121,7 +119,7 @@ def summary_table(summary: Summary) -> RenderableType:
         figures.append(("retries", f"{summary.retries} calls repeated (429, 5xx, cut connections, timeouts)"))
     if summary.judge_calls:
         tokens = f"{summary.judge_prompt_tokens} tokens in, {summary.judge_completion_tokens} out"
-        hits = f"{summary.judge_cache_hits} of them known already"
+        hits = f"{summary.judge_cache_hits} of them from the cache"
         figures.append(("judges", f"{summary.judge_calls} calls, {hits}; {tokens}"))
     table = make_table((Text(name, style="bold"), value) for name, value in figures)
     if len(summary.data_sources) < 2:
@@ -139,7 +137,7 @@ def summary_table(summary: Summary) -> RenderableType:
 
 
 def runs_table(runs: Sequence[tuple[str, str, Summary]]) -> RenderableType:
-    """A line for each of several runs: its taskset, its model and its figures."""
+    """A line for each run: its taskset, its model and its figures."""
     numbers = ("mean", "±", "over all", "pass@1", "scored", "failed")
     rows = []
     for taskset, model, summary in runs:
@@ -158,7 +156,7 @@ def show_warnings(summary: Summary, screen: Screen) -> None:
 
 
 def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
-    """Runs it; gives False if Ctrl-C ended it: then the part that was done is shown."""
+    """Runs the work; returns False if Ctrl-C ended it, so that the finished part is shown."""
     try:
         asyncio.run(work)
     except KeyboardInterrupt:
@@ -169,8 +167,8 @@ def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
 def finish(
     show: Callable[[], None], figures: dict[str, Any], faults: bool, stopped: str | None, screen: Screen, json: bool
 ) -> int:
-    """Shows the figures of a run, or of the part that was played; gives the exit code. `stopped` is the hint that
-    follows an interruption."""
+    """Shows the figures of a run, or of the part that was played; returns the exit code. `stopped` is the hint after an
+    interruption."""
     if json:
         print_json({**figures, "interrupted": stopped is not None})
     else:
@@ -184,7 +182,7 @@ def finish(
 
 
 def _tell_run(folder: Path, has_failures: bool, screen: Screen) -> None:
-    """Where a run is, and how to look at it."""
+    """Shows where a run is, and how to view it."""
     from treetune.cli.app import VERBS  # imported here, because it loads this module
 
     screen.say(f"run folder: {folder}")

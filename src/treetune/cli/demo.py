@@ -1,5 +1,5 @@
-"""`treetune demo`: a tour of everything in a minute, on a laptop, without a network. It shows each step as a command
-line and runs it."""
+"""`treetune demo`: a tour in a minute, on a laptop, without a network. It shows each step as a command line and runs
+it."""
 
 from __future__ import annotations
 
@@ -35,16 +35,19 @@ MODELS = {
 
 
 def demo_command(
-    output: Annotated[Path, option("Where its files go.", "-o", "--output")] = Path("treetune-demo"),
+    output: Annotated[Path, option("The folder for its files.", "-o", "--output")] = Path("treetune-demo"),
     num_tasks: Annotated[
-        int | None, option("How many tasks to evaluate (40; 500 for the random script).", "-n", "--num-tasks", min=1)
+        int | None,
+        option("How many tasks to evaluate (default: 40; 500 for the random script).", "-n", "--num-tasks", min=1),
     ] = None,
-    train: Annotated[bool, option("Train a tiny model too: a minute more (extra `trl`)", "--train")] = False,
+    train: Annotated[
+        bool, option("Also train a tiny model, which takes another minute (extra `trl`).", "--train")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Declare a task, draw it lazily, evaluate it with scripts, build it into parquet: a minute, no network.
+    """Declare a task, draw it lazily, evaluate it with scripts, build it into parquet. Takes a minute and no network.
 
-    The task is written to a file and run from there: change the file, run the demo again, see another result.
+    The task is in a file that you can change: run the demo again to see another result.
     """
     example = _find_training() if train else None
     output.mkdir(parents=True, exist_ok=True)
@@ -73,7 +76,7 @@ def demo_command(
             found["runs"][model] = {**figures, "run_dir": str(output / folder)}
 
         screen.say(
-            "4. Built for a trainer: the same questions, as a dataset in YAML, to parquet that verl reads", "bold"
+            "4. Built for a trainer: the same questions as a dataset in YAML, built into parquet for verl", "bold"
         )
         _write_dataset()
         for _ in range(2):  # the second time comes from the cache
@@ -82,10 +85,10 @@ def demo_command(
         found["parquet"] = taskset.get_parquet_path()
 
         if example is not None:
-            screen.say("5. Trained: GRPO on a tiny model, every answer scored by a task server over HTTP", "bold")
+            screen.say("5. Trained: GRPO on a tiny model; a task server scores every answer over HTTP", "bold")
             found["training"] = _train(screen, example, output)
 
-        screen.say("Try next: change the task and run any of these lines again, or begin your own", "bold")
+        screen.say("Next: change the task and run any of these lines again, or begin your own", "bold")
         screen.say("$ treetune init my-task")
     if json:
         print_json(found)
@@ -110,18 +113,18 @@ def _write_dataset() -> None:
 
 
 def _find_training() -> Path:
-    """The folder of examples/train_tiny: in the package where it was installed, else in the checkout."""
+    """The folder of examples/train_tiny, in the installed package or in the checkout."""
     if missing := [name for name in ("torch", "trl") if find_spec(name) is None]:
         raise MissingExtraError.of(f"--train: {' or '.join(missing)}", "trl")
     package = FOLDER
     for place in (package, package.parent.parent):
         if (place / "examples" / "train_tiny" / "train.py").exists():
             return place / "examples" / "train_tiny"
-    raise TreetuneError("examples/train_tiny was not installed", remedy="install treetune anew, or run from a checkout")
+    raise TreetuneError("examples/train_tiny is missing", remedy="reinstall treetune, or run from a checkout")
 
 
 def _train(screen: Screen, example: Path, output: Path) -> dict[str, Any]:
-    """Trains from a copy of the example, so that it can be changed and run again; gives what the run found."""
+    """Trains from a copy of the example, so that it can be changed and run again; returns the results."""
     folder = Path("train_tiny")
     folder.mkdir(exist_ok=True)
     for file in sorted(example.glob("*.*")):
@@ -135,5 +138,5 @@ def _train(screen: Screen, example: Path, output: Path) -> dict[str, Any]:
     if code:
         raise TreetuneError(f"the training ended with {code}", remedy=f"read {output / log}")
     picture = output / results / "curve.svg"
-    screen.say(f"{picture}: how it went")
+    screen.say(f"{picture}: the reward over the steps")
     return {**msgspec.json.decode((results / "seed-0.json").read_bytes()), "picture": str(picture)}

@@ -42,7 +42,7 @@ def eval_command(
         list[str] | None,
         typer.Argument(
             metavar="TARGET...",
-            help=f"{TARGET} Several: a run each. Absent with --resume -o DIR.",
+            help=f"{TARGET} With several, each is a run. Omit it with --resume -o DIR.",
             autocompletion=complete_target,
         ),
     ] = None,
@@ -50,7 +50,7 @@ def eval_command(
         list[str] | None,
         option(
             "scripted:gold, local:PATH, vllm:MODEL, anthropic/NAME, or a model at --endpoint.base_url. "
-            "Repeatable: a run each, compared.",
+            "Repeatable: each is a run, and the runs are compared.",
             "-m",
             "--model",
             autocompletion=complete_model,
@@ -59,43 +59,43 @@ def eval_command(
     num_tasks: options.NumTasks = None,
     task: Annotated[
         list[str] | None,
-        option("Only the task with this index, as `show` prints it. Repeatable.", "--task", metavar="INDEX"),
+        option("Only the task with this index, as shown by `treetune show`. Repeatable.", "--task", metavar="INDEX"),
     ] = None,
-    num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,
+    num_rollouts: Annotated[int | None, option("Rollouts per task (1).", "-r", "--num-rollouts")] = None,
     max_concurrent: options.MaxConcurrent = None,
     pass_threshold: options.PassThreshold = None,
     max_judge_tokens: options.MaxJudgeTokens = None,
     max_tokens_total: Annotated[
-        int | None, option("The same ceiling for the tokens of the model and judges together.", min=1)
+        int | None, option("The same limit for the tokens of the model and of judges together.", min=1)
     ] = None,
     split: options.Split = None,
     output: options.Output = None,
     resume: options.Resume = False,
-    rescore: Annotated[bool, option("With --resume, after a scorer changed: score again.", "--rescore")] = False,
-    server: Annotated[str | None, option("Evaluate on the server at this address, as if it were the TARGET.")] = None,
-    serve: Annotated[int | None, option("Start a server with this many workers, and evaluate on it.", min=1)] = None,
+    rescore: Annotated[bool, option("With --resume: score again, after a scorer changed.", "--rescore")] = False,
+    server: Annotated[str | None, option("Evaluate on the server at this address, which replaces TARGET.")] = None,
+    serve: Annotated[int | None, option("Start a server with this many workers and evaluate on it.", min=1)] = None,
     log: options.Log = None,
-    dry_run: Annotated[bool, option("Show the resolved config and the first task.", "--dry-run")] = False,
+    dry_run: Annotated[bool, option("Show the resolved config and the first task; run nothing.", "--dry-run")] = False,
     trust: options.Trust = False,
     json: Json = False,
 ) -> int:
     """Evaluate a model on a taskset and save every trace.
 
-    Several models, or several TARGETs, are a run each in one folder, and the models of a taskset are compared with the
+    With several models or TARGETs, each is a run in one folder, and the models of a taskset are compared with the
     first.
 
-    Keys of the config are set with dots: --taskset.level 2, --sampling.temperature 0.7, --limits.timeout 60,
+    Set keys of the config with dots: --taskset.level 2, --sampling.temperature 0.7, --limits.timeout 60,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     from_run = resume and not targets and server is None and output is not None
     overrides = read_overrides(context, trust=trust and not from_run)
     if resume and output is None:
-        raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
+        raise UsageError("--resume needs a run folder", remedy="pass -o DIR")
     if rescore and not resume:
-        raise UsageError("--rescore goes with --resume", remedy="`treetune rescore DIR` scores a run into a new folder")
+        raise UsageError("--rescore requires --resume", remedy="`treetune rescore DIR` scores a run into a new folder")
     if server is not None:
         if targets:
-            raise UsageError("--server brings its own taskset", remedy="leave out TARGET")
+            raise UsageError("--server has its own taskset", remedy="leave out TARGET")
         if not is_server(server):
             raise UsageError(f"cannot connect to {server!r}", remedy="write tcp://HOST:PORT or http://HOST:PORT")
         targets = [server]
@@ -119,12 +119,12 @@ def eval_command(
         plans = [read(target, name, {}) for target in targets for name in (models or (None,))]
     elif from_run and output is not None:
         if models is not None and (len(models) > 1 or known is not None):
-            raise UsageError("-m with several runs: of which taskset?", remedy="name the TARGET too")
+            raise UsageError("-m is ambiguous with several runs", remedy="pass the TARGET too")
         model = models[0] if models else None
         taken = [evaluating.take_up(folder, trust) for folder in known or [output]]
         plans = [read(target, model, of_rows) for target, of_rows in taken]
     else:
-        raise UsageError("nothing to evaluate", remedy="name a TARGET; `treetune list` shows what there is")
+        raise UsageError("nothing to evaluate", remedy="pass a TARGET; `treetune list` shows them")
     if dry_run:
         return _show_plans(plans, json)
     screen = Screen(json)
@@ -143,16 +143,16 @@ def eval_command(
 
 
 def _show_end(plan: evaluating.EvalPlan, summary: Summary, path: Path, interrupted: bool, screen: Screen) -> str | None:
-    """Shows whether there were fewer tasks than `-n`, the warnings, and whether a ceiling was reached; gives the hint
-    that follows an interruption."""
+    """Shows whether there were fewer tasks than `-n`, the warnings, and whether a token limit was reached; returns the
+    hint after an interruption."""
     config, expected = plan.evaluation.config, plan.tally.expected
     asked = None if config.tasks else config.num_tasks
     if asked is not None and expected is not None and (tasks := expected // config.num_rollouts) < asked:
-        screen.say(f"there are only {tasks:,} tasks, and -n asks for {asked:,}")
+        screen.say(f"there are only {tasks:,} tasks; -n is {asked:,}")
     show_warnings(summary, screen)
-    go_on = f"go on with: treetune eval --resume -o {shlex.quote(str(path))}"
+    go_on = f"resume with: treetune eval --resume -o {shlex.quote(str(path))}"
     if summary.stopped is not None:
-        screen.say(f"stopped: {summary.stopped}; {go_on} and a higher ceiling", style="yellow")
+        screen.say(f"stopped: {summary.stopped}; {go_on} and a higher limit", style="yellow")
     return f"interrupted; {go_on}" if interrupted else None
 
 
@@ -164,7 +164,7 @@ def _evaluate_set(
     json: bool,
     how: dict[str, bool],
 ) -> int:
-    """Plays several plans, one after the other, and compares their runs."""
+    """Plays several plans one after the other, and compares their runs."""
     for plan in plans:
         plan.check()
         plan.check_model()
@@ -215,7 +215,8 @@ def _show_plans(plans: list[evaluating.EvalPlan], json: bool) -> int:
 
 
 def play(plan: evaluating.EvalPlan, path: Path, screen: Screen, **how: bool) -> bool:
-    """Plays the rollouts that the run in `path` lacks; gives whether it finished. `how` is for `EvalPlan.begin`."""
+    """Plays the rollouts that the run in `path` lacks; returns whether it finished. `how` is passed to
+    `EvalPlan.begin`."""
     plan.check()
     plan.load()
     with plan.begin(path, **how):
@@ -225,7 +226,7 @@ def play(plan: evaluating.EvalPlan, path: Path, screen: Screen, **how: bool) -> 
 def _watch(screen: Screen, place: str = "") -> evaluating.Watch:
     def show(plan: evaluating.EvalPlan, done: int) -> Display:
         if (again := plan.rescored) is not None:
-            screen.say(f"scored again: {again.changed} of {again.after.rollouts} rewards changed")
+            screen.say(f"rescored: {again.changed} of {again.after.rollouts} rewards changed")
         return Display(screen, plan.evaluation, done, place)
 
     return show
@@ -234,18 +235,18 @@ def _watch(screen: Screen, place: str = "") -> evaluating.Watch:
 def _read_indices(words: list[str]) -> list[int]:
     for word in words:
         if not word.isdecimal():
-            remedy = f"the TARGET stands alone: treetune eval {shlex.quote(word)}"
+            remedy = f"TARGET needs no flag: treetune eval {shlex.quote(word)}"
             raise UsageError(f"--task takes the index of a task, not {word!r}", remedy=remedy)
     return [int(word) for word in words]
 
 
 def rescore_command(
-    run: Annotated[Path, typer.Argument(help="A run folder: of an earlier `treetune eval`, or of `serve --traces`.")],
-    output: Annotated[Path | None, option("A new run folder (RUN/rescored).", "-o", "--output")] = None,
-    dry_run: Annotated[
-        bool, option("Write nothing: show what rollouts would earn, and what changes.", "--dry-run")
-    ] = False,
-    where: Annotated[str | None, option("With --dry-run: only rollouts that a query fits, as 'source=gsm8k'.")] = None,
+    run: Annotated[Path, typer.Argument(help="A run folder, from `treetune eval` or `serve --traces`.")],
+    output: Annotated[Path | None, option("The new run folder (RUN/rescored).", "-o", "--output")] = None,
+    dry_run: Annotated[bool, option("Write nothing; show the new rewards and what changes.", "--dry-run")] = False,
+    where: Annotated[
+        str | None, option("With --dry-run: only rollouts that match a query, such as 'source=gsm8k'.")
+    ] = None,
     num_rollouts: Annotated[
         int | None, option("With --dry-run: at most this many rollouts.", "-n", "--num-rollouts", min=1)
     ] = None,
@@ -253,9 +254,9 @@ def rescore_command(
     trust: options.Trust = False,
     json: Json = False,
 ) -> int:
-    """Score saved traces again after a scorer changed, without the model. The old run is left as it is."""
+    """Score saved traces again after a scorer changed, without the model. The old run is not changed."""
     if not dry_run and (where is not None or num_rollouts is not None):
-        raise UsageError("--where and -n choose what --dry-run shows", remedy="pass --dry-run, or neither")
+        raise UsageError("--where and -n require --dry-run", remedy="pass --dry-run, or neither")
     config = run / "config.yaml"
     if not config.exists() or not (run / TRACES.file).exists():
         raise no_run(run, own=True)
@@ -279,13 +280,13 @@ def rescore_command(
         screen.say(f"scored by {config} and the files that it names")
         screen.say(f"{summary.changed} of {summary.after.rollouts} rewards changed; mean before: {mean}{skipped}")
         if summary.diverged:
-            what = "rollouts diverged: the environment now says something else than was recorded"
+            what = "rollouts diverged: the environment now replies differently than it was recorded"
             screen.say(f"{summary.diverged} {what}", style="yellow")
     show_warnings(summary.after, screen)
-    stopped = f"interrupted: only a part is scored again; {run} is as it was" if interrupted else None
+    stopped = f"interrupted: only a part was rescored; {run} is unchanged" if interrupted else None
     after, figures = summary.after, {**to_plain(summary), "run_dir": str(path)}
     if after.stopped is not None:
-        screen.say(f"stopped: {after.stopped}; only a part is scored again: {evaluating.MORE}", style="yellow")
+        screen.say(f"stopped: {after.stopped}; only a part was rescored: {evaluating.MORE}", style="yellow")
     faults = bool(after.errors) or after.stopped is not None
     return finish(lambda: screen.print(summary_table(after)), figures, faults, stopped, screen, json)
 
@@ -304,8 +305,8 @@ def _show_preview(preview: evaluating.RescorePreview, ended: bool, json: bool) -
     ]
     if lines:
         screen.print(make_table(lines, ("rollout", "before", "after", "why"), right=("before", "after")))
-    more = f" ({len(changed) - _MOST_SHOWN} are not shown: --json)" if len(changed) > _MOST_SHOWN else ""
-    left = f"; {preview.left} more fit" if preview.left else ""
+    more = f" ({len(changed) - _MOST_SHOWN} not shown; --json has all)" if len(changed) > _MOST_SHOWN else ""
+    left = f"; {preview.left} more match" if preview.left else ""
     stop = "interrupted: " if not ended else ""
     screen.say(f"{stop}{len(changed)} of {len(rows)} rewards would change{more}{left}; nothing was written")
     return code

@@ -1,4 +1,4 @@
-"""Exports tasks and runs: `treetune convert` writes files, `push` writes datasets of the hub, `export` writes packages
+"""Exports tasks and runs: `treetune convert` writes files, `push` writes datasets on the hub, `export` writes packages
 for another ecosystem."""
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ def export_command() -> None:
 def verifiers_command(
     context: typer.Context,
     target: options.TasksTarget,
-    to: Annotated[Path, option("The folder to write; the package gets its name.", "--to")],
-    name: Annotated[str | None, option("The name of the package, if it is not the folder's.", "--name")] = None,
+    to: Annotated[Path, option("The folder to write; its name becomes the name of the package.", "--to")],
+    name: Annotated[str | None, option("The name of the package, if not the name of the folder.", "--name")] = None,
     split: options.Split = None,
-    force: Annotated[bool, option("Overwrite a folder that holds another export, or was changed.", "--force")] = False,
+    force: Annotated[
+        bool, option("Overwrite a folder with another export, or one that was changed.", "--force")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Write a TARGET as an installable package of verifiers: vf-eval, verifiers' environment server and prime-rl's
-    orchestrator load it as it is. Tasks, order and rewards are those of `treetune eval`.
+    """Write a TARGET as an installable package for verifiers: vf-eval, verifiers' environment server and prime-rl's
+    orchestrator load it directly. Tasks, order and rewards are the same as in `treetune eval`.
 
-    Keys are overridden with dots, and are part of the package: --taskset.level 2. Your own code and data files are
-    copied into it. Needs no verifiers; Treetune and verifiers must be installed where the package runs.
+    Keys that you override with dots are part of the package: --taskset.level 2. Your own code and data files are copied
+    into it. Writing it does not need verifiers; Treetune and verifiers must be installed where the package runs.
     """
     from treetune.trainers.verifiers import export_package
 
@@ -67,30 +69,31 @@ def convert_command(
         typer.Argument(
             metavar="IN... OUT",
             help="Files, folders, globs or hub datasets (name\\[@config]\\[:split]), or one taskset: an id, "
-            "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl. Or one run, "
-            "of any program, and the file: .eval for a log of Inspect, .jsonl for its traces.",
+            "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl. Or one run "
+            "of any program, and a file: .eval for an Inspect log, .jsonl for its traces.",
         ),
     ],
     to: Annotated[
-        str | None, option("Of tasks: verl, skyrl, trl or nemo-gym (.jsonl).", "--to", metavar="FORMAT")
+        str | None,
+        option("For tasks: the format to write, verl, skyrl, trl or nemo-gym (.jsonl).", "--to", metavar="FORMAT"),
     ] = None,
-    from_: Annotated[str | None, option("The format of IN; by default its columns decide.", "--from")] = None,
-    where: Annotated[str | None, option("Of a run: the rollouts that a query fits.", metavar="QUERY")] = None,
+    from_: Annotated[
+        str | None, option("The format of IN; by default, it is detected from the columns.", "--from")
+    ] = None,
+    where: Annotated[str | None, option("For a run: only the rollouts that match a query.", metavar="QUERY")] = None,
     num_tasks: options.NumTasks = None,
     force: Annotated[bool, option("Overwrite OUT.", "--force")] = False,
-    check: Annotated[bool, option("Write nothing that `validate` calls an error.", "--check/--no-check")] = True,
+    check: Annotated[bool, option("Refuse rows that `validate` reports as errors.", "--check/--no-check")] = True,
     json: Json = False,
 ) -> None:
-    """Write the tasks of IN to OUT as a trainer's rows. Nothing is lost: converted back, they are equal. Or write a run
-    as a log of Inspect."""
+    """Write the tasks of IN to OUT as a trainer's rows; converted back, they are equal. Or write a run as an Inspect
+    log."""
     from treetune.data.rows.formats import format_named
     from treetune.data.rows.reading import RowTasks, read_tasks
     from treetune.data.validate import write_tasks
 
     if len(paths) < 2:
-        raise UsageError(
-            "there is nothing to write to", remedy="treetune convert IN... OUT --to FORMAT, or RUN OUT.eval"
-        )
+        raise UsageError("no output file", remedy="treetune convert IN... OUT --to FORMAT, or RUN OUT.eval")
     *sources, target = paths
     out = Path(target).expanduser()
     if out.is_dir():
@@ -100,7 +103,7 @@ def convert_command(
     if to is None:
         return convert_run(sources, out, where, json)
     if where is not None:
-        raise UsageError("--where is for a run, and --to for tasks", remedy="leave one of them out")
+        raise UsageError("--where applies to a run, --to to tasks", remedy="leave one of them out")
     for name in (to, from_):
         if name is not None:
             format_named(name)
@@ -143,15 +146,15 @@ def convert_run(sources: Sequence[str], out: Path, where: str | None, as_json: b
     screen = Screen()
     screen.say(f"{plural(len(selection), 'rollout')} of {run.path}: {out}")
     if out.suffix == ".eval":
-        screen.say(f"look at them: inspect view start --log-dir {out.parent}", style="dim")
+        screen.say(f"view them: inspect view start --log-dir {out.parent}", style="dim")
     return None
 
 
 def push_command(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="TARGET|RUN", help=f"{TARGET} Or a run folder.")],
-    repo: Annotated[str, option("The dataset: user/name; made where there is none.", "--repo")],
-    private: Annotated[bool, option("Make it a private one.", "--private")] = False,
+    repo: Annotated[str, option("The dataset, user/name; created if it does not exist.", "--repo")],
+    private: Annotated[bool, option("Create it as a private dataset.", "--private")] = False,
     format: options.Format = "verl",
     num_tasks: options.NumTasks = None,
     cache_dir: options.CacheDir = None,
@@ -160,8 +163,8 @@ def push_command(
 ) -> None:
     """Push tasks or a run to the hub, as a dataset that `load_dataset` reads, with a card.
 
-    Tasks are built first, as `treetune build` does; keys are overridden with dots: --taskset.level 2. Of a run there is
-    a row for each rollout, and its own files. The token is HF_TOKEN, or that of `hf auth login`.
+    Tasks are first built as by `treetune build`; override keys with dots: --taskset.level 2. A run has a row for each
+    rollout, and its own files. The token is HF_TOKEN, or the one of `hf auth login`.
     """
     from treetune.cli.build import build_target
     from treetune.data.rows.push import push_rows

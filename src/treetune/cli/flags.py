@@ -1,9 +1,9 @@
-"""Flags and verbs that people type out of habit: what each is called in Treetune, with the given value.
+"""Explains flags and verbs of other tools: what each is called in Treetune, with the given value.
 
     treetune eval arithmetic --temperature 0.7
     error: no such option: --temperature; did you mean --sampling.temperature 0.7?
 
-Loaded only for errors.
+It is only loaded for errors.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ VERBS = {
     "view": "ui dashboard browse",
     "push": "upload publish",
 }
-"""What other command lines call our verbs."""
+"""Other tools' names for our verbs."""
 OPTIONS = {
     "output": "output_path output_dir out out_dir log_dir save_dir save_to save results_dir run_dir",
     "traces": "log_dir save_dir trace_dir output output_dir",
     "to": "output output_dir out",
     "cache_dir": "output output_dir output_path out",
 }
-"""Options that are no key of a config, and what they are called elsewhere."""
+"""Options that are not config keys, with other tools' names for them."""
 SHORT = {"-T": "task_args", "-M": "model_args", "-a": "env_args", "-S": "sampling_args", "-b": "base_url"}
 """Short flags of Inspect and verifiers."""
 COLLECTED = {"sampling_args": "sampling", "gen_kwargs": "sampling", "env_args": "taskset", "task_args": "taskset"}
-"""Flags that take several keys in one value, and the group in which these lie here."""
+"""Flags that take several keys in one value, with the group of these keys here."""
 ABOUT = {
     "num_tasks": "how many tasks",
     "num_rollouts": "how often each is tried",
@@ -53,19 +53,19 @@ ABOUT = {
     "taskset.shuffle.seed": "of the order of tasks",
     "taskset.seed": "of the tasks themselves",
 }
-"""Where a word may mean several keys, which is which."""
+"""Tells keys apart if a word may mean several of them."""
 _TARGET = ("task", "tasks", "taskset", "env", "env_id", "environment", "dataset", "config", "target", "file")
 
 
 def suggest_verb(name: str, known: Iterable[str]) -> str:
-    """What to say of a verb that there is not: the one that others call so, or the nearest."""
+    """The message for an unknown verb, with the verb that other tools call so, or the nearest one."""
     meant = [verb for verb, others in VERBS.items() if name in others.split()]
     return f"no such command {name!r}" + (f"; did you mean {meant[0]!r}?" if meant else did_you_mean(name, known))
 
 
 def explain_flags(verb: str, arguments: Sequence[str], command: Any) -> str | None:
-    """What the options that the verb does not have may be meant as, all of them; None where it has them all. `command`
-    is the verb as typer knows it."""
+    """Explains all options that the verb does not have; None if it has them all. `command` is typer's command of the
+    verb."""
     known = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
     unknown, alone = _split(arguments[1:], known)
     unknown = [(name, value) for name, value in unknown if not _is_override(verb, name)]
@@ -78,13 +78,13 @@ def explain_flags(verb: str, arguments: Sequence[str], command: Any) -> str | No
 
 
 def _is_override(verb: str, name: str) -> bool:
-    """Whether it is dotted, and of a group that the verb has: `read_overrides` judges it."""
+    """Whether it is dotted and in a group of the verb; `read_overrides` checks these."""
     group, dot, _ = name.removeprefix("--").partition(".")
     return bool(dot) and group in OVERRIDABLE.get(verb, ())
 
 
 def _split(arguments: Sequence[str], known: Mapping[str, Any]) -> tuple[list[tuple[str, str | None]], list[str]]:
-    """The options that are not known, each with its value, and what stands alone."""
+    """The unknown options, each with its value, and the positional arguments."""
     unknown: list[tuple[str, str | None]] = []
     alone: list[str] = []
     waiting = list(arguments)
@@ -105,7 +105,7 @@ def _split(arguments: Sequence[str], known: Mapping[str, Any]) -> tuple[list[tup
 
 
 class _Flag:
-    """One that the verb does not have."""
+    """An option that the verb does not have."""
 
     def __init__(self, verb: str, known: Mapping[str, Any], target: str | None, name: str, value: str | None) -> None:
         self.verb, self.target, self.name, self.value = verb, target, name, value
@@ -120,20 +120,20 @@ class _Flag:
         if self.word == "tasks" and self.given.isdecimal() and "num_tasks" in self.options:
             return f"{self.name}; did you mean {self._spell('num_tasks')}?"
         if self.word in _TARGET and self.takes_target:
-            return f"{self.name}; the TARGET stands alone: treetune {self.verb} {self.given}"
-        if self.word in ("api_key", "openai_api_key") and "endpoint" in self.groups:  # the key itself is not shown
+            return f"{self.name}; TARGET needs no flag: treetune {self.verb} {self.given}"
+        if self.word in ("api_key", "openai_api_key") and "endpoint" in self.groups:  # do not show the key itself
             return f"{self.name}; --endpoint.api_key_env names the environment variable that holds the key"
         if meant := self._special() or self._by_meaning() or self._by_spelling():
             return f"{self.name}; did you mean {' or '.join(meant)}?"
         if self.verb == "train":
             key = f"{self.word}={self.given}"
-            return f"{self.name}; keys of the trainer follow the TARGET, as it writes them, without dashes: {key}"
+            return f"{self.name}; write keys of the trainer after the TARGET, without dashes: {key}"
         if self.verb != "eval" and (keys := [key for key in keys_meant(self.word) if "." in key]):
             return f"{self.name}; `treetune eval` has it: {self._spell(keys[0])}"
         return self.name
 
     def _special(self) -> list[str]:
-        """Words whose value is no value of a key of ours."""
+        """Words whose value is not the value of one of our keys."""
         word, group = self.word, COLLECTED.get(self.word, "")
         if group in self.groups:
             pairs = _read_pairs(self.value) or {"KEY": "VALUE"}
@@ -161,7 +161,7 @@ class _Flag:
         return "." in key and key.partition(".")[0] in self.groups
 
     def _spell(self, key: str) -> str:
-        """As it is typed, with the value."""
+        """A key as it is typed, with the value."""
         if key in self.options:
             return f"{self.options[key]} {self.given}"
         given = self.given
@@ -170,7 +170,7 @@ class _Flag:
         return f"--{key} {given}"
 
     def _keys_of_target(self) -> list[str]:
-        """`taskset.level`: the keys of the taskset that the TARGET names; none where it cannot be read."""
+        """The keys of the TARGET's taskset, such as `taskset.level`; none if it cannot be read."""
         if self.target is None or "taskset" not in self.groups:
             return []
         from treetune.evaluation import keys_of
@@ -182,7 +182,7 @@ class _Flag:
 
 
 def _read_pairs(text: str | None) -> dict[str, str]:
-    """What others take as one value: `{"temperature": 0.7}`, `temperature=0.7,top_p=1`."""
+    """Reads several keys in one value: `{"temperature": 0.7}`, `temperature=0.7,top_p=1`."""
     with suppress(ValueError, AttributeError, TypeError):
         return {str(key): str(value) for key, value in json.loads(text or "").items()}
     pairs = [part.partition("=") for part in (text or "").replace(",", " ").split()]

@@ -1,4 +1,4 @@
-"""`treetune init`: scaffolds a taskset as an installable package with a passing test, or the script of a dataset.
+"""`treetune init`: creates a taskset as an installable package with a passing test, or a script that writes a dataset.
 
 Each folder of `templates` is a part of the result: `package` is in every package, `server` is optional, and the others
 are the templates.
@@ -31,37 +31,39 @@ ABOUT = {
     "dataset": "Questions out of a file of rows, with a training and a test split.",
     "multi-turn": "An environment of several turns: it answers each action, and pays at the end.",
 }
-"""The templates, each with what its README says first."""
+"""The templates, each with the first sentence of its README."""
 
 
 def init_command(
     name: Annotated[str, typer.Argument(help="The name of the new taskset, such as colour-names.")],
-    folder: Annotated[Path, option("Where the new folder goes.", "-o", "--output")] = Path("."),
-    template: Annotated[str, option(f"What it begins with: {', '.join(ABOUT)}.", "-t", "--template")] = "answer",
-    server: Annotated[bool, option("With a Dockerfile, to be served.", "--server")] = False,
-    dataset: Annotated[bool, option("No package, but a script that writes parquet files for SkyRL.")] = False,
+    folder: Annotated[Path, option("Where to create the new folder.", "-o", "--output")] = Path("."),
+    template: Annotated[str, option(f"The template: {', '.join(ABOUT)}.", "-t", "--template")] = "answer",
+    server: Annotated[bool, option("Add a Dockerfile that serves it.", "--server")] = False,
+    dataset: Annotated[
+        bool, option("Instead of a package, create a script that writes parquet files for SkyRL.")
+    ] = False,
 ) -> None:
-    """Scaffold a taskset: a package to install, with a test that passes, a config and a README; with --server also what
-    runs it as a container."""
+    """Create a taskset: an installable package with a passing test, a config and a README; with --server, also the
+    files to run it as a container."""
     if dataset and (server or template != "answer"):
         other = "--server" if server else "--template"
-        raise UsageError(f"--dataset and {other} are two things", remedy="pass one of them")
+        raise UsageError(f"--dataset and {other} exclude each other", remedy="pass one of them")
     if template not in ABOUT:
         raise UnknownNameError.of("template", template, ABOUT)
     module = re.sub(r"[ ._-]+", "_", name.lower()).strip("_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module):
-        remedy = "use letters from a to z, digits and dashes, a letter first; -o names another folder"
+        remedy = "use letters from a to z, digits and dashes, beginning with a letter; -o sets the folder"
         raise UsageError(f"{name!r} makes no Python name", remedy=remedy)
     if not dataset and _hides_another(module):
         module += "_taskset"
     # The package keeps the spelling that was typed, if possible.
     id = module if name == module else module.replace("_", "-")
     if not dataset and id in tasksets.names():  # only one of the two would be found
-        raise UsageError(f"there is a taskset {id!r} already, {tasksets.names()[id]}", remedy="choose another name")
+        raise UsageError(f"a taskset {id!r} already exists: {tasksets.names()[id]}", remedy="choose another name")
     cls = "".join(part.capitalize() for part in module.split("_"))
     place = folder / (module if dataset else id)
     if os.path.lexists(place):
-        raise UsageError(f"{place} exists already", remedy="choose another name, or another folder with -o")
+        raise UsageError(f"{place} already exists", remedy="choose another name, or another folder with -o")
     title = module.replace("_", " ").capitalize()
     names = {"title": title, "module": module, "cls": cls, "id": id, "about": ABOUT[template]}
     parts = ["skyrl-rows"] if dataset else ["package", template, *(["server"] if server else [])]
@@ -88,7 +90,7 @@ def _write(part: str, place: Path, names: dict[str, str]) -> None:
 
 
 def read_template(name: str, **values: str) -> str:
-    """The text of `templates/NAME.template` with the values filled in."""
+    """The text of `templates/NAME.template` with its values filled in."""
     return Template(_TEMPLATES.joinpath(f"{name}.template").read_text()).substitute(values)
 
 

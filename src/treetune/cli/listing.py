@@ -28,19 +28,17 @@ from treetune.trainers.verifiers import ALREADY_THERE
 
 
 def list_command(
-    name: Annotated[str | None, options.target("A taskset, for its keys; a ready set.")] = None,
-    register: Annotated[
-        str | None, option("The servers in this register, a folder or a URL, as `serve --register` has it.")
-    ] = None,
-    servers: Annotated[bool, option("The same for the register that TREETUNE_SERVERS names.", "--servers")] = False,
-    matrix: Annotated[bool, option("What works where: targets, tasks, verbs, trainers.", "--matrix")] = False,
-    timeout: Annotated[float, option("Seconds that each server of the register has to answer.", min=0.01)] = 2.0,
+    name: Annotated[str | None, options.target("A taskset or a ready set, to show what it is made of.")] = None,
+    register: Annotated[str | None, option("List the servers in this register: a folder or a URL.")] = None,
+    servers: Annotated[bool, option("The same for the register in TREETUNE_SERVERS.", "--servers")] = False,
+    matrix: Annotated[bool, option("Show what works where: targets, tasks, verbs, trainers.", "--matrix")] = False,
+    timeout: Annotated[float, option("Timeout for the answer of each server, in seconds.", min=0.01)] = 2.0,
     json: Json = False,
 ) -> None:
-    """What is installed: tasksets, sets that are ready by name, environments, tools, models. With a NAME: the keys of
-    that taskset's config, or what a ready set is made of.
+    """List what is installed: tasksets, ready-made sets, environments, tools, models. With a NAME, show the config keys
+    of that taskset, or the file of that ready set.
 
-    With --register FOLDER_OR_URL: the servers that run, and how they are.
+    With --register FOLDER_OR_URL, list running servers and their health.
     """
     if register is not None or servers:
         from treetune.cli.register import list_servers
@@ -68,14 +66,14 @@ def list_command(
 
 
 def _origin(entry: Mapping[str, str]) -> tuple[str, ...]:
-    """Where it comes from, and for data under which licence."""
+    """Its origin; for data, also its licence."""
     if "licence" in entry:
         return entry["licence"], entry["source"].removeprefix("https://")
     return (entry.get("from", "").removeprefix("built in"),)
 
 
 def _describe_set(name: str) -> dict[str, str]:
-    """What the file of a ready set says about it. A file that cannot be read must not break the list."""
+    """The description in the file of a ready set. A file that cannot be read must not break the list."""
     file = str(find_ready_file(name))
     try:
         data = load_yaml(file)
@@ -90,7 +88,7 @@ def _installed(registry: Registry) -> dict[str, dict[str, str]]:
 
 
 def _about(registry: Registry, id: str) -> str:
-    """The first line of the docstring of the class or its module, and what is not installed."""
+    """The first line of the docstring of the class or its module, and the extra that is missing."""
     try:
         cls = registry.resolve(id, USER)
     except Exception as error:  # another, broken package must not break the list
@@ -103,7 +101,7 @@ def _about(registry: Registry, id: str) -> str:
 
 
 def missing_extra(cls: type) -> str | None:
-    """The extra that a taskset's class names as `EXTRA`, where what it installs is not there."""
+    """The extra that a taskset's class names as `EXTRA`, if it is not installed."""
     extra: str | None = getattr(cls, "EXTRA", None)
     return extra if extra is not None and find_spec(extra.replace("-", "_")) is None else None
 
@@ -140,7 +138,7 @@ def _describe(name: str, json: bool) -> None:
 
 
 class TargetKind(StrEnum):
-    """What a verb can be given."""
+    """What a verb accepts as its target."""
 
     ID = "id"
     CONFIG = "config.yaml"
@@ -182,15 +180,16 @@ VERBS = (
 BY_ADDRESS = ("show", "audit", "eval", "profile", "train")
 """The verbs that take the address of a server: `train` for trainers that play on one, TRL and AReaL."""
 DOORS = ("ZMQ", "HTTP", "MCP", "OpenEnv", "ORS")
-"""What `serve` speaks."""
+"""The protocols of `serve`."""
 TRAINERS = ("verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
 PLAYERS = ("eval", *DOORS, *TRAINERS)
 NO_PROMPT = "empty-prompt"
-"""Tasks on other servers show their prompt when an episode starts: `build` starts one for each, `convert` none."""
+"""Tasks on other servers show their prompt when an episode starts: `build` starts one for each task, `convert` does
+not."""
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
-    """By table, row and column: True, or words of the message that refuses it."""
+    """By table, row and column: True, or a part of the error message."""
 
     def table(rows: type[StrEnum], columns: Sequence[str], refused: Mapping[Any, str]) -> Any:
         return {str(row): {column: refused.get((row, column), True) for column in columns} for row in rows}
@@ -208,7 +207,7 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
 
 
 def as_text() -> str:
-    """The tables as Markdown; below each, what is refused and in which words."""
+    """The tables as Markdown, each followed by what is refused and the error."""
     parts = []
     for table, rows in cells().items():
         lines = [[table, *next(iter(rows.values()))]]

@@ -1,9 +1,8 @@
-"""Declares what several verbs share: their options, dotted overrides (`--taskset.level 3`), and what the shell offers
-when TAB is pressed.
+"""Declares what several verbs share: options, dotted overrides (`--taskset.level 3`), and shell completion.
 
     treetune --install-completion
 
-The shell starts `treetune` anew for each TAB: only the typed verb is loaded, and no code of a target.
+The shell starts `treetune` for each TAB: only the typed verb is loaded, and no code of a target.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from treetune.config.aliases import OTHER_NAMES, suggest_key
 from treetune.errors import UsageError, did_you_mean
 
 COMPLETION_VARIABLE = "_TREETUNE_COMPLETE"
-"""The variable by which the shell's script asks."""
+"""The variable that the shell's completion script sets."""
 _FILES = (".yaml", ".yml", ".py", ".jsonl", ".parquet")
 
 
 def typed_words() -> list[str]:
-    """The words after `treetune` on the command line that the shell completes; none where it completes nothing."""
+    """The words after `treetune` on the command line that the shell completes; none without completion."""
     if COMPLETION_VARIABLE not in os.environ:
         return []
     return _words(os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", ""))[1:]
 
 
 def hide_overrides() -> None:
-    """Takes finished dotted overrides out of what typer is shown: it does not know them, and would give up."""
+    """Removes complete dotted overrides from the words that typer sees: it does not know them, and would give up."""
     for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS") if COMPLETION_VARIABLE in os.environ else ():
         if (text := os.environ.get(name)) is None:
             continue
         words = [*_words(text), ""]
-        at = len(words) - (1 if text.endswith(" ") else 2)  # the word in which TAB is pressed
+        at = len(words) - (1 if text.endswith(" ") else 2)  # the word to complete
         if name == "COMP_WORDS":
             at = min(at, int(os.environ.get("COMP_CWORD", at)))
         kept: list[str] = []
@@ -65,7 +64,7 @@ def _is_dotted(word: str) -> bool:
 
 
 def complete_target(incomplete: str) -> Iterator[str]:
-    """Ids of tasksets, ready sets, and files that a TARGET may be."""
+    """Ids of tasksets, ready sets, and files that can be a TARGET."""
     from treetune.config.plugins import ready_names, tasksets
 
     yield from sorted(name for name in {*tasksets.names(), *ready_names()} if name.startswith(incomplete))
@@ -81,7 +80,7 @@ def complete_model(incomplete: str) -> Iterator[str]:
 
 
 def option(help: str, *names: str, **settings: Any) -> Any:
-    """An option of a verb: what it means, and its names if they are not that of its parameter."""
+    """An option of a verb, with its help and, if they differ from the parameter's name, its names."""
     return typer.Option(*names, help=help, **settings)
 
 
@@ -101,40 +100,40 @@ TasksTarget = Annotated[
     str,
     target("An id, a ready set (gsm8k), config.yaml, file.py:Name, module:Name, or rows (a file, folder or hub name)."),
 ]
-"""Of verbs that need the tasks themselves, which a server keeps."""
+"""For verbs that need the tasks themselves, which a server does not give."""
 NumTasks = Annotated[
-    int | None, option("How many tasks: all unless given; an infinite taskset needs it.", "-n", "--num-tasks", min=1)
+    int | None, option("How many tasks. Default: all; an infinite taskset requires it.", "-n", "--num-tasks", min=1)
 ]
-MaxConcurrent = Annotated[int | None, option("How many at once (64).", "-c", "--max-concurrent")]
+MaxConcurrent = Annotated[
+    int | None, option("The most rollouts or checks that run at once (64).", "-c", "--max-concurrent")
+]
 MaxJudgeTokens = Annotated[
     int | None, option("Start no more rollouts once judges have used this many tokens.", "--max-judge-tokens", min=1)
 ]
 Split = Annotated[
     str | None,
-    option(
-        "Of a config with train_tasks and val_tasks: which. Absent: the only one, or val (`serve`, `audit`: train)."
-    ),
+    option("With train_tasks and val_tasks: which list. Default: the only one, or val (`serve`, `audit`: train)."),
 ]
 Output = Annotated[Path | None, option("The folder for the results.", "-o", "--output")]
-Resume = Annotated[bool, option("Resume the results in -o: only what is missing or failed.")]
-Trust = Annotated[bool, option("Run code that rows, or the run folder of another user, name.", "--trust")]
+Resume = Annotated[bool, option("Resume the results in -o: play only what is missing or failed.")]
+Trust = Annotated[bool, option("Run code that is named in rows or in another user's run folder.", "--trust")]
 Log = Annotated[
     list[str] | None,
     option("Also log to wandb, mlflow or tensorboard (extras of these names). Repeatable.", "--log"),
 ]
 Format = Annotated[str, option("verl, skyrl or trl.")]
 Tokenizer = Annotated[
-    str | None, option("A tokenizer, a folder or a name: it counts the tokens of prompts (extra `local`).")
+    str | None, option("A tokenizer, by folder or name, that counts the tokens of prompts (extra `local`).")
 ]
-MaxPromptLength = Annotated[int | None, option("The most tokens of a prompt; needs --tokenizer.", min=1)]
+MaxPromptLength = Annotated[int | None, option("The most tokens of a prompt; requires --tokenizer.", min=1)]
 PassThreshold = Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")]
 CacheDir = Annotated[
     Path | None, option("The cache folder. Default: TREETUNE_TASK_CACHE_DIR, or ~/.cache/treetune/tasks.")
 ]
 Token = Annotated[str | None, option("The server's token.", envvar="TREETUNE_TOKEN")]
 OpenAccess = Annotated[bool, option("Allow an address that other machines can reach without a token.", "--open")]
-Json = Annotated[bool, option("One JSON object on standard output.", "--json")]
-JsonWhenReady = Annotated[bool, option("One JSON object on standard output when it is ready.", "--json")]
+Json = Annotated[bool, option("Print one JSON object on standard output.", "--json")]
+JsonWhenReady = Annotated[bool, option("Print one JSON object on standard output when ready.", "--json")]
 
 TASKS = ("taskset", "train_tasks", "val_tasks")
 """The groups of a TARGET's own keys: `--taskset.level 3`, `--val_tasks[0].max_rows 10`."""
@@ -148,8 +147,8 @@ OVERRIDABLE = {
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments without the dotted ones, and those as `{"taskset.level": "3"}`. They may stand anywhere: typer does
-    not know them, and would take one that stands before the target for the target."""
+    """The arguments without dotted overrides, and the overrides as `{"taskset.level": "3"}`. They may stand anywhere:
+    typer does not know them, and would read one before the target as the target."""
     plain: list[str] = []
     overrides: dict[str, str] = {}
     waiting = list(arguments)
@@ -161,7 +160,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
         if not argument.startswith("--") or "." not in key:
             plain.append(argument)
         elif not equals and (not waiting or waiting[0].startswith("--")):
-            remedy = f"write {argument} VALUE, or {argument}=VALUE for one that begins with dashes"
+            remedy = f"write {argument} VALUE, or {argument}=VALUE if the value begins with dashes"
             raise UsageError(f"{argument} needs a value", remedy=remedy)
         else:
             overrides[key] = value if equals else waiting.pop(0)
@@ -171,8 +170,8 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
 def read_overrides(
     context: typer.Context, groups: Sequence[str] | None = None, *, trust: bool = False
 ) -> dict[str, str]:
-    """The dotted overrides. Each key must begin with one of the `groups`; by default those of the verb.
-    `trust` is the `--trust` of the verb."""
+    """The dotted overrides. Each key must begin with one of the `groups`, by default those of the verb. `trust` is the
+    verb's `--trust`."""
     overrides: dict[str, str] = context.obj
     groups = OVERRIDABLE[str(context.info_name)] if groups is None else groups
     for key in overrides:

@@ -31,8 +31,8 @@ _printed = False
 
 
 def keep_standard_output(as_json: bool) -> None:
-    """With `--json`, keeps standard output for the one object: what user code and its children print goes to
-    standard error, until the process ends."""
+    """With `--json`, keeps standard output for the one object: until the process ends, anything that user code and its
+    children print goes to standard error."""
     global _kept
     if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout is not sys.__stdout__:
         return  # called from Python, with the caller's own output
@@ -45,7 +45,7 @@ def keep_standard_output(as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    """The one JSON object of a `--json` run."""
+    """Prints the one JSON object of a command with `--json`."""
     global _printed
     try:
         encoded = msgspec.json.encode(value, enc_hook=repr)
@@ -67,7 +67,7 @@ def was_printed() -> bool:
 
 
 def report_error(message: str, remedy: str | None, exit_code: int, as_json: bool, code: str) -> int:
-    """Says what is wrong; `code` names the kind of error for programs."""
+    """Prints an error; `code` names its kind for programs."""
     if as_json and not _printed:
         interrupted = {"interrupted": True} if exit_code == 130 else {}
         print_json({"error": message, "remedy": remedy, "code": code, **interrupted})
@@ -78,7 +78,7 @@ def report_error(message: str, remedy: str | None, exit_code: int, as_json: bool
 
 
 def error_text(error: Any, better: str | None = None) -> str:
-    """What typer found wrong, or `better` words for it, and where to read more."""
+    """The message of typer's error, or a `better` one, and the `--help` to read."""
     context = getattr(error, "ctx", None)
     return (better or str(error.format_message())) + (
         f" (see `{context.command_path} --help`)" if context is not None else ""
@@ -86,18 +86,18 @@ def error_text(error: Any, better: str | None = None) -> str:
 
 
 def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-    # Treetune's warnings are UserWarnings, which are for the user; deprecation warnings of libraries are not.
+    # Treetune warns the user with UserWarning; deprecation warnings of libraries are not shown.
     if issubclass(category, UserWarning):
         sys.stderr.write(f"warning: {str(message).translate(PICTURES)}\n")
 
 
 _GAP = 2
 _LONG = 32
-"""A longer word, such as a path, may be broken."""
+"""Longer words, such as paths, may be broken."""
 
 
 def figure(value: float | None, spec: str = ".4f") -> str:
-    """A number, or a dash where there is none."""
+    """A number, or a dash for None."""
     return "-" if value is None else format(value, spec)
 
 
@@ -107,8 +107,8 @@ def make_table(
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
 ) -> WordTable:
-    """A table without lines. Text is shown as it is; the headings in `right` stand above numbers, those in `whole`
-    above what is never broken, however long."""
+    """A table without lines. Text is shown without markup. Columns in `right` are aligned right; those in `whole` are
+    never broken."""
     return WordTable(
         [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows], headings, right, whole
     )
@@ -135,7 +135,7 @@ class WordTable(Table):
         yield from super().__rich_console__(console, options)
 
     def _measure(self) -> tuple[list[int], list[int]]:
-        """The width that each column wants, and the least that breaks no word."""
+        """The full width of each column, and the least width that breaks no word."""
         wanted, least = [], []
         for number in range(len(self.columns)):
             heading = self._headings[number] if self._headings else ""
@@ -160,8 +160,8 @@ class WordTable(Table):
 
 
 def fit_columns(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:
-    """Widths that fit into a room, each at least so wide; None where there are none. What is left over goes to the
-    columns that lack least first."""
+    """Widths of at least `least` that fit into `room`; None if there are none. The remaining room goes first to the
+    columns that lack least."""
     spare = room - sum(least)
     if spare < 0:
         return None

@@ -35,25 +35,27 @@ def profile_command(
         option("scripted:gold, local:PATH, or a model at --endpoint.base_url. Repeatable.", "-m", "--model"),
     ] = None,
     num_tasks: options.NumTasks = None,
-    num_rollouts: Annotated[int, option("Tries per task.", "-r", "--num-rollouts", min=1)] = 8,
+    num_rollouts: Annotated[int, option("Rollouts per task.", "-r", "--num-rollouts", min=1)] = 8,
     by: Annotated[
-        str | None, option("For an infinite taskset: the key whose values get a pass rate each.", metavar="KEY=V,V,...")
+        str | None,
+        option("For an infinite taskset: a key; each of its values gets a pass rate.", metavar="KEY=V,V,..."),
     ] = None,
     max_concurrent: options.MaxConcurrent = None,
     pass_threshold: options.PassThreshold = None,
     split: Annotated[
-        str | None, option("Of a config with train_tasks and val_tasks: which list. Absent: train, or the only one.")
+        str | None, option("For a config with train_tasks and val_tasks: which list. Default: train, or the only one.")
     ] = None,
     output: Annotated[
-        Path | None, option("The file (rates.jsonl, or the one that the config's profile names).", "-o", "--output")
+        Path | None, option("The file (rates.jsonl, or the one that `profile` in the config names).", "-o", "--output")
     ] = None,
     trust: options.Trust = False,
     json: Json = False,
 ) -> int:
-    """Find out how often models solve each task, for `profile:` of a taskset: what is drawn, and how often.
+    """Measure how often models solve each task. The `profile` key of a taskset uses the file to draw tasks by
+    difficulty.
 
-    Writes a line for each task, by its uid, with a column for each model, such as avg@8_MODEL. Run again, it
-    resumes: rollouts are kept in FILE.runs. Several models stand side by side in one file.
+    Writes a line for each task, by its uid, with a column for each model, such as avg@8_MODEL. The same command
+    resumes: rollouts are kept in FILE.runs. One file can have several models.
 
     treetune profile tasks.yaml -m my-model -r 8 -o rates.jsonl
 
@@ -74,14 +76,16 @@ def profile_command(
         evaluation = evaluating.read_config(given, evaluating.EvalConfig, overrides, target)
         plan = evaluating.EvalPlan(evaluation)
         if plan.served is not None and not plan.remote and not plan.served.BY_NUMBER:
-            problem = f"{target} does not show its tasks, and a pass rate is known by the uid of its task"
+            problem = f"{target} does not show its tasks, and pass rates are stored by the uid of the task"
             raise UsageError(problem, remedy="profile the taskset itself, or the tcp:// address of its server")
         run = _run_folder(path, plan.model)
         resume = (run / FINGERPRINT).exists()
         interrupted = not play(plan, run, screen, resume=resume, may_rescore=False)
         tally = plan.tally
         if tally.stopped is not None:
-            raise UsageError(f"the profile is not complete: {tally.stopped}", remedy="raise that ceiling, run it again")
+            raise UsageError(
+                f"the profile is not complete: {tally.stopped}", remedy="raise that limit and run the command again"
+            )
         if interrupted:
             if json:
                 print_json({"path": str(path), "models": reports, "interrupted": True})
@@ -102,7 +106,7 @@ def profile_command(
 
 
 def _run_folder(path: Path, model: str) -> Path:
-    """Where the rollouts of a model are kept."""
+    """The run folder for the rollouts of a model."""
     word = re.sub(r"[^A-Za-z0-9.=_-]+", "-", model).strip("-")[-60:]
     return path.with_name(f"{path.name}.runs") / f"{word}-{digest(model, 4)}"
 
@@ -112,14 +116,14 @@ def _read_values(by: str) -> dict[str, Any]:
 
     key, equals, values = by.partition("=")
     if not key or not equals or not values:
-        raise UsageError(f"--by {by} names no key with values", remedy="write --by level=1,2,3")
+        raise UsageError(f"--by {by} is not a key with values", remedy="write --by level=1,2,3")
     read = with_overrides({"values": []}, {"values": f"[{values}]"})["values"]
     return {"parameter": key, "values": read}
 
 
 def _without_profile(node: Any, by: dict[str, Any] | None) -> tuple[Any, str | None]:
-    """The taskset with all its tasks, as if it had no profile but for the parameter; and the file that its profile
-    names."""
+    """The taskset without its profile, except for the parameter, so that all its tasks are drawn; and the file that the
+    profile names."""
     if not isinstance(node, Mapping):
         return node, None
     kept = {key: value for key, value in node.items() if key != "profile"}
@@ -136,7 +140,7 @@ def _without_profile(node: Any, by: dict[str, Any] | None) -> tuple[Any, str | N
 
 
 def _show(report: dict[str, Any], screen: Screen) -> None:
-    """A bar for each range of pass rates, and how many tasks a model always or never solves."""
+    """Shows a bar for each range of pass rates, and the share of tasks that are always or never solved."""
     most = max(report["histogram"].values(), default=0) or 1
     rows: list[tuple[str | Text, ...]] = [
         (name, f"{count:,}", "█" * round(_BAR * count / most)) for name, count in report["histogram"].items()
@@ -146,6 +150,4 @@ def _show(report: dict[str, Any], screen: Screen) -> None:
         shares = "  ".join(f"{name.replace('_', ' ')}: {report[name]:.1%}" for name in ("all_0", "all_1", "mixed"))
         screen.say(f"{shares}  mean: {report['mean']:.4f}")
     if report["unrated"]:
-        screen.say(
-            f"{report['unrated']} tasks have no scored rollout, and so no pass rate; the same command tries again"
-        )
+        screen.say(f"{report['unrated']} tasks have no scored rollout, so no pass rate; the same command retries them")

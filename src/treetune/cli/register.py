@@ -26,14 +26,14 @@ _COLOURS = {"ok": "green", "stopping": "yellow", "elsewhere": "yellow", "no answ
 
 
 def register_command(
-    http: Annotated[str, option("Where it listens: HOST:PORT, or :PORT.")] = ":5050",
+    http: Annotated[str, option("The address to listen on: HOST:PORT, or :PORT.")] = ":5050",
     token: Annotated[str | None, option("The token that clients must send.", envvar="TREETUNE_REGISTER_TOKEN")] = None,
     open_access: OpenAccess = False,
     json: JsonWhenReady = False,
 ) -> int:
-    """Run a register of servers, for machines that share no folder.
+    """Run a register of servers, for machines without a shared folder.
 
-    Then: treetune serve TARGET --http :5000 --register http://HOST:5050, and treetune list --register http://HOST:5050
+    Then run: treetune serve TARGET --http :5000 --register http://HOST:5050, and treetune list --register http://HOST:5050
     """
     server = serve.RegisterServer(http, serve.Access(token=token or None, open=open_access))
 
@@ -56,7 +56,7 @@ def register_command(
 def list_servers(place: str | None, timeout: float, json: bool) -> None:
     place = place or os.environ.get("TREETUNE_SERVERS")
     if not place:
-        raise UsageError("which register?", remedy="treetune list --register FOLDER_OR_URL, or set TREETUNE_SERVERS")
+        raise UsageError("no register given", remedy="treetune list --register FOLDER_OR_URL, or set TREETUNE_SERVERS")
     register = _open_register(place, make=False)
 
     async def look() -> list[tuple[serve.RegisteredServer, serve.ServerHealth]]:
@@ -98,10 +98,10 @@ def _open_register(place: str, *, make: bool = True) -> serve.Register:
 def open_registration(
     place: str | None, advertise: str | None
 ) -> Callable[[serve.EnvServer, Info], AbstractAsyncContextManager[None]]:
-    """Gives what keeps a server in a register while it runs, for `serve --register` and `--advertise`."""
+    """Returns the context that keeps a server in a register while it runs, for `serve --register` and `--advertise`."""
     if not place:
         if advertise is not None:
-            raise UsageError("--advertise is for a register", remedy="pass --register too, or set TREETUNE_SERVERS")
+            raise UsageError("--advertise requires a register", remedy="pass --register too, or set TREETUNE_SERVERS")
         return lambda server, info: nullcontext()
     try:
         msgspec.convert({"id": "a", "name": "", "url": advertise}, serve.ServerEntry)

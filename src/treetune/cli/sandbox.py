@@ -21,17 +21,17 @@ sandbox_app = typer.Typer()
 
 @sandbox_app.command("build")
 def build_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make; it must not be there yet.")],
-    suite: Annotated[str, option("A release of Debian.")] = "bookworm",
-    include: Annotated[str, option("Further packages: gcc,git,...")] = "",
-    variant: Annotated[str, option("How much of Debian: minbase, important, standard.")] = "minbase",
-    mirror: Annotated[str | None, option("Where its packages are; by default Debian's own.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create; it must not exist yet.")],
+    suite: Annotated[str, option("The Debian release.")] = "bookworm",
+    include: Annotated[str, option("Additional packages: gcc,git,...")] = "",
+    variant: Annotated[str, option("The size of the system: minbase, important, standard.")] = "minbase",
+    mirror: Annotated[str | None, option("The mirror of packages. Default: Debian's own.")] = None,
     json: Json = False,
 ) -> None:
-    """Make a root file system in a folder with Debian's own mmdebstrap.
+    """Build a root file system in a folder, with Debian's mmdebstrap.
 
     Use it with `--taskset.rootfs DIR` (os-interaction) or `Shell.open(rootfs=DIR)`. The folder appears when it is
-    complete; an interrupted build is simply started again.
+    complete; if the build is interrupted, start it again.
     """
     from treetune.sandbox.rootfs import Recipe, build
 
@@ -56,9 +56,9 @@ def build_command(
 
 @sandbox_app.command("check")
 def check_command(
-    rootfs: Annotated[Path | None, option("A root file system to try.")] = None, json: Json = False
+    rootfs: Annotated[Path | None, option("A root file system to test.")] = None, json: Json = False
 ) -> int:
-    """What this machine offers: one-shot commands, shells, a Docker engine, and what enforces each limit.
+    """Show what this machine supports: one-shot commands, shells, a Docker engine, and what enforces each limit.
 
     Exit code 0: sandboxes start here; 1: they do not.
     """

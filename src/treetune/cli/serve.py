@@ -1,4 +1,4 @@
-"""`treetune serve`: serves a taskset at an address, where trainers pull tasks or play episodes over HTTP."""
+"""`treetune serve`: serves a taskset, so that trainers pull tasks or play episodes over HTTP."""
 
 from __future__ import annotations
 
@@ -44,64 +44,81 @@ _LOG_FORMAT = "%(asctime)s %(message)s"
 def serve_command(
     context: typer.Context,
     target: options.TasksTarget,
-    zmq: Annotated[str | None, option("The pull server's address (tcp://127.0.0.1:5555, unless --http).")] = None,
-    http: Annotated[str | None, option("Where the HTTP episode server listens: HOST:PORT, or :PORT.")] = None,
+    zmq: Annotated[
+        str | None, option("The address of the pull server. Default: tcp://127.0.0.1:5555, unless --http is given.")
+    ] = None,
+    http: Annotated[str | None, option("The address of the HTTP episode server: HOST:PORT, or :PORT.")] = None,
     port: Annotated[int | None, option("Short for --http 127.0.0.1:PORT.", min=0, max=65535)] = None,
     mcp: Annotated[
-        bool, option("As an MCP server: over standard input and output, or with --http at its address, /mcp.")
+        bool, option("Serve MCP: over standard input and output or, with --http, at its address under /mcp.")
     ] = False,
     openenv: Annotated[
-        str | None, option("Where OpenEnv's and ORS's clients play: HOST:PORT, or :PORT, where 8000 is usual.")
+        str | None, option("The address for clients of OpenEnv and ORS: HOST:PORT, or :PORT; 8000 is usual.")
     ] = None,
-    max_episodes: Annotated[int | None, option("HTTP episodes that live at once (1024); beyond it: 429.")] = None,
-    episode_idle: Annotated[float | None, option("Seconds until an idle HTTP episode is closed (300).")] = None,
-    episode_deadline: Annotated[
-        float | None, option("The longest that an HTTP episode may take, in seconds (3600).")
+    max_episodes: Annotated[
+        int | None, option("The most live HTTP episodes (1024); further ones get status 429.")
     ] = None,
+    episode_idle: Annotated[float | None, option("Seconds after which an idle HTTP episode is closed (300).")] = None,
+    episode_deadline: Annotated[float | None, option("The most seconds of an HTTP episode (3600).")] = None,
     model: Annotated[
-        list[str] | None, option("The model that answers. Repeatable; the first is the default.", "-m", "--model")
+        list[str] | None,
+        option("The model that plays rollouts. Repeatable; the first is the default.", "-m", "--model"),
     ] = None,
-    allow_endpoint: Annotated[list[str] | None, option("A model server that requests may name. Repeatable.")] = None,
-    workers: Annotated[int, option("Worker processes; 0: all in one process.", "-w", "--workers", min=0)] = 0,
-    max_workers: Annotated[int | None, option("The most workers under load.")] = None,
+    allow_endpoint: Annotated[
+        list[str] | None, option("The address of a model server that requests may use. Repeatable.")
+    ] = None,
+    workers: Annotated[
+        int, option("The number of worker processes; 0: serve in one process.", "-w", "--workers", min=0)
+    ] = 0,
+    max_workers: Annotated[int | None, option("The most worker processes under load.")] = None,
     engine: Annotated[str, option("Where workers run: processes, or ray.")] = "processes",
-    capacity: Annotated[int | None, option("Rollouts and episodes at once (512, or --max-episodes).")] = None,
-    state: Annotated[Path | None, option("A folder for cursors and the key: the server resumes from it.")] = None,
-    supervise: Annotated[bool, option("Restart the server when it crashes or hangs; ports and state stay.")] = False,
-    max_crashes: Annotated[int, option("With --supervise: give up after this many crashes in 10 minutes.", min=1)] = 5,
-    accept_changes: Annotated[bool, option("Use a --state of other tasks, or an incomplete one.")] = False,
-    draw_tries: Annotated[int | None, option("How often making a task is tried before it is skipped (3).")] = None,
+    capacity: Annotated[
+        int | None, option("The most concurrent rollouts and episodes (512, or --max-episodes).")
+    ] = None,
+    state: Annotated[Path | None, option("A folder for cursors and the key, from which the server resumes.")] = None,
+    supervise: Annotated[
+        bool, option("Restart the server if it crashes or hangs, with the same ports and state.")
+    ] = False,
+    max_crashes: Annotated[int, option("With --supervise: stop after this many crashes in 10 minutes.", min=1)] = 5,
+    accept_changes: Annotated[bool, option("Accept a --state of other tasks, or an incomplete one.")] = False,
+    draw_tries: Annotated[int | None, option("How often to try to make a task before it is skipped (3).")] = None,
     lease: Annotated[
-        float | None, option("Seconds after which a task that was neither finished nor renewed is handed out again.")
+        float | None, option("Seconds after which an unfinished task is handed out again, unless its lease is renewed.")
     ] = None,
-    key_file: Annotated[Path | None, option("The key that signs tasks; made if absent.")] = None,
+    key_file: Annotated[Path | None, option("The file with the key that signs tasks; created if missing.")] = None,
     token: Annotated[
-        str | None, option("The token that clients must send, for all but `health`.", envvar="TREETUNE_TOKEN")
+        str | None, option("The token that clients must send, except for `health`.", envvar="TREETUNE_TOKEN")
     ] = None,
-    curve_key: Annotated[Path | None, option("Encrypt connections by the key in this file, made if absent.")] = None,
+    curve_key: Annotated[
+        Path | None, option("Encrypt connections with the key in this file; created if missing.")
+    ] = None,
     open_access: options.OpenAccess = False,
-    metrics: Annotated[str | None, option("Show figures to Prometheus at HOST:PORT.")] = None,
-    traces: Annotated[Path | None, option("Keep every rollout and episode in this run folder.")] = None,
-    traces_size: Annotated[int, option("The most megabytes of --traces; the oldest are removed.", min=1)] = 4096,
+    metrics: Annotated[str | None, option("Serve figures for Prometheus at HOST:PORT.")] = None,
+    traces: Annotated[Path | None, option("Save every rollout and episode in this run folder.")] = None,
+    traces_size: Annotated[int, option("The most megabytes of --traces; the oldest traces are removed.", min=1)] = 4096,
     log_to: options.Log = None,
-    drain: Annotated[float | None, option("Seconds that running work may take to end on SIGTERM (30).")] = None,
-    register: Annotated[str | None, option("A register: a folder or a URL.", envvar="TREETUNE_SERVERS")] = None,
+    drain: Annotated[float | None, option("Seconds that running work may take to finish after SIGTERM (30).")] = None,
+    register: Annotated[
+        str | None, option("Register the server here: a folder or a URL.", envvar="TREETUNE_SERVERS")
+    ] = None,
     advertise: Annotated[
-        str | None, option("The http address that other machines use.", envvar="TREETUNE_ADVERTISE")
+        str | None, option("The http address under which other machines reach it.", envvar="TREETUNE_ADVERTISE")
     ] = None,
     split: options.Split = None,
     trust: options.Trust = False,
     json: options.JsonWhenReady = False,
 ) -> int:
-    """Serve a taskset: clients pull tasks in its order, and have rollouts run here; or play its episodes over HTTP.
+    """Serve a taskset: clients pull tasks in its order and request rollouts, or play its episodes over HTTP.
 
-    `treetune list --register` finds it in the --register, under the address of --advertise where that is another one.
-    Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600, --sampling.temperature 0.7,
+    `treetune list --register` shows it in the --register, under the address of --advertise if there is one. Set keys of
+    the config with dots: --taskset.shuffle.seed 0, --limits.timeout 600, --sampling.temperature 0.7,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     refuse_server(target, "serve")
     if supervise and mcp and http is None and port is None:
-        raise UsageError("--supervise and --mcp: the client starts such a server", remedy="pass --http too, or neither")
+        raise UsageError(
+            "--supervise does not work with --mcp: the client starts that server", remedy="pass --http too"
+        )
     if supervise:
         return _supervise([zmq, http, openenv, metrics, None if port is None else f":{port}"], state, max_crashes, json)
     overrides = read_overrides(context, trust=trust)
@@ -123,7 +140,7 @@ def serve_command(
         ],
     )
     if http is not None and port is not None:
-        raise UsageError("--http and --port are the same", remedy="pass one of them")
+        raise UsageError("--http and --port exclude each other", remedy="pass one of them")
     http = f"127.0.0.1:{port}" if port is not None else http
     streams = _take_standard_streams(zmq, json) if mcp and http is None else None
     doors: list[serve.Door] = [serve.MetricsDoor(metrics)] if metrics is not None else []  # runs until the end
@@ -152,7 +169,7 @@ def serve_command(
     _warn_of_silent(names, endpoint, taskset)
     kept_traces = None
     if log_to and traces is None:
-        raise UsageError("--log needs traces", remedy="pass --traces DIR too")
+        raise UsageError("--log requires --traces", remedy="pass --traces DIR too")
     loggers = open_loggers(log_to or ())
     if traces is not None:
         played = evaluation.EvalConfig(
@@ -187,7 +204,7 @@ def serve_command(
 
 
 def _warn_of_silent(models: list[str], endpoint: EndpointConfig, taskset: Taskset[Any, Any]) -> None:
-    """Warns of models and judges that do not answer: a server may be started before they are."""
+    """Warns about models and judges that do not answer: a server may be started before they are."""
     checks = [partial(check_reachable, name, endpoint) for name in models]
     for check in [*checks, partial(evaluation.check_judges, taskset)]:
         try:
@@ -204,14 +221,16 @@ def _take_standard_streams(zmq: str | None, json: bool) -> tuple[int, int]:
     except ImportError:
         raise MissingExtraError.of("the MCP SDK", "mcp") from None
     if json or zmq is not None:
-        problem = f"--mcp and {'--json' if json else '--zmq'}: standard output is what the MCP client reads"
-        raise UsageError(problem, remedy="pass --http too: then MCP is at its address, /mcp")
+        problem = f"{'--json' if json else '--zmq'} does not work with --mcp: the MCP client reads standard output"
+        raise UsageError(problem, remedy="pass --http too; MCP is then at its address, under /mcp")
     return take()
 
 
 def _supervise(addresses: list[str | None], state: Path | None, max_crashes: int, json: bool) -> int:
     if any(address is not None and address.endswith(":0") for address in addresses):
-        raise UsageError("--supervise with port 0: each start would have another one", remedy="name a port")
+        raise UsageError(
+            "--supervise does not work with port 0: each start would get another port", remedy="name a port"
+        )
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, datefmt="%H:%M:%S")
     arguments = [argument for argument in sys.argv[1:] if argument not in ("--supervise", "--json")]
     show = print_json if json else lambda found: None
@@ -219,7 +238,7 @@ def _supervise(addresses: list[str | None], state: Path | None, max_crashes: int
 
 
 def _config(struct: type[T], **settings: Any) -> T:
-    """A config of the options that were given."""
+    """Builds a config from the options that were given."""
     return convert(without_none(settings), struct, source="the options")
 
 
@@ -229,7 +248,7 @@ async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> N
     def stop() -> None:
         if asked.is_set():
             os._exit(130)  # a second signal exits at once
-        log.info("stopping: no new work; running work may end (%g s)", server.config.drain_seconds)
+        log.info("stopping: no new work; running work may finish (%g s)", server.config.drain_seconds)
         asked.set()
 
     loop = asyncio.get_running_loop()

@@ -43,20 +43,20 @@ def show_command(
     ] = None,
     split: Split = None,
     tokenizer: Tokenizer = None,
-    failed: Annotated[bool, option("Of a run: those that have no reward.", "--failed")] = False,
-    reward: Annotated[str | None, option("Of a run: those with such a reward, as '<1' or '=0.5'.")] = None,
-    source: Annotated[str | None, option("Of a run: those of one source.")] = None,
+    failed: Annotated[bool, option("For a run: only rollouts without a reward.", "--failed")] = False,
+    reward: Annotated[str | None, option("For a run: only rollouts with this reward, such as '<1' or '=0.5'.")] = None,
+    source: Annotated[str | None, option("For a run: only rollouts of this source.")] = None,
     where: Annotated[
-        str | None, option("Of a run: a query, as 'turns>3 & outcome=truncated \"therefore\"'.", "--where")
+        str | None, option("For a run: a query, such as 'turns>3 & outcome=truncated \"therefore\"'.", "--where")
     ] = None,
-    rollout: Annotated[str | None, option("Of a run: one rollout, whole: INDEX/NUMBER or UID/NUMBER.")] = None,
+    rollout: Annotated[str | None, option("For a run: one complete rollout, INDEX/NUMBER or UID/NUMBER.")] = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Look at tasks: prompt (rendered and counted with --tokenizer), ground truth, gold answer, source. Of a run
-    folder, look at its rollouts, or at one of them.
+    """Show tasks: prompt (rendered and counted with --tokenizer), ground truth, gold answer, source. For a run, show
+    its rollouts, or one of them.
 
-    Keys of the taskset are set with --taskset.KEY VALUE.
+    Set keys of the taskset with --taskset.KEY VALUE.
     """
     of_run = {"--failed": failed, "--reward": reward, "--source": source, "--where": where, "--rollout": rollout}
     if find_run(target) is not None:
@@ -84,7 +84,7 @@ def show_command(
         entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "tools": offered}
         entry |= {"gold_failure": str(gold)} if isinstance(gold, TreetuneError) else {"gold": gold}
         if chat is not None and has_images(task.messages):
-            entry["rendered"] = "not by a tokenizer: the model's processor turns images into tokens"
+            entry["rendered"] = "not rendered: images need the processor of the model"
         elif chat is not None and task.messages:
             text = chat.apply_chat_template(task.messages, add_generation_prompt=True, tokenize=False)
             entry |= {"rendered": text, "prompt_tokens": len(chat(text, add_special_tokens=False)["input_ids"])}
@@ -112,8 +112,8 @@ def show_command(
 
 
 async def _draw(taskset: Taskset[Any, Any], num_tasks: int) -> tuple[list[Task], list[Any], list[list[str]]]:
-    """The first tasks, their gold answers (which a server keeps to itself; where one fails, the error) and their
-    tools."""
+    """The first tasks with their gold answers and tools. A server does not give gold answers; if one fails, the error
+    stands in its place."""
     if (served := find_served(taskset)) is not None:
         tasks = await ask_server(served, num_tasks)
         return tasks, [None] * len(tasks), [task.tools for task in tasks]
@@ -153,7 +153,7 @@ _COLOURS = {"completed": "green", "truncated": "yellow", "timeout": "magenta", "
 
 
 def show_rollouts(run: Run, query: str, most: int, as_json: bool) -> None:
-    """A line for each rollout that a query fits."""
+    """Shows a line for each rollout that matches a query."""
     found = run.select(query)
     if as_json:
         return print_json(
@@ -180,12 +180,12 @@ def show_rollouts(run: Run, query: str, most: int, as_json: bool) -> None:
     screen.say(f"{min(most, len(found))} of {len(found)} rollouts{more}", style="dim")
     if found:
         first = f"{found[0].idx}/{found[0].rollout}"
-        screen.say(f"one of them, whole: treetune show {run.path} --rollout {first}", style="dim")
+        screen.say(f"show one of them: treetune show {run.path} --rollout {first}", style="dim")
     return None
 
 
 def _tell_failure(run: Run, entry: Entry) -> str:
-    """Its type and place, and what it said, which only the trace has."""
+    """The type, the place and the message of a failure; only the trace has the message."""
     with suppress(TreetuneError, OSError):  # a trace may be damaged or gone
         if (failure := run.trace(entry).failure) is not None:
             return f"{entry.failure}: {failure.brief}".removesuffix(": ")
@@ -203,7 +203,7 @@ def _one_line(text: str) -> str:
 
 
 def show_rollout(trace: Trace, rendered: Rendered | None, why_not: str | None, as_json: bool) -> None:
-    """One rollout, whole and readable, and what its environment makes of it."""
+    """Shows one complete rollout, and how its environment renders it."""
     if as_json:
         return print_json({**to_plain(trace), "rendered": to_plain(rendered)})
     screen = Screen()
@@ -211,7 +211,7 @@ def show_rollout(trace: Trace, rendered: Rendered | None, why_not: str | None, a
     head = f"task {trace.task.idx}  rollout {trace.rollout}  {trace.task.data_source}  {trace.uid[:12]}"
     screen.print(Text.assemble((head, "bold"), f"  {trace.outcome.value}, {reward}", f"  {trace.timing.total:.2f}s"))
     for number, turn in enumerate(trace.turns, 1):
-        # The turn in which a rollout failed earned nothing, which differs from a reward of 0.
+        # The turn in which a rollout failed has no reward, which differs from a reward of 0.
         failed_here = trace.reward is None and number == len(trace.turns)
         _show_turn(screen, number, turn, "no reward" if failed_here else f"reward {turn.reward:g}")
     for message in trace.final:

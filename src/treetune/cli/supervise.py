@@ -29,14 +29,14 @@ import msgspec
 from treetune.errors import TreetuneError
 
 WINDOW_SECONDS = 600.0
-"""Crashes that are longer ago are forgotten."""
+"""Older crashes do not count."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 STUCK_SECONDS = 60.0
-"""A server that was ready and is silent for so long is killed."""
+"""A server that was ready and is silent for this long is killed."""
 _BEAT_SECONDS = 1.0
 _LAST_LINES = 10
 _VARIABLE = "TREETUNE_SUPERVISED"
-"""Names the file descriptor that the child reports to."""
+"""The variable with the file descriptor that the child reports to."""
 
 log = logging.getLogger("treetune.serve")
 
@@ -50,8 +50,8 @@ class ServerCrashed(TreetuneError):
 def supervise(
     arguments: list[str], *, state: Path | None, max_crashes: int, on_ready: Callable[[dict[str, Any]], None]
 ) -> int:
-    """Runs `treetune ARGUMENTS` until it ends well or gets a signal; gives its exit code. `on_ready` is called
-    once, with what the first server that is ready reports."""
+    """Runs `treetune ARGUMENTS` until it ends without an error or gets a signal; returns its exit code. `on_ready` is
+    called once, with the report of the first server that is ready."""
     with contextlib.ExitStack() as kept:
         if state is None:
             folder = kept.enter_context(tempfile.TemporaryDirectory(prefix="treetune-state-"))
@@ -68,7 +68,7 @@ class Supervisor:
         self._max_crashes, self._on_ready = max_crashes, on_ready
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
-        """A signal asked it to end."""
+        """Set by a signal that ends it."""
         self._was_ready = False
 
     @contextlib.contextmanager
@@ -135,11 +135,11 @@ class Supervisor:
             child.kill()
         code = child.wait()
         copying.join(1.0)  # its workers may hold the other end slightly longer
-        how = f"no sign of life for {STUCK_SECONDS:g} seconds" if not lives else _describe(code)
-        return how, code, "".join(f"\n  {line}" for line in lines) or "it said nothing"
+        how = f"no heartbeat for {STUCK_SECONDS:g} seconds" if not lives else _describe(code)
+        return how, code, "".join(f"\n  {line}" for line in lines) or "no output"
 
     def _watch(self, reading: int) -> bool:
-        """Returns when the server has ended, or is taken for stuck: whether it was alive to the end."""
+        """Waits until the server has ended, or counts as stuck; returns whether it was alive to the end."""
         said = b""
         while select.select([reading], [], [], STUCK_SECONDS if b"\n" in said else None)[0]:
             data = os.read(reading, 4096)
@@ -169,7 +169,7 @@ def _describe(code: int) -> str:
 
 
 class Heartbeat:
-    """Tells the supervisor of a server where it listens, and then that it lives."""
+    """Reports to the supervisor where the server listens, and then that it is alive."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -177,12 +177,12 @@ class Heartbeat:
 
     @classmethod
     def open(cls) -> Heartbeat | None:
-        """None where this process has no supervisor."""
+        """Returns None if this process has no supervisor."""
         descriptor = os.environ.pop(_VARIABLE, None)  # removed, so that the child's own children do not see it
         return cls(int(descriptor)) if descriptor is not None else None
 
     async def keep_up(self, found: dict[str, Any], stop: Callable[[], None]) -> None:
-        """Says where the server listens, and then that it lives; calls `stop` where the supervisor has gone."""
+        """Reports where the server listens, and then that it is alive; calls `stop` if the supervisor is gone."""
         try:
             os.write(self._descriptor, msgspec.json.encode(found) + b"\n")
             while True:

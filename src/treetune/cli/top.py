@@ -22,15 +22,17 @@ from treetune.tasksets.target import is_server, load_taskset
 
 
 def top_command(
-    address: Annotated[str, typer.Argument(help="A running server: tcp://127.0.0.1:5555, http://127.0.0.1:5000.")],
+    address: Annotated[
+        str, typer.Argument(help="The address of a running server: tcp://127.0.0.1:5555, http://127.0.0.1:5000.")
+    ],
     token: Token = None,
     server_key: Annotated[str | None, option("The key of an encrypted server.", envvar="TREETUNE_SERVER_KEY")] = None,
-    once: Annotated[bool, option("Show it once and end.", "--once")] = False,
-    every: Annotated[float, option("Seconds between two looks.")] = 1.0,
-    deadline: Annotated[float, option("Seconds to wait for an answer.")] = 10.0,
+    once: Annotated[bool, option("Show the figures once and exit.", "--once")] = False,
+    every: Annotated[float, option("Seconds between updates.")] = 1.0,
+    deadline: Annotated[float, option("Timeout for an answer, in seconds.")] = 10.0,
     json: Json = False,
 ) -> int:
-    """Look at a running server: what it gave out, what is under way, rewards and errors."""
+    """Watch a running server: tasks handed out, work in progress, rewards and errors."""
     served = find_served(load_taskset(address)) if is_server(address) else None
     if served is None:
         raise UsageError(f"cannot connect to {address!r}", remedy="write tcp://HOST:PORT or http://HOST:PORT")
@@ -56,7 +58,7 @@ def top_command(
 
 
 def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:
-    """One look at a server, with rates since the look before."""
+    """The figures of a server, with rates since the previous ones."""
     seconds = now["uptime"] - before["uptime"]
     rows = [
         (now["name"], f"{address}, up {now['uptime']:,.0f} s"),
@@ -76,7 +78,7 @@ def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Ta
     for name in sorted(key for key in now if key.startswith("cursor:")):
         rows.append((f"cursor {name.removeprefix('cursor:')}".rstrip(), f"{now[name]:,}"))
     if now["leases"] or now["expired_leases"]:
-        again = f"{now['expired_leases']:,} ran out, and were given out again"
+        again = f"{now['expired_leases']:,} expired and were handed out again"
         rows.append(("on a lease", f"{plural(now['leases'], 'task')}; {again}"))
     if "version" in now or now.get("paused_models"):
         paused = f"; {now['paused_models']:,} models paused" if now.get("paused_models") else ""
@@ -85,7 +87,7 @@ def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Ta
         counted = (f"{name.replace('_', ' ')}: {count:,}" for name, count in sorted(now["counts"].items()))
         rows.append(("as asked for", "  ".join(counted)))
     if now["skipped_draws"]:
-        rows.append(("skipped", f"{now['skipped_draws']:,} draws whose tasks could not be made; the log names them"))
+        rows.append(("skipped", f"{now['skipped_draws']:,} draws whose tasks could not be made; see the log"))
     for source, found in sorted(now["sources"].items()):
         reward = "" if found["mean_reward"] is None else f", mean reward {found['mean_reward']:.3f}"
         ended = "".join(f", {outcome} {count:,}" for outcome, count in sorted(found["outcomes"].items()))
@@ -103,10 +105,12 @@ def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Ta
 def probe_command(
     url: Annotated[str, typer.Argument(help="The address of a task server, such as http://127.0.0.1:5000.")],
     token: Token = None,
-    task_index: Annotated[int, option("The task to try; -1: the next in the server's order, which then moves on.")] = 0,
-    action: Annotated[str, option("What to answer in each step.")] = "42",
-    turns: Annotated[int, option("How many steps, unless the episode ends before.", min=1)] = 3,
-    timeout: Annotated[float, option("Seconds for each request.")] = 30.0,
+    task_index: Annotated[
+        int, option("The task to play; -1: the next in the server's order, which then moves on.")
+    ] = 0,
+    action: Annotated[str, option("The answer in each step.")] = "42",
+    turns: Annotated[int, option("The most steps of the episode.", min=1)] = 3,
+    timeout: Annotated[float, option("Timeout of each request, in seconds.")] = 30.0,
     json: Json = False,
 ) -> int:
     """Test a running task server: health, info, one episode, timings, a verdict.

@@ -30,7 +30,7 @@ from treetune.system.screen import Screen
 from treetune.tasksets.target import read_target, refuse_server
 
 MAX_PROMPT_LENGTH = 512
-"""With `--tokenizer`, unless said otherwise."""
+"""The default with `--tokenizer`."""
 
 
 def validate_command(
@@ -48,40 +48,44 @@ def validate_command(
     max_concurrent: options.MaxConcurrent = None,
     pass_threshold: options.PassThreshold = None,
     split: options.Split = None,
-    gold: Annotated[bool | None, option("Try gold answers, and wrong ones on rows (tasksets: yes).")] = None,
+    gold: Annotated[
+        bool | None, option("Try gold answers and, on rows, wrong ones. Default: only on tasksets.")
+    ] = None,
     output: options.Output = None,
     resume: options.Resume = False,
-    val: Annotated[list[str] | None, option("Files: validation files; they may share no prompt.")] = None,
-    env: Annotated[list[str] | None, option("Files: an environment that is registered elsewhere. Repeatable.")] = None,
-    format: Annotated[str | None, option("Files: skyrl, verl or trl, if their columns do not show it.")] = None,
-    quick: Annotated[bool, option("Files: only the rules that need no contents.", "--quick")] = False,
+    val: Annotated[list[str] | None, option("Files: validation files, which must not share any prompt.")] = None,
+    env: Annotated[list[str] | None, option("Files: an environment that the trainer registers. Repeatable.")] = None,
+    format: Annotated[str | None, option("Files: skyrl, verl or trl. Default: detected from the columns.")] = None,
+    quick: Annotated[bool, option("Files: try only rules that do not read contents.", "--quick")] = False,
     tokenizer: options.Tokenizer = None,
     max_prompt_length: options.MaxPromptLength = None,
-    fix: Annotated[Path | None, option("Files: write the rows with what is safe to fix fixed.", metavar="OUT")] = None,
+    fix: Annotated[
+        Path | None, option("Files: write the rows, with everything fixed that is safe to fix.", metavar="OUT")
+    ] = None,
     force: Annotated[bool, option("Files: --fix may overwrite OUT.", "--force")] = False,
     json: Json = False,
 ) -> int:
-    """Check files of rows by every rule, or a taskset by its own `validate` and its gold answers.
+    """Check files of rows against every rule, or a taskset by its own `validate` and its gold answers.
 
-    Files: each finding names its rule, rows, what was found, what is expected and the fix. With --tokenizer, prompts of
-    more than 512 tokens are found, and its special tokens. Tasksets: every task ends as valid, invalid (with the
-    reason) or unchecked. Exit code 1 where something is wrong; warnings are not.
+    Files: each finding has its rule, rows, what was found, what is expected and the fix. With --tokenizer, prompts of
+    more than 512 tokens are reported, and special tokens in texts. Tasksets: each task is valid, invalid (with the
+    reason) or unchecked. The exit code is 1 if there are errors; warnings do not count.
     """
     for target in targets:
         refuse_server(target, "validate")
     are_files = any(map(names_rows, targets))
     if len(targets) > 1 and not are_files:
-        raise UsageError(f"{targets[1]}: only files are checked together", remedy="name one taskset at a time")
+        raise UsageError(f"{targets[1]}: only files can be checked together", remedy="pass one taskset at a time")
     of_files: dict[str, object] = {"--val": val, "--env": env, "--format": format, "--quick": quick}
     of_files |= {"--tokenizer": tokenizer, "--max-prompt-length": max_prompt_length, "--fix": fix, "--force": force}
     of_tasksets: dict[str, object] = {"-n": num_tasks, "-c": max_concurrent, "--split": split, "-o": output}
     of_tasksets |= {"--resume": resume, "--pass-threshold": pass_threshold}
     if wrong := ", ".join(name for name, value in (of_tasksets if are_files else of_files).items() if value):
         only, given = ("tasksets", "a file of rows") if are_files else ("files", "a taskset")
-        raise UsageError(f"{wrong}: only {only} have that, and {targets[0]} is {given}")
+        raise UsageError(f"{wrong}: only for {only}, and {targets[0]} is {given}")
     if not are_files:
         if resume and output is None:
-            raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
+            raise UsageError("--resume needs a folder of results", remedy="pass -o DIR")
         overrides = read_overrides(context)
         sizes = {"num_tasks": num_tasks, "max_concurrent": max_concurrent}
         chosen = without_none({**sizes, "pass_threshold": pass_threshold, "gold": gold})
@@ -93,18 +97,18 @@ def validate_command(
     if quick and (tokenizer or gold):
         raise UsageError("--quick reads no contents, which --tokenizer and --gold need")
     if max_prompt_length is not None and tokenizer is None:
-        raise UsageError("--max-prompt-length counts tokens", remedy="say with which --tokenizer")
+        raise UsageError("--max-prompt-length requires --tokenizer", remedy="pass --tokenizer, which counts the tokens")
     if force and fix is None:
-        raise UsageError("--force: nothing is written", remedy="say --fix OUT")
+        raise UsageError("--force requires --fix", remedy="pass --fix OUT")
     if fix is not None:
         kind_of(fix)
         refuse_unwritable(fix)
         if fix.exists() and not force:
-            raise UsageError(f"{fix} exists already", remedy="choose another name, or say --force")
+            raise UsageError(f"{fix} already exists", remedy="choose another name, or pass --force")
         training, held_out = split_files(targets, val or [])
         if training and len(held_out) > len(set(find(val or []))):
-            remedy = "fix the training files with --val for the others, then those alone"
-            raise UsageError("--fix writes one file, and there are training and validation files", remedy=remedy)
+            remedy = "fix the training files with --val for the others, then the validation files alone"
+            raise UsageError("--fix writes one file, but there are training and validation files", remedy=remedy)
     rules: dict[str, Any] = {"format": format, "environments": env or []}
     lengths = Lengths(tokenizer, max_prompt_length or MAX_PROMPT_LENGTH) if tokenizer is not None else None
     checks = {"validation": val or [], "lengths": lengths, "quick": quick}
@@ -114,7 +118,7 @@ def validate_command(
 def _validate_files(
     targets: list[str], checks: dict[str, Any], rules: dict[str, Any], gold: bool, fix: Path | None, json: bool
 ) -> int:
-    """`checks` are for `validate` alone, `rules` for writing what was fixed too."""
+    """`checks` are options of `validate`; `rules` also apply to writing the fixed rows."""
     screen = Screen(json)
     with screen.progress(TextColumn("checking {task.completed:,} rows"), TimeElapsedColumn()) as progress:
         bar = progress.add_task("", total=None)
@@ -157,7 +161,7 @@ def _validate_taskset(validation: evaluation.Validation, output: Path | None, re
     config, taskset = validation.config, validation.taskset
     if config.gold:
         evaluation.refuse_unservable(taskset)
-    taskset.draw(config.num_tasks)  # refuses an unbounded draw before anything is written
+    taskset.draw(config.num_tasks)  # raises for an unbounded draw before anything is written
     path = output or name_run("validate", taskset.name)
     if resume:  # even after a taskset was corrected: failed tasks are checked again
         run = RunFolder.resume(path, evaluation.CHECKS, validation, changed=True)
@@ -180,6 +184,6 @@ def _print_summary(summary: evaluation.CheckSummary, screen: Screen) -> None:
     counts = f"{summary.valid} valid, {summary.invalid} invalid, {summary.unchecked} unchecked"
     screen.say(f"{plural(summary.tasks, 'task')}: {counts}; {plural(summary.gold_checked, 'gold answer')} tried")
     if summary.unchecked:
-        why = "the taskset has neither validate() nor gold() for them, or scores only groups"
+        why = "the taskset has neither validate() nor gold() for them, or only scores groups"
         screen.say(f"unchecked: {why}", style="dim")
     print_findings(summary.findings, screen)

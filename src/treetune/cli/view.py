@@ -30,39 +30,39 @@ _PORT = 7800
 def view_command(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run folders, or folders with runs in them; ./runs unless given.", metavar="RUN|DIR"),
+        typer.Argument(help="Runs, or folders that contain runs. Default: ./runs.", metavar="RUN|DIR"),
     ] = None,
-    port: Annotated[int | None, option("The port; 7800 unless given, or a free one.", min=0, max=65535)] = None,
+    port: Annotated[int | None, option("The port. Default: 7800, or a free one.", min=0, max=65535)] = None,
     host: Annotated[
-        str, option("Where to listen. Beyond this machine a token is made, which the printed address has.")
+        str, option("The host to listen on. If other machines can reach it, the printed address contains a token.")
     ] = "127.0.0.1",
-    no_browser: Annotated[bool, option("Open no browser: only print the address.", "--no-browser")] = False,
+    no_browser: Annotated[bool, option("Print the address without opening a browser.", "--no-browser")] = False,
     export: Annotated[
-        Path | None, option("Write one self-contained page instead, up to 20 MB: --export report.html.")
+        Path | None, option("Instead, write one self-contained page of up to 20 MB: --export report.html.")
     ] = None,
     where: Annotated[
-        str | None, option("With --export: the rollouts that a query fits, as 'reward<0.5 & source=gsm8k'.")
+        str | None, option("With --export: only rollouts that match a query, such as 'reward<0.5 & source=gsm8k'.")
     ] = None,
     tokenizer: Annotated[
-        str | None, option("A tokenizer, a folder or a name, for the texts of tokens (extra `local`).")
+        str | None, option("A tokenizer, by folder or name, for the texts of tokens (extra `local`).")
     ] = None,
     json: Annotated[
-        bool, option("One JSON object on standard output: the address, or what was exported.", "--json")
+        bool, option("Print one JSON object on standard output: the address, or what was exported.", "--json")
     ] = False,
 ) -> int:
-    """Look at runs in the browser: groups of rollouts, what was said and paid, tokens, what changed between two runs.
+    """View runs in the browser: groups of rollouts, messages and rewards, tokens, changes between two runs.
 
     treetune view                      # all runs below ./runs
     treetune view runs/a runs/b        # two of them, to compare
     treetune view runs/a --export report.html --where failed
 
-    Runs that are still being written are followed. Nothing leaves this machine, and text of models is never executed.
-    Marks and comments are kept beside the run, in marks.jsonl. On another machine: ssh -L 7800:127.0.0.1:7800 HOST.
+    Runs that are still being written are followed. Nothing leaves this machine, and model text is never executed. Marks
+    and comments are stored in marks.jsonl, next to the run. From another machine: ssh -L 7800:127.0.0.1:7800 HOST.
     """
     if not paths and not _HERE.is_dir():
         raise UsageError("no folder `runs` here", remedy="name a run: treetune view PATH")
     if where is not None and export is None:
-        raise UsageError("--where goes with --export", remedy="in the browser, write the query at the top of the page")
+        raise UsageError("--where requires --export", remedy="in the browser, write the query at the top of the page")
     runs = RunList(paths or [_HERE])
     if export is not None:
         return _export(Calls(runs, tokenizer), export, where or "", json)
@@ -94,7 +94,7 @@ async def _serve(
     if json:
         print_json({"address": url})
     else:
-        Screen().say(f"{url}   (Ctrl-C ends it)")
+        Screen().say(f"{url}   (Ctrl-C to quit)")
     if not no_browser and _has_screen():
         with contextlib.suppress(webbrowser.Error):
             await asyncio.to_thread(webbrowser.open, url)
@@ -112,5 +112,5 @@ async def _start(server: ViewServer, host: str, port: int | None) -> str:
 
 
 def _has_screen() -> bool:
-    """Whether a browser would have a window: without one it may be one of text, which takes the terminal."""
+    """Whether a browser can open a window; without a display, a text browser may take over the terminal."""
     return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
