@@ -98,7 +98,7 @@ def test_a_run_stops_at_its_ceiling_says_so_and_goes_on_with_a_higher_one(treetu
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"]
     assert len(served.answered()) == 2
     again = treetune("eval", "--resume", "-o", "run")
-    assert f"stopped: 220 tokens reach {key}: 200; go on with: treetune eval --resume -o run" in again.err + again.out
+    assert f"stopped: 220 tokens reach {key}: 200; resume with: treetune eval --resume -o run" in again.err + again.out
     assert len(served.answered()) == 2
     done = treetune("eval", "--resume", "-o", "run", option, 10_000, "--json")
     assert (done.code, done.json["rollouts"], done.json["stopped"]) == (0, 4, None)

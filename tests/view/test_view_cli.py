@@ -44,7 +44,7 @@ def ask(address, call, token=None):
 def test_it_prints_its_address_and_ends_quietly(tmp_path, number):
     make_run(tmp_path / "runs" / "x", [[1.0, 0.0]])
     with view("--no-browser", "--port", 0, cwd=tmp_path) as (process, said):
-        address = re.match(r"(http://127\.0\.0\.1:\d+/)   \(Ctrl-C ends it\)", said)[1]
+        address = re.match(r"(http://127\.0\.0\.1:\d+/)   \(Ctrl-C to quit\)", said)[1]
         assert [run["name"] for run in ask(address, "runs")["runs"]] == ["x"]  # ./runs, as nothing was named
         process.send_signal(number)
         out, complaints = process.communicate(timeout=30)
