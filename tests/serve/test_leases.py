@@ -298,7 +298,7 @@ def test_in_process():
 
 
 def test_top_and_prometheus_show_what_is_out():
-    from treetune.cli.top import _make_table
+    from treetune.cli.servers import _make_table
 
     async def look():
         async with serving(Numbers(), lease=LEASE) as server, EnvClient(server.address) as client:

@@ -207,11 +207,11 @@ def many(tmp_path):
 
 
 def test_hundreds_of_runs_are_listed_and_remembered(many, monkeypatch):
-    from treetune.view import overviews
+    from treetune.view import run_list
 
     read = []
-    make = overviews.overview
-    monkeypatch.setattr(overviews, "overview", lambda run: read.append(run.path) or make(run))
+    make = run_list.overview
+    monkeypatch.setattr(run_list, "overview", lambda run: read.append(run.path) or make(run))
     with viewing(many) as server:
         rows = server.ask("runs")["runs"]
         assert len(rows) == 100  # each is there at once, though perhaps not yet with its figures
@@ -261,10 +261,10 @@ def test_only_the_last_runs_stay_open(tmp_path, monkeypatch):
 
 
 def test_summaries_stand_in_for_figures_until_these_are_there(many, monkeypatch):
-    from treetune.view import overviews
+    from treetune.view import run_list
 
-    monkeypatch.setattr(overviews, "_WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(overviews.Overviews, "_work", lambda self: None)
+    monkeypatch.setattr(run_list, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(run_list.Overviews, "_work", lambda self: None)
     (many / "run-0" / "summary.json").write_text(json.dumps({"mean_reward": 0.75, "tasks": 2, "scored": 3}))
     with viewing(many) as server:
         first, second = server.ask("runs")["runs"][:2]

@@ -13,7 +13,7 @@ from viewed_run import HOSTILE
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.view import Calls, RunList, write_report
-from treetune.view.pages import bundle, page_names, read_page
+from treetune.view.report import bundle, page_names, read_page
 
 
 def parts_of(path):

@@ -12,7 +12,7 @@ import pytest
 from viewing import viewing
 
 import treetune.view
-from treetune.view.pages import page_names, read_page
+from treetune.view.report import page_names, read_page
 
 POLICY = {
     "default-src": "'none'",

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import msgspec
 
 from treetune.audit import costs, floors, leaks, machines, solvable, traces
-from treetune.audit.floor_answers import text_policies
 from treetune.audit.rules import RULES, AuditReport, Family, choose
 from treetune.audit.sample import Player, Sample, draw_sample
 from treetune.core.policy import Sampling
@@ -141,7 +140,7 @@ class Auditor:
             return report.leave_out("a server scores the group, and only of its own model", *floors.RULES_HERE)
         self._enter("floors")
         sample.truths = leaks.count_truths(known)
-        policies = list(text_policies(sample, self._config.seed))
+        policies = list(floors.text_policies(sample, self._config.seed))
         if not any(policy.rule == "pays-constant" for policy in policies):
             report.leave_out("no right answer is that of two tasks", "pays-constant")
         results = await floors.try_floors(policies, sample, player, report)

@@ -14,8 +14,7 @@ from functools import partial
 from importlib import resources
 from typing import NamedTuple
 
-from treetune.audit.floor_answers import FloorPolicy
-from treetune.audit.floors import starts
+from treetune.audit.floors import FloorPolicy, starts
 from treetune.audit.rules import AuditReport, clip
 from treetune.audit.sample import Player, Sample, Subject, as_text
 from treetune.core.finding import ERROR, NOTE, WARNING

@@ -43,9 +43,9 @@ VERBS = {
     "convert": ("export:convert_command", "Convert tasks to another trainer's rows, or a run to an Inspect log."),
     "push": ("export:push_command", "Push tasks, built into rows, or a run to the hub, with a dataset card."),
     "export": ("export:export_app", "Export a TARGET as a package for another ecosystem: verifiers, prime-rl."),
-    "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
-    "register": ("register:register_command", "Run a register of servers, for machines without a shared folder."),
-    "top": ("top:top_command", "Watch a running server: work in progress, rewards, errors."),
+    "probe": ("servers:probe_command", "Test a running task server: health, info, one episode, a verdict."),
+    "register": ("servers:register_command", "Run a register of servers, for machines without a shared folder."),
+    "top": ("servers:top_command", "Watch a running server: work in progress, rewards, errors."),
     "rescore": ("evaluate:rescore_command", "Score saved traces again after a scorer changed, without the model."),
     "cache": ("cache:cache_app", "List built datasets, show what one was built from, remove them."),
     "sandbox": (

@@ -41,7 +41,7 @@ def list_command(
     With --register FOLDER_OR_URL, list running servers and their health.
     """
     if register is not None or servers:
-        from treetune.cli.register import list_servers
+        from treetune.cli.servers import list_servers
 
         return list_servers(register or name, timeout, json)
     if matrix:

@@ -21,7 +21,7 @@ from treetune import evaluation, serve
 from treetune.cli import options
 from treetune.cli.options import option, read_overrides
 from treetune.cli.output import print_json
-from treetune.cli.register import open_registration
+from treetune.cli.servers import open_registration
 from treetune.cli.supervise import Heartbeat
 from treetune.cli.supervise import supervise as run_supervised
 from treetune.config.structs import convert, without_none

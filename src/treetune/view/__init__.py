@@ -3,7 +3,7 @@
     from treetune.view import RunList, ViewServer
 
 The pages are in `page/`: plain modules without a build step. `calls.py` answers their calls with the figures
-(`figures.py`), tables (`tables.py`) and rollouts (`one_rollout.py`) of the runs in a `RunList`. `ViewServer` serves the
+(`figures.py`) and tables (`tables.py`) of the runs in a `RunList`. `ViewServer` serves the
 pages, `write_report` writes them into one file.
 """
 

@@ -26,11 +26,18 @@ from treetune.runs.run import Run
 from treetune.runs.selection import Selection
 from treetune.serve import encode, read_body
 from treetune.view.figures import details, steps_of
-from treetune.view.one_rollout import load_texts, show_rollout, show_tokens, tokenizer_of
-from treetune.view.overviews import Overviews
-from treetune.view.run_list import RunList
+from treetune.view.run_list import Overviews, RunList
 from treetune.view.suspicious import Suspicions
-from treetune.view.tables import compare_runs, list_groups, list_rollouts, rollouts_of
+from treetune.view.tables import (
+    compare_runs,
+    list_groups,
+    list_rollouts,
+    load_texts,
+    rollouts_of,
+    show_rollout,
+    show_tokens,
+    tokenizer_of,
+)
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=10_000)]

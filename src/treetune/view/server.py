@@ -20,7 +20,7 @@ from treetune.runs.selection import Selection
 from treetune.serve import Access, HttpError, HttpListener, HttpRequest, JsonApp, Parts, Route
 from treetune.system.threads import call
 from treetune.view.calls import Calls
-from treetune.view.pages import TYPES, read_page
+from treetune.view.report import TYPES, read_page
 from treetune.view.run_list import GONE, RunList
 
 log = logging.getLogger("treetune.view")
