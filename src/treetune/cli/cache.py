@@ -15,13 +15,12 @@ from treetune.cli.output import figure, make_table, print_json
 from treetune.config.structs import dump_yaml, to_plain
 from treetune.data.rows.cache import Cache, CacheEntry
 from treetune.errors import UnknownNameError, UsageError
-from treetune.runs.foreign.kept import measure_kept, prune_kept
-from treetune.scorers.judges.model import KeptVerdicts
-from treetune.system.folders import default_cache_dir
+from treetune.system.folders import default_cache_dir, measure_kept, prune_kept
 from treetune.system.screen import Screen
 
 cache_app = typer.Typer()
-_BESIDE = {"verdicts": "verdicts of judges", "runs": "traces of other programs' runs"}
+_BESIDE = {"verdicts": ("verdicts/*/*", "verdicts of judges"), "runs": ("runs/*", "traces of other programs' runs")}
+"""The other things in the cache: where they are, and what they are."""
 
 
 @cache_app.command("list")
@@ -31,7 +30,7 @@ def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
     cache = Cache(default_cache_dir(cache_dir))
     entries = cache.entries()
     total = f"{len(entries)} built" if entries else "nothing is built"
-    beside = {"verdicts": KeptVerdicts(cache.folder).measure(), "runs": measure_kept(cache.folder)}
+    beside = {name: measure_kept(cache.folder, pattern) for name, (pattern, _) in _BESIDE.items()}
     _report(cache, entries, ("entries", "size"), f"{total} in {cache.folder}", json, beside)
 
 
@@ -68,10 +67,10 @@ def prune_command(
         raise UsageError("nothing is selected", remedy="pass --older-than DAYS, --damaged or --all")
     cache = Cache(default_cache_dir(cache_dir))
     removed = cache.prune(older_than_days=older_than, all=all, damaged=damaged)
-    beside = {"verdicts": (0, 0), "runs": (0, 0)}
+    beside = dict.fromkeys(_BESIDE, (0, 0))
     if all or older_than is not None:
         days = None if all else older_than
-        beside = {"verdicts": KeptVerdicts(cache.folder).prune(days), "runs": prune_kept(cache.folder, days)}
+        beside = {name: prune_kept(cache.folder, pattern, days) for name, (pattern, _) in _BESIDE.items()}
     total = f"{len(removed)} removed from {cache.folder}, freed" if removed else "nothing to remove"
     _report(cache, removed, ("removed", "freed"), total, json, beside)
 
@@ -128,7 +127,7 @@ def _report(
     screen.say(f"{total}: {decimal(size)}")
     for name, (number, bytes) in beside.items():
         if number:
-            screen.say(f"{_BESIDE[name]}: {number:,}, {decimal(bytes)}")
+            screen.say(f"{_BESIDE[name][1]}: {number:,}, {decimal(bytes)}")
 
 
 def _ago(seconds: float) -> str:

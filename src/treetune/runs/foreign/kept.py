@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -290,30 +289,6 @@ def _is(taken: ReadFile, known: tuple[str, Stamp]) -> bool:
 
 def _kept_runs() -> Path:
     return default_cache_dir() / "runs"
-
-
-def prune_kept(cache_dir: Path, older_than_days: float | None = None) -> tuple[int, int]:
-    """Removes cached runs of other programs: all of them, or those older than `older_than_days`. Returns their number
-    and size in bytes."""
-    number = freed = 0
-    for folder, size, made in _measure(cache_dir):
-        if older_than_days is None or made < time.time() - older_than_days * 86400:
-            shutil.rmtree(folder, ignore_errors=True)
-            number, freed = number + 1, freed + size
-    return number, freed
-
-
-def measure_kept(cache_dir: Path) -> tuple[int, int]:
-    """Returns the number of cached runs of other programs, and their size in bytes."""
-    sizes = [size for _, size, _ in _measure(cache_dir)]
-    return len(sizes), sum(sizes)
-
-
-def _measure(cache_dir: Path) -> Iterator[tuple[Path, int, float]]:
-    for folder in (cache_dir / "runs").glob("*"):
-        with suppress(OSError):
-            made = (folder / _SOURCE).stat().st_mtime
-            yield folder, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()), made
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import asyncio
 import atexit
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -260,38 +260,6 @@ class Said(msgspec.Struct, kw_only=True):
     prompt: str
     answer: str
     usage: Usage
-
-
-class KeptVerdicts:
-    """The verdict cache of all judges."""
-
-    def __init__(self, cache_dir: Path) -> None:
-        self.folder = cache_dir / "verdicts"
-
-    def measure(self) -> tuple[int, int]:
-        """The number of verdicts, and their size in bytes."""
-        sizes = [size for _, size, _ in self._files()]
-        return len(sizes), sum(sizes)
-
-    def prune(self, older_than_days: float | None = None) -> tuple[int, int]:
-        """Remove all verdicts, or those older than `older_than_days`; return their number and size in bytes."""
-        latest = None if older_than_days is None else time.time() - older_than_days * 86400
-        number = freed = 0
-        for path, size, written in list(self._files()):
-            if latest is None or written < latest:
-                with suppress(OSError):
-                    path.unlink()
-                    number, freed = number + 1, freed + size
-        for folder in self.folder.glob("*"):
-            with suppress(OSError):  # the folder is not empty
-                folder.rmdir()
-        return number, freed
-
-    def _files(self) -> Iterator[tuple[Path, int, float]]:
-        for path in self.folder.glob("*/*"):
-            with suppress(OSError):  # another process removed it
-                found = path.stat()
-                yield path, found.st_size, found.st_mtime
 
 
 class VerdictCache:
