@@ -511,7 +511,7 @@ def test_no_row_has_a_server_called(mark, tmp_path, monkeypatch):
 
 def test_a_module_in_the_field_of_a_recorded_task_is_data(mark, tmp_path):
     """Beside a config of one's own, as a file in such a field is."""
-    from treetune.evaluation.run_trust import TaskCode
+    from treetune.evaluation.config import TaskCode
 
     make_run(tmp_path / "run", [], own=True)
     code = TaskCode(tmp_path / "run")

@@ -19,6 +19,9 @@ from treetune.evaluation.config import (
     keys_of,
     read_config,
     read_taskset,
+    refuse_foreign_model,
+    remember,
+    take_up,
     unknown_keys,
 )
 from treetune.evaluation.pass_rates import PassRates
@@ -26,6 +29,5 @@ from treetune.evaluation.plan import EvalPlan, Watch, ask_server, check_judges, 
 from treetune.evaluation.rendering import render
 from treetune.evaluation.rescore import MORE, RescorePreview, Rescorer
 from treetune.evaluation.run_set import RunSet
-from treetune.evaluation.run_trust import refuse_foreign_model, remember, take_up
 from treetune.evaluation.runner import Runner, run_bounded
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker

@@ -28,9 +28,8 @@ from treetune.config.trust import USER, is_installed
 from treetune.core.policy import Policy, Request
 from treetune.core.taskset import Taskset
 from treetune.errors import UsageError
-from treetune.evaluation.config import EvalConfig, Evaluation, read_config
+from treetune.evaluation.config import EvalConfig, Evaluation, read_config, refuse_foreign_model, take_up
 from treetune.evaluation.plan import EvalPlan, Watch
-from treetune.evaluation.run_trust import refuse_foreign_model, take_up
 from treetune.loggers import open_loggers
 from treetune.models.scripted import given_policy
 from treetune.runs.folder import name_run

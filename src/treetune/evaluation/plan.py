@@ -29,9 +29,8 @@ from treetune.core.taskset import Taskset
 from treetune.core.tool import ToolSource
 from treetune.core.trace import Trace
 from treetune.errors import TasksetError, UsageError
-from treetune.evaluation.config import Evaluation
+from treetune.evaluation.config import Evaluation, remember
 from treetune.evaluation.rescore import RescoreSummary, score_again
-from treetune.evaluation.run_trust import remember
 from treetune.evaluation.runner import Runner
 from treetune.loggers import About, Loggers
 from treetune.loggers.figures import figures_of, samples_of

@@ -25,7 +25,7 @@ from treetune.core.from_config import taskset_class
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.errors import TreetuneError, UsageError, format_error, place_of
-from treetune.evaluation.run_trust import TaskCode
+from treetune.evaluation.config import TaskCode
 from treetune.runs.entry import Entry
 from treetune.runs.run import Run
 

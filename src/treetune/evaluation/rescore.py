@@ -17,8 +17,7 @@ from treetune.core.policy import Completion
 from treetune.core.task import Task
 from treetune.core.trace import POLICY_FIELDS, Trace
 from treetune.errors import ResumeError, TasksetError
-from treetune.evaluation.config import Evaluation
-from treetune.evaluation.run_trust import TaskCode
+from treetune.evaluation.config import Evaluation, TaskCode
 from treetune.evaluation.runner import Runner
 from treetune.models.scripted import Replay
 from treetune.play.rollout import run_rollout, score_together

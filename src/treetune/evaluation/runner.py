@@ -18,8 +18,7 @@ from typing import TypeVar
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Trace
 from treetune.errors import TasksetError, TreetuneError
-from treetune.evaluation.config import Evaluation
-from treetune.evaluation.run_trust import TaskCode
+from treetune.evaluation.config import Evaluation, TaskCode
 from treetune.play.protocol import Host, PlayOptions
 from treetune.runs.folder import RunFolder
 from treetune.runs.summary import Tally
