@@ -24,6 +24,12 @@ def test_few_files_stand_beside_the_folders():
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 
 
+def test_no_two_test_files_have_the_same_name():
+    """pytest would import the first in place of the second."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_the_contract_orders_every_room_strictly():
     assert sorted(ORDER) == sorted([*(room.name for room in ROOMS), "__main__"])
     assert not any(re.search(r"[:|]", layer) for layer in ORDER)
