@@ -318,7 +318,7 @@ def test_a_package_that_fails_later_is_named_too(treetune, tmp_path, monkeypatch
     result = treetune("show", "their-tasks")
     assert result.code == 3
     assert "bug in Treetune" not in result.err
-    assert "line 5, of the package their-tasks: please report it to its author" in result.err
+    assert "line 5, in the package their-tasks: please report it to its author" in result.err
 
 
 def test_a_file_that_raises_says_on_which_line(treetune, tmp_path):

@@ -231,10 +231,10 @@ def test_a_file_that_rows_name_as_their_environment_is_not_kept_on_the_way(folde
 
 
 def test_an_importable_class_is_named_by_its_module(treetune, folder):
-    (row, *_) = built(treetune, "reverse-text", "-n", "2")
+    (row, *_) = built(treetune, "alphabet-sort", "-n", "2")
     assert json.loads(row["extra_info"]["scorer"])["custom_cls"] == {
-        "path": "pkg://treetune.tasksets.reverse_text",
-        "name": "ReverseText",
+        "path": "pkg://treetune.tasksets.alphabet_sort",
+        "name": "AlphabetSort",
     }
 
 

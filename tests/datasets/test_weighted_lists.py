@@ -89,11 +89,14 @@ def test_build_and_the_plan_print_the_size_and_the_shares(treetune):
     assert "of its 40 rows (weight 1)" in printed.out
     assert treetune("build", "blend.yaml", "-n", 40, "--json").json["tasks"][0]["rows"] == 40
     for trainer in ("verl", "skyrl"):
-        told = treetune("train", trainer, "blend.yaml", "--dry-run", "--json").json
+        told = treetune("train", trainer, "blend.yaml", "--dry-run", "--json").json["data"]
+        parts = [in_file(path) for split in ("train", "val") for path in told[split]]
+        assert set(parts[0]).isdisjoint(parts[1]), "a task to validate with is trained on"
+        told = treetune("train", trainer, "blend.yaml", "--val", "0", "--dry-run", "--json").json
         (path,) = told["data"]["train"]
         assert pq.read_metadata(path).num_rows == 70
         assert told["data"]["train_mixture"].startswith("70 rows: add 5")
-        assert "train_mixture: 70 rows: add" in treetune("train", trainer, "blend.yaml", "--dry-run").out
+        assert "train_mixture: 70 rows: add" in treetune("train", trainer, "blend.yaml", "--val", "0", "--dry-run").out
 
 
 def test_without_weights_each_task_has_a_file(treetune):

@@ -516,7 +516,7 @@ def test_convert_writes_another_format_and_asks_before_it_overwrites(tmp_path, m
     assert "6 rows as skyrl: out.jsonl" in convert("out.jsonl", "out.jsonl", "--to", "skyrl", "--force").stdout
     for arguments, said in [
         (("in.parquet", "out.jsonl", "--to", "trl"), "--force"),
-        (("in.parquet", "--to", "trl"), "nothing to write to"),
+        (("in.parquet", "--to", "trl"), "no output file"),
         (("in.parquet", ".", "--to", "trl"), "is a folder"),
         (("in.parquet", "x.jsonl", "--to", "tlr"), "did you mean"),
         (("in.parquet", "x.jsonl", "--to", "trl", "--from", "veril"), "did you mean"),

@@ -169,7 +169,7 @@ def test_a_file_of_tools_is_kept_and_not_said_to_score(tmp_path: Path, treetune:
     (tmp_path / "tasks.yaml").write_text(json.dumps({"taskset": keys}))
     built = treetune("build", str(tmp_path / "tasks.yaml"), "--format", "skyrl", "-n", "2", "--json")
     assert built.code == 0, built.err
-    assert f"these rows name {tmp_path / 'server.py'}, which is kept in the cache" in built.err
+    assert f"these rows name {tmp_path / 'server.py'} in the cache" in built.err
     assert "scores" not in built.err
 
 

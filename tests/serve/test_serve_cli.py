@@ -295,7 +295,7 @@ def test_leases_and_tries_are_flags_and_top_shows_them(tmp_path, treetune):
         assert run(use(server.address)) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11]
         shown = treetune("top", server.address, "--once").out
         told = server.stop()
-    assert "11 tasks; 0 ran out" in shown
+    assert "11 tasks; 0 expired" in shown
     assert "1 draws whose tasks could not be made" in shown
     assert "index 9 is skipped, after 1 tries: Flawed.task_at(9) failed: ZeroDivisionError" in told
 

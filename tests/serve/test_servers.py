@@ -157,7 +157,7 @@ def test_servers_at_a_url_are_listed(tmp_path, treetune):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["list", "--servers"], "which register"),
+        (["list", "--servers"], "no register given"),
         (["list", "--register", "no/such/folder"], "no folder"),
         (["list", "--register", "ftp://example.org"], "not a register"),
         (["list", "--register", "file:///etc"], "not a register"),

@@ -34,7 +34,7 @@ def test_an_episode_is_one_request_that_leaves_room_for_its_answers():
     calls = calls_of(asked, {"temperature": 1.0}, min_global_steps=0, max_global_steps=10)
 
     async def main():
-        assert calls.longest_prompt() is None
+        assert calls.longest_prompt() == 4
         await calls.sample(Prompt([1, 2, 3]))
         assert calls.longest_prompt() == 8
         await calls.sample(Prompt([1, 2, 3, 7, 8, 5]))
@@ -64,10 +64,10 @@ def test_the_versions_are_those_of_the_first_token_and_the_last():
     assert calls.preempted == 3
 
 
-def test_a_first_prompt_that_is_too_long_keeps_its_end():
+def test_a_first_prompt_is_never_cut():
     asked = []
     said = asyncio.run(calls_of(asked).sample(Prompt([1, 2, 3, 4, 5, 6])))
-    assert asked[0]["prompt_ids"] == said.prompt_ids == [3, 4, 5, 6]
+    assert asked[0]["prompt_ids"] == said.prompt_ids == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
