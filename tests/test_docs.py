@@ -137,11 +137,11 @@ def test_the_other_librarys_side_is_true_too(page, name, environment, use, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "name"),
-    [("trainers.md", "my_recipe.py"), ("dataset-tasks.md", "main.py"), ("dataset-tasks.md", "steps.py")],
+    [("trainers/verl.md", "my_recipe.py"), ("dataset-tasks.md", "main.py"), ("dataset-tasks.md", "steps.py")],
 )
 def test_verl_reads_the_config_of_a_recipe_in_the_docs(page, name, tmp_path):
     (tmp_path / "config").mkdir()
-    (tmp_path / "config/my_recipe.yaml").write_text(block_named("trainers.md", "config/my_recipe.yaml"))
+    (tmp_path / "config/my_recipe.yaml").write_text(block_named("trainers/verl.md", "config/my_recipe.yaml"))
     (tmp_path / name).write_text(block_named(page, name))
     config = yaml.safe_load(venvs.run(venvs.venv(*venvs.VERL), name, "--cfg", "job", cwd=tmp_path))
     assert config["train_tasks"] == [{"id": "doubles.py:Doubles", "max_rows": 100}]
@@ -167,6 +167,11 @@ def test_its_blocks_are_what_they_say(page):
 
 def compile_block(body):
     compile(body, "block", "exec")
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if "trainers" in page.as_posix()], ids=page_name)
+def test_a_page_on_trainers_is_short(page):
+    assert len(page.read_text().split()) < 1200
 
 
 @every_page

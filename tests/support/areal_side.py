@@ -166,8 +166,7 @@ def test_hooks_replace_what_they_say(tokenizer, minimal):
 
 
 def test_the_workflow_in_the_docs_is_one(tokenizer, minimal):
-    page = Path(__file__).parents[2] / "docs" / "trainers.md"
-    (code,) = re.findall(r"```python\n# file: workflow.py\n(.*?)```", page.read_text(), re.S)
+    (code,) = re.findall(r"```python\n# file: workflow.py\n(.*?)```", PAGE.read_text(), re.S)
     names = {}
     exec(code, names)  # noqa: S102
     for guesses, reward in ((["3", "7"], 1.0), (["1", "2", "3", "7"], 0.5)):
@@ -435,12 +434,12 @@ def test_the_examples_workflow_rewards_speed_and_tells_who_speaks(tokenizer, min
     assert flow.postprocess_reward(0.0, 1, {}) == 0.0
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "areal.md"
+PAGE = Path(__file__).parents[2] / "docs/trainers/areal.md"
 
 
 @pytest.fixture
 def as_printed(tmp_path, monkeypatch):
-    """The workflow of docs/areal.md as its reader has it: the page's file in AReaL's folder, beside the one that we
+    """The workflow of docs/trainers/areal.md as its reader has it: the page's file in AReaL's folder, beside the one that we
     write there."""
     import areal.workflow
 

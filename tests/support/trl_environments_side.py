@@ -117,7 +117,7 @@ def test_an_environment_alone_gives_its_reward(tmp_path, tokenizer):
 
 
 def test_the_example_of_the_docs_trains_as_it_stands(tmp_path, tokenizer, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "trainers" / "trl.md").read_text()
     (code,) = re.findall(r"```python\n(# file: train_trl\.py\n.*?)```", page, re.S)
     tiny(tokenizer).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

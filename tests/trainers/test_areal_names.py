@@ -1,4 +1,4 @@
-"""docs/areal.md: what it says stands here for each name of there is here, and is understood."""
+"""docs/trainers/areal.md: each command, file and name that it gives for one of AgentBench's exists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from treetune.trainers.episodes import LocalEpisodes
 from treetune.trainers.token_episode import Hooks, Sampled, play_episode
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/areal.md").read_text()
+PAGE = (ROOT / "docs/trainers/areal.md").read_text()
 ROWS = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in PAGE.splitlines() if line.startswith("| ")]
 COMMANDS = sorted({text for row in ROWS for text in re.findall(r"`([^`]+)`", row[1])})
 

@@ -1,4 +1,4 @@
-"""The examples of docs/trainers.md run as they stand there. That of AReaL is run by tests/support/areal_side.py."""
+"""The examples of docs/trainers/ run as they stand there. That of AReaL is run by tests/support/areal_side.py."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import task_servers
 import venvs
 
 
-def example(name):
-    text = (venvs.ROOT / "docs" / "trainers.md").read_text()
+def example(page, name):
+    text = (venvs.ROOT / "docs/trainers" / page).read_text()
     (found,) = re.findall(rf"```python\n# file: {re.escape(name)}\n(.*?)```", text, re.S)
     return found
 
 
 def test_tasks_and_rollouts_are_pulled(tmp_path):
     address = f"tcp://127.0.0.1:{task_servers.free_port()}"
-    (tmp_path / "pull.py").write_text(example("pull.py").replace("tcp://127.0.0.1:5555", address))
+    (tmp_path / "pull.py").write_text(example("own-loop.md", "pull.py").replace("tcp://127.0.0.1:5555", address))
     command = ["-m", "treetune", "serve", "arithmetic", "--zmq", address, "-m", "scripted:gold"]
     with subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
         try:
@@ -49,7 +49,7 @@ def small_model(tmp_path_factory):
 def train(name, small_model):
     """The example on a machine without a GPU, and without the time for a hundred steps."""
     python, folder = small_model
-    script = example(name).replace("Qwen/Qwen3-0.6B", "model")
+    script = example("trl.md", name).replace("Qwen/Qwen3-0.6B", "model")
     (folder / name).write_text(script.replace("=100", "=2, use_cpu=True, bf16=False, report_to=[]"))
     return venvs.run(python, name, cwd=folder)
 

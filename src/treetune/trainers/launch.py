@@ -39,7 +39,7 @@ TRAINERS = {
     "trl": "treetune.trainers.trl.launch:plan",
     "verl": "treetune.trainers.verl.launch:plan",
 }
-"""The planning function of each trainer. Documented in docs/trainers.md."""
+"""The planning function of each trainer. Documented in docs/trainers.md and docs/trainers/."""
 
 _OTHERWISE = {
     "prime-rl": "prime-rl loads a package: treetune export verifiers TARGET --to my-env",
