@@ -439,8 +439,7 @@ PAGE = Path(__file__).parents[2] / "docs/trainers/areal.md"
 
 @pytest.fixture
 def as_printed(tmp_path, monkeypatch):
-    """The workflow of docs/trainers/areal.md as its reader has it: the page's file in AReaL's folder, beside the one that we
-    write there."""
+    """The workflow of docs/trainers/areal.md as its reader has it, in AReaL's folder beside the file that we write."""
     import areal.workflow
 
     command = [sys.executable, "-m", "treetune.trainers.areal.alias", str(tmp_path)]

@@ -1,7 +1,7 @@
 """Real training steps on a CPU, from one declaration: sampling, rewards, gradients, and the new weights sampled from.
 
 Nothing is a stand-in but what `verl_cpu_platform.py` and `trl_cpu_side.py` name. The figures are not timed, and rewards
-of two steps may fall: what is looked at is that steps were taken on what was played. docs/trainers/comparison.md shows curves.
+of two steps may fall: the tests check that steps were taken on the rollouts. docs/trainers/comparison.md shows curves.
 """
 
 from __future__ import annotations
