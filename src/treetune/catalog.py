@@ -69,7 +69,7 @@ BY_PARAMETER = "treetune.core.mixture:ByParameter"
 
 SCORERS = {
     "all_of": "treetune.scorers.combined:AllOf",
-    "choice": "treetune.scorers.choice:Choice",
+    "choice": "treetune.scorers.multiple_choice:Choice",
     "code": "treetune.tasksets.code.scorers:Code",
     "exact": "treetune.scorers.texts:Exact",
     "f1": "treetune.scorers.texts:F1",

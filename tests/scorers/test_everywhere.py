@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+import treetune.scorers
 from treetune import Task, Taskset
 from treetune.config.structs import to_plain
 from treetune.core.fingerprint import taskset_fingerprint
@@ -22,7 +23,7 @@ from treetune.scorers import KINDS, choice, includes, number, pattern, read_scor
 from treetune.scorers.combined import Part
 from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.scorers.reading.bounded_search import bound_of
-from treetune.scorers.scorer import find_unpaid
+from treetune.scorers.scorer import find_unpaid, kind_named
 from treetune.trainers.verl import compute_score
 
 
@@ -245,3 +246,9 @@ def test_python_takes_keys_as_yaml_has_them():
     assert both.score("It is 5", "5").reward == 1
     with pytest.raises(ConfigError, match=r"fault in choice\(\)[\s\S]*truth: .*did you mean 'index'"):
         choice(truth="indx")
+
+
+def test_every_kind_is_a_function_even_if_its_module_is_loaded() -> None:
+    for kind in KINDS:
+        kind_named(kind)
+    assert [kind for kind in KINDS if not callable(getattr(treetune.scorers, kind))] == []
