@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from command_line import ROOT
-
-from treetune import errors
-from treetune.errors import TreetuneError
 
 TASKSET = """
 import os, sys
@@ -211,13 +206,3 @@ def test_one_gold_answer_that_fails_hides_no_other_task(treetune, tmp_path, monk
 def test_an_error_has_a_code_that_stays(treetune, command, code):
     result = treetune(*command, "--json")
     assert (result.code, result.json["code"]) == (2, code)
-
-
-def test_the_table_of_codes_is_complete():
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TreetuneError)]
-    codes = [kind.code for kind in kinds]
-    assert len(set(codes)) == len(codes), "each class has a code of its own"
-    section = (ROOT / "docs/troubleshooting.md").read_text().split("## Codes of errors")[1].split("\n## ")[0]
-    assert sorted(re.findall(r"^\| `(.+?)`", section, re.M)) == sorted(
-        [*codes, "unknown-key", "interrupted", "unexpected"]
-    )

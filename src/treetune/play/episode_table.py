@@ -81,7 +81,7 @@ _OUTCOMES = {
 """The outcome in the trace for each kind of ending."""
 
 
-class EpisodeEnded(UsageError):
+class EpisodeEnded(UsageError, code="episode-over"):
     """The episode does not exist, or no longer exists."""
 
     def __init__(self, id: str, why: Ending | None) -> None:
@@ -92,12 +92,12 @@ class EpisodeEnded(UsageError):
             super().__init__(f"no episode {id!r:.80} is live", remedy="start one; idle and ended ones are closed")
 
 
-class WrongTurn(UsageError):
+class WrongTurn(UsageError, code="wrong-turn"):
     def __init__(self, turn: int, asked: int) -> None:
         super().__init__(f"this episode is at turn {turn}, not {asked}", remedy="send the next turn")
 
 
-class NameTaken(UsageError):
+class NameTaken(UsageError, code="name-taken"):
     """The name of a start was already used for a different one."""
 
     def __init__(self, name: str) -> None:

@@ -142,7 +142,7 @@ class Group(NamedTuple):
     traces: list[Trace]
 
 
-class GroupsWithoutVariance(TreetuneError):
+class GroupsWithoutVariance(TreetuneError, code="no-variance"):
     """Too many groups in a row had equal rewards."""
 
 

@@ -16,7 +16,7 @@ KILLED = 128 + 9
 """The exit code of a killed command, as in a shell."""
 
 
-class SandboxUnavailable(TreetuneError):
+class SandboxUnavailable(TreetuneError, code="no-sandbox"):
     """Raised if a sandbox cannot start here; nothing was run."""
 
 

@@ -33,7 +33,7 @@ GRACE_SECONDS = 15.0
 """Extra seconds for the runner inside to end a command; after that the whole sandbox ends."""
 
 
-class SandboxGone(TreetuneError):
+class SandboxGone(TreetuneError, code="sandbox-ended"):
     """Raised if a sandbox that has ended is used."""
 
 

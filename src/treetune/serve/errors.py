@@ -16,6 +16,7 @@ class ServeError(TreetuneError):
     kind: ClassVar[str] = "failed"
 
     def __init_subclass__(cls, kind: str | None = None) -> None:
+        super().__init_subclass__(kind and kind.replace("_", "-"))
         if kind is not None:
             cls.kind = kind
             KINDS[kind] = cls

@@ -36,7 +36,7 @@ _under_way: dict[object, int] = {}
 """The bytes read so far of each body. Event loops in several threads share it."""
 
 
-class BodyTooLarge(TreetuneError):
+class BodyTooLarge(TreetuneError, code="too-large"):
     """A reply exceeds a limit. A retry would not help."""
 
     @classmethod

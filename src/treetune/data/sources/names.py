@@ -241,7 +241,7 @@ BATCH = 2_000
 """Rows per batch."""
 
 
-class ReadError(TreetuneError):
+class ReadError(TreetuneError, code="unreadable"):
     """Raised for a file that cannot be read as the kind that its name implies."""
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from treetune.core.trace import Trace
 
 
-class JudgeError(TreetuneError):
+class JudgeError(TreetuneError, code="judge"):
     """The judge gave no verdict."""
 
 
