@@ -18,11 +18,10 @@ from treetune.core.environment import Observation
 from treetune.core.mixture import Mixture
 from treetune.core.policy import Completion, Request
 from treetune.core.tool import Tool, ToolSource, find_tools, message_of_action
-from treetune.core.tool_messages import MOST_CHARACTERS, render
 from treetune.core.trace import Trace, decode_trace, encode_trace
 from treetune.errors import ToolError, UnknownNameError, UsageError
 from treetune.play.episode import Episode
-from treetune.play.toolbox import MOST_AT_ONCE
+from treetune.play.toolbox import MOST_AT_ONCE, MOST_CHARACTERS, render
 
 
 class Colour(enum.Enum):

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from kinds import write_targets
 
-from treetune.audit.page import render
-from treetune.audit.rules import RULES, AuditReport
+from treetune.audit.report import RULES, AuditReport, render
 from treetune.core.finding import ERROR
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig

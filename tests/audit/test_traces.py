@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treetune.audit import judge_traces, suspicions
-from treetune.audit.rules import AuditReport
+from treetune.audit.report import AuditReport
 from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, group_traces, spread_of
 from treetune.core.policy import Usage
 from treetune.core.task import Task

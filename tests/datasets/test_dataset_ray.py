@@ -53,7 +53,7 @@ def test_ray_builds_the_same_rows_in_the_same_order(tmp_path):
 
 HOLD = """
 import sys, time
-from treetune.system.ray_cluster import join_cluster
+from treetune.system.processes import join_cluster
 ray = join_cluster()
 @ray.remote(num_cpus=1)
 class Holder:

@@ -9,8 +9,7 @@ from made_runs import make_run, make_trace
 
 from treetune import loggers as logging_room
 from treetune.errors import MissingExtraError, UnknownNameError
-from treetune.loggers import About, Loggers, flatten, open_loggers
-from treetune.loggers.figures import RewardCurve, figures_of, samples_of
+from treetune.loggers import About, Loggers, RewardCurve, figures_of, flatten, open_loggers, samples_of
 from treetune.runs.entry import entry_of
 
 BROKEN = """

@@ -37,7 +37,7 @@ from treetune.sandbox import (
     require,
 )
 from treetune.sandbox.bubblewrap import ARCHITECTURES, FAMILIES, FIRST_UID, REFUSED_CALLS, Launcher, explain
-from treetune.sandbox.memory import CgroupParent, list_candidates
+from treetune.sandbox.limits import CgroupParent, list_candidates
 from treetune.sandbox.one_shot import run_command
 from treetune.sandbox.probe import Capability, probe_as
 

@@ -17,7 +17,7 @@ import pytest
 from serve_process import resident, serve
 
 from treetune.sandbox import probe
-from treetune.sandbox.memory import CgroupParent
+from treetune.sandbox.limits import CgroupParent
 
 pytestmark = pytest.mark.slow
 TASKSET = """

@@ -10,8 +10,7 @@ report.
 """
 
 from treetune.audit.auditor import AuditConfig, Auditor
-from treetune.audit.page import NUMBERS, list_tables, write_page
-from treetune.audit.rules import RULES, AuditReport, Family, choose, finding_to_json
+from treetune.audit.report import NUMBERS, RULES, AuditReport, Family, choose, finding_to_json, list_tables, write_page
 from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, SAME_TASKS, answer_and_truth, judge_traces, suspicions
 
 __all__ = [

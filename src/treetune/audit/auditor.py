@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from treetune.audit import costs, floors, leaks, machines, solvable, traces
-from treetune.audit.rules import RULES, AuditReport, Family, choose
+from treetune.audit.report import RULES, AuditReport, Family, choose
 from treetune.audit.sample import Player, Sample, draw_sample
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset

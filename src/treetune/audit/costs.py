@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from treetune.audit.rules import AuditReport, Quantiles
+from treetune.audit.report import AuditReport, Quantiles
 from treetune.audit.sample import Player, Sample, Subject
 from treetune.core.finding import NOTE, WARNING
 from treetune.core.trace import Trace

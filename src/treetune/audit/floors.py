@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from treetune.audit.rules import RULES, AuditReport, Family, Floor, clip
+from treetune.audit.report import RULES, AuditReport, Family, Floor, clip
 from treetune.audit.sample import (
     ECHO,
     AnswerFormat,

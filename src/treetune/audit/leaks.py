@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from treetune.audit.floors import Paid
-from treetune.audit.rules import AuditReport, clip
+from treetune.audit.report import AuditReport, clip
 from treetune.audit.sample import AnswerFormat, Sample, Subject, as_text, is_number, numbers_in, options_in, texts_of
 from treetune.config.interpolation import texts_of as leaves_of
 from treetune.core.finding import ERROR, NOTE, WARNING

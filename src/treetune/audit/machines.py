@@ -15,7 +15,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from treetune.audit.floors import FloorPolicy, starts
-from treetune.audit.rules import AuditReport, clip
+from treetune.audit.report import AuditReport, clip
 from treetune.audit.sample import Player, Sample, Subject, as_text
 from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.errors import plural

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from treetune.audit.rules import RULES, AuditReport, Family, Quantiles
+from treetune.audit.report import RULES, AuditReport, Family, Quantiles
 from treetune.audit.sample import texts_of
 from treetune.chat.message import text_of
 from treetune.core.finding import ERROR, NOTE, WARNING, Finding, Severity

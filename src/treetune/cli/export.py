@@ -167,7 +167,7 @@ def push_command(
     rollout, and its own files. The token is HF_TOKEN, or the one of `hf auth login`.
     """
     from treetune.cli.build import build_target
-    from treetune.data.rows.push import push_rows
+    from treetune.data.rows.writing import push_rows
     from treetune.runs.discovery import find_run, open_run
 
     refuse_server(target, "push")

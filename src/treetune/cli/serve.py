@@ -29,8 +29,7 @@ from treetune.core.from_config import build_taskset
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset
 from treetune.errors import ConfigError, MissingExtraError, TreetuneError, UsageError, plural
-from treetune.loggers import About, open_loggers
-from treetune.loggers.figures import RewardCurve
+from treetune.loggers import About, RewardCurve, open_loggers
 from treetune.models import EndpointConfig, check_reachable
 from treetune.play.episode import Limits
 from treetune.runs.rolling import RollingRun

@@ -32,8 +32,7 @@ from treetune.errors import TasksetError, UsageError
 from treetune.evaluation.config import Evaluation, remember
 from treetune.evaluation.rescore import RescoreSummary, score_again
 from treetune.evaluation.runner import Runner
-from treetune.loggers import About, Loggers
-from treetune.loggers.figures import figures_of, samples_of
+from treetune.loggers import About, Loggers, figures_of, samples_of
 from treetune.models import check_policy, check_reachable, load_policy
 from treetune.models.scripted import refuse_without_gold
 from treetune.play.host import LocalHost, always

@@ -25,10 +25,9 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.taskset_contract import scored_in_group
 from treetune.core.tool import Tool, ToolSource, bind_tools
-from treetune.core.tool_messages import as_text, message_of
 from treetune.core.trace import Judgement, Trace, recording
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError, format_error
-from treetune.play.toolbox import Toolbox
+from treetune.play.toolbox import Toolbox, as_text, message_of
 from treetune.system.threads import call
 
 T = TypeVar("T")

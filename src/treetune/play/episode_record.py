@@ -22,9 +22,9 @@ from treetune.chat.calls import with_calls
 from treetune.chat.message import Message
 from treetune.core.environment import Action, Observation, Step
 from treetune.core.task import Task
-from treetune.core.tool_messages import message_of
 from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn, encode_trace
 from treetune.play.episode import DeadlinePassed, EpisodeResult
+from treetune.play.toolbox import message_of
 
 log = logging.getLogger(__name__)
 MOST_BYTES = 16 << 20

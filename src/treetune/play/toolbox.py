@@ -5,7 +5,8 @@
     await toolbox.close()
 
 An error in a call (a wrong name, unreadable arguments, a tool that raises or times out) becomes a message that the
-model can act on; it never ends the rollout.
+model can act on; it never ends the rollout. `render` converts a result to the content of a message, and `split_action`
+reads an action that is a message.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ import msgspec
 
 from treetune.chat.calls import ToolCall
 from treetune.chat.message import Message, text_of, without_surrogates
-from treetune.core.environment import Observation, Step, check_step
+from treetune.core.environment import Action, Observation, Step, check_step
 from treetune.core.score import Score, finite, total
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import Gold, NamedTool, Tool, ToolSource, bind_tools, gold_calls
-from treetune.core.tool_messages import render
 from treetune.core.trace import Trace
 from treetune.errors import InvalidAction, ToolError, UsageError, did_you_mean, format_error
 from treetune.system.threads import call as call_user_code
@@ -286,3 +286,74 @@ def _check_metrics(step: Step) -> None:
         raise TypeError(f"metrics must be a dict of numbers, got {metrics!r:.60}")
     for name, value in metrics.items():
         finite(value, f"metric {name!r}")
+
+
+# Results as messages
+
+
+MOST_CHARACTERS = 30_000
+"""The maximum length of a result that a model sees."""
+
+
+def render(value: Any) -> Any:
+    """A result as message content: text, JSON, or parts with images."""
+    if isinstance(value, Observation):
+        if value.type == "image":
+            return [{"type": "image_url", "image_url": {"url": value.content}}]
+        value = value.content
+    if value is None:
+        return ""
+    if isinstance(value, list) and value and all(map(_is_part, value)):
+        parts = [{**part, "text": _cut(part["text"])} if part["type"] == "text" else part for part in value]
+        return without_surrogates(parts)
+    if not isinstance(value, str):
+        try:
+            value = msgspec.json.encode(value, enc_hook=str).decode()
+        except UnicodeEncodeError:
+            value = msgspec.json.encode(without_surrogates(msgspec.to_builtins(value, enc_hook=str))).decode()
+    return _cut(without_surrogates(value))
+
+
+def parts_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The contents of all messages, in order, including system messages."""
+    parts: list[dict[str, Any]] = []
+    for message in messages:
+        content = render(message.get("content"))
+        parts += content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    return parts
+
+
+def _is_part(part: Any) -> bool:
+    if not isinstance(part, dict):
+        return False
+    return (part.get("type") == "text" and isinstance(part.get("text"), str)) or (
+        part.get("type") == "image_url" and "image_url" in part
+    )
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:MOST_CHARACTERS]}\n[cut: {MOST_CHARACTERS} of {len(text)} characters]"
+
+
+def message_of(action: Action) -> Message | None:
+    """The message in an action, if it has tool calls or the assistant role; else None."""
+    content = action.content
+    if isinstance(content, dict) and ("tool_calls" in content or content.get("role") == "assistant"):
+        return content
+    return None
+
+
+def split_action(action: Action) -> tuple[str, list[Any]]:
+    """The text of an action, and the tool calls in its message."""
+    if (message := message_of(action)) is None:
+        return action.text, []
+    return str(render(message.get("content")) or ""), message.get("tool_calls") or []
+
+
+def as_text(message: Message) -> Action:
+    """Convert a message without calls to an action for the `step` of an environment."""
+    content = message.get("content")
+    text = text_of(content)
+    return Action("text", text) if text is not None else Action("json", content)

@@ -7,7 +7,7 @@
 If no sandbox can start, nothing runs: `SandboxUnavailable` gives the cause and the remedy. `probe()` checks beforehand.
 Other packages use what this module exports, `shell.Shell` (a sandbox in which commands share a shell), `machines` (the
 machine of an episode, and warm shells on it), `rootfs.build`, and `runtime.join_scripts` with `time_limit` for programs
-that run inside. The other modules build sandboxes: `bubblewrap`, `docker`, `memory`, `mount_root`, `one_shot`.
+that run inside. The other modules build sandboxes: `bubblewrap`, `docker`, `mount_root`, `one_shot`.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from treetune.errors import UsageError
-from treetune.sandbox.limits import SandboxLimits, SandboxUnavailable
-from treetune.sandbox.memory import Cgroup, CgroupParent, Memory, WatchedMemory
+from treetune.sandbox.limits import Cgroup, CgroupParent, Memory, SandboxLimits, SandboxUnavailable, WatchedMemory
 
 START_SECONDS = 60.0
 GONE_SECONDS = 60.0

@@ -20,8 +20,7 @@ from pathlib import Path
 import msgspec
 
 from treetune.sandbox.bubblewrap import FIRST_UID, LAST_THREAD, Launcher, find_tools
-from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.memory import CgroupParent
+from treetune.sandbox.limits import DEFAULT_LIMITS, CgroupParent, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.one_shot import run_command
 from treetune.sandbox.runtime import BubblewrapRuntime
 

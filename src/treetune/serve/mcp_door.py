@@ -26,10 +26,10 @@ from mcp_types import INVALID_PARAMS, CallToolResult, ImageContent, ListToolsRes
 from treetune.chat.calls import call_message
 from treetune.core.environment import Step
 from treetune.core.task import Task
-from treetune.core.tool_messages import parts_of
 from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.play.episode import Started
 from treetune.play.episode_table import SessionLimits
+from treetune.play.toolbox import parts_of
 from treetune.serve.http.wire import encode, read_content
 from treetune.serve.server import Door, EnvServer
 from treetune.system.folders import read_version

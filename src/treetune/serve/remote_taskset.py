@@ -26,9 +26,9 @@ from treetune.core.environment import Action, Environment, Observation, Step
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import Tool, ToolSource
-from treetune.core.tool_messages import render, split_action
 from treetune.errors import EnvironmentFault, TasksetError, UsageError, did_you_mean
 from treetune.play.protocol import Info
+from treetune.play.toolbox import render, split_action
 from treetune.serve.errors import ServeError
 from treetune.serve.http.client import RemoteEpisode, TaskServerClient
 from treetune.serve.http.transport import HttpTransport

@@ -34,8 +34,7 @@ from treetune.serve.access import Access, load_signing_key
 from treetune.serve.errors import Busy, Stopping
 from treetune.serve.host import HostSpec, ModelsConfig, Scored, ServerHost
 from treetune.serve.metrics import Metrics
-from treetune.serve.order import StoredStreams
-from treetune.serve.store import Store
+from treetune.serve.store import Store, StoredStreams
 from treetune.serve.task_signer import TaskSigner, new_key
 
 log = logging.getLogger("treetune.serve")

@@ -42,7 +42,7 @@ from treetune.data.sources.local_files import ROWS, LocalFiles, SourceBatch
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, format_error
 from treetune.play.episode import Episode
 from treetune.system.folders import default_cache_dir
-from treetune.system.ray_cluster import SILENT_SECONDS, join_cluster, why_waiting
+from treetune.system.processes import SILENT_SECONDS, join_cluster, why_waiting
 from treetune.system.threads import run_in_background
 
 Engine = Literal["local", "ray"]

@@ -21,8 +21,8 @@ from urllib.parse import quote
 from treetune.chat.calls import ToolCall
 from treetune.core.environment import Environment, Observation, Step
 from treetune.core.task import Task
-from treetune.core.tool_messages import render
 from treetune.errors import UsageError
+from treetune.play.toolbox import render
 from treetune.serve.errors import ServeError
 from treetune.serve.http.transport import HttpReply, HttpTransport
 from treetune.serve.openenv.session import ANSWER

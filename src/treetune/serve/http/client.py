@@ -23,8 +23,8 @@ import msgspec
 from treetune.chat.calls import ToolCall, call_message
 from treetune.core.environment import Action, ContentType, Observation, Step
 from treetune.core.score import finite
-from treetune.core.tool_messages import message_of
 from treetune.errors import TreetuneError, UsageError
+from treetune.play.toolbox import message_of
 from treetune.serve.errors import Busy, Denied, Misused, ServeError, Unreachable
 from treetune.serve.http.transport import HttpTransport, Refusal
 from treetune.serve.http.wire import API_VERSION, UNKNOWN_TASK

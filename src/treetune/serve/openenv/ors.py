@@ -24,8 +24,8 @@ from typing import Any
 import msgspec
 
 from treetune.core.environment import Observation, Step
-from treetune.core.tool_messages import parts_of
 from treetune.play.episode_table import FINISHED, EpisodeEnded
+from treetune.play.toolbox import parts_of
 from treetune.serve.errors import Busy
 from treetune.serve.http.asgi import Events, HttpRequest, Route, format_event
 from treetune.serve.http.wire import HttpError, encode, read_body, read_content

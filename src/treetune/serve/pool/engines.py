@@ -30,8 +30,7 @@ import uvloop
 from treetune.core.taskset import Taskset
 from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.serve.pool.worker import Worker, WorkerSpec
-from treetune.system.processes import spawn_context
-from treetune.system.ray_cluster import join_cluster, why_waiting
+from treetune.system.processes import join_cluster, spawn_context, why_waiting
 from treetune.system.threads import call_apart
 
 log = logging.getLogger("treetune.serve")

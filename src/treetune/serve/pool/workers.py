@@ -29,7 +29,7 @@ from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.engines import Engine, ask_why
 from treetune.serve.pool.worker import MessageBatch, SuspectEpisode, WorkerEnded, WorkerHandle, WorkerSpec, read_batch
 from treetune.serve.zmq.sockets import Frames, LoopSocket, bind_address, encrypt_server, new_socket
-from treetune.system.ray_cluster import SILENT_SECONDS
+from treetune.system.processes import SILENT_SECONDS
 from treetune.system.threads import call_apart
 
 log = logging.getLogger("treetune.serve")

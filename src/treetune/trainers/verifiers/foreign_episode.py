@@ -11,8 +11,8 @@ from treetune.chat.message import Message
 from treetune.core.environment import Action, Environment, Step
 from treetune.core.score import finite
 from treetune.core.task import Task
-from treetune.core.tool_messages import message_of
 from treetune.errors import EnvironmentFault, TreetuneError, format_error
+from treetune.play.toolbox import message_of
 from treetune.system.threads import submit_in_background
 from treetune.trainers.verifiers.model_calls import Conversation
 
