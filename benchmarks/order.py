@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from benchmarks.measure import cost, memory, show
-from treetune.core.order import Interleave, locate
+from treetune.core.interleave import Interleave
+from treetune.core.order import locate
 
 
 def shuffle(count: int) -> None:

@@ -17,7 +17,8 @@ from pass_rates import gaussian_target, total_variation, write_rates
 
 from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
 from treetune.config.structs import convert
-from treetune.core.profile import Credits, Gaussian, Pools, Staged, normalise
+from treetune.core.interleave import Credits, Staged, normalise
+from treetune.core.profile import Gaussian, Pools
 from treetune.errors import ConfigError, EmptyTasksetError, ResumeError, UsageError
 from treetune.play.streams import State, Streams
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
-from treetune.core.draws import ShuffleConfig
 from treetune.core.from_config import describe
-from treetune.core.order import Interleave, Spread
+from treetune.core.interleave import Interleave, Spread
+from treetune.core.taskset_config import ShuffleConfig
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.play.streams import Draw, Streams
 

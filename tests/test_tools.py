@@ -13,10 +13,10 @@ import pytest
 from treetune import Environment, InvalidAction, Limits, Outcome, Score, Step, Task, Taskset, run_rollout, tool
 from treetune.chat.calls import read_calls
 from treetune.config.plugins import tools as registry
-from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Observation
 from treetune.core.mixture import Mixture
 from treetune.core.policy import Completion, Request
+from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource, find_tools, message_of_action
 from treetune.core.trace import Trace, decode_trace, encode_trace
 from treetune.errors import ToolError, UnknownNameError, UsageError

@@ -15,8 +15,6 @@ from treetune.config import tables
 
 if TYPE_CHECKING:
     from treetune.chat.message import Message as Message
-    from treetune.core.draws import ShuffleConfig as ShuffleConfig
-    from treetune.core.draws import TasksetConfig as TasksetConfig
     from treetune.core.environment import Action as Action
     from treetune.core.environment import Environment as Environment
     from treetune.core.environment import Observation as Observation
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
     from treetune.core.score import invalid as invalid
     from treetune.core.task import Task as Task
     from treetune.core.taskset import Taskset as Taskset
+    from treetune.core.taskset_config import ShuffleConfig as ShuffleConfig
+    from treetune.core.taskset_config import TasksetConfig as TasksetConfig
     from treetune.core.tool import Tool as Tool
     from treetune.core.tool import tool as tool
     from treetune.core.trace import Outcome as Outcome
@@ -78,7 +78,7 @@ _HOMES = {
         "chat.message": "Message",
         "core.task": "Task",
         "core.taskset": "Taskset",
-        "core.draws": "ShuffleConfig TasksetConfig",
+        "core.taskset_config": "ShuffleConfig TasksetConfig",
         "core.tool": "Tool tool",
         "core.trace": "Outcome Trace Turn",
     }.items()

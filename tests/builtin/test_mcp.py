@@ -20,8 +20,8 @@ import yaml
 pytest.importorskip("mcp")
 
 from treetune import Outcome, Task, Taskset, run_rollout
-from treetune.core.draws import TasksetConfig
 from treetune.core.policy import Completion, Request
+from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import message_of_action
 from treetune.core.trace import Trace
 from treetune.data.rows.scorer import ScoredBy, describe_taskset, taskset_of

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import treetune as tt
-from treetune.core.draws import TasksetConfig
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.usefixtures("verdict_cache")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from treetune import Task, Taskset, run_rollout, tool
-from treetune.core.draws import TasksetConfig
+from treetune.core.taskset_config import TasksetConfig
 from treetune.data.datasets.taskset import DatasetTaskset
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.reading import read_rows

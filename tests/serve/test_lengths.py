@@ -9,7 +9,7 @@ from http_playing import playing
 from serving import Numbers, served
 
 from treetune import Mixture, Task, Taskset, Union
-from treetune.core.draws import ShuffleConfig, TasksetConfig
+from treetune.core.taskset_config import ShuffleConfig, TasksetConfig
 from treetune.errors import TasksetError, UsageError
 from treetune.models import load_policy
 from treetune.play.host import LocalHost, always

@@ -6,6 +6,7 @@ records an episode, including calls to judges. `from_config` builds a taskset fr
 the code, config and data behind it.
 
 `order` is the pure function from an index to a position. `draws` reads and draws the tasks of one taskset, `mixture`
-those of several, and `curriculum` draws them by the pass rates that `profile` reads. `finding` defines rules, findings
+those of several, and `curriculum` draws them by the pass rates that `profile` reads; `interleave` has the arithmetic of
+weighted draws. `taskset_config` has the keys of every taskset. `finding` defines rules, findings
 and reports. Episodes are played in `play/`, not here.
 """

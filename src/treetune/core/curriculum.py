@@ -22,7 +22,8 @@ from typing import Any, Protocol
 import msgspec
 
 from treetune.core import order
-from treetune.core.profile import OUTSIDE, SOLVED, UNRATED, Credits, ProfileConfig, Rates, Schedule, Staged, normalise
+from treetune.core.interleave import Credits, Staged, normalise
+from treetune.core.profile import OUTSIDE, SOLVED, UNRATED, ProfileConfig, Rates, Schedule
 from treetune.core.task import Task
 from treetune.errors import ConfigError, EmptyTasksetError, UsageError, did_you_mean
 

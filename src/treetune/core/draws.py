@@ -4,17 +4,18 @@
     taskset.at(1000)            # the task at an index of an endless stream
     taskset.draw(20)            # the first 20 tasks of the order, built one by one
 
-`Draws` is the base of `Taskset`, which adds the methods that an author writes. `TasksetConfig` has the keys that every
-taskset accepts.
+`Draws` is the base of `Taskset`, which adds the methods that an author writes. Each task is checked, and is the same
+wherever it is played.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count as count_from
 from itertools import islice
 from operator import index as index_of
@@ -24,16 +25,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 import msgspec
 from typing_extensions import TypeVar
 
+from treetune.chat.images import is_address, urls_in
+from treetune.config.aliases import keys_meant
 from treetune.core import order
-from treetune.core.profile import ProfileConfig
 from treetune.core.task import Task
-from treetune.core.taskset_contract import check_task, no_tasks, suggest_fields
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import (
+    EmptyTasksetError,
     GeneratorFailed,
     StreamEnded,
     TasksetError,
     TreetuneError,
     UsageError,
+    did_you_mean,
     format_error,
     plural,
     user_code,
@@ -41,41 +45,6 @@ from treetune.errors import (
 
 if TYPE_CHECKING:
     from treetune.core.curriculum import Curriculum, Learning
-
-
-class ShuffleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    seed: int = 0
-    """Selects the permutation of a finite taskset, and seeds the generation of an infinite one."""
-
-
-class TasksetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options of every taskset. Subclass it to add keys."""
-
-    shuffle: ShuffleConfig | None = None
-    """Absent: load order, the same every epoch. Present: a fresh permutation each epoch."""
-    profile: ProfileConfig | None = None
-    """Selects tasks by their pass rates, and sets how often each is drawn."""
-
-    tools: list[str | dict[str, Any]] = []
-    """Tools that a model may call in every task: names, or a name with settings, `{search: {corpus: docs.jsonl}}`.
-    An MCP server's tools: `{mcp: {command: [python, server.py]}}`."""
-
-    extra: dict[str, Any] = {}
-    """Further keys of a `custom_cls` class that declares no config type. Read them with `config.get("key")`."""
-
-    HIDDEN: ClassVar = ("extra",)  # fields that no config may write
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.extra.get(key, default) if key not in self.__struct_fields__ else getattr(self, key)
-
-    def __getitem__(self, key: str) -> Any:
-        return self.extra[key] if key not in self.__struct_fields__ else getattr(self, key)
-
-    def __getattr__(self, name: str) -> Any:
-        # Only called for names that are not fields.
-        if not name.startswith("_") and name in self.extra:
-            return self.extra[name]
-        raise AttributeError(f"{type(self).__name__} has no key {name!r}")
 
 
 T = TypeVar("T")
@@ -356,3 +325,57 @@ def _free_bytes() -> float:
         return min(free, float(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):  # no limit
         return free
+
+
+def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position: int) -> TaskT:
+    """Return the task as read back from its record, in its declared type; `of` is the taskset, `by` its class."""
+    if type(task) is not declared:
+        kind = type(task).__name__
+        remedy = f"declare it: class {by}(Taskset[{kind}, ...])"
+        problem = f"{of} declares tasks of type {declared.__name__}, but gave a {kind}"
+        raise TasksetError(problem, remedy=remedy if isinstance(task, Task) else "give Task(prompt=...) objects")
+    try:
+        # Structs do not check their fields when made. After this round trip, the task holds the same values wherever it
+        # is played: a date in `extra_info` becomes text.
+        kept: TaskT = _decoder(declared).decode(_encoder.encode(task))  # type: ignore[assignment]
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        problem = f"{of}: task {position} cannot be saved as JSON and read back: {error}"
+        remedy = "give its fields values of their declared types: text, numbers, lists, dicts"
+        raise TasksetError(problem, remedy=remedy) from None
+    if isinstance(kept.prompt, list):
+        for url in urls_in(kept.prompt):
+            if not is_address(url):
+                problem = f"{of}: task {position} has an image at {url!r:.100}, which only a program here could read"
+                raise TasksetError(problem, remedy="write image_part(to_url(path)): then the task holds the image")
+    return kept
+
+
+def suggest_fields(error: Exception, task_type: type[Task]) -> str | None:
+    """Suggest how to fix a task made with fields that it does not have; None if another error was raised."""
+    kind, said = task_type.__name__, str(error)
+    if not isinstance(error, TypeError):
+        return None
+    if said == "Extra positional arguments provided":
+        return f"name its fields: {kind}(prompt=..., ground_truth=...)"
+    if (unknown := re.fullmatch(r"Unexpected keyword argument '(\w+)'", said)) is None:
+        return None
+    meant = keys_meant(unknown[1])
+    if "ground_truth" in meant:
+        return "write ground_truth=..."
+    if "prompt_template" in meant:
+        return "write prompt=..."
+    near = did_you_mean(unknown[1], task_type.__struct_fields__)
+    return f"a {kind} has no field {unknown[1]!r}{near or f'; write extra_info={{{unknown[1]!r}: ...}}'}"
+
+
+def no_tasks(name: str) -> EmptyTasksetError:
+    remedy = "load_tasks() must give at least one; look at its filters and files"
+    return EmptyTasksetError(f"{name} has no tasks", remedy=remedy)
+
+
+_encoder = msgspec.json.Encoder()
+
+
+@lru_cache(maxsize=256)
+def _decoder(task_type: type[Task]) -> msgspec.json.Decoder[Task]:
+    return msgspec.json.Decoder(task_type)

@@ -20,12 +20,13 @@ import msgspec
 
 from treetune.core import order
 from treetune.core.curriculum import Learning, SourceCurriculum, split_position
-from treetune.core.draws import ConfigT, TasksetConfig
+from treetune.core.draws import ConfigT
 from treetune.core.from_config import build_taskset, taskset_class
-from treetune.core.order import Interleave, Spread
+from treetune.core.interleave import Interleave, Spread
 from treetune.core.profile import PRIOR, ProfileConfig, Rates, hashable
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.errors import ConfigError, Faults, TasksetError, UsageError, check_all, gather_faults
 from treetune.system.digest import digest

@@ -9,12 +9,8 @@ a resume needs one integer, and 100 million tasks take no more memory than ten.
 from __future__ import annotations
 
 import hashlib
-import math
 import operator
-from collections.abc import Sequence
-from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate
 from math import isqrt
 
 from treetune.errors import UsageError
@@ -105,92 +101,3 @@ def scramble(number: int, seed: int, epoch: int) -> int:
         mixed = ((mixed ^ (mixed >> 32)) * _MULTIPLIER) & _MASK
         mixed ^= mixed >> 32
     return mixed
-
-
-_CIRCLE = 1 << 32
-_STEP = 2654435769
-"""The golden section of the circle, odd so that 2**32 draws visit every point once."""
-
-
-class Interleave:
-    def __init__(self, weights: Sequence[float], seed: int | None = None) -> None:
-        if not weights:
-            raise UsageError("a mixture needs at least one source")
-        for weight in weights:
-            if not (math.isfinite(weight) and weight > 0):
-                raise UsageError(f"a weight must be a positive number, got {weight}")
-        shares = [Fraction(weight) for weight in weights]
-        total = sum(shares)
-        self._ends = [round(_CIRCLE * end / total) for end in accumulate(shares)]
-        if any(start == end for start, end in zip([0, *self._ends], self._ends, strict=False)):
-            raise UsageError("a weight is too small beside the others (less than one draw in four thousand million)")
-        self._offset = 0 if seed is None else int.from_bytes(stream_key(seed, "interleave", 0)[:8], "little") % _CIRCLE
-        # Draws mostly come in order. Keeping the counts before the next index avoids computing them.
-        self._cursor = (0, [0] * len(self._ends))
-
-    def at(self, index: int) -> tuple[int, int]:
-        """The stream for draw `index`, and the number of the draw within that stream."""
-        reached, before = self._cursor
-        if index != reached:
-            before = self.counts_before(index)
-        point = (self._offset + index * _STEP) % _CIRCLE
-        stream = next(number for number, end in enumerate(self._ends) if point < end)
-        within = before[stream]
-        after = list(before)
-        after[stream] += 1
-        self._cursor = (index + 1, after)
-        return stream, within
-
-    def counts_before(self, index: int) -> list[int]:
-        """How often each stream was drawn before `index`: draws below its end point, minus those of earlier streams."""
-        start, rounds = self._offset, _floor_sum(index, _CIRCLE, _STEP, self._offset)
-        below = [index + rounds - _floor_sum(index, _CIRCLE, _STEP, start + _CIRCLE - end) for end in self._ends]
-        return [high - low for low, high in zip([0, *below], below, strict=False)]
-
-
-class Spread:
-    """Merges streams in proportion: item j of a stream with n items is placed at j / n, and items are sorted by place.
-    Every prefix has each stream in proportion, and the first items of all streams come first."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
-        self._total = sum(sizes)
-
-    def at(self, index: int) -> tuple[int, int]:
-        """The stream of the item at `index`, and the number of the item within that stream."""
-        for stream, size in enumerate(self._sizes):
-            if not size:
-                continue
-            # An item lags its proportional place by at most as many places as there are streams.
-            for within in range(min(index * size // self._total, size - 1), -1, -1):
-                before = self._before(stream, within)
-                if before == index:
-                    return stream, within
-                if before < index:
-                    break
-        raise IndexError(index)
-
-    def _before(self, stream: int, within: int) -> int:
-        """How many items come before this one. At the same place, earlier streams come first."""
-        size = self._sizes[stream]
-        before = 0
-        for number, other in enumerate(self._sizes):
-            whole, rest = divmod(within * other, size)
-            before += whole + bool(rest or (number < stream and other))
-        return before
-
-
-def _floor_sum(n: int, m: int, a: int, b: int) -> int:
-    """The sum of (a * i + b) // m for i from 0 to n - 1, by Euclid's algorithm."""
-    total = 0
-    while n > 0:
-        quotient, a = divmod(a, m)
-        total += n * (n - 1) // 2 * quotient
-        quotient, b = divmod(b, m)
-        total += n * quotient
-        top = a * n + b
-        if top < m:
-            break
-        n, b = divmod(top, m)
-        m, a = a, m
-    return total

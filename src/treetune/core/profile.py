@@ -6,17 +6,14 @@
 tasks were made from a parameter, its value is in the line too: `"level": 3`.
 
 A schedule (`Pools`, `Gaussian`) sets how often each pass rate is drawn, and how that changes over a stream. It draws
-arms: the tasks of one pass rate, the sources of a mixture, or the values of a parameter. `Staged` computes the arm at
-an index as a pure function; `Credits` draws one arm at a time, for shares that change.
+arms: the tasks of one pass rate, the sources of a mixture, or the values of a parameter.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +22,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from treetune.config.structs import FileName
-from treetune.core.order import Interleave
 from treetune.errors import ConfigError, did_you_mean
 from treetune.system.digest import digest
 
@@ -215,8 +211,6 @@ BINS = 80
 """Pass rates are rounded to 1/80, which is exact for rates of 4, 5, 8, 10, 16 and 20 rollouts."""
 STAGES = 100
 """The number of steps in which a Gaussian's mean moves."""
-LEAST_SHARE = 1e-6
-"""An arm with a smaller share is not drawn."""
 
 
 class Pools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="pools", tag_field="kind"):
@@ -272,86 +266,3 @@ class Gaussian(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 Schedule = Pools | Gaussian
-
-
-def normalise(weights: Sequence[float]) -> list[float]:
-    """Shares that sum to 1; tiny ones become 0. If all weights are 0, the arms have equal shares."""
-    total = math.fsum(weights)
-    if not total:
-        return [1 / len(weights)] * len(weights)
-    return [weight / total if weight / total >= LEAST_SHARE else 0.0 for weight in weights]
-
-
-class Staged:
-    """Arms whose shares change from stage to stage. Any index can be computed without the ones before it."""
-
-    def __init__(
-        self, starts: Sequence[int], shares: Callable[[int], Sequence[float]], seed: int | None = None
-    ) -> None:
-        """`shares` returns the shares of all arms in a stage."""
-        self._starts = starts
-        self._seed = seed
-        self._shares = shares
-        self._stages: list[_Stage] = []
-        self._lock = threading.Lock()
-        """Several threads make tasks, and stages are computed when they are first reached."""
-
-    def at(self, index: int) -> tuple[int, int]:
-        """The arm for draw `index`, and the number of the draw within that arm."""
-        stage = self._stage(bisect_right(self._starts, index) - 1)
-        number, within = stage.interleave.at(index)
-        return stage.arms[number], stage.offsets[number] + within
-
-    def _stage(self, number: int) -> _Stage:
-        if len(self._stages) <= number:
-            with self._lock:
-                while len(self._stages) <= number:
-                    self._stages.append(self._next_stage())
-        return self._stages[number]
-
-    def _next_stage(self) -> _Stage:
-        number = len(self._stages)
-        shares = self._shares(number)
-        arms = [arm for arm, share in enumerate(shares) if share]
-        drawn = [0] * len(shares)
-        start = self._starts[number]
-        if number:
-            before = self._stages[-1]
-            drawn = list(before.drawn)
-            counts = before.interleave.counts_before(start)
-            for arm, offset, count in zip(before.arms, before.offsets, counts, strict=True):
-                drawn[arm] = offset + count
-        interleave = Interleave([shares[arm] for arm in arms], self._seed)
-        # The new interleave continues the points of the previous stage, so only draws from `start` on count.
-        counts = interleave.counts_before(start)
-        offsets = [drawn[arm] - count for arm, count in zip(arms, counts, strict=True)]
-        return _Stage(arms, interleave, offsets, drawn)
-
-
-class _Stage(msgspec.Struct):
-    arms: list[int]
-    """The arms drawn in this stage."""
-    interleave: Interleave
-    offsets: list[int]
-    """For each arm: what to add to its count in the interleave to get its count over all draws."""
-    drawn: list[int]
-    """How often each arm was drawn before this stage."""
-
-
-class Credits:
-    """Draws arms by shares that may differ at every draw: each arm earns its share, and the arm with the most credit
-    pays 1. So every arm stays within a few draws of the sum of its shares."""
-
-    def __init__(self, arms: int) -> None:
-        self.values = [0.0] * arms
-
-    def draw(self, shares: Sequence[float]) -> int:
-        values = self.values
-        best = -1
-        for arm, share in enumerate(shares):
-            if share:
-                values[arm] += share
-                if best < 0 or values[arm] > values[best]:
-                    best = arm
-        values[best] -= 1
-        return best

@@ -6,19 +6,23 @@ tasks that come from elsewhere, such as rows.
 
 from __future__ import annotations
 
+import inspect
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import count as count_from
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
+from weakref import WeakSet
 
+from treetune.config.code_files import parse_again
 from treetune.config.plugins import absolute_spec, folders_of
 from treetune.config.trust import USER, Origin, current_origin, names_from
-from treetune.core.draws import ConfigT, Draws, TasksetConfig, TaskT
+from treetune.core.draws import ConfigT, Draws, TaskT
 from treetune.core.finding import Flaw
 from treetune.core.score import UNCHECKED, VALID, Score, Verdict, invalid
 from treetune.core.task import Task
-from treetune.core.taskset_contract import check_methods, may_read_seed
+from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import (
     Gold,
     NamedTool,
@@ -34,6 +38,7 @@ from treetune.core.tool import (
 from treetune.errors import (
     Declared,
     TasksetError,
+    UsageError,
     plural,
 )
 
@@ -350,3 +355,65 @@ class GivenTasks(Taskset[Task, TasksetConfig]):
             return self._environment(task)
         with names_from(self.tasks_origin if self._environment is None else self._origin):
             return make(self._environment or task.env_class or "", task)
+
+
+def scored_in_group(name: str, task: Task) -> UsageError:
+    remedy = "call run_group(task, n), or write reward(task, answer) for an answer that is alone"
+    return UsageError(f"task {task.idx} of {name} is scored with its group", remedy=remedy)
+
+
+_METHODS = {
+    "load_tasks": (),
+    "task_at": ("index",),
+    "count": (),
+    "reward": ("task", "answer"),
+    "gold": ("task",),
+    "validate": ("task",),
+    "score_group": ("task", "traces"),
+    "environment": ("task",),
+}
+"""The methods that an author may write, with the arguments that each receives."""
+
+
+_sound: WeakSet[type] = WeakSet()
+"""Classes that were already checked; tasksets are also made during rollouts."""
+
+
+def check_methods(cls: type, base: type) -> None:
+    """Raise if a method cannot be called with its arguments, such as `def reward(self, answer)`."""
+    if cls in _sound:
+        return
+    for name, given in _METHODS.items():
+        written = inspect.getattr_static(cls, name)
+        if written is inspect.getattr_static(base, name) or isinstance(written, property | cached_property):
+            continue
+        method = getattr(cls, name)
+        takes_self = inspect.isfunction(written)
+        try:
+            signature = inspect.signature(method)
+        except ValueError:  # a C function without a signature
+            continue
+        except TypeError:
+            problem = f"{cls.__name__}.{name} is a {type(method).__name__}, not a method"
+            raise TasksetError(problem, remedy=_write(name, given)) from None
+        try:
+            signature.bind(*(("self",) if takes_self else ()), *given)
+        except TypeError as error:
+            problem = f"{cls.__name__}.{name}{signature} cannot be called as {name}({', '.join(given)}): {error}"
+            raise TasksetError(problem, remedy=_write(name, given)) from None
+    _sound.add(cls)
+
+
+def _write(name: str, given: tuple[str, ...]) -> str:
+    return f"write def {name}({', '.join(('self', *given))})"
+
+
+def may_read_seed(cls: type, upto: type) -> bool:
+    """Whether the source of a class, or of a base below `upto`, mentions a seed. A config that is passed on whole
+    counts, because it may be read anywhere."""
+    bases = cls.__mro__[: cls.__mro__.index(upto)]
+    try:
+        source = "".join(parse_again(lambda: list(map(inspect.getsource, bases))))
+    except (OSError, TypeError):
+        return True
+    return re.search(r"seed|shuffle|self\.config\b(?!\.)", source) is not None

@@ -22,8 +22,7 @@ from treetune.chat.message import without_surrogates
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Sink, Step, check_step, show_to
 from treetune.core.score import finite, total
 from treetune.core.task import Task
-from treetune.core.taskset import Taskset
-from treetune.core.taskset_contract import scored_in_group
+from treetune.core.taskset import Taskset, scored_in_group
 from treetune.core.tool import Tool, ToolSource, bind_tools
 from treetune.core.trace import Judgement, Trace, recording
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError, format_error

@@ -22,8 +22,7 @@ import msgspec
 from treetune.core.environment import Observation
 from treetune.core.policy import Policy
 from treetune.core.task import Task
-from treetune.core.taskset import Taskset
-from treetune.core.taskset_contract import scored_in_group
+from treetune.core.taskset import Taskset, scored_in_group
 from treetune.core.trace import Outcome, Trace
 from treetune.errors import UsageError
 from treetune.play import streams

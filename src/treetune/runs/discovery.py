@@ -20,8 +20,8 @@ import msgspec
 from treetune.errors import UsageError
 from treetune.runs.folder import TRACES
 from treetune.runs.foreign import PROGRAMS
+from treetune.runs.foreign.cached_run import KeptRun
 from treetune.runs.foreign.program import Program, Stamp
-from treetune.runs.foreign.reader import KeptRun
 from treetune.runs.plain_files import below, find_fault
 from treetune.runs.run import Run, is_run, no_run
 

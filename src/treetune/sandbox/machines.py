@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from treetune.config.structs import FileName
-from treetune.core.draws import TasksetConfig
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import ConfigError
 from treetune.sandbox import docker
 from treetune.sandbox.bubblewrap import find_tools

@@ -21,10 +21,10 @@ import msgspec
 from treetune.chat.calls import ToolCall, read_calls
 from treetune.chat.message import Message
 from treetune.config.trust import Origin
-from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Action, Environment, Observation, Step
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.errors import EnvironmentFault, TasksetError, UsageError, did_you_mean
 from treetune.play.protocol import Info

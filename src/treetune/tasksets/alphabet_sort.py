@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Action, Step
 from treetune.core.score import VALID, Verdict, invalid
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.scorers.reading.statements import strip_thinking
 from treetune.scorers.reading.wording import list_items
 from treetune.tasksets.turns import Positive, TurnEnvironment, part_of_one

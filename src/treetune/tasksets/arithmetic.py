@@ -10,10 +10,10 @@ from typing import Annotated
 
 import msgspec
 
-from treetune.core.draws import TasksetConfig
 from treetune.core.score import VALID, Verdict, invalid
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.scorers.scorer import Rule
 from treetune.tasksets.turns import hash_number
 

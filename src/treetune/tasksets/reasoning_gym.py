@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from treetune.core.draws import TasksetConfig
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError
 from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.scorers.reading.extraction import extract

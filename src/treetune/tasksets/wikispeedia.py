@@ -20,11 +20,11 @@ import msgspec
 
 from treetune.chat.message import text_of
 from treetune.config.structs import FileName
-from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Action, Step
 from treetune.core.score import VALID, Verdict, invalid
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.core.trace import Trace
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError
 from treetune.system.digest import digest

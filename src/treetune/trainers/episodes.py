@@ -23,11 +23,11 @@ from treetune.chat.calls import ToolCall
 from treetune.chat.images import has_images
 from treetune.chat.message import begins_answer
 from treetune.chat.tokens import Rewrites
-from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Step
 from treetune.core.mixture import ask_owner, owner_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.data.rows.scorer import ScoredBy, row_tools, taskset_of, with_type
 from treetune.errors import TreetuneError, UsageError, format_error

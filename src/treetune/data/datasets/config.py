@@ -10,7 +10,7 @@ import msgspec
 
 from treetune.config.interpolation import explain_interpolation, resolve
 from treetune.config.structs import CodeName, FileName
-from treetune.core.draws import TasksetConfig
+from treetune.core.taskset_config import TasksetConfig
 from treetune.data.sources.loading_params import LoadingParams
 from treetune.errors import ConfigError, did_you_mean
 from treetune.scorers import Scorer

@@ -19,10 +19,10 @@ import msgspec
 
 from treetune.config.structs import FileName
 from treetune.config.trust import Origin
-from treetune.core.draws import TasksetConfig
 from treetune.core.mixture import ask_owner
 from treetune.core.task import ForeignTask, Task
 from treetune.core.taskset import GivenTasks, Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.data.rows.cache import Cache
 from treetune.data.rows.code_store import locate_files

@@ -4,8 +4,8 @@
     for found in kind.read(files[0], after=0):
         found.trace, found.position                       # where to continue when the file has grown
 
-Data that a program does not record is left out. `reader.py` numbers the traces by task, group and rollout: the rollouts
-of the same prompt in the same step are a group.
+Data that a program does not record is left out. `cached_run.py` numbers the traces by task, group and rollout: the
+rollouts of the same prompt in the same step are a group.
 """
 
 from __future__ import annotations

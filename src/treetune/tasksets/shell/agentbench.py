@@ -27,10 +27,10 @@ from treetune.config.code_reference import parse_reference
 from treetune.config.plugins import absolute_spec, load_object
 from treetune.config.structs import load_yaml
 from treetune.config.trust import Origin
-from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Action, Environment, Step
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, UnknownNameError, UsageError
 from treetune.tasksets.shell.taskset import OSInteraction
 

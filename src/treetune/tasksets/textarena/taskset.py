@@ -22,10 +22,10 @@ from treetune.config.code_reference import parse_reference
 from treetune.config.plugins import absolute_spec, load_object
 from treetune.config.structs import CodeName
 from treetune.config.trust import Origin, current_origin
-from treetune.core.draws import TasksetConfig
 from treetune.core.environment import Action, Step
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import (
     ConfigError,
     EnvironmentFault,

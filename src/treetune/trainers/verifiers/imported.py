@@ -22,9 +22,9 @@ from treetune.config.code_reference import CodeKind, CodeReference
 from treetune.config.plugins import load_module, see_current_folder
 from treetune.config.structs import convert
 from treetune.config.trust import USER, Origin
-from treetune.core.draws import TasksetConfig
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
+from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import MissingExtraError, PluginError, UsageError, format_error
 
 

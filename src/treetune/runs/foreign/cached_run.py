@@ -81,7 +81,9 @@ def ask_reader(asked: ReadRequest) -> None:
 def _workers() -> WorkerPool:
     from treetune.system.processes import WorkerPool
 
-    return WorkerPool("treetune.runs.foreign.reader", "the reader of runs", "reinstall Treetune", flags=("-P", "-m"))
+    return WorkerPool(
+        "treetune.runs.foreign.cached_run", "the reader of runs", "reinstall Treetune", flags=("-P", "-m")
+    )
 
 
 # In the process
