@@ -25,7 +25,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.serve.http.wire import HttpError, StartBody, StepBody, read_body
 
 def make_app(episodes, ours=HttpDoor.make_app):

@@ -22,7 +22,7 @@ from treetune.play.episode import DeadlinePassed, Episode, EpisodeResult, play_a
 from treetune.play.host import LocalHost, always
 from treetune.serve.errors import Misused, ServeError
 from treetune.serve.http import HttpConfig
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor

@@ -16,7 +16,7 @@ from treetune.audit.report import RULES, AuditReport, render
 from treetune.core.finding import ERROR
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.serve.server import EnvServer
 from treetune.serve.zmq.door import ZmqDoor
 from treetune.tasksets.target import load_taskset

@@ -20,7 +20,7 @@ from treetune.data.rows.reading import read_rows
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.serve.server import EnvServer
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor

@@ -24,7 +24,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from treetune import Environment, Task, Taskset
 from treetune.serve.http import HttpConfig
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.serve.mcp_door import SESSION_HEADER, McpDoor
 from treetune.serve.server import EnvServer
 

@@ -22,7 +22,7 @@ from serving import GOLD, Dear, Numbers, Slow, mark, pids, serving, until
 from treetune import Environment, Step
 from treetune.serve.errors import ServeError, WorkerLost
 from treetune.serve.http import HttpConfig
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.serve.pool import workers
 from treetune.serve.pool.engines import ScratchFolder
 from treetune.serve.zmq.client import EnvClient

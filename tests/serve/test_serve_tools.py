@@ -19,7 +19,7 @@ from treetune.core.trace import Trace
 from treetune.models.scripted import Gold
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.serve.pool import PoolConfig
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.remote_taskset import read_server_node

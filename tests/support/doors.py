@@ -20,7 +20,7 @@ from serving import served, serving
 
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.tasksets.target import load_taskset
 
 Result = tuple[float, bool]

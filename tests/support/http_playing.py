@@ -9,7 +9,7 @@ import pytest
 from serving import serving
 
 from treetune.serve.http import HttpConfig
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.serve.zmq.door import ZmqDoor
 
 BOTH = pytest.mark.parametrize("workers", [0, 1])

@@ -33,7 +33,7 @@ from treetune.data.rows.writing import write_parquet
 from treetune.sandbox import probe
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.system.threads import call
 from treetune.trainers.trl import score_rows
 from treetune.trainers.verl import compute_score

@@ -25,7 +25,7 @@ from treetune.runs.rolling import RollingRun
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
-from treetune.serve.http.door import HttpDoor
+from treetune.serve.http.routes import HttpDoor
 from treetune.tasksets.target import load_taskset
 from treetune.trainers.trl import TrlTasks
 

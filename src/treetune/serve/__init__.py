@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from treetune.serve.http import HttpConfig
     from treetune.serve.http.asgi import HttpRequest, JsonApp, Parts, Route
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
-    from treetune.serve.http.door import HttpDoor, MetricsDoor
     from treetune.serve.http.listener import HttpListener
     from treetune.serve.http.probe import probe
+    from treetune.serve.http.routes import HttpDoor, MetricsDoor
     from treetune.serve.http.wire import HttpError, encode, read_body
     from treetune.serve.mcp_door import McpDoor, keep_standard_streams
     from treetune.serve.openenv.door import OpenEnvDoor
@@ -56,7 +56,7 @@ _HOMES = {
     "http": "HttpConfig",
     "http.asgi": "HttpRequest JsonApp Parts Route",
     "http.client": "RemoteEpisode TaskServerClient",
-    "http.door": "HttpDoor MetricsDoor",
+    "http.routes": "HttpDoor MetricsDoor",
     "http.listener": "HttpListener",
     "http.probe": "probe",
     "http.wire": "HttpError encode read_body",

@@ -4,7 +4,7 @@
     await server.start()
     await server.stop()
 
-A door translates between a protocol and the server's host: ZMQ (`zmq/door.py`), HTTP (`http/door.py`).
+A door translates between a protocol and the server's host: ZMQ (`zmq/door.py`), HTTP (`http/routes.py`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.asgi import HttpRequest, JsonApp, Receive, Route, Scope, Send
-from treetune.serve.http.door import EpisodeDoor
+from treetune.serve.http.routes import EpisodeDoor
 from treetune.serve.http.wire import HttpError, encode, read_body
 from treetune.serve.openenv import wire
 from treetune.serve.openenv.ors import OrsRoutes, TaskRoutes
