@@ -54,7 +54,7 @@ def test_no_string_names_a_room_above(room):
 
 
 REMOVABLE = [
-    "view", "audit", "sandbox", "serve/mcp_door.py", "serve/openenv", "serve/foreign",
+    "view", "audit", "sandbox", "serve/mcp_door.py", "serve/openenv",
     *(f"trainers/{name}" for name in ("areal", "skyrl", "slime", "trl", "verl")),
     *(f"tasksets/{name}" for name in ("code", "harbor", "ifeval.py", "mcp", "shell", "textarena", "tools.py")),
 ]  # fmt: skip

@@ -49,8 +49,8 @@ TOOLS = {
 FOREIGN_TASKSETS = {
     "agentbench": "treetune.tasksets.shell.agentbench:taskset_class",
     "verifiers": "treetune.trainers.verifiers.imported:taskset_class",
-    "openenv": "treetune.serve.foreign.openenv:taskset_class",
-    "ors": "treetune.serve.foreign.ors:taskset_class",
+    "openenv": "treetune.serve.openenv.taskset:taskset_class",
+    "ors": "treetune.serve.openenv.ors_taskset:taskset_class",
 }
 FOREIGN_ENVIRONMENTS = {"skyrl": "treetune.trainers.skyrl.gym:environment_class"}
 """Name prefixes of other libraries, each with the function that returns their classes."""

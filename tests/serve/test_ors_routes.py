@@ -11,8 +11,8 @@ from openenv_playing import Echo, Echoes, Shopping, playing
 from serving import run, until
 
 from treetune import Environment, Step, Task, Taskset
-from treetune.serve.foreign.ors import _read_events
 from treetune.serve.openenv.ors import events_of
+from treetune.serve.openenv.ors_taskset import _read_events
 
 MINE = {"X-Session-ID": "mine"}
 

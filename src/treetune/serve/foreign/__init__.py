@@ -1,1 +1,0 @@
-"""Servers of other projects as tasksets: `openenv:URL` (`openenv.py`) and `ors:URL` (`ors.py`)."""
