@@ -182,7 +182,7 @@ def test_the_system_tells_of_tools_or_the_user_where_there_is_none():
 def test_what_a_model_is_told_names_its_tools_and_how_they_are_called(format):
     told = write_instructions(SCHEMAS, format)
     assert json.dumps(SCHEMAS[0]) in told
-    assert parse_calls(told, format)[1] == []  # it is no call itself
+    assert parse_calls(told, format)[1] == []  # it is not a call itself
 
 
 def test_results_that_stand_together_are_one_message_with_what_the_user_says_then():

@@ -222,7 +222,7 @@ def test_a_scorer_that_is_no_text_is_refused(treetune, mark, tmp_path):
     for words in (["show"], ["eval", "-m", "scripted:gold"], ["audit"], ["convert", "out.jsonl", "--to", "skyrl"]):
         refused = treetune(words[0], "rows.jsonl", *words[1:])
         assert refused.code != 0
-        assert "a scorer that is no text" in refused.out + refused.err
+        assert "a scorer that is not text" in refused.out + refused.err
     with pytest.raises(TreetuneError, match="no text"):
         compute_score("x", "1", "1", row_of(scorer)["extra_info"])
     assert not mark.exists()

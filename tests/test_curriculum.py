@@ -139,7 +139,7 @@ def test_every_fault_of_the_key_is_told(profile, problem):
 
 
 def test_a_profile_that_is_no_file_or_none_is_told(tmp_path):
-    for text, problem in ((None, "cannot read"), ("{", "is no profile"), ('{"uid": 1}\n', "line 1 has no uid")):
+    for text, problem in ((None, "cannot read"), ("{", "is not a profile"), ('{"uid": 1}\n', "line 1 has no uid")):
         if text is not None:
             (tmp_path / "rates.jsonl").write_text(text)
         with pytest.raises(ConfigError, match=problem):

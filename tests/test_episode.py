@@ -191,7 +191,7 @@ RETURNS = {
     "a list as info": lambda: Step(done=True, info=["x"]),
     "metrics that are no numbers": lambda: Step(done=True, info={"metrics": {"m": "many"}}),
     "metrics that are a list": lambda: Step(done=True, info={"metrics": [1]}),
-    "a reward that is no number": lambda: Step(reward="1", done=True),
+    "a reward that is not a number": lambda: Step(reward="1", done=True),
     "a reward that is infinite": lambda: Step(reward=float("inf"), done=True),
     "no step at all": lambda: {"reward": 1.0, "done": True},
 }

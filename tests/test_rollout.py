@@ -333,7 +333,7 @@ def test_an_environment_says_itself_that_an_action_is_invalid():
     class Strict(Environment):
         def step(self, action):
             if action.text != "go":
-                raise InvalidAction(f"{action.text!r} is no move", reward=-1.0)
+                raise InvalidAction(f"{action.text!r} is not a move", reward=-1.0)
             return Step("on", 0.25)
 
     class Walk(Numbers):
@@ -343,7 +343,7 @@ def test_an_environment_says_itself_that_an_action_is_invalid():
     taskset = Walk()
     trace = asyncio.run(run_rollout(taskset, taskset[0], Script("go", "fly")))
     assert (trace.outcome, trace.reward, trace.success) == (Outcome.COMPLETED, -0.75, False)
-    assert trace.explanation == "'fly' is no move"
+    assert trace.explanation == "'fly' is not a move"
     assert not trace.warnings
 
 

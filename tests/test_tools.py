@@ -381,7 +381,7 @@ class Faulty(Environment):
 
     @tool
     def insult(self) -> None:
-        raise InvalidAction("that is no move", reward=-1.0)
+        raise InvalidAction("that is not a move", reward=-1.0)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_a_tool_that_fails_is_a_message_and_no_failed_rollout(name: str, says: s
 
 def test_an_invalid_action_of_a_tool_ends_the_episode_with_its_reward() -> None:
     trace = play(Tasks(Faulty), call("insult"))
-    assert (trace.outcome, trace.reward, trace.explanation) == (Outcome.COMPLETED, -1.0, "that is no move")
+    assert (trace.outcome, trace.reward, trace.explanation) == (Outcome.COMPLETED, -1.0, "that is not a move")
     assert trace.metrics == {"tool_calls": 1.0, "tool_errors": 0.0}
 
 

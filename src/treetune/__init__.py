@@ -2,7 +2,7 @@
 
     from treetune import Task, Taskset
 
-Names are imported on first use, so a program that needs only one of them does not pay for the rest.
+Names are imported on first use, so a program loads only what it uses.
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ SCORERS = {
     "tests": "treetune.tasksets.code.scorers:Tests",
     "weighted": "treetune.scorers.combined:Weighted",
 }
-"""The kinds of scorers. No module of `scorers` may have the name of a kind, because that name is the kind in Python."""
+"""The kinds of scorers. No module of `scorers` may have the name of a kind, because in Python that name refers to the
+kind."""
 
 READY = os.path.join(os.path.dirname(__file__), "tasksets", "ready")
 """The folder of the ready-made task sets."""

@@ -301,7 +301,7 @@ def test_the_bound_of_a_share_is_that_of_wilson():
 
 
 class Measured(planted.Sound):
-    """What stands before or after the number is no part of the answer, and half of a choice is none."""
+    """What stands before or after the number is not a part of the answer, and half of a choice is none."""
 
     def truth(self, index):
         return [f"{index + 20} km", f"x = {index + 20}", f"{index + 20}.0", "yes"][index % 4]
@@ -312,7 +312,7 @@ class Measured(planted.Sound):
 
 
 class Rounded(planted.Sound):
-    """Numbers with a tolerance, and texts of which a full stop is no part."""
+    """Numbers with a tolerance, and texts of which a full stop is not a part."""
 
     scorer = number(relative=0.01)
 

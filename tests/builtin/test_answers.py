@@ -250,7 +250,7 @@ RIGHT: list[Row] = [
     ("search", ["Paris"], "<answer>Paris</answer> I repeat: <answer>Paris.</answer>", "said twice"),
     ("search", ["Paris", "Lutetia"], "<answer>Paris</answer><answer>Lutetia</answer>", "two names of it"),
     ("search", ["1,500"], "<answer>1500</answer>", "a thousands separator"),
-    ("search", ["COVID-19"], "<answer>Covid-19.</answer>", "a hyphen is no minus"),
+    ("search", ["COVID-19"], "<answer>Covid-19.</answer>", "a hyphen is not a minus"),
     ("search", ["The"], "<answer>the</answer>", "a truth that normalises to nothing"),
     ("search", ["Paris"], ["<answer>Paris", "<answer>Paris</answer>"], "a tag that was not closed in another turn"),
     ("text2sql", YOUNG, solve(YOUNG), "as it is asked for"),

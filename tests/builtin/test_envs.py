@@ -597,7 +597,7 @@ class TestRetriever:
         async def handler(request: web.Request) -> web.Response:
             return web.Response()
 
-        with pytest.raises(EnvironmentFault, match="is no address"):
+        with pytest.raises(EnvironmentFault, match="is not an address"):
             self.search(monkeypatch, handler, "nowhere:80")
 
 

@@ -145,7 +145,7 @@ def test_what_is_changed_changes_the_task_and_the_fingerprint(tmp_path):
 
 def test_a_folder_that_is_no_task_says_what_is_missing(tmp_path):
     (write_task(tmp_path / "a") / "instruction.md").unlink()
-    with pytest.raises(TasksetError, match=r"(?s)is no Harbor task: instruction\.md cannot be read.*a task has"):
+    with pytest.raises(TasksetError, match=r"(?s)is not a Harbor task: instruction\.md cannot be read.*a task has"):
         taskset(tmp_path)[0]
 
 

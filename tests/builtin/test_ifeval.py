@@ -111,7 +111,7 @@ def test_a_row_that_cannot_be_scored_is_a_fault_and_no_zero():
         with pytest.raises(TasksetError):
             scorer.score("An answer.", truth, task)
     assert find_problem("punctuation:no_comma", {}) is None
-    assert scorer.problem([], None) == "is no list of instructions"
+    assert scorer.problem([], None) == "is not a list of instructions"
 
 
 DIFFERS = {
@@ -123,7 +123,7 @@ DIFFERS = {
     ],
 }
 """Where ours says something else: what has no words has no language, where the reference takes it for the right one; a
-line of stars is no sentence; and abbreviations end none, which nltk knows only with data of its own."""
+line of stars is not a sentence; and abbreviations end none, which nltk knows only with data of its own."""
 
 
 @pytest.mark.slow

@@ -271,7 +271,7 @@ def test_tools_of_two_servers_with_one_name_need_a_prefix(tmp_path):
     [
         ({"comand": ["x"]}, "unknown key; did you mean 'command'?"),
         ({"command": ["x"], "url": "http://x"}, "give either command"),
-        ({"url": "ftp://x"}, "is no address"),
+        ({"url": "ftp://x"}, "is not an address"),
         ({"command": []}, "names no program"),
         ({"command": ["x"], "token_env": "T"}, "belong to a url"),
         ({"command": ["x"], "timeout": 0}, "timeout"),

@@ -60,7 +60,7 @@ CHEATS = {
     "takes the pipe over": "import __main__\n__main__.encode = lambda value, keep=None: 5\ndef add(a, b): return 0",
     "defines the check": "def add(a, b): return 0\ndef check(candidate): pass",
     "says nothing": "",
-    "is no code": "The sum of both.",
+    "is not a code": "The sum of both.",
     "knows one test": "def add(a, b): return 5",
 }
 

@@ -215,7 +215,7 @@ def test_encoded_titles_and_articles_without_links_are_read(tmp_path):
         ("links.tsv", b"\xff\xfe\x00", "cannot be read"),
         ("graph.jsonl", b'{"article": "a", "links": ["b"]}\n{"article": "b", "lin', "line 2"),
         ("graph.jsonl", b'{"article": "a", "links": "b"}\n', "line 1"),
-        ("graph.csv", b"a,b\n", "is no graph file"),
+        ("graph.csv", b"a,b\n", "is not a graph file"),
     ],
 )
 def test_a_damaged_file_is_told_with_its_line(tmp_path, name, content, said):

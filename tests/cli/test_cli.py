@@ -204,7 +204,7 @@ QUIZ = """val_tasks:
 
 @pytest.fixture
 def quiz(tmp_path):
-    """A config of three rows, the last of which has an answer that is no option."""
+    """A config of three rows, the last of which has an answer that is not an option."""
     rows = [{"question": "Which?", "options": ["trout", "whale"], "right": right} for right in (0, 1, 2)]
     (tmp_path / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "quiz.yaml").write_text(QUIZ)
@@ -212,7 +212,9 @@ def quiz(tmp_path):
 
 
 def test_every_verb_tells_once_of_rows_that_are_dropped_for_a_fault(treetune, quiz, tmp_path):
-    told = "warning: quiz: 1 row dropped: no ground truth; row 2: choices.answer 2 is no option (numbers count from 0)"
+    told = (
+        "warning: quiz: 1 row dropped: no ground truth; row 2: choices.answer 2 is not an option (numbers count from 0)"
+    )
     cache = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache")}
     verbs = [["build"], ["build"], ["show"], ["eval", "-m", "scripted:gold"], ["validate"], ["audit", "-n", 2]]
     for verb, *options in verbs:
@@ -236,7 +238,7 @@ def test_validate_makes_a_finding_of_rows_that_are_dropped_for_a_fault(treetune,
     (finding,) = result.json["findings"]
     assert (finding["rule"], finding["severity"], finding["unit"]) == ("rows-dropped", "warning", "row")
     assert (finding["count"], finding["rows"]) == (1, [2])
-    assert "choices.answer 2 is no option" in finding["found"]
+    assert "choices.answer 2 is not an option" in finding["found"]
 
 
 def test_validate_makes_a_finding_of_options_that_are_not_shown(treetune, quiz, tmp_path):

@@ -130,5 +130,5 @@ def test_a_taskset_in_a_file_beside_runs_is_no_run(folder, treetune):
 
 
 def test_options_of_a_run_are_refused_for_tasks(treetune):
-    assert "is for a run" in treetune("show", "arithmetic", "--failed").err
+    assert "applies to a run" in treetune("show", "arithmetic", "--failed").err
     assert "there is no run elsewhere/x" in treetune("show", "elsewhere/x", "--reward", "<1").err

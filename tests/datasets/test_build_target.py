@@ -145,7 +145,7 @@ def test_rows_of_several_turns_name_the_loop_that_plays_them_in_verl(treetune, f
     for name in ("rows.parquet", "rows.json", "rows.jsonl"):
         assert treetune("convert", "alphabet-sort", name, "--to", "verl", "-n", "3", "--no-check").code == 0
         assert [row["agent_name"] for row in read_rows(folder / name)] == ["treetune"] * 3
-        # It follows from the task, and is no part of it.
+        # It follows from the task, and is not a part of it.
         read = list(read_tasks(folder / name))
         assert [task.uid for task in read] == [task.uid for task in tasks]
         assert all(task.extra_info.keys() <= {"scorer"} for task in read)

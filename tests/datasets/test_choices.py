@@ -85,19 +85,19 @@ def test_a_row_that_lacks_an_option_or_has_one_twice_has_no_right_one():
     ("choices", "answer", "problem"),
     [
         (PAIR, 1, None),
-        (PAIR, 2, "choices.answer 2 is no option (numbers count from 0)"),
+        (PAIR, 2, "choices.answer 2 is not an option (numbers count from 0)"),
         (PAIR, 1.0, None),
         (["0.5", "1.0"], 1.0, None),
-        (PAIR, 2.0, "choices.answer 2.0 is no option (numbers count from 0)"),
+        (PAIR, 2.0, "choices.answer 2.0 is not an option (numbers count from 0)"),
         (
             PAIR,
             "1",
-            "choices.answer '1' is no option (a text of digits is no number: leave out the quotes)",
+            "choices.answer '1' is not an option (a text of digits is not a number: leave out the quotes)",
         ),
-        (PAIR, "maybe", "choices.answer 'maybe' is no option (it is a number from 0, a letter or a text)"),
-        (PAIR, None, "choices.answer None is no option (it is a number from 0, a letter or a text)"),
+        (PAIR, "maybe", "choices.answer 'maybe' is not an option (it is a number from 0, a letter or a text)"),
+        (PAIR, None, "choices.answer None is not an option (it is a number from 0, a letter or a text)"),
         (["no", "no"], "no", "choices.answer 'no' is several options"),
-        ({"text": PAIR, "label": ["1", "2"]}, 3, "choices.answer 3 is no option (there are 1, 2)"),
+        ({"text": PAIR, "label": ["1", "2"]}, 3, "choices.answer 3 is not an option (there are 1, 2)"),
         (["only"], 0, "of has not 2 to 26 options: ['only']"),
         (None, 0, "of has not 2 to 26 options: None"),
     ],
@@ -142,7 +142,7 @@ def test_a_task_shows_the_options_and_leaves_out_rows_without_a_right_one(tmp_pa
         "extra_fields": ["choices"],
     }
     taskset = build_taskset(node)
-    with pytest.warns(UserWarning, match="1 row dropped: no ground truth; row 1: choices.answer 7 is no option"):
+    with pytest.warns(UserWarning, match="1 row dropped: no ground truth; row 1: choices.answer 7 is not an option"):
         assert taskset.count() == 1
     assert taskset[0].messages[0]["content"] == "Sure?\nA) yes\nB) no"
     assert (taskset[0].ground_truth, taskset[0].extra_info["choices"]) == ("B", PAIR)

@@ -463,7 +463,7 @@ def test_a_key_that_nobody_reads_and_is_nearly_another_is_a_fault(source, recipe
     (tmp_path / "mine.py").write_text(OWN)
     node = source(custom_cls={"path": str(tmp_path / "mine.py"), "name": "My"})
     typo = {**node, "max_row": 1, "answer_key": "answer"}
-    expected = "is no key, and My does not read it; did you mean 'max_rows'?"
+    expected = "is not a key, and My does not read it; did you mean 'max_rows'?"
     assert faults_of(load_tasks, [typo]) == {"tasks[0].max_row": expected}
     assert faults_of(load_taskset, recipe(val_tasks=[typo])) == {"taskset.max_row": expected}
     assert list(faults_of(load_tasks, [{**node, "extra": {"a": 1}}])) == ["tasks[0].extra"]

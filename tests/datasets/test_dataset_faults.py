@@ -95,8 +95,8 @@ def fault_of(config, kind=TreetuneError):
         ("b.json", "json", b"5", "b.json, row 0: Expected `object`"),
         ("b.jsonl.gz", "json", b"nothing packed", "b.jsonl.gz cannot be read: zlib"),
         ("b.csv", "csv", b"question,answer\na,b\nc,d,e,f\n", "b.csv, row 1: 4 cells, where 2 columns have a name"),
-        ("b.csv", "csv", "question\nok\ncaf\xe9\n".encode("latin-1"), "b.csv is no UTF-8 text: "),
-        ("b.txt", "text", "caf\xe9\n".encode("latin-1"), "b.txt is no UTF-8 text: "),
+        ("b.csv", "csv", "question\nok\ncaf\xe9\n".encode("latin-1"), "b.csv is not UTF-8 text: "),
+        ("b.txt", "text", "caf\xe9\n".encode("latin-1"), "b.txt is not UTF-8 text: "),
         ("b.parquet", "parquet", b"PAR1 and no more PAR1", "b.parquet cannot be read as parquet"),
     ],
 )
@@ -178,7 +178,7 @@ def test_what_is_wrong_with_loading_params_is_told_by_its_key():
 )
 def test_a_kind_of_files_that_is_called_otherwise_is_told_without_the_hub(rows, kind, meant):
     rows()
-    with pytest.raises(ConfigError, match=f"{kind!r} is no kind of files; did you mean {meant!r}"):
+    with pytest.raises(ConfigError, match=f"{kind!r} is not a kind of files; did you mean {meant!r}"):
         load_tasks([node("rows.jsonl", kind)])
     with pytest.raises(ConfigError, match=f"Write args: .{meant}.") as caught:
         load_task(node("rows.jsonl", kind)).count()
@@ -283,7 +283,7 @@ def quiz(*answers, question="Which?"):
         (
             quiz(1, 3, 2, 3),
             {**QUIZ, "prompt_template": "{question} {options}"},
-            "2 rows dropped: no ground truth; row 1: choices.answer 3 is no option (numbers count from 0)",
+            "2 rows dropped: no ground truth; row 1: choices.answer 3 is not an option (numbers count from 0)",
         ),
         (
             [{"question": "a", "answer": "1"}, {"question": "b", "answer": None}],
@@ -401,9 +401,9 @@ def test_rows_that_the_config_leaves_out_on_purpose_are_not_warned_of(rows, recw
 def test_where_every_row_is_dropped_the_error_says_why(rows):
     fault = fault_of(rows(quiz(3, 4), **QUIZ), EmptyTasksetError)
     assert "2 dropped (no ground truth)" in fault.message
-    assert "row 0: choices.answer 3 is no option (numbers count from 0)" in fault.message
+    assert "row 0: choices.answer 3 is not an option (numbers count from 0)" in fault.message
     fault = fault_of(rows(quiz(1, 4), **QUIZ, drop_missing=False), TasksetError)
-    assert fault.message == "no ground truth: row 1 (choices.answer 4 is no option (numbers count from 0))"
+    assert fault.message == "no ground truth: row 1 (choices.answer 4 is not an option (numbers count from 0))"
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_a_class_that_fails_is_told_by_its_method(rows, custom, body, said):
         ("{'prompt': [{'role': 5, 'content': 'x'}]}", "row 0 has a message without a role"),
         ("{'prompt': [{'role': None, 'content': 'x'}]}", "row 0 has a message without a role"),
         ("{'prompt': [{'role': 'user', 'content': b'x'}]}", "row 0 has a message whose content is a bytes"),
-        ("{'env_class': 5}", "row 0 has the env_class 5, which is no name"),
+        ("{'env_class': 5}", "row 0 has the env_class 5, which is not a name"),
     ],
 )
 def test_a_row_that_no_file_can_hold_is_told(rows, custom, row, said):
@@ -557,7 +557,7 @@ def test_a_hub_that_cannot_be_reached_is_told_without_trying_again(monkeypatch):
 
 def test_rows_of_a_hub_that_cannot_be_reached_speak_of_the_network(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(NetworkError, match=r"no file here.*the hub cannot be reached") as caught:
+    with pytest.raises(NetworkError, match=r"not a file here.*the hub cannot be reached") as caught:
         list(read_tasks(["openai/gsm8k"]))
     assert "network" in caught.value.remedy
 

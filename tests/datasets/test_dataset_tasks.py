@@ -389,7 +389,7 @@ def test_a_ground_truth_is_an_item_as_templates_name_it(source, tmp_path, truth,
             "row 1: .*lst\\[7\\] is out of range: it has 1 item, and the first is lst\\[0\\]",
             "leave it out",
         ),
-        ("{q:.2f}", "row 1: .*'high' is no number, and :.2f formats numbers", "a field without a format, {column}"),
+        ("{q:.2f}", "row 1: .*'high' is not a number, and :.2f formats numbers", "a field without a format, {column}"),
     ],
 )
 @pytest.mark.parametrize("by", ["columns", "rows"])

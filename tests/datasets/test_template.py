@@ -163,7 +163,11 @@ def test_what_str_format_would_refuse_is_refused_at_once(text):
 @pytest.mark.parametrize(
     ("text", "row", "parts"),
     [
-        ("{n} {x:.2f}", {"n": 1, "x": "high"}, ["'high' is no number, and :.2f formats numbers", "n = 1, x = 'high'"]),
+        (
+            "{n} {x:.2f}",
+            {"n": 1, "x": "high"},
+            ["'high' is not a number, and :.2f formats numbers", "n = 1, x = 'high'"],
+        ),
         ("{a[b]}", {"a": {"c": 1}}, ["no 'b'", "a = {'c': 1}"]),
         ("{a[5]}", {"a": [1]}, ["out of range", "a = [1]"]),
         ("{a[b]}", {"a": [1]}, ["a is a list, whose items have numbers: a[0]"]),

@@ -80,7 +80,7 @@ def test_a_policy_stays_its_callers(tmp_path):
     for number in range(2):
         run = tt.evaluate(Doubles, policy, output=tmp_path / str(number))
     assert (run.model, run.mean_reward, policy.asked, policy.closed) == ("scripted:counting", 1.0, 12, False)
-    with pytest.raises(UsageError, match="is no policy"):
+    with pytest.raises(UsageError, match="is not a policy"):
         tt.evaluate(Doubles, Counting, output=tmp_path / "class")
     with pytest.raises(UsageError, match="workers"):
         tt.evaluate(Doubles, policy, workers=2, output=tmp_path / "workers")

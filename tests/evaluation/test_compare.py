@@ -182,4 +182,4 @@ def test_show_lists_the_rollouts_of_a_run_and_prints_one_whole(tmp_path, treetun
     assert "ZeroDivisionError" in whole
     assert "answer 1" in treetune("show", "a", "--rollout", "0/1").out
     assert treetune("show", "a", "--rollout", "9/9").code == 2
-    assert "is for a run" in treetune("show", "arithmetic", "--failed").err
+    assert "applies to a run" in treetune("show", "arithmetic", "--failed").err

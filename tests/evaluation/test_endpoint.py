@@ -91,7 +91,7 @@ def test_an_address_that_is_none_is_not_tried_again():
 
     trace = asyncio.run(run())
     assert trace.outcome is Outcome.POLICY_ERROR
-    assert "nowhere/chat/completions is no address" in trace.failure.message
+    assert "nowhere/chat/completions is not an address" in trace.failure.message
 
 
 @pytest.mark.parametrize("answer", [{}, {"choices": []}, [], {"choices": [{"message": None}]}])

@@ -204,7 +204,7 @@ def test_a_judge_is_asked_again_with_the_answer_quoted_and_the_form_restated_aft
     assert (got.reward, calls[0].answer) == (1.0, "OK")
     assert 0 < again.index(quoted) < again.index(form)
     assert again.endswith(form)
-    assert "OK" not in again.replace(quoted, "")  # what the judge said then is no part of it
+    assert "OK" not in again.replace(quoted, "")  # what the judge said then is not a part of it
 
 
 def test_an_answer_that_keeps_the_judge_from_a_verdict_earns_0_in_a_run_and_says_why():
@@ -267,7 +267,7 @@ def test_an_answer_that_fills_the_judges_context_earns_nothing_instead_of_failin
     [
         (["Generous", "Generous", "Harsh"], "majority", 1),
         (["Generous", "Harsh", "Harsh"], "majority", 0),
-        (["Generous", "Harsh"], "majority", 0),  # half is no majority
+        (["Generous", "Harsh"], "majority", 0),  # half is not a majority
         (["Generous", "Fair", "Harsh"], "mean", 1 / 3),
         (["Generous", "Refuses"], "mean", FAILS),
         (["Generous", "Generous", "Refuses"], "majority", FAILS),

@@ -412,7 +412,7 @@ def test_a_row_that_is_no_task_is_told_with_its_place(tmp_path):
         ({"prompt": 5}, "line 2: prompt is a int, expected a list of messages"),
         ({"prompt": "?", "extra_info": "x"}, "line 2: extra_info is a str, expected a mapping"),
         ({"prompt": "?", "reward_spec": [1]}, "line 2: reward_spec is a list"),
-        ({"question": "?"}, "line 2: these are no rows of tasks"),
+        ({"question": "?"}, "line 2: these are not rows of tasks"),
         ({"prompt": "?", "reward_spec": {}, "ground_truth": 1}, "line 2: .*several formats: skyrl, trl"),
     ]:
         path.write_text(json.dumps({"prompt": "fine"}) + "\n" + json.dumps(row))
@@ -455,7 +455,7 @@ def test_a_dataset_is_read_by_its_hub_name(tmp_path):
     assert done.returncode == 0, done.stderr
     first, second, tables, said = json.loads(done.stdout)
     assert (first, second, tables) == (train, train[:2], [5])
-    assert "'openai/gsm9k' is no file here" in said
+    assert "'openai/gsm9k' is neither a file here nor a dataset on the hub" in said
 
 
 # Writing

@@ -271,7 +271,7 @@ def test_any_other_keyword_goes_to_the_library(files, kind, kwargs):
 def test_a_split_that_is_none_says_which_there_are(files):
     with pytest.raises(UsageError, match="Unknown split 'dev': there is train, test"):
         rows_of("json", data_files=BOTH, split="dev")
-    with pytest.raises(UsageError, match="is no split"):
+    with pytest.raises(UsageError, match="is not a split"):
         rows_of("json", data_files=BOTH, split="train[5]")
     with pytest.raises(UsageError, match="several splits: train, test"):
         rows_of("json", data_files=BOTH)

@@ -108,7 +108,7 @@ def test_a_run_is_a_dataset_and_is_still_a_run(push, load, hub, logged_in, tmp_p
     assert f"| {run.summary.mean_reward:.4f} ±" in card
     assert "has no reward" in card
     logged_in(hub.token)
-    assert run.push_to_hub("me/run") == pushed.json["url"]  # the same again is no fault
+    assert run.push_to_hub("me/run") == pushed.json["url"]  # the same again is not a fault
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_without_a_token_or_a_right_to_write_it_says_what_to_do(hub, logged_in, 
     assert hub.requests == []
     for repo, token in (("me/run", "hf_wrong"), ("somebody/run", hub.token)):
         logged_in(token)
-        with pytest.raises(UsageError, match="token that may write"):
+        with pytest.raises(UsageError, match="token with write access"):
             run.push_to_hub(repo)
     with pytest.raises(UsageError, match="user/name"):
         run.push_to_hub("run")

@@ -108,7 +108,7 @@ DAMAGES = {
     "an empty database alone": (STOPPED, only_empty, "server.sqlite is empty"),
     "no database": (STOPPED, remove("server.sqlite"), "server.sqlite is missing"),
     "only the log": (KILLED, remove("server.sqlite", "commits"), "server.sqlite is missing"),
-    "a folder as the database": (STOPPED, make_folder("server.sqlite"), "server.sqlite is no file"),
+    "a folder as the database": (STOPPED, make_folder("server.sqlite"), "server.sqlite is not a file"),
     "garbage": (STOPPED, rewrite("server.sqlite", b"garbage" * 999), "not a database"),
     "cut in half": (STOPPED, rewrite("server.sqlite", lambda data: data[: len(data) // 2]), "malformed|database disk"),
     "cut to a page": (STOPPED, rewrite("server.sqlite", lambda data: data[:4096]), "malformed|database disk"),

@@ -23,7 +23,7 @@ USED = [
     (HttpToolsProtocol, "data_received", "the bytes of a head are counted"),
     (HttpToolsProtocol, "on_message_begin", "a slow request is timed from here"),
     (HttpToolsProtocol, "on_headers_complete", "the head ends here"),
-    (HttpToolsProtocol, "on_body", "what is no content of a body is counted"),
+    (HttpToolsProtocol, "on_body", "what is not a content of a body is counted"),
     (HttpToolsProtocol, "on_message_complete", "a slow request is timed until here"),
     (HttpToolsProtocol, "on_response_complete", "a request that was answered early is not read on"),
     (HttpToolsProtocol, "send_400_response", "what is refused is told why"),

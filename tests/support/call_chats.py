@@ -172,7 +172,7 @@ def check_read(tokenizer: Any, said: Any, answer: Answer, text: str, seen: Count
     calls = said.get("tool_calls") or []
     if answer.calls and not answer.broken and answer.text != "<think>":
         wanted = [(call.name, call.arguments) for call in answer.calls]
-        if "<function=" in text:  # there the schema says what is no text
+        if "<function=" in text:  # there the schema says what is not text
             wanted = [(name, as_texts(given) if name == "unknown" else given) for name, given in wanted]
         assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls] == wanted, text
         assert (said["content"] or "").strip() == answer.text.strip()

@@ -79,7 +79,7 @@ def decoded(value: Any, kind: Any) -> Any:
 def compare(messages: Any, env_class: Any, extras: dict[str, Any], written: dict[str, Any]) -> None:
     """Raises where the loader gives something else than was written, but for nulls and whole floats."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise ValueError(f"the prompt is no list of messages: {messages!r:.80}")
+        raise ValueError(f"the prompt is not a list of messages: {messages!r:.80}")
     loaded = {"prompt": messages, "env_class": env_class, **extras}
     for key in loaded.keys() | written.keys():
         if not same(loaded.get(key), written.get(key)):
@@ -108,7 +108,7 @@ def play(messages: Any, env_class: str, extras: dict[str, Any], databases: Path)
     env = skyrl_gym.make(env_class, env_config=config, extras=extras)
     env.init(messages)
     reward = env.step(gold(env_class, extras))["reward"]
-    # What is no query fails on the database only: `--gold` finds it.
+    # What is not a query fails on the database only: `--gold` finds it.
     if reward != 1 and not (env_class == "text2sql" and reward == 0):
         raise ValueError(f"the gold answer earns {reward}")
 

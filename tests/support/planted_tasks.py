@@ -218,7 +218,7 @@ class GoldBeaten(Sound):
 
 
 class BreaksScoring(Numbers):
-    """A long answer is no name of a file, which is told as a fault of the system."""
+    """A long answer is not a name of a file, which is told as a fault of the system."""
 
     def reward(self, task, answer):
         return float(not Path(f"/nowhere/{answer}").exists() and answer.strip() == task.ground_truth)

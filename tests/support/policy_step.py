@@ -1,4 +1,4 @@
-"""Steps of GRPO in plain torch, for what gives rollouts but is no trainer.
+"""Steps of GRPO in plain torch, for what gives rollouts but is not a trainer.
 
     python policy_step.py MODEL GROUP LEARNING_RATE
 

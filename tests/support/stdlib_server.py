@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 body = json.loads(data or b"{}")
             except ValueError:
-                raise Refused(422, "bad_request", "the body is no JSON", "$") from None
+                raise Refused(422, "bad_request", "the body is not a JSON", "$") from None
             handler = PATHS.get((self.command, self.path))
             if handler is None:
                 raise Refused(404, "unknown_path", "there is nothing there")

@@ -98,7 +98,7 @@ def test_tools_are_played_with_the_rewards_of_eval_and_trained_on_as_they_were_s
             assert json.dumps(schemas[name]) in whole  # the schema of ours, defaults and all
         for text in chain(*(turn.shown for turn in expected)):  # TRL itself answers calls of what is not there
             assert (text if "serach" not in text else "Tool serach not found") in whole[whole.index("Buy red 1.") :]
-        assert trainer.state.log_history[0]["num_turns"] == len(expected)  # what is said after the end is no turn
+        assert trainer.state.log_history[0]["num_turns"] == len(expected)  # what is said after the end is not a turn
         assert trainer.state.log_history[0]["reward"] == 1.0
         traces = [trace for trace in tool_shop.kept(tmp_path / "traces") if trace.turns and trace.turns[0].message]
         assert {(trace.outcome, trace.reward) for trace in traces} == {("completed", 1.0)}

@@ -93,7 +93,7 @@ def test_wrong_arguments_are_told_at_once(source):
         made(source, limit=True)
     with pytest.raises(UsageError, match="num_workers is None"):
         made(source, num_workers=None)
-    with pytest.raises(UsageError, match="a dict is no tokenizer"):
+    with pytest.raises(UsageError, match="a dict is not a tokenizer"):
         made(source, {"vocab": []})
     with pytest.raises(TreetuneError, match=r"has no prompt under 'messages'; its columns: prompt, env_class"):
         made(source, prompt_key="messages")

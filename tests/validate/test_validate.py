@@ -807,13 +807,13 @@ def test_rows_that_cannot_be_fixed_are_left_out_and_named(kind: str, tmp_path: P
         "prompt is a int, expected a list of messages": (str(path), "line", [2], 1),
         "no prompt": (str(path), "line", [3], 1),
         "two ground truths": (str(path), "line", [4], 1),
-        "a ground truth that is no number": (str(path), "line", list(range(5, 15)), 12),
+        "a ground truth that is not a number": (str(path), "line", list(range(5, 15)), 12),
     }
     main(["validate", str(path), "--fix", str(out), "--force"])
     printed = capsys.readouterr().out
     assert f"{out}: 1 row, 0 of them fixed; valid" in printed
     assert (
-        f"left out, a ground truth that is no number: {path}, 12 lines (5, 6, 7, 8, 9, 10, 11, 12, 13, 14, ...)"
+        f"left out, a ground truth that is not a number: {path}, 12 lines (5, 6, 7, 8, 9, 10, 11, 12, 13, 14, ...)"
         in printed
     )
 
@@ -917,7 +917,7 @@ def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path, capsys: 
     assert "unknown-env-class" in shown
     assert "did you mean 'gsm8k'" in shown
     assert "Not valid: 4 rows in 1 file, 1 error" in shown
-    assert main(["validate", *faults.files("duplicate-prompts", tmp_path)]) == 0, "a warning is no error"
+    assert main(["validate", *faults.files("duplicate-prompts", tmp_path)]) == 0, "a warning is not an error"
 
 
 def test_wrong_usage_is_told(tmp_path: Path, capsys: Any) -> None:

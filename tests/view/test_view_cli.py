@@ -89,7 +89,7 @@ def test_what_cannot_be_shown_is_said(treetune, tmp_path):
     for arguments, says in (
         ((), "no folder `runs` here"),
         (("nowhere",), "there is no nowhere"),
-        (("notes.txt",), "notes.txt is no run"),
+        (("notes.txt",), "notes.txt is not a run"),
         ((".", "--where", "failed"), "--where requires --export"),
         ((".", "--export", "x.html"), "no run to export"),
     ):

@@ -87,7 +87,7 @@ def _value(text: str, at: int) -> tuple[Any, int]:
 
 def _arguments(value: Any) -> str:
     if not isinstance(value, dict):
-        raise UnreadableCall("arguments are no object")
+        raise UnreadableCall("arguments are not an object")
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 

@@ -109,7 +109,7 @@ def _read_gif(data: bytes) -> Header:
 def _read_webp(data: bytes) -> Header:
     size, name, chunk = struct.unpack("<I4s4s", data[4:16])
     if name != b"WEBP":
-        raise ValueError("RIFF data that is no WebP")
+        raise ValueError("RIFF data that is not a WebP")
     if size + 8 > len(data):
         raise ValueError(f"a WebP that is cut off after {len(data):,} bytes")
     if chunk == b"VP8X":

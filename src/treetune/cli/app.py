@@ -145,7 +145,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _explain(error: Any, arguments: list[str]) -> str:
-    """The message of typer's error; for an unknown option or verb, with what the user may mean."""
+    """The message of typer's error, with suggestions for an unknown option or verb."""
     from treetune.cli.flags import explain_flags, suggest_verb  # imported only for errors
 
     verb = arguments[0] if arguments else ""
@@ -155,7 +155,7 @@ def _explain(error: Any, arguments: list[str]) -> str:
 
 
 def _names_option(error: Any) -> bool:
-    """Whether it is about an unknown option."""
+    """Whether the error is about an unknown option."""
     return type(error).__name__ == "NoSuchOption"
 
 
@@ -171,7 +171,7 @@ def _name_place(error: BaseException) -> str:
 
 
 def _culprit(error: Exception) -> str:
-    """Whose code failed, from the innermost frame that belongs neither to Python nor to a library."""
+    """Whose code failed, judged by the innermost frame outside Python and its libraries."""
     from treetune.config.plugins import installed_by
 
     ours = FOLDER

@@ -127,7 +127,7 @@ def _declares_lists(target: str) -> bool:
         return False
     from treetune.data.datasets.task_lists import declares_tasks
 
-    # Other faults of the file are reported when its tasks are read.
+    # Other errors in the file are reported when its tasks are read.
     data = load_yaml(target)
     return declares_tasks(data) or "taskset" not in data
 

@@ -20,7 +20,7 @@ from treetune.system.screen import Screen
 
 cache_app = typer.Typer()
 _BESIDE = {"verdicts": ("verdicts/*/*", "verdicts of judges"), "runs": ("runs/*", "traces of other programs' runs")}
-"""The other things in the cache: where they are, and what they are."""
+"""The other contents of the cache: their folders and what they are."""
 
 
 @cache_app.command("list")
@@ -111,7 +111,7 @@ def _report(
     beside: Mapping[str, tuple[int, int]],
 ) -> None:
     """Shows entries and their size; `names` are the keys of both in JSON, `total` is the summary line. `beside` has the
-    number and size of the other things in the cache."""
+    number and size of the other contents of the cache."""
     size = sum(entry.size for entry in entries)
     if json:
         listed = [_entry_to_json(cache, entry) for entry in entries]

@@ -36,7 +36,8 @@ def compare_command(
 ) -> int:
     """Compare runs of the same tasks: which is better, by how much, and whether that could be chance.
 
-    Tasks are paired. The difference is shown with its standard error and p: how often chance alone gives one as large.
+    Tasks are paired. The difference is shown with its standard error and its p-value: the probability that chance alone
+    gives one as large.
     """
     if len(runs) < 2:
         raise UsageError("only one run to compare", remedy="pass two: treetune compare runs/a runs/b")

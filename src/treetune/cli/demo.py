@@ -68,7 +68,7 @@ def demo_command(
         screen.say("3. Evaluated, by scripts that stand in for a model", "bold")
         for model, about in MODELS.items():
             screen.say(f"# {model} is {about}")
-            count = num_tasks or (500 if "p=" in model else 40)  # enough that the mean looks like 0.7
+            count = num_tasks or (500 if "p=" in model else 40)  # large enough for a mean close to 0.7
             _run(screen, "eval", TARGET, "-m", model, "-n", str(count), "-r", "2")
             folder = max(Path("runs").iterdir(), key=os.path.getmtime)
             summary = msgspec.json.decode((folder / "summary.json").read_bytes())

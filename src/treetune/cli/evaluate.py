@@ -66,7 +66,8 @@ def eval_command(
     pass_threshold: options.PassThreshold = None,
     max_judge_tokens: options.MaxJudgeTokens = None,
     max_tokens_total: Annotated[
-        int | None, option("The same limit for the tokens of the model and of judges together.", min=1)
+        int | None,
+        option("Start no more rollouts once the model and judges together have used this many tokens.", min=1),
     ] = None,
     split: options.Split = None,
     output: options.Output = None,
@@ -256,7 +257,7 @@ def rescore_command(
 ) -> int:
     """Score saved traces again after a scorer changed, without the model. The old run is not changed."""
     if not dry_run and (where is not None or num_rollouts is not None):
-        raise UsageError("--where and -n require --dry-run", remedy="pass --dry-run, or neither")
+        raise UsageError("--where and -n require --dry-run", remedy="add --dry-run, or leave them out")
     config = run / "config.yaml"
     if not config.exists() or not (run / TRACES.file).exists():
         raise no_run(run, own=True)

@@ -34,7 +34,9 @@ def verifiers_command(
     context: typer.Context,
     target: options.TasksTarget,
     to: Annotated[Path, option("The folder to write; its name becomes the name of the package.", "--to")],
-    name: Annotated[str | None, option("The name of the package, if not the name of the folder.", "--name")] = None,
+    name: Annotated[
+        str | None, option("The name of the package; by default, the name of the folder.", "--name")
+    ] = None,
     split: options.Split = None,
     force: Annotated[
         bool, option("Overwrite a folder with another export, or one that was changed.", "--force")
@@ -69,7 +71,7 @@ def convert_command(
         typer.Argument(
             metavar="IN... OUT",
             help="Files, folders, globs or hub datasets (name\\[@config]\\[:split]), or one taskset: an id, "
-            "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl. Or one run "
+            "config.yaml, file.py:Name or module:Name; then the file to write: .parquet, .json or .jsonl. Or one run "
             "of any program, and a file: .eval for an Inspect log, .jsonl for its traces.",
         ),
     ],
@@ -86,8 +88,8 @@ def convert_command(
     check: Annotated[bool, option("Refuse rows that `validate` reports as errors.", "--check/--no-check")] = True,
     json: Json = False,
 ) -> None:
-    """Write the tasks of IN to OUT as a trainer's rows; converted back, they are equal. Or write a run as an Inspect
-    log."""
+    """Write the tasks of IN to OUT as a trainer's rows; converting them back gives equal tasks. Or write a run as an
+    Inspect log."""
     from treetune.data.rows.formats import format_named
     from treetune.data.rows.reading import RowTasks, read_tasks
     from treetune.data.validate import write_tasks

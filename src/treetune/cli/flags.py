@@ -58,7 +58,7 @@ _TARGET = ("task", "tasks", "taskset", "env", "env_id", "environment", "dataset"
 
 
 def suggest_verb(name: str, known: Iterable[str]) -> str:
-    """The message for an unknown verb, with the verb that other tools call so, or the nearest one."""
+    """The message for an unknown verb, with our name for another tool's verb, or the closest match."""
     meant = [verb for verb, others in VERBS.items() if name in others.split()]
     return f"no such command {name!r}" + (f"; did you mean {meant[0]!r}?" if meant else did_you_mean(name, known))
 
@@ -133,7 +133,7 @@ class _Flag:
         return self.name
 
     def _special(self) -> list[str]:
-        """Words whose value is not the value of one of our keys."""
+        """Flags whose value is not a valid value of our key."""
         word, group = self.word, COLLECTED.get(self.word, "")
         if group in self.groups:
             pairs = _read_pairs(self.value) or {"KEY": "VALUE"}

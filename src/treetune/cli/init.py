@@ -28,7 +28,7 @@ ABOUT = {
     "tools": "A question that takes calls of tools to answer.",
     "judge": "Texts that a model judges, by criteria; a script stands in for it until you name one.",
     "code": "Problems whose answers are code, which must pass tests in a sandbox.",
-    "dataset": "Questions out of a file of rows, with a training and a test split.",
+    "dataset": "Questions from a file of rows, with a training and a test split.",
     "multi-turn": "An environment of several turns: it answers each action, and pays at the end.",
 }
 """The templates, each with the first sentence of its README."""
@@ -53,7 +53,7 @@ def init_command(
     module = re.sub(r"[ ._-]+", "_", name.lower()).strip("_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module):
         remedy = "use letters from a to z, digits and dashes, beginning with a letter; -o sets the folder"
-        raise UsageError(f"{name!r} makes no Python name", remedy=remedy)
+        raise UsageError(f"{name!r} cannot be turned into a Python name", remedy=remedy)
     if not dataset and _hides_another(module):
         module += "_taskset"
     # The package keeps the spelling that was typed, if possible.

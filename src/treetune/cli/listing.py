@@ -28,11 +28,15 @@ from treetune.trainers.verifiers import ALREADY_THERE
 
 
 def list_command(
-    name: Annotated[str | None, options.target("A taskset or a ready set, to show what it is made of.")] = None,
+    name: Annotated[
+        str | None, options.target("A taskset, to show its config keys, or a ready set, to show its file.")
+    ] = None,
     register: Annotated[str | None, option("List the servers in this register: a folder or a URL.")] = None,
-    servers: Annotated[bool, option("The same for the register in TREETUNE_SERVERS.", "--servers")] = False,
+    servers: Annotated[
+        bool, option("List the servers in the register that TREETUNE_SERVERS names.", "--servers")
+    ] = False,
     matrix: Annotated[bool, option("Show what works where: targets, tasks, verbs, trainers.", "--matrix")] = False,
-    timeout: Annotated[float, option("Timeout for the answer of each server, in seconds.", min=0.01)] = 2.0,
+    timeout: Annotated[float, option("Timeout for each server's answer, in seconds.", min=0.01)] = 2.0,
     json: Json = False,
 ) -> None:
     """List what is installed: tasksets, ready-made sets, environments, tools, models. With a NAME, show the config keys

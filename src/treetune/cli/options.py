@@ -34,7 +34,7 @@ def typed_words() -> list[str]:
 
 
 def hide_overrides() -> None:
-    """Removes complete dotted overrides from the words that typer sees: it does not know them, and would give up."""
+    """Removes complete dotted overrides from the words that typer sees, because it would reject them as unknown."""
     for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS") if COMPLETION_VARIABLE in os.environ else ():
         if (text := os.environ.get(name)) is None:
             continue
@@ -100,12 +100,12 @@ TasksTarget = Annotated[
     str,
     target("An id, a ready set (gsm8k), config.yaml, file.py:Name, module:Name, or rows (a file, folder or hub name)."),
 ]
-"""For verbs that need the tasks themselves, which a server does not give."""
+"""For verbs that need the tasks themselves, which a server does not provide."""
 NumTasks = Annotated[
     int | None, option("How many tasks. Default: all; an infinite taskset requires it.", "-n", "--num-tasks", min=1)
 ]
 MaxConcurrent = Annotated[
-    int | None, option("The most rollouts or checks that run at once (64).", "-c", "--max-concurrent")
+    int | None, option("The maximum number of rollouts or checks that run at once (64).", "-c", "--max-concurrent")
 ]
 MaxJudgeTokens = Annotated[
     int | None, option("Start no more rollouts once judges have used this many tokens.", "--max-judge-tokens", min=1)
@@ -125,7 +125,9 @@ Format = Annotated[str, option("verl, skyrl or trl.")]
 Tokenizer = Annotated[
     str | None, option("A tokenizer, by folder or name, that counts the tokens of prompts (extra `local`).")
 ]
-MaxPromptLength = Annotated[int | None, option("The most tokens of a prompt; requires --tokenizer.", min=1)]
+MaxPromptLength = Annotated[
+    int | None, option("The maximum number of tokens in a prompt; requires --tokenizer.", min=1)
+]
 PassThreshold = Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")]
 CacheDir = Annotated[
     Path | None, option("The cache folder. Default: TREETUNE_TASK_CACHE_DIR, or ~/.cache/treetune/tasks.")
@@ -147,8 +149,8 @@ OVERRIDABLE = {
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments without dotted overrides, and the overrides as `{"taskset.level": "3"}`. They may stand anywhere:
-    typer does not know them, and would read one before the target as the target."""
+    """The arguments without dotted overrides, and the overrides as `{"taskset.level": "3"}`. They may appear anywhere,
+    but typer does not know them and would take one before the target for the target."""
     plain: list[str] = []
     overrides: dict[str, str] = {}
     waiting = list(arguments)

@@ -26,7 +26,7 @@ CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base
 
 
 _kept: BinaryIO | None = None
-"""Standard output itself, while `sys.stdout` and what writes to its descriptor go to standard error."""
+"""The real standard output, while `sys.stdout` and its file descriptor are redirected to standard error."""
 _printed = False
 
 
@@ -36,7 +36,7 @@ def keep_standard_output(as_json: bool) -> None:
     global _kept
     if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout is not sys.__stdout__:
         return  # called from Python, with the caller's own output
-    # A terminal or pipe that cannot show a character is no reason to fail. This must come first.
+    # A terminal or pipe that cannot show a character must not fail. This must come first.
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=as_json or sys.stdout.line_buffering)
     if as_json:
         sys.stdout.flush()
@@ -160,8 +160,8 @@ class WordTable(Table):
 
 
 def fit_columns(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:
-    """Widths of at least `least` that fit into `room`; None if there are none. The remaining room goes first to the
-    columns that lack least."""
+    """Widths of at least `least` that fit into `room`; None if there are none. The remaining width goes first to the
+    columns that need the least more."""
     spare = room - sum(least)
     if spare < 0:
         return None

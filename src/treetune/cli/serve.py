@@ -55,10 +55,12 @@ def serve_command(
         str | None, option("The address for clients of OpenEnv and ORS: HOST:PORT, or :PORT; 8000 is usual.")
     ] = None,
     max_episodes: Annotated[
-        int | None, option("The most live HTTP episodes (1024); further ones get status 429.")
+        int | None, option("The maximum number of live HTTP episodes (1024); requests for more get status 429.")
     ] = None,
     episode_idle: Annotated[float | None, option("Seconds after which an idle HTTP episode is closed (300).")] = None,
-    episode_deadline: Annotated[float | None, option("The most seconds of an HTTP episode (3600).")] = None,
+    episode_deadline: Annotated[
+        float | None, option("The maximum duration of an HTTP episode, in seconds (3600).")
+    ] = None,
     model: Annotated[
         list[str] | None,
         option("The model that plays rollouts. Repeatable; the first is the default.", "-m", "--model"),
@@ -69,18 +71,20 @@ def serve_command(
     workers: Annotated[
         int, option("The number of worker processes; 0: serve in one process.", "-w", "--workers", min=0)
     ] = 0,
-    max_workers: Annotated[int | None, option("The most worker processes under load.")] = None,
+    max_workers: Annotated[int | None, option("The maximum number of worker processes under load.")] = None,
     engine: Annotated[str, option("Where workers run: processes, or ray.")] = "processes",
     capacity: Annotated[
-        int | None, option("The most concurrent rollouts and episodes (512, or --max-episodes).")
+        int | None, option("The maximum number of concurrent rollouts and episodes (512, or --max-episodes).")
     ] = None,
     state: Annotated[Path | None, option("A folder for cursors and the key, from which the server resumes.")] = None,
     supervise: Annotated[
         bool, option("Restart the server if it crashes or hangs, with the same ports and state.")
     ] = False,
     max_crashes: Annotated[int, option("With --supervise: stop after this many crashes in 10 minutes.", min=1)] = 5,
-    accept_changes: Annotated[bool, option("Accept a --state of other tasks, or an incomplete one.")] = False,
-    draw_tries: Annotated[int | None, option("How often to try to make a task before it is skipped (3).")] = None,
+    accept_changes: Annotated[
+        bool, option("Accept a --state folder that is incomplete or belongs to other tasks.")
+    ] = False,
+    draw_tries: Annotated[int | None, option("The number of attempts to make a task before it is skipped (3).")] = None,
     lease: Annotated[
         float | None, option("Seconds after which an unfinished task is handed out again, unless its lease is renewed.")
     ] = None,
@@ -94,7 +98,9 @@ def serve_command(
     open_access: options.OpenAccess = False,
     metrics: Annotated[str | None, option("Serve figures for Prometheus at HOST:PORT.")] = None,
     traces: Annotated[Path | None, option("Save every rollout and episode in this run folder.")] = None,
-    traces_size: Annotated[int, option("The most megabytes of --traces; the oldest traces are removed.", min=1)] = 4096,
+    traces_size: Annotated[
+        int, option("The maximum size of --traces in megabytes; the oldest traces are removed.", min=1)
+    ] = 4096,
     log_to: options.Log = None,
     drain: Annotated[float | None, option("Seconds that running work may take to finish after SIGTERM (30).")] = None,
     register: Annotated[

@@ -114,10 +114,10 @@ def probe_command(
     url: Annotated[str, typer.Argument(help="The address of a task server, such as http://127.0.0.1:5000.")],
     token: Token = None,
     task_index: Annotated[
-        int, option("The task to play; -1: the next in the server's order, which then moves on.")
+        int, option("The task to play; -1: the next in the server's order, which then advances.")
     ] = 0,
     action: Annotated[str, option("The answer in each step.")] = "42",
-    turns: Annotated[int, option("The most steps of the episode.", min=1)] = 3,
+    turns: Annotated[int, option("The maximum number of steps in the episode.", min=1)] = 3,
     timeout: Annotated[float, option("Timeout of each request, in seconds.")] = 30.0,
     json: Json = False,
 ) -> int:
@@ -229,7 +229,9 @@ def open_registration(
     try:
         msgspec.convert({"id": "a", "name": "", "url": advertise}, serve.ServerEntry)
     except msgspec.ValidationError:
-        raise UsageError(f"{advertise!r} is no address", remedy="write http://HOST:PORT, without a password") from None
+        raise UsageError(
+            f"{advertise!r} is not an address", remedy="write http://HOST:PORT, without a password"
+        ) from None
     register = _open_register(place)
 
     def keep(server: serve.EnvServer, info: Info) -> AbstractAsyncContextManager[None]:

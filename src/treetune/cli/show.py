@@ -37,7 +37,7 @@ from treetune.system.screen import Screen
 
 def show_command(
     context: typer.Context,
-    target: Annotated[str, options.target(f"{TARGET} Or a run: a folder, or what another program wrote.")],
+    target: Annotated[str, options.target(f"{TARGET} Or a run: a run folder, or a run that another program wrote.")],
     num_tasks: Annotated[
         int | None, option("How many tasks (5), or rollouts of a run (20).", "-n", "--num-tasks", min=1)
     ] = None,
@@ -74,7 +74,7 @@ def show_command(
     if means_run(path := Path(target)) or (given and not path.exists() and path.parent != Path()):
         raise no_run(path)
     if given:
-        raise UsageError(f"{given[0]} is for a run, and {target} is none", remedy="name a run folder")
+        raise UsageError(f"{given[0]} applies to a run, and {target} is not a run", remedy="name a run folder")
     num_tasks = num_tasks or 5
     taskset = read_taskset(target, read_overrides(context, trust=trust), split)
     chat = load_tokenizer(tokenizer) if tokenizer else None
@@ -112,8 +112,8 @@ def show_command(
 
 
 async def _draw(taskset: Taskset[Any, Any], num_tasks: int) -> tuple[list[Task], list[Any], list[list[str]]]:
-    """The first tasks with their gold answers and tools. A server does not give gold answers; if one fails, the error
-    stands in its place."""
+    """The first tasks with their gold answers and tools. A server does not give gold answers; if one fails, its error
+    is shown instead."""
     if (served := find_served(taskset)) is not None:
         tasks = await ask_server(served, num_tasks)
         return tasks, [None] * len(tasks), [task.tools for task in tasks]

@@ -92,7 +92,7 @@ class Supervisor:
             if self._stopping.is_set() or code == 0:
                 asked_to = (-signal.SIGTERM, -signal.SIGINT)  # before it could handle them
                 return 0 if code in asked_to else code if code >= 0 else 128 - code
-            if code == 2 and not self._was_ready:  # retrying does not help against wrong usage
+            if code == 2 and not self._was_ready:  # a retry does not fix wrong usage
                 raise ServerCrashed(f"the server cannot start: {last}", exit_code=2)
             now = time.monotonic()
             crashes.append(now)
@@ -139,7 +139,7 @@ class Supervisor:
         return how, code, "".join(f"\n  {line}" for line in lines) or "no output"
 
     def _watch(self, reading: int) -> bool:
-        """Waits until the server has ended, or counts as stuck; returns whether it was alive to the end."""
+        """Waits until the server ends or is stuck; returns whether it was alive to the end."""
         said = b""
         while select.select([reading], [], [], STUCK_SECONDS if b"\n" in said else None)[0]:
             data = os.read(reading, 4096)

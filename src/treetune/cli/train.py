@@ -35,7 +35,7 @@ def train_command(
     model: Annotated[
         str, option("The model to train: a folder, or a name on the hub.", "-m", "--model")
     ] = DEFAULT_MODEL,
-    steps: Annotated[int | None, option("How many steps; else the trainer's own end.", min=1)] = None,
+    steps: Annotated[int | None, option("The number of steps; by default, the trainer decides.", min=1)] = None,
     num_tasks: options.NumTasks = None,
     val: Annotated[
         int, option("How many tasks to hold out for validation, if the TARGET has no val_tasks.", min=0)
@@ -53,14 +53,14 @@ def train_command(
 ) -> int:
     """Train on any tasks: writes the trainer's data and config, and starts its own entry point in this Python.
 
-    Keys of the trainer follow the TARGET as it writes them (verl: trainer.save_freq=10; TRL: learning_rate=1e-5)
-    and win over what is planned; one that it does not know, it refuses. Keys of the TARGET: --taskset.level 2.
+    Keys of the trainer follow the TARGET in the trainer's own form (verl: trainer.save_freq=10; TRL:
+    learning_rate=1e-5) and override the plan; the trainer rejects unknown keys. Keys of the TARGET: --taskset.level 2.
     """
     screen = Screen(json)
     for key, value in context.obj.items():
         if re.split(r"[.\[]", key)[0] not in TASKS:
             raise UsageError(
-                f"--{key} is no key of a TARGET", remedy=f"a trainer's own keys have no dashes: {key}={value}"
+                f"--{key} is not a key of a TARGET", remedy=f"a trainer's own keys have no dashes: {key}={value}"
             )
 
     def build(format: str) -> Files:
@@ -114,9 +114,9 @@ def _count_by_name(shares: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def start(launch: Launch) -> int:
-    """Runs the trainer to its end; its exit code. What it prints is its own."""
+    """Runs the trainer to its end; returns its exit code. The trainer's output is not changed."""
     environment = {**os.environ, **launch.environment}
-    # The trainer's processes must also find a task in a file in the current folder.
+    # The trainer's processes must also find tasks that are declared in files of the current folder.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(launch.command, env=environment)
     before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # the signal is meant for the trainer

@@ -57,7 +57,7 @@ OTHER_NAMES = {
     "env_class": "env environment",
 }
 """Our keys, with their names in other tools. Keys are dotted from the top of a file if they are always in the same
-place. The last part of a key counts as a name of it too: `temperature` at the top means `sampling.temperature`."""
+place. The last part of a key also counts as its name: `temperature` at the top means `sampling.temperature`."""
 
 
 def keys_meant(name: str) -> list[str]:

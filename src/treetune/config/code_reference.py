@@ -45,7 +45,7 @@ def find_reference(text: str) -> CodeReference | None:
 def parse_reference(text: str) -> CodeReference:
     found = find_reference(text)
     if found is None:
-        raise PluginError(f"{text!r:.200} names no class", remedy=WRITE)
+        raise PluginError(f"{text!r:.200} does not name a class", remedy=WRITE)
     return found
 
 
@@ -58,9 +58,11 @@ def parse_place(place: str, attribute: str) -> CodeReference:
         place = place.removeprefix(FILE_SCHEME)
         kind = CodeKind.FILE if _kind_of(place) is CodeKind.FILE else None
     if kind is None:
-        raise PluginError(f"{place!r:.200} is no Python file", remedy="write folder/file.py, or pkg://module")
+        raise PluginError(f"{place!r:.200} is not a Python file", remedy="write folder/file.py, or pkg://module")
     if not _is_identifier(attribute):
-        raise PluginError(f"{attribute!r:.200} is no name of a class", remedy="write the name alone, such as Colours")
+        raise PluginError(
+            f"{attribute!r:.200} is not the name of a class", remedy="write the name alone, such as Colours"
+        )
     return CodeReference(kind, place, attribute)
 
 

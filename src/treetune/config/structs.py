@@ -172,7 +172,7 @@ def convert_node(
     if isinstance(keys.get("tools"), Mapping):  # a single tool may be written `tools: {mcp: {...}}`
         keys["tools"] = [{name: settings} for name, settings in keys["tools"].items()]
     if "extra" in keys:
-        faults.append((f"{inside}extra", "is no key of its own: write the further keys beside the others"))
+        faults.append((f"{inside}extra", "is not a key itself: write the further keys next to the others"))
     elif any_key and cls.OPEN_KEYS:
         own = set(cls.config_type.__struct_fields__)
         keys["extra"] = {key: keys.pop(key) for key in list(keys) if key not in own}
@@ -194,7 +194,7 @@ def _find_misspelt(cls: type[Any], keys: Iterable[str]) -> Iterator[tuple[str, s
         near = difflib.get_close_matches(key, cls.config_type.__struct_fields__, n=1, cutoff=0.85)
         word = re.compile(rf"\b{re.escape(key)}\b".encode())
         if near and not any(word.search(file.read_bytes()) for file in own_files(cls)):
-            yield key, f"is no key, and {cls.__name__} does not read it; did you mean {near[0]!r}?"
+            yield key, f"is not a key, and {cls.__name__} does not read it; did you mean {near[0]!r}?"
 
 
 def missing_values(node: Any, path: str) -> Faults:
@@ -203,7 +203,7 @@ def missing_values(node: Any, path: str) -> Faults:
         return [fault for key in node for fault in missing_values(node[key], f"{path}.{key}" if path else str(key))]
     if isinstance(node, list):
         return [fault for number, item in enumerate(node) for fault in missing_values(item, f"{path}[{number}]")]
-    return [(path, "has no value yet: ??? stands for one that must be given")] if node == "???" else []
+    return [(path, "has no value: ??? marks a value that you must set")] if node == "???" else []
 
 
 def to_plain(config: Any) -> dict[str, Any]:

@@ -259,7 +259,7 @@ def _installed_folders() -> set[Path]:
 CONFIG, FINGERPRINT, SUMMARY = "config.yaml", "fingerprint.json", "summary.json"
 TRACE_LINES, CHECK_LINES = "traces.jsonl", "results.jsonl"
 """The files of a run folder. Those next to the config distinguish it from a YAML file that the user wrote."""
-_LOOK = "look at its config.yaml and at what that names, then pass --trust"
+_LOOK = "check its config.yaml and the code that it names, then pass --trust"
 
 
 def is_run_config(path: str | Path) -> bool:

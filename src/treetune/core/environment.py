@@ -235,7 +235,7 @@ def make(env_class: str, task: Task, **settings: Any) -> Environment:
         remedy = "write def __init__(self, task), and in it super().__init__(task); or begin an episode in start()"
         raise EnvironmentFault(f"{env_class} cannot be made of a task: {error}", remedy=remedy) from None
     if not isinstance(environment, Environment):
-        raise EnvironmentFault(f"{env_class} is no Environment", remedy="subclass treetune.Environment")
+        raise EnvironmentFault(f"{env_class} is not an Environment", remedy="subclass treetune.Environment")
     return environment
 
 

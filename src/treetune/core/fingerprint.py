@@ -62,7 +62,7 @@ def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
     config: dict[str, Any] = conceal(to_plain(taskset.config))
     scorer = taskset.scorer
     if scorer is not None and (isinstance(scorer, type) or not hasattr(scorer, "without_files")):
-        problem = f"{taskset.name}.scorer is {scorer!r:.80}, which is no scorer"
+        problem = f"{taskset.name}.scorer is {scorer!r:.80}, which is not a scorer"
         raise TasksetError(
             problem, remedy="set it to one of treetune.scorers, such as includes(), or name it otherwise"
         )

@@ -147,7 +147,7 @@ def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskse
         else:
             return None
     if not issubclass(cls, Taskset):
-        raise PluginError(f"{cls.__name__} is no Taskset", remedy="subclass treetune.Taskset")
+        raise PluginError(f"{cls.__name__} is not a Taskset", remedy="subclass treetune.Taskset")
     return cls
 
 

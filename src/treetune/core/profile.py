@@ -135,9 +135,9 @@ class Profile:
         try:
             lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError([("profile.path", f"{path} is no profile: {error}")]) from None
+            raise ConfigError([("profile.path", f"{path} is not a profile: {error}")]) from None
         if wrong := [number for number, line in enumerate(lines, 1) if not isinstance(line.get("uid"), str)]:
-            raise ConfigError([("profile.path", f"{path} is no profile: line {wrong[0]} has no uid")])
+            raise ConfigError([("profile.path", f"{path} is not a profile: line {wrong[0]} has no uid")])
         return cls(path, lines)
 
     @property

@@ -226,7 +226,7 @@ def check_tool(named: NamedTool, origin: Origin) -> Any:
         return found
     if not is_tool(found) and not isinstance(found, Tool):
         remedy = "mark the function with @treetune.tool, or subclass treetune.core.tool.ToolSource"
-        raise PluginError(f"{named.name} is no tool", remedy=remedy)
+        raise PluginError(f"{named.name} is not a tool", remedy=remedy)
     if named.settings:
         raise UsageError(f"tool {named.name!r} takes no settings, got {', '.join(named.settings)}")
     return found

@@ -47,7 +47,9 @@ def encode_json(value: Any) -> bytes:
             json.dumps(value, allow_nan=False, default=str)
             encoded = _encode(drop_nulls(value))
     except UnicodeEncodeError as error:
-        raise TasksetError(f"text that is no Unicode: {error.object!r:.80}", remedy="remove lone surrogates") from None
+        raise TasksetError(
+            f"text that is not valid Unicode: {error.object!r:.80}", remedy="remove lone surrogates"
+        ) from None
     except ValueError:
         problem = f"JSON has no NaN and no Infinity: {value!r:.80}"
         raise TasksetError(problem, remedy="leave the key out; parquet holds it among numbers") from None

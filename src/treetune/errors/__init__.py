@@ -213,7 +213,7 @@ def place_faults(faults: Faults, path: str) -> Faults:
 
 
 def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str = "config") -> None:
-    """Run all checks, then raise one `ConfigError` with everything they found, each fault under its check's place."""
+    """Run all checks, then raise one `ConfigError` with all faults, each under the place of its check."""
     faults: Faults = []
     others: list[TreetuneError] = []
     for place, check in checks:
@@ -306,7 +306,7 @@ _NETWORK = ("ConnectionError", "ConnectError", "OfflineModeIsEnabled", "Timeout"
 """Parts of the class names of errors that libraries raise if a server does not answer."""
 _LONGEST_ACCOUNT = 20_000
 _MOST_ENTRIES = 5000
-"""The most entries of a folder to compare; each comparison takes 20 microseconds."""
+"""The maximum number of entries of a folder to compare; each comparison takes 20 microseconds."""
 _PACKAGE = str(PurePath(__file__).parent.parent)
 _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -341,7 +341,7 @@ def _name_missing(top: Any, key: str) -> str:
 
 
 def _spellings(top: Any, key: str) -> Iterator[str]:
-    """The key, and its possible forms in a file that declares the taskset in a list."""
+    """The key, and the forms that it can have in a file that declares the taskset in a list."""
     yield key
     for name in ("train_tasks", "val_tasks") if re.match(r"taskset\b", key) else ():
         if _find_line(top, name) is not None:

@@ -38,9 +38,9 @@ from treetune.runs.run import Run
 from treetune.runs.summary import Summary
 
 _MOST_METRICS = 100
-"""The most metrics or parameters that MLflow accepts in one call."""
+"""The maximum number of metrics or parameters that MLflow accepts in one call."""
 _LONGEST_PARAMETER = 500
-"""The most characters of a parameter that every MLflow store accepts."""
+"""The maximum number of characters in a parameter that every MLflow store accepts."""
 _STRING = 7  # DT_STRING of TensorBoard
 
 Sample = dict[str, Any]
@@ -79,7 +79,7 @@ class WandbLogger:
             reinit="create_new",  # an active run of the caller is left alone
             settings=wandb.Settings(console="off"),
         )
-        # A trainer's steps may arrive out of order, which W&B's own steps must not.
+        # A trainer's steps may arrive out of order, but W&B requires its own steps in order.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, figures: dict[str, float], step: int) -> None:
@@ -197,7 +197,7 @@ LOGGERS: dict[str, type[Logger]] = {
     "mlflow": MlflowLogger,
     "tensorboard": TensorboardLogger,
 }
-"""The loggers. The package that each needs, and the extra, have its name."""
+"""The loggers. Each logger needs the package of its name, which is also the name of the extra."""
 
 
 class Loggers:

@@ -153,11 +153,11 @@ def refuse_unserved(model: str, endpoint: EndpointConfig, place: str = "--endpoi
     if not slash or provider in PROVIDERS or not endpoint.is_default:
         return
     if provider in ("vllm", "local", "scripted"):
-        raise UsageError(f"{model}: {provider!r} is no vendor's prefix; did you mean '{provider}:{name}'?")
+        raise UsageError(f"{model}: {provider!r} is not a vendor's prefix; did you mean '{provider}:{name}'?")
     meant = OTHER_PROVIDERS.get(provider.lower())
     near = f"; did you mean '{meant}/{name}'?" if meant is not None else did_you_mean(provider, PROVIDERS)
     remedy = f"give its address: {place}.base_url URL; or vllm:{model}, which starts it, or local:{model}"
-    raise UsageError(f"{model}: {provider!r} is no vendor's prefix{near}", remedy=remedy)
+    raise UsageError(f"{model}: {provider!r} is not a vendor's prefix{near}", remedy=remedy)
 
 
 def is_behind_endpoint(model: str) -> bool:

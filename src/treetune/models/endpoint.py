@@ -82,7 +82,7 @@ class Endpoint:
                         raise (ContextFullError if _FULL.search(content) else EndpointRefusal)(problem)
                     wait = _retry_after(response.headers.get("Retry-After")) or wait
             except aiohttp.InvalidURL as error:
-                raise PolicyError(f"{url} is no address: {error}", remedy="correct --endpoint.base_url") from error
+                raise PolicyError(f"{url} is not an address: {error}", remedy="correct --endpoint.base_url") from error
             except BodyTooLarge as error:
                 remedy = "set sampling.max_tokens, or look at what the server sends"
                 raise PolicyError(error.message, remedy=remedy) from None
@@ -224,7 +224,7 @@ async def _ask(session: aiohttp.ClientSession, address: str, place: str, **optio
     except aiohttp.ConnectionTimeoutError:
         problem = f"no connection within {SECONDS:g} seconds"
     except aiohttp.InvalidURL:
-        raise UsageError(f"{url} is no address", remedy=f"write {place}.base_url http://HOST:PORT/v1") from None
+        raise UsageError(f"{url} is not an address", remedy=f"write {place}.base_url http://HOST:PORT/v1") from None
     except BodyTooLarge as error:
         raise NetworkError(error.message, remedy=f"is it a server of models? Correct {place}.base_url") from None
     except (aiohttp.ClientError, TimeoutError):

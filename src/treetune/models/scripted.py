@@ -90,7 +90,7 @@ def _complete_of(policy: Any, shown: str) -> Any:
     complete = getattr(policy, "complete", policy)
     if not callable(complete) or isinstance(policy, type):
         remedy = "give the class `async def complete(self, request)`, or pass a function of the request"
-        raise UsageError(f"{shown:.100} is no policy", remedy=remedy)
+        raise UsageError(f"{shown:.100} is not a policy", remedy=remedy)
     return complete
 
 

@@ -61,7 +61,7 @@ def run_command(
     """Run a command in a working folder that holds `files` (relative paths). `stop`: a descriptor that stops it once it
     is readable."""
     if not command or not all(map(bubblewrap.is_passable, command)):
-        raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
+        raise UsageError(f"{list(command)!r} is not a command", remedy="pass a program and its arguments, as text")
     data = {**OWN_ETC, **_place(files or {}, limits)}
     with bubblewrap.explain_failures():
         run = _Run(launcher, limits)
@@ -243,7 +243,9 @@ def _place(files: Mapping[str, bytes], limits: SandboxLimits) -> dict[str, bytes
         path = PurePosixPath(name)
         named = bubblewrap.is_passable(name) and path.parts and not name.endswith("/")
         if not named or path.is_absolute() or any(part == ".." or len(os.fsencode(part)) > 255 for part in path.parts):
-            raise UsageError(f"{name!r} is no name for a file in a sandbox", remedy="use a relative path without '..'")
+            raise UsageError(
+                f"{name!r} is not a name for a file in a sandbox", remedy="use a relative path without '..'"
+            )
         placed[f"{WORK}/{path}"] = content
     folders = {str(folder) for path in placed for folder in PurePosixPath(path).parents}
     if len(placed) < len(files) or not folders.isdisjoint(placed):

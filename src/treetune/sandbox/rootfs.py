@@ -108,7 +108,7 @@ class Root(msgspec.Struct, frozen=True):
         """Raise `SandboxUnavailable` if the folder holds no system that a shell can run in."""
         missing = [path for path in ("/bin/bash", PYTHON) if not os.path.lexists(folder + path)]
         if missing:
-            what = f"has no {' and no '.join(missing)}" if os.path.isdir(folder) else "is no folder"
+            what = f"has no {' and no '.join(missing)}" if os.path.isdir(folder) else "is not a folder"
             why = f"{folder} {what}: no root file system of a sandbox"
             raise SandboxUnavailable(why, remedy=f"treetune sandbox build {folder}")
         return cls(shown=[folder], whole=folder)

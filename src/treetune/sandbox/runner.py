@@ -108,7 +108,7 @@ def get(request: dict[str, Any]) -> bytes:
     descriptor = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "it is no file", request["path"])
+            raise OSError(0, "it is not a file", request["path"])
         return file.read(request["limit"])
 
 

@@ -182,10 +182,10 @@ class Shell:
 
 def _check(text: str) -> None:
     if not bubblewrap.is_passable(text):
-        raise UsageError(f"{text[:80]!r} is no command", remedy="pass text without NUL")
+        raise UsageError(f"{text[:80]!r} is not a command", remedy="pass text without NUL")
 
 
 def _check_path(path: str) -> str:
     if not bubblewrap.is_passable(path) or not path.startswith("/"):
-        raise UsageError(f"{path!r} is no path in a sandbox", remedy="give a path from / on")
+        raise UsageError(f"{path!r} is not a path in a sandbox", remedy="give a path from / on")
     return path

@@ -100,7 +100,7 @@ class Store:
                 raise self._damaged("server.sqlite is missing")
             self._create()
         elif not self._path.is_file():
-            raise self._damaged("server.sqlite is no file")
+            raise self._damaged("server.sqlite is not a file")
         elif not self._path.stat().st_size:
             raise self._damaged("server.sqlite is empty")
         db = self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)

@@ -61,7 +61,7 @@ def read_blocking(response: HTTPResponse, seconds: float) -> bytes:
         while piece := response.read1(_CHUNK):
             body.add(piece)
             if time.monotonic() > until:
-                raise TimeoutError(f"{response.url} did not end its reply within {seconds:g} seconds")
+                raise TimeoutError(f"{response.url} did not finish its reply within {seconds:g} seconds")
         return body.finish()
 
 
@@ -85,7 +85,7 @@ class _Body:
         _under_way[self._key] = size
         if size > _SMALL and sum(list(_under_way.values())) > MOST_TOGETHER:
             raise BodyTooLarge(
-                f"{self._url} sent {size >> 20} MB, and all replies under way have more than {MOST_TOGETHER >> 20} MB"
+                f"{self._url} sent {size >> 20} MB, and all replies in progress exceed {MOST_TOGETHER >> 20} MB"
             )
 
     def finish(self) -> bytes:

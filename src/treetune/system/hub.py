@@ -111,9 +111,11 @@ def check_repo(repo: str) -> str:
     from huggingface_hub import get_token
 
     if not is_hub_name(repo):
-        raise UsageError(f"{repo!r} names no repository of the hub", remedy="write user/name, or organisation/name")
+        raise UsageError(
+            f"{repo!r} is not the name of a repository on the hub", remedy="write user/name, or organisation/name"
+        )
     if (token := get_token()) is None:
-        remedy = "log in with `hf auth login`, or export HF_TOKEN=... (a token that may write)"
+        remedy = "log in with `hf auth login`, or export HF_TOKEN=... (a token with write access)"
         raise UsageError("no Hugging Face token found", remedy=remedy)
     return token
 
@@ -140,8 +142,8 @@ def upload(repo: str, files: Mapping[str, Path | bytes], *, private: bool = Fals
         status = error.response.status_code
         if status in (401, 403):
             raise UsageError(
-                f"the hub does not let this token write to {repo} (status {status})",
-                remedy="use a token that may write, and your own user or organisation",
+                f"this token may not write to {repo} on the hub (status {status})",
+                remedy="use a token with write access, and your own user or organisation",
             ) from None
         raise TreetuneError(f"the hub refused {repo}: {error}") from error
     except (OSError, ValueError) as error:

@@ -7,8 +7,8 @@
 
 A worker is one of our files, run as a program. It is started when needed, and kept. It prints `ready`, then for each
 line of JSON that it reads it writes the requested number of lines. It limits itself by timers and limits of the kernel:
-a request that exceeds one ends the worker, which is scored, not raised. Workers end with our process: their input
-closes, and a busy one ends when its time is up.
+a request that exceeds one ends the worker, which gives a score rather than an exception. Workers end with our process:
+their input closes, and a busy one ends when its time is up.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Gsm8kEnvironment(TurnEnvironment):
         self._answers = list_answers(task.ground_truth)
         self._value = read_truth(self._answers[0])
         if self._value is None and self.strict:
-            why = f"{task.env_class}: the ground truth {self._answers[0]!r:.60} is no number, so no answer is right"
+            why = f"{task.env_class}: the ground truth {self._answers[0]!r:.60} is not a number, so no answer is right"
             raise EnvironmentFault(why, remedy="write the number alone, such as 72, or leave the row out")
 
     async def step(self, action: Action) -> Step:

@@ -274,7 +274,7 @@ class IfEval(Scorer, frozen=True, tag="ifeval"):
 
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
         if not isinstance(truth, list) or not truth:
-            return "is no list of instructions"
+            return "is not a list of instructions"
         problems = (find_problem(name, values) for name, values in self._instructions(truth, task))
         return next((f"is at fault: {problem}" for problem in problems if problem is not None), None)
 

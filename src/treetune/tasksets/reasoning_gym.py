@@ -111,7 +111,7 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
             return "the answer is too long"
         evaluated = _evaluates(type(self._load_stretch(task.idx // _STRETCH)).score_answer)
         if evaluated and answer != truth and not is_plain_expression(answer):
-            return "the answer is no plain expression"
+            return "the answer is not a plain expression"
         return None
 
     def _load_entry(self, index: int) -> Any:

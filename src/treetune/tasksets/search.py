@@ -246,7 +246,7 @@ async def ask_retriever(url: str, query: str) -> list[str]:
                     return [str(hit["document"]["contents"]) for hits in result for hit in hits]
             except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
                 remedy = f"export {URL_VARIABLE}=http://HOST:PORT/retrieve"
-                raise EnvironmentFault(f"{url!r} is no address", remedy=remedy) from error
+                raise EnvironmentFault(f"{url!r} is not an address", remedy=remedy) from error
             except (aiohttp.ClientError, TimeoutError) as error:
                 status = getattr(error, "status", None)
                 if pause is None or status not in _PASSING:

@@ -91,7 +91,7 @@ def _compute(node: ast.expr) -> Any:
             raise ToolError(f"{node.func.id} takes no named arguments")
         value = _FUNCTIONS[node.func.id](*map(_compute, node.args))
     else:
-        raise ToolError(f"{ast.unparse(node)!r:.80} is no arithmetic")
+        raise ToolError(f"{ast.unparse(node)!r:.80} is not arithmetic")
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         raise ToolError("the result has too many digits")
     if isinstance(value, float) and not math.isfinite(value):
@@ -104,7 +104,7 @@ def _raise(base: Any, exponent: Any) -> Any:
         raise ToolError("the result has too many digits")
     value = base**exponent
     if isinstance(value, complex):
-        raise ToolError("the result is no real number")
+        raise ToolError("the result is not a real number")
     return value
 
 

@@ -236,7 +236,7 @@ class LinkGraph:
         path = Path(path).expanduser()
         files = [path / "articles.tsv", path / "links.tsv"] if path.is_dir() else [path]
         if not files[-1].is_file() or files[-1].suffix not in (".tsv", ".jsonl"):
-            raise ConfigError([("taskset.graph", f"{files[-1].absolute()} is no graph file")], remedy=FORMATS)
+            raise ConfigError([("taskset.graph", f"{files[-1].absolute()} is not a graph file")], remedy=FORMATS)
         there = [(file, file.stat()) for file in files if file.is_file()]
         return _read_graph(tuple((file, info.st_size, info.st_mtime_ns) for file, info in there))
 

@@ -163,7 +163,7 @@ class Calls:
         changed = []
         for id, known in body.runs.items():
             if not id.isdigit():
-                raise UsageError(f"{id:.20} is no run")
+                raise UsageError(f"{id:.20} is not a run")
             shown = self._runs[int(id)]
             try:
                 if shown.rollouts is not None:

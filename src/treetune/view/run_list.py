@@ -146,7 +146,7 @@ class RunList:
             if not path.exists():
                 raise UsageError(f"there is no {path}", remedy="name a run folder, or a folder of runs")
             if path.is_file() and find_run(path) is None:
-                raise UsageError(f"{path} is no run", remedy="name a run folder, a folder of runs, or a file of one")
+                raise UsageError(f"{path} is not a run", remedy="name a run folder, a folder of runs, or a file of one")
         self.look()
 
     @property

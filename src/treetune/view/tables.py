@@ -313,5 +313,5 @@ def _load_decoder(name: str) -> Callable[[int], str]:
     try:
         tokenizer: Any = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
-        raise UsageError(f"{file} is no tokenizer: {error}") from None
+        raise UsageError(f"{file} is not a tokenizer: {error}") from None
     return lambda one: str(tokenizer.decode([one], skip_special_tokens=False))

@@ -89,9 +89,9 @@ class Choices:
         counted = isinstance(answer, int | float) and not isinstance(answer, bool)
         known = f"there are {', '.join(labels)}" if labels else "it is a number from 0, a letter or a text"
         if isinstance(answer, str) and answer.strip().isdecimal() and not labels:
-            known = "a text of digits is no number: leave out the quotes"
+            known = "a text of digits is not a number: leave out the quotes"
         how = "numbers count from 0" if counted and not labels else known
-        return f"choices.answer {answer!r:.60} is no option ({how})"
+        return f"choices.answer {answer!r:.60} is not an option ({how})"
 
     def add(self, table: SourceBatch) -> SourceBatch:
         """Add the columns to every row of a batch."""

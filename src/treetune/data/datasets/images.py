@@ -61,7 +61,7 @@ class ImageReader:
             buffer = io.BytesIO()
             item.save(buffer, "PNG")
             return self._load(buffer.getvalue())
-        raise ValueError(f"a {type(item).__name__} is no path, no address, no bytes and no PIL image")
+        raise ValueError(f"a {type(item).__name__} is not a path, an address, bytes or a PIL image")
 
     def _read_name(self, name: str) -> str:
         if (data := decode_url(name)) is not None:

@@ -144,7 +144,7 @@ def find_fault(made: Any) -> str | None:
             return f"has a message whose content is a {type(content).__name__}"
     for key in ("reward_model", "extra_info"):
         if type(value := made.get(key)) is not dict and value is not None:
-            return f"has {key} that is no dict"
+            return f"has {key} that is not a dict"
     return None
 
 
@@ -305,7 +305,7 @@ def complete_row(taskset: DatasetRows, made: Row, messages: list[Message], index
     given = made.get("extra_info") or {}
     env_class = made.get("env_class") or given.get("env_class") or config.env_class
     if type(env_class) is not str and env_class is not None:
-        raise TasksetError(f"row {index} has the env_class {env_class!r}, which is no name")
+        raise TasksetError(f"row {index} has the env_class {env_class!r}, which is not a name")
     reward = _complete_reward(made.get("reward_model"), config.reward_method)
     spec = _reward_spec(reward)
     scorer = taskset.row_scorer
@@ -361,6 +361,6 @@ def _index(value: Any, position: int) -> int:
         return value if type(value) is int else int(value)
     except (TypeError, ValueError):
         raise TasksetError(
-            f"row {position} has the index {value!r}, which is no whole number",
+            f"row {position} has the index {value!r}, which is not a whole number",
             remedy="extra_info.index is the number of the row in the source: give another value another key",
         ) from None

@@ -275,7 +275,7 @@ def _parse(text: str) -> ast.Expression:
         return ast.parse(f"({text}\n)", mode="eval")
     except (SyntaxError, ValueError) as error:
         problem = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ConfigError([(KEY, f"{text!r} is no expression: {problem}; {_AVAILABLE}")]) from None
+        raise ConfigError([(KEY, f"{text!r} is not an expression: {problem}; {_AVAILABLE}")]) from None
 
 
 def _pattern_fault(pattern: ast.expr) -> str | None:

@@ -177,7 +177,7 @@ def _task_class(node: Mapping[str, Any], of_any_class: bool = False) -> type[Tas
         raise ConfigError([(key, str(error))]) from error
     if not isinstance(cls, type) or not issubclass(cls, Taskset if of_any_class else DatasetTaskset):
         name = getattr(cls, "__name__", repr(cls))
-        raise ConfigError([(key, f"{name} is no dataset task: subclass treetune_verl.tasks.Task")])
+        raise ConfigError([(key, f"{name} is not a dataset task: subclass treetune_verl.tasks.Task")])
     return cls
 
 

@@ -122,7 +122,7 @@ class Field(NamedTuple):
         try:
             return int(text) if re.fullmatch(r"\s*[-+]?\d+\s*", text) else float(text)
         except ValueError:
-            raise ValueError(f"{text!r:.80} is no number, and :{self.spec} formats numbers") from None
+            raise ValueError(f"{text!r:.80} is not a number, and :{self.spec} formats numbers") from None
 
 
 class Template:
@@ -234,7 +234,7 @@ def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], list[s
             problem = (
                 "a field names its column itself; what depends on another column is for _make_map_fn of a subclass"
             )
-        faults[f"{text!r} is no format string: {problem}{_BRACES}"] = None
+        faults[f"{text!r} is not a format string: {problem}{_BRACES}"] = None
     return pieces, list(faults)
 
 
@@ -251,4 +251,7 @@ def _explain_name(name: str, columns: Sequence[str]) -> str:
     if attribute := re.fullmatch(r"([^.]+)\.(\w+)", name):
         key = f"{attribute[1]}[{attribute[2]}]"
         return f"{{{name}}} reads an attribute, which templates do not; a key of a mapping is {{{key}}}"
-    return f"{{{name}}} is no column and no item of one, which is written {{{column}[key]}}; attributes are not read"
+    return (
+        f"{{{name}}} is neither a column nor an item of one, which is written {{{column}[key]}}; "
+        "attributes are not read"
+    )

@@ -343,7 +343,7 @@ def _detect(columns: tuple[str, ...], default: str) -> Format:
         )
     if "prompt" not in columns:
         raise UsageError(
-            f"these are no rows of tasks, for there is no prompt: {', '.join(columns) or 'no columns'}",
+            f"these are not rows of tasks, because there is no prompt: {', '.join(columns) or 'no columns'}",
             remedy="make tasks of a dataset with `treetune build`",
         )
     return FORMATS[default]

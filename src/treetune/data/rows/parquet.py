@@ -100,8 +100,8 @@ def table_of(rows: list[dict[str, Any]], *, exact: bool = True, truths: MixedAs 
             if not exact:
                 raise  # the builder names the row
             if isinstance(error, TypeError):
-                raise TasksetError(f"{name} has a key that is no text", remedy="name its keys by text") from None
-            problem = f"{name} has text that is no Unicode: {error.object!r:.80}"
+                raise TasksetError(f"{name} has a key that is not text", remedy="name its keys by text") from None
+            problem = f"{name} has text that is not valid Unicode: {error.object!r:.80}"
             raise TasksetError(problem, remedy="remove lone surrogates") from None
     return with_json_fields(pa.table(columns), json_fields)
 

@@ -157,7 +157,7 @@ def messages_of(prompt: Any) -> list[Message]:
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list) or not prompt:
-        raise ValueError("has no prompt" if prompt is None else f"the prompt is no list of messages: {prompt!r:.80}")
+        raise ValueError("has no prompt" if prompt is None else f"the prompt is not a list of messages: {prompt!r:.80}")
     for number, message in enumerate(prompt):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {number} has no role: {message!r:.80}")
@@ -202,7 +202,7 @@ def load_tokenizer(tokenizer: Any) -> Any:
     if not isinstance(tokenizer, str | Path):
         if not callable(getattr(tokenizer, "apply_chat_template", None)):
             raise UsageError(
-                f"a {type(tokenizer).__name__} is no tokenizer: it applies no chat template", remedy=remedy
+                f"a {type(tokenizer).__name__} is not a tokenizer: it applies no chat template", remedy=remedy
             )
         return tokenizer
     try:
@@ -213,7 +213,7 @@ def load_tokenizer(tokenizer: Any) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(place if place.exists() else tokenizer))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{tokenizer} is no tokenizer: {str(error).partition(chr(10))[0]}", remedy=remedy) from None
+        raise UsageError(f"{tokenizer} is not a tokenizer: {str(error).partition(chr(10))[0]}", remedy=remedy) from None
 
 
 def _is_of_transformers(tokenizer: Any) -> bool:

@@ -127,10 +127,10 @@ def hub_batches(source: HubName) -> Iterator[Batch]:
     try:
         opened = open_named(source)
     except NetworkError as error:
-        raise NetworkError(f"{source.name!r} is no file here: {error.message}", remedy=error.remedy) from error
+        raise NetworkError(f"{source.name!r} is not a file here: {error.message}", remedy=error.remedy) from error
     except TreetuneError as error:
         raise UsageError(
-            f"{source.name!r} is no file here, and no dataset of the hub: {error.message}",
+            f"{source.name!r} is neither a file here nor a dataset on the hub: {error.message}",
             remedy="a dataset is named name[@config][:split], and its split is train by default",
         ) from error
     for flaw in opened.find_changes():

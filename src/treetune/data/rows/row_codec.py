@@ -166,7 +166,7 @@ def build_task(
 def _read_tools(note: Mapping[str, Any]) -> list[str]:
     tools = note.get("tools", [])
     if not isinstance(tools, list) or not all(isinstance(name, str) for name in tools):
-        raise TasksetError(f"a row names tools that are no names: {tools!r:.80}")
+        raise TasksetError(f"a row names tools that are not names: {tools!r:.80}")
     return tools
 
 

@@ -58,7 +58,7 @@ class ScoredBy(msgspec.Struct, frozen=True):
     def read(cls, text: Any) -> ScoredBy | None:
         """Parse the text of a row. Returns None if it holds none."""
         if text is not None and not isinstance(text, str):
-            raise TasksetError(f"a row has a scorer that is no text: {text!r:.80}", remedy=FORMS)
+            raise TasksetError(f"a row has a scorer that is not text: {text!r:.80}", remedy=FORMS)
         return _read(text) if text else None
 
     @classmethod
@@ -270,7 +270,7 @@ def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
     try:
         return msgspec.convert({**fields, **own}, kind)
     except msgspec.ValidationError as error:
-        raise TasksetError(f"a row is no {kind.__name__}: {error}") from None
+        raise TasksetError(f"a row is not a {kind.__name__}: {error}") from None
 
 
 def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | None:

@@ -184,7 +184,7 @@ def _encode_field(path: Path, content: bytes, field: str) -> bytes:
     except ValueError as error:
         raise ReadError(f"{path}: {error}") from None
     if not isinstance(document, dict) or field not in document:
-        keys = ", ".join(document) if isinstance(document, dict) else "it is no mapping"
+        keys = ", ".join(document) if isinstance(document, dict) else "it is not a mapping"
         raise ReadError(f"{path} has no key {field!r} ({keys})", remedy="look at loading_params.kwargs.field")
     found = document[field]
     if isinstance(found, dict) and found and all(isinstance(values, list) for values in found.values()):
@@ -248,7 +248,7 @@ def check_cells(record: Cells) -> list[str]:
 
 def refuse_encoding(path: str | Path, error: UnicodeDecodeError) -> ReadError:
     remedy = "convert it (`iconv -f latin1 -t utf-8`), or set loading_params.kwargs.encoding"
-    return ReadError(f"{path} is no UTF-8 text: {error}", remedy=remedy)
+    return ReadError(f"{path} is not UTF-8 text: {error}", remedy=remedy)
 
 
 def refuse_several(names: list[str], path: str | Path) -> None:

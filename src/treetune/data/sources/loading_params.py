@@ -124,7 +124,7 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
         problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
         return [("loading_params.args", problem)]
     if kind not in FILE_FORMATS and (meant := format_called(kind)) in FILE_FORMATS and not params.path.exists():
-        problem = f"{kind!r} is no kind of files; did you mean {meant!r}? Write {spell_format(kind)}"
+        problem = f"{kind!r} is not a kind of files; did you mean {meant!r}? Write {spell_format(kind)}"
         return [("loading_params.args", problem)]
     if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
         return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]

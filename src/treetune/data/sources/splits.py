@@ -177,7 +177,7 @@ def parse_split(text: str, splits: Collection[str]) -> list[Piece]:
         match = _PIECE.fullmatch(part)
         if match is None or match["rounding"] not in (None, "closest", "pct1_dropremainder"):
             remedy = "write train, train[:100], train[:10%] or train[:50%]+test"
-            raise UsageError(f"loading_params.kwargs.split: {text!r} is no split", remedy=remedy)
+            raise UsageError(f"loading_params.kwargs.split: {text!r} is not a split", remedy=remedy)
         bounds = [match["start"], match["stop"]]
         start, stop = (None if bound is None else int(bound.rstrip("%")) for bound in bounds)
         percent = any(bound is not None and bound.endswith("%") for bound in bounds)

@@ -51,15 +51,15 @@ def fix_task(row: Row, read: Format, write: Format, turns: bool = False) -> tupl
             raise TreetuneError("two ground truths")
     task = read.task_of_pruned(fix(row, turns=turns))
     if not isinstance(task.env_class, str | None):
-        raise TreetuneError("an env_class that is no text")
+        raise TreetuneError("an env_class that is not text")
     if not task.messages:
         raise TreetuneError("no prompt")
     if isinstance(task.ground_truth, float) and not math.isfinite(task.ground_truth):
-        raise TreetuneError("a ground truth that is no number")
+        raise TreetuneError("a ground truth that is not a number")
     try:
         return task, write.row_of(task)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # a faulty row may hold any values
-        raise TreetuneError(f"values that are no task's: {error}") from None
+        raise TreetuneError(f"values that are not a task's: {error}") from None
 
 
 def fix(row: Row, *, turns: bool = False) -> Row:

@@ -270,7 +270,7 @@ def _note_scores(trace: Trace, scores: Mapping[str, Any], headline: str | None) 
         trace.reward = None if isinstance(chosen.get("value"), dict | list) else grade(chosen.get("value"))
         trace.answer, trace.explanation = chosen.get("answer"), chosen.get("explanation")
         if trace.reward is None:
-            trace.warnings.append(f"the score is no number: {chosen.get('reason') or chosen.get('value')}")
+            trace.warnings.append(f"the score is not a number: {chosen.get('reason') or chosen.get('value')}")
         else:
             trace.turns[-1].reward = trace.reward
 

@@ -199,7 +199,7 @@ class JsonApp:
             raise HttpError(
                 403,
                 "denied",
-                f"{host.decode('latin-1'):.80} is no name of this machine",
+                f"{host.decode('latin-1'):.80} is not a name of this machine",
                 remedy="ask for 127.0.0.1 or localhost; under other names, serve with a token or --open",
             )
         if origin and origin.partition(b"://")[2] != host:

@@ -344,7 +344,7 @@ def _decode_cases(truth: Any) -> list[dict[str, Any]]:
         if not isinstance(case, dict) or case.get("input") is None or case.get("output") is None:
             raise ValueError(f"has no input and output in case {number}")
         if not isinstance(case.get("metadata") or {}, dict):
-            raise ValueError(f"has a metadata that is no mapping in case {number}")
+            raise ValueError(f"has a metadata that is not a mapping in case {number}")
     return truth
 
 

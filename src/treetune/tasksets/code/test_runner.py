@@ -103,7 +103,7 @@ class AnswerProcess:
                 if self._process.wait(timeout=1) == -signal.SIGXCPU:
                     return {"error": f"no end within {self._cpu_seconds} seconds of processor time"}
             return {"error": "the answer ended its process"}
-        return reply if isinstance(reply, dict) else {"error": "the answer wrote what is no reply"}
+        return reply if isinstance(reply, dict) else {"error": "the answer wrote something other than a reply"}
 
     def call(self, function: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         request = {"call": function, "arguments": encode(arguments), "keywords": encode(keywords)}

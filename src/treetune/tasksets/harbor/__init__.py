@@ -166,7 +166,7 @@ class HarborFolder:
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
-            why = f"{self.path} is no Harbor task: {name} cannot be read ({error.strerror})"
+            why = f"{self.path} is not a Harbor task: {name} cannot be read ({error.strerror})"
             remedy = "a task has instruction.md, task.toml, environment/ and tests/test.sh"
             raise TasksetError(why, remedy=remedy) from None
 

@@ -56,7 +56,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError("headers and token_env belong to a url, not to a command: use env")
         if self.url is not None:
             if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
-                raise ValueError(f"{self.url!r} is no address: write http://HOST:PORT/mcp")
+                raise ValueError(f"{self.url!r} is not an address: write http://HOST:PORT/mcp")
             if self.env or self.cwd is not None:
                 raise ValueError("env and cwd belong to a command, not to a url")
         if not _PREFIX.fullmatch(self.prefix):

@@ -198,7 +198,7 @@ class TaskServerAdapter:
     def __init__(self, task: Any) -> None:
         self.worker, self.typings = require_worker()
         if not isinstance(task, self.worker.Task):
-            raise UsageError(f"{type(task).__name__} is no task of agentrl.worker", remedy="subclass its Task")
+            raise UsageError(f"{type(task).__name__} is not a task of agentrl.worker", remedy="subclass its Task")
         self.task = task
         self.places = asyncio.Semaphore(task.concurrency)
         self.ids = itertools.count(1)

@@ -170,7 +170,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         for check in self.task.sample.evaluation.check:
             if isinstance(check, str) and MATCHERS[check](result.text.strip()) is None:
                 said = _quote(result)
-                raise _invalid(f"what its example prints is no {check.removesuffix('-match')}: {said}")
+                raise _invalid(f"what its example prints does not match {check.removesuffix('-match')}: {said}")
         return result.text
 
     async def _wait_for_processes(self) -> list[str]:

@@ -121,7 +121,7 @@ def _read_script(raw: Any, scripts: Sequence[Path]) -> OSScript:
     if isinstance(raw, str):
         return OSScript(raw)
     if not isinstance(raw, dict):
-        raise Unservable(f"{raw!r} is no script")
+        raise Unservable(f"{raw!r} is not a script")
     language = raw.get("language", "bash")
     if language not in ("bash", "python"):
         raise Unservable(f"it has a script in {language}")

@@ -255,5 +255,5 @@ def load_opponent(spec: str, origin: Origin) -> Callable[[str, random.Random], A
     """Return a function that chooses a move, from what the player has seen so far and a random.Random."""
     function = load_object(parse_reference(spec), origin)
     if not callable(function):
-        raise EnvironmentFault(f"{spec} is no function", remedy="write def opponent(observation, rng): return '[4]'")
+        raise EnvironmentFault(f"{spec} is not a function", remedy="write def opponent(observation, rng): return '[4]'")
     return function  # type: ignore[no-any-return]
