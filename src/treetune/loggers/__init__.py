@@ -250,7 +250,7 @@ _PLAIN = (
     *("prompt_tokens", "completion_tokens", "judge_calls"),
 )
 _LONGEST = 4000
-"""The most characters of a text in a sample."""
+"""The maximum number of characters in a text of a sample."""
 _SECONDS = 10.0
 _LAST_SECONDS = 30.0
 """How long to wait for the last figures when a server ends."""

@@ -151,8 +151,8 @@ def join_cluster() -> Any:
         except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
             raise TreetuneError(
                 f"no Ray cluster can be joined: {str(error).splitlines()[0]}",
-                remedy="start one with `ray start --head`, or set RAY_ADDRESS; one with a token wants it here too, "
-                "in ~/.ray/auth_token or RAY_AUTH_TOKEN",
+                remedy="start one with `ray start --head`, or set RAY_ADDRESS; if the cluster has a "
+                "token, put it in ~/.ray/auth_token or RAY_AUTH_TOKEN here too",
             ) from error
     return ray
 

@@ -274,7 +274,7 @@ def _make_alike(splits: Mapping[str, Sequence[Path]], folder: Path) -> dict[str,
         problem = str(error)
     if problem:
         remedy = "push the lists one by one, or give their tasks the same columns"
-        raise UsageError(f"the files are no one dataset: {problem}", remedy=remedy)
+        raise UsageError(f"the files do not form one dataset: {problem}", remedy=remedy)
     found: dict[str, list[Path]] = {split: list(paths) for split, paths in splits.items()}
     for split, paths in found.items():
         for number, path in enumerate(paths):
