@@ -184,12 +184,9 @@ def finish(
 
 def _tell_run(folder: Path, has_failures: bool, screen: Screen) -> None:
     """Shows where a run is, and how to view it."""
-    from treetune.cli.app import VERBS  # imported here, because it loads this module
-
     screen.say(f"run folder: {folder}")
     if is_run(folder):
         name = shlex.quote(str(folder))
         failures = f"look at the failures: treetune show {name} --failed"
         screen.say(failures if has_failures else f"look at it: treetune show {name}")
-        if "view" in VERBS:
-            screen.say(f"in a browser: treetune view {name}")
+        screen.say(f"in a browser: treetune view {name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +15,11 @@ from treetune.cli import options
 from treetune.cli.evaluate import play
 from treetune.cli.options import Json, option, read_overrides
 from treetune.cli.output import make_table, print_json
+from treetune.config.interpolation import with_overrides
 from treetune.config.structs import without_none
 from treetune.config.trust import FINGERPRINT
 from treetune.errors import UsageError
+from treetune.runs.folder import slug
 from treetune.system.digest import digest
 from treetune.system.screen import Screen
 from treetune.tasksets.target import read_target
@@ -107,13 +108,10 @@ def profile_command(
 
 def _run_folder(path: Path, model: str) -> Path:
     """The run folder for the rollouts of a model."""
-    word = re.sub(r"[^A-Za-z0-9.=_-]+", "-", model).strip("-")[-60:]
-    return path.with_name(f"{path.name}.runs") / f"{word}-{digest(model, 4)}"
+    return path.with_name(f"{path.name}.runs") / f"{slug(model)}-{digest(model, 4)}"
 
 
 def _read_values(by: str) -> dict[str, Any]:
-    from treetune.config.interpolation import with_overrides
-
     key, equals, values = by.partition("=")
     if not key or not equals or not values:
         raise UsageError(f"--by {by} is not a key with values", remedy="write --by level=1,2,3")

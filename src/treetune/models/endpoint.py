@@ -25,7 +25,7 @@ import msgspec
 from treetune.core.policy import count_retry
 from treetune.errors import ContextFullError, EndpointRefusal, NetworkError, PolicyError, UsageError, did_you_mean
 from treetune.models import PROVIDERS, EndpointConfig, list_headers
-from treetune.system.http_body import BodyTooLarge, read_body
+from treetune.system.http_body import BodyTooLarge, read_body, retry_after
 
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0
@@ -80,7 +80,7 @@ class Endpoint:
                     problem = f"{url} answered {response.status}: {content[:300].decode(errors='replace')}"
                     if response.status not in _RETRIED:
                         raise (ContextFullError if _FULL.search(content) else EndpointRefusal)(problem)
-                    wait = _retry_after(response.headers.get("Retry-After")) or wait
+                    wait = retry_after(response, _LONGEST_WAIT) or wait
             except aiohttp.InvalidURL as error:
                 raise PolicyError(f"{url} is not an address: {error}", remedy="correct --endpoint.base_url") from error
             except BodyTooLarge as error:
@@ -118,13 +118,6 @@ def _decode(content: bytes) -> Any:
         return msgspec.json.decode(content)
     except msgspec.DecodeError:
         return json.loads(content)  # it accepts half of a surrogate pair, which a model may sample
-
-
-def _retry_after(header: str | None) -> float | None:
-    try:
-        return min(_LONGEST_WAIT, max(0.0, float(header))) if header else None
-    except ValueError:
-        return None
 
 
 class _Answer(NamedTuple):

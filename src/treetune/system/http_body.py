@@ -54,6 +54,14 @@ async def read_body(response: ClientResponse) -> bytes:
         return body.finish()
 
 
+def retry_after(response: ClientResponse, most: float) -> float | None:
+    """The seconds, at most `most`, that a server asks its clients to wait; None if it names none."""
+    try:
+        return min(most, max(0.0, float(response.headers["Retry-After"])))
+    except (KeyError, ValueError):
+        return None
+
+
 def read_blocking(response: HTTPResponse, seconds: float) -> bytes:
     """The body of a `urllib` response, read within a time limit; raises `BodyTooLarge` or `TimeoutError`."""
     until = time.monotonic() + seconds

@@ -223,13 +223,6 @@ def numbers_in(values: Mapping[str, Any], without: tuple[str, ...] = ()) -> dict
     return {name: value for name, value in found.items() if value is not None}
 
 
-def prune(value: Any) -> Any:
-    """Removes keys with null values: a table gives each row the keys of all rows."""
-    if isinstance(value, dict):
-        return {key: prune(item) for key, item in value.items() if item is not None}
-    return [prune(item) for item in value] if isinstance(value, list) else value
-
-
 # Converting other programs' chats to the turns of a trace
 
 

@@ -20,13 +20,13 @@ import numpy as np
 from treetune.chat.message import Message
 from treetune.core.task import Task
 from treetune.core.trace import Trace
+from treetune.data.arrow_values import drop_nulls
 from treetune.runs.foreign.program import (
     ForeignRollout,
     Program,
     number_of,
     numbered_files,
     numbers_in,
-    prune,
     turns_of,
 )
 from treetune.runs.plain_files import open_regular
@@ -50,7 +50,7 @@ class Trl(Program):
         rows = table.to_pylist()
         rewards, exact = _reward_columns(table.schema, rows)
         for at, row in enumerate(rows[after:], after):
-            yield ForeignRollout(_trace(prune(row), rewards, exact), at + 1)
+            yield ForeignRollout(_trace(drop_nulls(row), rewards, exact), at + 1)
 
     def repeats(self, file: Path, before: Path) -> bool:
         """Completions that were sampled once are logged with each step that trains on them (`steps_per_generation`)."""

@@ -19,7 +19,7 @@ import msgspec
 from treetune.errors import UsageError, format_error
 from treetune.serve.errors import Denied, ServeError, Unreachable
 from treetune.serve.http.wire import decode, encode
-from treetune.system.http_body import BodyTooLarge, read_body
+from treetune.system.http_body import BodyTooLarge, read_body, retry_after
 
 if TYPE_CHECKING:
     import aiohttp
@@ -131,7 +131,7 @@ class HttpTransport:
         try:
             async with asking as response:
                 content = await read_body(response)
-                wait = _parse_seconds(response.headers.get("Retry-After"))
+                wait = retry_after(response, _LONGEST_WAIT)
                 return HttpReply(url, response.status, content, wait)
         except BodyTooLarge as error:
             raise ServeError(error.message) from None
@@ -143,10 +143,3 @@ class HttpTransport:
             raise UsageError(f"{self.url!r} is not an address", remedy="write http://127.0.0.1:5000") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{url}: {format_error(error)}", remedy=self.remedy) from error
-
-
-def _parse_seconds(header: str | None) -> float | None:
-    try:
-        return min(_LONGEST_WAIT, max(0.0, float(header))) if header else None
-    except ValueError:
-        return None
