@@ -115,6 +115,16 @@ def test_validation_is_at_the_start_and_at_each_tenth(planned):
     assert (areal["evaluator.eval_before_train"], areal["evaluator.freq_steps"]) == ("true", "4")
 
 
+def test_each_key_for_areal_stands_in_its_file_for_it_takes_no_other(planned):
+    config = planned("areal", "numbers_of.py:Numbers", "--steps", "40")["config"]
+    known = msgspec.yaml.decode(Path(config.pop("--config")).read_bytes())
+    for key in config:
+        found = known
+        for name in key.split("."):
+            assert name in found, key
+            found = found[name]
+
+
 def test_slime_leaves_out_of_the_training_what_it_validates_with(planned, monkeypatch):
     monkeypatch.syspath_prepend(str(slime_runs.CALLS.parent / "stand_ins"))
     plan = planned("slime", "numbers_of.py:Numbers", "--steps", "3")
