@@ -1,5 +1,7 @@
 """The workflow in the real AReaL: run by tests/trainers/test_areal.py with the pytest of AReaL's own environment.
 
+    python areal_side.py answer         # plays conversations: sides.py
+
 A `Speaker` stands in for the inference engine, because that needs a GPU; everything else is AReaL's and ours.
 """
 
@@ -17,6 +19,7 @@ import time
 from pathlib import Path
 
 import pytest
+import sides
 import task_servers
 import tool_shop
 import torch
@@ -24,17 +27,57 @@ from areal.api import ModelResponse, RolloutWorkflow
 from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
 from areal.infra.remote_inf_engine import GroupedRolloutWorkflow
 from areal.infra.workflow_executor import WorkflowExecutor, check_trajectory_format
+from areal.utils import stats_tracker
 from areal.utils.dynamic_import import import_from_string
 from kinds import KINDS, write_targets, written
 from real_letters import letters_tokenizer
+from serving import serving
+from stories import Played, pieces_of, texts_of
+from treetune.serve.http.door import HttpDoor
 
 from treetune.cli.listing import TaskKind, cells
 from treetune.errors import UsageError
 from treetune.sandbox import probe
+from treetune.serve.http import HttpConfig
+from treetune.tasksets.target import load_taskset
 from treetune.trainers import areal
 from treetune.trainers.areal import TaskServerWorkflow, tensors
+from treetune.trainers.areal import __main__ as starting
 from treetune.trainers.areal.alias import write_alias
 from treetune.trainers.areal.workflow import log as workflow_log
+
+
+def play_story(target, says, num_tasks=None):
+    """A conversation, as `treetune train areal` starts AReaL, on a server of the target."""
+    texts = texts_of(says)
+    tokenizer, folder = letters_tokenizer(), Path.cwd()
+    tokenizer.save_pretrained(folder / "model")
+    try:
+        planned = sides.plan("areal", target, folder / "model", num_tasks=num_tasks)
+    except sides.Refused as refused:
+        return refused.played
+    request, words = starting.read_arguments(planned["command"][3:])
+    config = starting.read_config(words)
+    rows, *_ = starting.select_rows(request)
+    engine = Speaker(tokenizer, lambda prompt, turn: texts[turn])
+    stats_tracker.get("rollout").export(reset=True)
+
+    async def run():
+        async with serving(load_taskset(target), doors=[HttpDoor(HttpConfig(address=":0"))], drain_seconds=0) as server:
+            options = starting.describe(config, config.gconfig, server.address)
+            flow = import_from_string(starting.WORKFLOW)(**options)
+            try:
+                return await flow.arun_episode(engine, rows[0])
+            finally:
+                await servers_of(flow)[0].close()
+
+    trajectory = asyncio.run(run())
+    assert len(engine.requests) == len(texts), f"only {len(engine.requests)} of {len(texts)} turns were played"
+    check(trajectory, engine)
+    ids, mask = trajectory["input_ids"][0].tolist(), trajectory["loss_mask"][0].tolist()
+    told = stats_tracker.get("rollout").export(reset=True)
+    truncated = bool(told["rollout/truncated"])
+    return Played(trajectory["rewards"].item(), None, pieces_of(tokenizer, ids, mask), truncated)
 
 
 @pytest.fixture(scope="module")
@@ -290,8 +333,6 @@ def test_a_dead_server_gives_none_and_is_told_apart_from_rejections(tokenizer, m
         workflow_log.removeHandler(handler)
     assert seen == [{"unreachable": 3}]
     assert any("lost to the task server, not to the model" in text for text in records)
-    from areal.utils import stats_tracker
-
     told = stats_tracker.get("rollout").export(reset=True)
     assert told["rollout/task_server_failure"] > 0
 
@@ -503,3 +544,7 @@ def test_the_lines_of_the_docs_are_understood_by_its_loader(tokenizer, tmp_path,
     config, _ = load_expr_config([*usual, *named], example.Config)
     assert (config.total_train_steps, config.train_dataset.batch_size) == (5, 4)
     assert importlib.util.find_spec("areal.launcher") is None
+
+
+if __name__ == "__main__":
+    sides.answer(play_story)

@@ -197,13 +197,13 @@ class CpuTraining:
         python, package = venvs.venv(*venvs.VERIFIERS), self.folder / "letters-env"
         self._treetune(python, "export", "verifiers", "letters.py:Letters", "--to", package)
         (name,) = (file.parent.name for file in package.glob("*/__init__.py"))
-        words = (name, url, model, str(PROMPTS), str(GROUP))
+        words = ("sample", name, url, model, str(PROMPTS), str(GROUP))
         path = os.pathsep.join([str(SUPPORT), str(package)])
         steps_of = (venvs.vllm_verl(), SUPPORT / "policy_step.py", model, str(GROUP), str(RATE))
         found = []
         vllm_server.load_again(url)  # whoever trained before may have left other weights in the engine than on disk
         with (
-            self._asking(python, SUPPORT / "verifiers_cpu_side.py", *words, PYTHONPATH=path) as play,
+            self._asking(python, SUPPORT / "verifiers_side.py", *words, PYTHONPATH=path) as play,
             self._asking(*steps_of) as take_step,
         ):
             for step in range(steps):

@@ -1,8 +1,9 @@
 """Runs in SkyRL's virtual environment, and says what the real SkyRL and skyrl-gym make of tasks.
 
-    python skyrl_side.py WHAT REQUEST.json ANSWER.json
+    python skyrl_side.py WHAT REQUEST.json ANSWER.json     # needs a skyrl_gym that was not touched before
+    python skyrl_side.py answer                            # plays conversations: sides.py
 
-What each WHAT is asked and answers stands with its function. Needs a skyrl_gym that was not touched before.
+What each WHAT is asked and answers stands with its function.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import sides
+from stories import Played, letters, pieces_of, texts_of
 
 
 def items(request: dict[str, Any]) -> list[list[Any]]:
@@ -104,6 +108,57 @@ def generated(request: dict[str, Any]) -> dict[str, Any]:
         "response_ids": output["response_ids"],
         "loss_masks": output["loss_masks"],
     }
+
+
+def play_story(target: str, says: list[Any], num_tasks: int | None = None) -> Played:
+    """A conversation, as `treetune train skyrl` starts SkyRL: the rewards and tokens that its generator gives."""
+    texts = texts_of(says)
+    allow_typed_dicts()
+    from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
+    from tiny_model import make_model
+    from transformers import AutoTokenizer
+
+    from treetune.trainers.skyrl import register
+
+    model = Path("model")
+    if not model.exists():
+        make_model(model)
+    try:
+        planned = sides.plan("skyrl", target, model, num_tasks=num_tasks)
+    except sides.Refused as refused:
+        return refused.played
+    words = iter(planned["command"])
+    register(replace=True)
+    for id in (next(words) for word in words if word == "--env"):
+        register(id, id=id, replace=True)
+    config = SkyRLTrainConfig.from_cli_overrides([f"{key}={value}" for key, value in planned["config"].items()])
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    engine = Teller(tokenizer, texts)
+    generator = SkyRLGymGenerator(config.generator, config.environment.skyrl_gym, engine, tokenizer)
+    files, longest = planned["data"]["train"], config.trainer.max_prompt_length
+    ((messages, env_class, extras, _),) = prompts({"model": model, "files": files, "max_prompt_length": longest})
+    asked = {"prompts": [messages], "env_classes": [env_class], "env_extras": [extras]}
+    output = asyncio.run(generator.generate({**asked, "sampling_params": None, "trajectory_ids": None}))
+    assert engine.told == len(texts), f"only {engine.told} of {len(texts)} turns were played"
+    (rewards,), (ids,), (mask,) = (output[key] for key in ("rewards", "response_ids", "loss_masks"))
+    rewards = rewards if isinstance(rewards, list) else [rewards]
+    return Played(sum(rewards), None, pieces_of(tokenizer, ids, mask))
+
+
+class Teller:
+    """An engine that says what it is told to, turn by turn, in tokens of its own choice."""
+
+    def __init__(self, tokenizer: Any, texts: list[str]) -> None:
+        self._tokenizer, self._texts, self.told = tokenizer, texts, 0
+
+    async def generate(self, request: dict[str, Any], model: str | None = None) -> dict[str, Any]:
+        text = self._texts[self.told]
+        self.told += 1
+        return {"responses": [text], "response_ids": [letters(self._tokenizer, text)], "stop_reasons": ["stop"]}
+
+    async def finish_session(self, session: str) -> None:
+        pass
 
 
 class Engine:
@@ -197,8 +252,14 @@ def allow_typed_dicts() -> None:
     typing.TypedDict = typing_extensions.TypedDict
 
 
-if __name__ == "__main__":
-    what, asked, answer = sys.argv[1:]
+def main(what: str, *files: str) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    found = globals()[what](json.loads(Path(asked).read_text()))
-    Path(answer).write_text(json.dumps(found))
+    if what == "answer":
+        sides.answer(play_story)
+    else:
+        asked, answer = map(Path, files)
+        answer.write_text(json.dumps(globals()[what](json.loads(asked.read_text()))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

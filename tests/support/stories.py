@@ -1,8 +1,8 @@
-"""Two tasks that every trainer and protocol plays: one with tools, one of several turns; and what a model says to them.
+"""Conversations that every trainer and protocol plays: with the first task of a target, and what a model says to it.
 
-    stories.write(folder)               # shop.py and counting.py, as their authors write them
-    story = STORIES["tools"]            # story.target, story.index, story.says
-    stories.expected(folder, story)     # what eval makes of it
+    stories.write(folder)               # the tasks, as their authors write them: conversations.py, mixture.yaml
+    story = STORIES["tools"]            # story.target, story.says, story.reward
+    stories.by_eval(story)              # what eval makes of it
 
 A place that plays one tells what came of it as a `Played`, or as its JSON where it is a program of its own.
 """
@@ -10,84 +10,95 @@ A place that plays one tells what came of it as a `Played`, or as its JSON where
 from __future__ import annotations
 
 import asyncio
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tool_shop
-from tool_shop import Said
+import conversations
+from tool_shop import STORY, Said
 
 from treetune import run_rollout
 from treetune.core.policy import Completion, Policy, Request
 from treetune.core.tool import message_of_action
+from treetune.core.trace import Trace
 from treetune.tasksets.target import load_taskset
-
-COUNTING = '''
-from treetune import Environment, Step, Task, Taskset
-
-
-class Count(Environment):
-    """Counts down, a number in each turn; each right one earns half of what the one before could."""
-
-    MULTI_TURN = True
-
-    def start(self):
-        self.left, self.worth = int(self.task.ground_truth), 0.5
-        return f"Count down from {self.left} to 0."
-
-    def step(self, action):
-        reward = self.worth * (action.text.strip() == str(self.left))
-        self.left, self.worth = self.left - 1, self.worth / 2
-        return Step(f"Now {self.left}." if self.left >= 0 else "", reward=reward, done=self.left < 0)
-
-
-class Counting(Taskset):
-    def load_tasks(self):
-        for number in range(3):
-            yield Task(
-                prompt=f"Count down from {number} to 0.",
-                env_class="counting.py:Count",
-                reward_spec={"ground_truth": str(number)},
-            )
-'''
 
 
 class Story(NamedTuple):
     target: str
-    environment: str
-    index: int
     says: list[Said]
+    reward: float
+    truncated: bool = False
 
     @property
     def texts(self) -> list[str]:
         """What the model says, calls as most models write them."""
-        return [said.written() for said in self.says]
+        return texts_of(self.says)
 
     @property
-    def pieces(self) -> list[str]:
-        """What it samples, a token for each letter: what must be trained on, everywhere."""
-        return [*chain(*([*text, END] for text in self.texts))]
+    def endless(self) -> bool:
+        """Whether a trainer must be given a number of tasks."""
+        return self.target in ("conversations.py:Boards", "mixture.yaml")
 
 
-END = "<end>"
-"""An end token in `pieces`, whatever a tokenizer calls it."""
+def _story(name: str, reward: float, *says: str | Said, truncated: bool = False) -> Story:
+    target = name if "." in name else f"conversations.py:{name}"
+    return Story(target, [Said(one) if isinstance(one, str) else one for one in says], reward, truncated)
+
+
 STORIES = {
-    "tools": Story("shop.py:Shopping", "shop.py:Shop", 1, tool_shop.STORY),
-    "several turns": Story("counting.py:Counting", "counting.py:Count", 2, [Said("2"), Said("so: 7"), Said("0")]),
+    "several turns": _story("Counting", 0.625, "2", "so: 7", "0"),
+    "tools": _story("Shopping", 1.0, *STORY),
+    "tools that raise": _story(
+        "Reading", 1.0, Said("", [("fetch", {"page": 1}), ("fetch", {"page": 2})]), Said("", [("fetch", {})]), "sesame"
+    ),
+    "slow tools": _story("Digging", 1.0, Said("Both.", [("dig", {"shelf": n}) for n in ("a", "b")]), " sesame "),
+    "a truncation": _story("CutShort", 0.5, "I walk", "on", truncated=True),
+    "rewards by turn": _story("Steps", 0.6, *["go"] * 5),
+    "a reward at turn 12": _story("Twelve", 1.0, *map(str, range(1, 13))),
+    "a reward at turn 30": _story("Thirty", 1.0, *map(str, range(1, 31))),
+    "an endless taskset with nested fields": _story("Boards", 0.75, "a b0"),
+    "a weighted mixture": _story("mixture.yaml", 0.625, "2", "so: 7", "0"),
+    "thoughts": _story("Thinking", 1.0, "<think>Hm, 2 ways.</think>left", "<think>\nAgain?\n</think>\n\nright"),
+    "an empty answer": _story("Silent", 1.0, "", "now"),
+    "unicode": _story("Foreign", 1.0, "naïve — 日本語 🙂 é"),
+    "a reward after zeros": _story("Late", 1.0, "a", "b", "c"),
+    "a group": _story("Grouped", 0.5, "naïve — 日本語 🙂 é"),
 }
+END = "<end>"
+"""An end token in the pieces that are trained on, whatever a tokenizer calls it."""
 
 
 class Played(NamedTuple):
-    reward: float
+    reward: float | None
     turns: list[float] | None = None
     """The reward of each, where a place tells."""
     trained: list[str] | None = None
     """The tokens that are trained on, where there are tokens: `pieces_of`."""
+    truncated: bool | None = None
+    """Where a place tells."""
+    refused: str | None = None
+    """Why it is not played, if that is said before anything is sampled."""
+
+
+def check(played: Played, story: Story, by_eval: Played | None = None) -> None:
+    """What eval makes of a story is made of it everywhere."""
+    by_eval = by_eval or Played(story.reward)
+    assert played.refused is None
+    assert played.reward is not None
+    assert abs(played.reward - story.reward) < 1e-6  # trainers have floats of 32 bits
+    assert played.turns is None or abs(sum(played.turns) - story.reward) < 1e-6
+    assert played.trained in (None, [piece for text in story.texts for piece in [*text, END]])
+    assert played.truncated in (None, story.truncated)
+
+
+def texts_of(says: Any) -> list[str]:
+    """Each turn as most models write it; also of a story that came as JSON."""
+    return [Said(*said).written() for said in says]
 
 
 def write(folder: Path) -> None:
-    tool_shop.write(folder)
-    (folder / "counting.py").write_text(COUNTING)
+    (folder / "conversations.py").write_text(Path(conversations.__file__).read_text())
+    (folder / "mixture.yaml").write_text(conversations.MIXTURE)
 
 
 class Script(Policy):
@@ -113,21 +124,33 @@ def action_of(said: Said) -> Any:
     return message_of(said) if said.calls else said.text
 
 
-def expected(folder: Path, story: Story) -> Played:
-    """What eval makes of it."""
-    taskset = load_taskset(str(folder / story.target))
-    trace = asyncio.run(run_rollout(taskset, taskset[story.index], Script(story)))
-    assert trace.reward is not None, trace.failure
-    return Played(trace.reward, [turn.reward for turn in trace.turns], story.pieces)
+def by_eval(story: Story, policy: Policy | None = None) -> Played:
+    taskset = load_taskset(story.target)
+    return of_trace(asyncio.run(run_rollout(taskset, taskset.at(0), policy or Script(story))))
+
+
+def of_trace(trace: Trace) -> Played:
+    assert trace.outcome.scored, trace.failure
+    return Played(trace.reward, [turn.reward for turn in trace.turns], truncated=trace.outcome == "truncated")
 
 
 def letters(tokenizer: Any, text: str) -> list[int]:
-    """The text in tokens of the model's own choice, one for each letter, and an end token."""
+    """The text in tokens of the model's own choice, those of one letter after the other, and an end token."""
     ids = [id for letter in text for id in tokenizer(letter, add_special_tokens=False)["input_ids"]]
     return [*ids, tokenizer.eos_token_id]
 
 
 def pieces_of(tokenizer: Any, ids: Any, mask: Any = None) -> list[str]:
-    """The texts of the tokens that the mask has."""
-    mine = [int(id) for id, one in zip(ids, [1] * len(ids) if mask is None else mask, strict=True) if one]
-    return [END if id == tokenizer.eos_token_id else tokenizer.decode([id]) for id in mine]
+    """The texts of the tokens that the mask has; tokens that are parts of one letter are one piece."""
+    pieces, part = [], []
+    for id, mine in zip(ids, [1] * len(ids) if mask is None else mask, strict=True):
+        if not mine:
+            assert not part
+        elif id == tokenizer.eos_token_id:
+            pieces.append(END)
+        else:
+            part.append(int(id))
+            if "\ufffd" not in (text := tokenizer.decode(part)):
+                pieces.append(text)
+                part = []
+    return pieces

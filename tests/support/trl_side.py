@@ -1,5 +1,7 @@
 """The bridge in the real TRL: run by tests/trainers/test_trl.py with the pytest of TRL's own virtual environment.
 
+    python trl_side.py answer         # plays conversations: sides.py
+
 The model is a random one, so what it says is nonsense: what is looked at is what becomes of its tokens.
 """
 
@@ -9,24 +11,143 @@ import json
 import math
 import os
 from contextlib import ExitStack
+from functools import partial, partialmethod
 from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import sides
 import task_servers
 import tool_shop
 import torch
+import vllm_stand_in
 from kinds import KINDS, write_targets, written
 from real_letters import letters_tokenizer
+from stories import Played, letters, pieces_of, texts_of
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from datasets import Dataset, load_dataset
 from treetune.cli.listing import TaskKind, cells
+from treetune.errors import TreetuneError
 from treetune.trainers.trl import TrlTasks, score_rows
+from treetune.trainers.trl import __main__ as running
 
 GROUP, BATCH = 4, 8
+DONE = "Done."
+"""What is said when TRL asks once more after the end of an episode."""
+
+
+def play_story(target: str, says: list[Any], num_tasks: int | None = None, way: str | None = None) -> Played:
+    """A conversation, as `treetune train trl` starts TRL's trainers, or with the environments that TRL plays itself."""
+    texts = texts_of(says)
+    import trl
+
+    folder = Path(f"trained-{len(list(Path().glob('trained-*')))}").absolute()
+    tokenizer = letters_tokenizer()
+    tokenizer.padding_side = "left"
+    if way == "environment_factory":  # it plays tools with the templates that it knows, and asks once more at the end
+        template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
+        tokenizer.chat_template = template.read_text()
+    tiny(tokenizer).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    with ExitStack() as stack:
+        keys = ["--steps", "1", "--output", str(folder / "run")]
+        if way == "environment_factory":
+            keys.append("max_completion_length=6000")  # there, that of all turns and results together
+        if way == "async":
+            answers = [letters(tokenizer, text) for text in texts]
+            vllm = stack.enter_context(vllm_stand_in.running(folder, answers))
+            keys += ["trainer=async", f"vllm_server_base_url={vllm.url}"]
+        try:
+            planned = sides.plan("trl", target, folder / "model", *keys, num_tasks=num_tasks)
+        except sides.Refused as refused:
+            return refused.played
+        told = Told(tokenizer, texts, way)
+        with pytest.MonkeyPatch.context() as patch:
+            told.stand_in(patch)
+            try:
+                running.run(planned["command"][3:])
+            except TreetuneError as error:
+                if told.turns:
+                    raise
+                return Played(None, refused=str(error))
+    return told.played()
+
+
+class Told:
+    """What stands in for a model that samples, and what TRL makes of what it says."""
+
+    def __init__(self, tokenizer: Any, texts: list[str], way: str | None) -> None:
+        self.tokenizer, self.texts, self.way = tokenizer, texts, way
+        if way == "environment_factory":
+            self.texts = [*texts, DONE]
+        self.turns = 0
+        """How many answers were sampled, of all episodes at once."""
+        self.rewards: list[float | None] = []
+        self.rows: list[tuple[list[int], list[int]]] = []
+
+    def stand_in(self, patch: pytest.MonkeyPatch) -> None:
+        if self.way == "async":
+            return self._stand_in_for_vllm(patch)
+        told, reward, arguments = self, TrlTasks.reward, TrlTasks.trainer_arguments
+
+        class Teller(GRPOTrainer):
+            def _generate_single_turn(self, prompts: Any, *_: Any, **__: Any) -> Any:
+                ids = letters(told.tokenizer, told.texts[told.turns])
+                told.turns += 1
+                return [[*ids] for _ in prompts], [[-0.5] * len(ids) for _ in prompts]
+
+            def _generate_and_score_completions(self, inputs: Any) -> Any:
+                batch = super()._generate_and_score_completions(inputs)
+                told.rows += rows_of(batch)
+                return batch
+
+        def note(tasks: Any, prompts: Any, completions: Any, **columns: Any) -> Any:
+            told.rewards += (rewards := reward(tasks, prompts, completions, **columns))
+            return rewards
+
+        patch.setattr("trl.GRPOTrainer", Teller)
+        patch.setattr(TrlTasks, "reward", note)
+        if self.way is not None:
+            patch.setattr(TrlTasks, "trainer_arguments", partialmethod(arguments, using=self.way))
+
+    def _stand_in_for_vllm(self, patch: pytest.MonkeyPatch) -> None:
+        """Also for the device, for FlashAttention, and for new weights, which a stand-in for vLLM does not take."""
+        import trl_async_side
+        from trl.experimental import async_grpo
+
+        from treetune.trainers.trl.worker import RolloutWorker
+
+        def start(worker: Any, start: Any = RolloutWorker.start) -> None:
+            put = worker.rollout_buffer.put_nowait
+
+            def note(sample: Any) -> None:
+                self.turns = len(self.texts)
+                self.rewards.append(sample.metrics["reward"])
+                self.rows.append((list(sample.input_ids), list(sample.completion_mask)))
+                put(sample)
+
+            worker.rollout_buffer.put_nowait = note
+            start(worker)
+
+        trainer = partial(async_grpo.AsyncGRPOTrainer, weight_transfer=trl_async_side.NoTransfer())
+        patch.setattr(async_grpo, "AsyncGRPOTrainer", trainer)
+        patch.setattr(async_grpo.packing, "_flash_attn", lambda: trl_async_side.FlashAttention)
+        patch.setattr(torch.cuda, "get_device_name", lambda *_: "cpu")
+        patch.setattr(RolloutWorker, "start", start)
+
+    def played(self) -> Played:
+        """All of a group are played alike."""
+        assert self.turns == len(self.texts), f"only {self.turns} of {len(self.texts)} turns were played"
+        (reward,) = set(self.rewards)
+        (trained,) = {tuple(pieces_of(self.tokenizer, ids, mask)) for ids, mask in self.rows}
+        if self.way == "environment_factory":
+            extra = len(pieces_of(self.tokenizer, letters(self.tokenizer, DONE)))
+            trained = trained[:-extra]
+        return Played(reward, None, list(trained))
 
 
 class Server:
@@ -336,3 +457,7 @@ def test_rows_of_every_kind_have_the_rewards_of_eval(tmp_path, tokenizer):
         trainer.train()
         assert len(seen) >= BATCH
         assert seen == [(number, expected[number]) for number, _ in seen]
+
+
+if __name__ == "__main__":
+    sides.answer(play_story)

@@ -104,7 +104,7 @@ def by_trl(server: Server, fault: str, patch: pytest.MonkeyPatch) -> list[Any]:
     with TrlTasks(server.url, patience=0.2) as tasks:
         trainer = Faulty(*(f"{text}<end>" for text in STORY.texts))
         try:
-            columns = rollout(tasks, trainer, [STORY.index] * 2)
+            columns = rollout(tasks, trainer, [0] * 2)
         except (TimeoutError, KeyboardInterrupt):
             assert fault is not DIES
             return []
@@ -138,7 +138,7 @@ def by_trl_async(server: Server, fault: str, patch: pytest.MonkeyPatch) -> list[
             num_generations=2, max_completion_length=16, temperature=1.0, top_p=1.0, top_k=0, min_p=None,
             repetition_penalty=1.0, chat_template_kwargs=None, max_inflight_tasks=2, queue_maxsize=8,
         )  # fmt: skip
-        given = tasks.async_trainer_arguments("MODEL", args, 1, STORY.index, processing_class=Letters(plain))
+        given = tasks.async_trainer_arguments("MODEL", args, 1, processing_class=Letters(plain))
         worker = given["rollout_worker"]
         vllm.tell(completions=[] if fault is DIES else ["hang"] * 50)
         worker.start()
@@ -173,7 +173,7 @@ def by_slime(server: Server, fault: str, patch: pytest.MonkeyPatch) -> list[Any]
         http_utils.init_http_client(args)
         # The second answer waits until it is let go, or comes never.
         sglang.say(answers[0], {**answers[1], "wait": True} if fault is DIES else {"hang": True}, answers[2])
-        group = TreetuneData(args).get_samples(STORY.index + 1)[STORY.index]
+        (group,) = TreetuneData(args).get_samples(1)
 
         async def play() -> Any:
             params = {"temperature": 1.0, "max_new_tokens": 100}

@@ -202,9 +202,9 @@ def test_every_kind_of_task_is_played(folder):
     names = {f"kind-{number}": kind for number, kind in enumerate(KINDS)}
     packages = [export_package(KINDS[kind][0], folder / name).folder for name, kind in names.items()]
     with scripted_chat({name: KINDS[kind][1] for name, kind in names.items()}) as url:
-        script = Path(venvs.__file__).with_name("verifiers_kinds_side.py")
+        script = Path(venvs.__file__).with_name("verifiers_side.py")
         path = os.pathsep.join(map(str, packages))
-        printed = venvs.run(venvs.venv(*venvs.VERIFIERS), script, url, *names, PYTHONPATH=path, cwd=folder)
+        printed = venvs.run(venvs.venv(*venvs.VERIFIERS), script, "kinds", url, *names, PYTHONPATH=path, cwd=folder)
     assert json.loads(printed.splitlines()[-1]) == {name: [True, 1.0, 1] for name in names}
 
 
@@ -291,7 +291,7 @@ def test_verifiers_own_server_and_client_play_it_and_no_fault_is_a_zero(folder, 
     path = os.pathsep.join(map(str, packages))
     python = venvs.venv(*venvs.VERIFIERS)
     home = folder / "home"
-    arguments = ("my-env", model, marks, "my-stream")
+    arguments = ("faults", "my-env", model, marks, "my-stream")
     printed = venvs.run(python, script, *arguments, PYTHONPATH=path, cwd=folder, HOME=str(home))
     assert not list(home.glob(".cache/verifiers/runtimes/subprocess/*")), "a runtime of verifiers' was left over"
     cases = json.loads(printed.splitlines()[-1])
@@ -361,9 +361,9 @@ def test_where_verifiers_own_server_is_killed_nothing_is_left_and_a_deadline_tel
     seconds = str(100_000 + os.getpid())
     (folder / "sandboxed.py").write_text(SANDBOXED.format(seconds=seconds))
     package = export_package("sandboxed.py:Sleepers", folder / "my-env").folder
-    script = Path(venvs.__file__).with_name("verifiers_killed_side.py")
+    script = Path(venvs.__file__).with_name("verifiers_side.py")
     printed = venvs.run(
-        venvs.venv(*venvs.VERIFIERS), script, "my-env", model, seconds, PYTHONPATH=str(package), cwd=folder
+        venvs.venv(*venvs.VERIFIERS), script, "killed", "my-env", model, seconds, PYTHONPATH=str(package), cwd=folder
     )
     ended = {"error": "TimeoutError", "healthy": False, "gone": True}
     assert json.loads(printed.splitlines()[-1]) == {

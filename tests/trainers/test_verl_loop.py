@@ -200,8 +200,8 @@ def played(folder) -> Played:
             "runs": runs(files, (servers[0].process.pid, servers[1].process.pid)),
         }
         (folder / "request.json").write_text(json.dumps(asked))
-        side = SUPPORT / "verl_loop_side.py"
-        venvs.run(python, side, folder / "request.json", folder / "answer.json", timeout=900, **caches)
+        side = SUPPORT / "verl_side.py"
+        venvs.run(python, side, "loops", folder / "request.json", folder / "answer.json", timeout=900, **caches)
     return Played(json.loads((folder / "answer.json").read_text()), (folder / "log").read_text().split("\n"))
 
 
@@ -400,11 +400,10 @@ def test_an_answer_is_cut_to_what_verl_has_room_for(played):
     assert rewards(played, "long v0") == [0.0]
 
 
-def test_a_prompt_that_is_too_long_is_cut_from_the_left_as_verl_does(played):
-    check_tokens(played, "prompt v0")
+def test_a_prompt_that_is_too_long_is_not_cut_but_left_out(played):
     (sample,) = samples(played, "prompt v0")
-    assert len(sample["prompts"]) == 2000
-    assert rewards(played, "prompt v0") == [0.5]
+    check_masked(sample)
+    assert played.answers["prompt v0"]["calls"] == []
 
 
 def test_limits_and_discount_of_the_loop_hold(played):
