@@ -1,25 +1,23 @@
-"""`treetune eval`: runs a policy on tasks, saves traces, shows a summary. `treetune rescore`: rescores saved traces."""
+"""`treetune eval`: runs a policy on tasks, saves traces, shows a summary. `treetune rescore`: rescores saved traces.
+
+Every verb that plays ends as here: with the figures of its run, the warnings, and the run's location."""
 
 from __future__ import annotations
 
+import asyncio
 import shlex
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from treetune import evaluation as evaluating
 from treetune.chat.images import name_all
 from treetune.cli import options
-from treetune.cli.compare import (
-    finish,
-    plain_comparison,
-    run_to_end,
-    runs_table,
-    show_comparison,
-    show_warnings,
-    summary_table,
-)
+from treetune.cli.compare import plain_comparison, show_comparison
 from treetune.cli.options import TARGET, Json, complete_model, complete_target, option, read_overrides
 from treetune.cli.output import figure, make_table, print_json
 from treetune.config.structs import dump_yaml, to_plain, without_none
@@ -27,7 +25,7 @@ from treetune.errors import UsageError, plural
 from treetune.evaluation.live import Display
 from treetune.loggers import open_loggers
 from treetune.runs.folder import TRACES, RunFolder, name_run, unused_path
-from treetune.runs.run import no_run
+from treetune.runs.run import is_run, no_run
 from treetune.runs.summary import Summary
 from treetune.system.screen import Screen
 from treetune.tasksets.target import is_server, read_target
@@ -311,3 +309,98 @@ def _show_preview(preview: evaluating.RescorePreview, ended: bool, json: bool) -
     stop = "interrupted: " if not ended else ""
     screen.say(f"{stop}{len(changed)} of {len(rows)} rewards would change{more}{left}; nothing was written")
     return code
+
+
+# The end of a verb that plays
+
+
+def summary_table(summary: Summary) -> RenderableType:
+    """The figures of a run and, if it has several sources, a table with a line for each."""
+    error = "" if summary.stderr is None else f" ± {summary.stderr:.4f} (standard error)"
+    rows = {
+        "mean reward": f"{figure(summary.mean_reward)}{error} over {summary.scored} scored",
+        "over all": f"{figure(summary.mean_reward_all)}, with failed rollouts counted as 0",
+    }
+    if summary.pass_at_k:
+        rows["pass@k"] = _figures(summary.pass_at_k)
+        if summary.pass_at_k != summary.pass_at_k_all:
+            rows["pass@k over all"] = _figures(summary.pass_at_k_all)
+    rows["rollouts"] = f"{summary.scored} scored of {summary.rollouts}, {plural(summary.tasks, 'task')}"
+    rows["outcomes"] = "  ".join(f"{name}: {count}" for name, count in summary.outcomes.items())
+    figures = [*rows.items(), *((name, f"{value:.4f}") for name, value in summary.metrics.items())]
+    if summary.completion_tokens:
+        figures.append(("tokens", f"{summary.prompt_tokens} in, {summary.completion_tokens} out"))
+    if summary.retries:
+        figures.append(("retries", f"{summary.retries} calls repeated (429, 5xx, cut connections, timeouts)"))
+    if summary.judge_calls:
+        tokens = f"{summary.judge_prompt_tokens} tokens in, {summary.judge_completion_tokens} out"
+        hits = f"{summary.judge_cache_hits} of them from the cache"
+        figures.append(("judges", f"{summary.judge_calls} calls, {hits}; {tokens}"))
+    table = make_table((Text(name, style="bold"), value) for name, value in figures)
+    if len(summary.data_sources) < 2:
+        return table
+    numbers = ("tasks", "rollouts", "scored", "mean reward", "over all")
+    sources = [
+        (
+            name,
+            *(f"{count:,}" for count in (source.tasks, source.rollouts, source.scored)),
+            *(figure(source.mean_reward), figure(source.mean_reward_all)),
+        )
+        for name, source in summary.data_sources.items()
+    ]
+    return Group(table, "", make_table(sources, ("source", *numbers), right=numbers))
+
+
+def runs_table(runs: Sequence[tuple[str, str, Summary]]) -> RenderableType:
+    """A line for each run: its taskset, its model and its figures."""
+    numbers = ("mean", "±", "over all", "pass@1", "scored", "failed")
+    rows = []
+    for taskset, model, summary in runs:
+        means = summary.mean_reward, summary.stderr, summary.mean_reward_all, summary.pass_at_k.get("1")
+        rows.append((taskset, model, *map(figure, means), f"{summary.scored:,}", f"{summary.errors:,}"))
+    return make_table(rows, ("taskset", "model", *numbers), right=numbers)
+
+
+def _figures(chances: dict[str, float]) -> str:
+    return "  ".join(f"{k}: {value:.3f}" for k, value in chances.items())
+
+
+def show_warnings(summary: Summary, screen: Screen) -> None:
+    for text in summary.warnings:
+        screen.say(f"warning: {text}", style="yellow")
+
+
+def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
+    """Runs the work; returns False if Ctrl-C ended it, so that the finished part is shown."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def finish(
+    show: Callable[[], None], figures: dict[str, Any], faults: bool, stopped: str | None, screen: Screen, json: bool
+) -> int:
+    """Shows the figures of a run, or of the part that was played; returns the exit code. `stopped` is the hint after an
+    interruption."""
+    if json:
+        print_json({**figures, "interrupted": stopped is not None})
+    else:
+        if figures.get("rollouts") != 0:
+            show()
+        _tell_run(Path(figures["run_dir"]), bool(figures.get("errors")), screen)
+    if stopped is not None:
+        screen.say(stopped)
+        return 130
+    return 1 if faults else 0
+
+
+def _tell_run(folder: Path, has_failures: bool, screen: Screen) -> None:
+    """Shows where a run is, and how to view it."""
+    screen.say(f"run folder: {folder}")
+    if is_run(folder):
+        name = shlex.quote(str(folder))
+        failures = f"look at the failures: treetune show {name} --failed"
+        screen.say(failures if has_failures else f"look at it: treetune show {name}")
+        screen.say(f"in a browser: treetune view {name}")

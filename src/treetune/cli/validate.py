@@ -13,7 +13,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from treetune import evaluation
 from treetune.cli import options
-from treetune.cli.compare import finish, run_to_end
+from treetune.cli.evaluate import finish, run_to_end
 from treetune.cli.options import Json, complete_target, option, read_overrides
 from treetune.cli.output import print_json
 from treetune.config.structs import to_plain, without_none

@@ -7,6 +7,6 @@ the code, config and data behind it.
 
 `order` is the pure function from an index to a position. `draws` reads and draws the tasks of one taskset, `mixture`
 those of several, and `curriculum` draws them by the pass rates that `profile` reads; `interleave` has the arithmetic of
-weighted draws. `taskset_config` has the keys of every taskset. `finding` defines rules, findings
-and reports. Episodes are played in `play/`, not here.
+weighted draws. `taskset_config` has the keys of every taskset. `finding` defines rules, findings and reports. Episodes
+are played in `play/`, not here.
 """

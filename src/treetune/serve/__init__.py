@@ -5,9 +5,9 @@
 `EnvServer` (`server.py`) owns the order, the episodes and the capacity. Clients reach it through doors, one for each
 protocol: `ZmqDoor` (`zmq/`), `HttpDoor` and `MetricsDoor` (`http/`), `OpenEnvDoor` (`openenv/`, with ORS), `McpDoor`.
 `EnvServerPool` (`pool/`) runs rollouts and environments in worker processes. Clients are `EnvClient`,
-`BlockingEnvClient` and `TaskServerClient`; `remote_taskset.py` exposes servers as tasksets. `Register`
-lists running servers. Cursors and leases survive a restart in `store.py`. Other rooms import only the names below,
-which are loaded on first use.
+`BlockingEnvClient` and `TaskServerClient`; `remote_taskset.py` exposes servers as tasksets. `Register` lists running
+servers. Cursors and leases survive a restart in `store.py`. Other rooms import only the names below, which are loaded
+on first use.
 """
 
 from __future__ import annotations

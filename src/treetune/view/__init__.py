@@ -3,8 +3,8 @@
     from treetune.view import RunList, ViewServer
 
 The pages are in `page/`: plain modules without a build step. `calls.py` answers their calls with the figures
-(`figures.py`) and tables (`tables.py`) of the runs in a `RunList`. `ViewServer` serves the
-pages, `write_report` writes them into one file.
+(`figures.py`) and tables (`tables.py`) of the runs in a `RunList`. `suspicious.py` finds rollouts that a person should
+look at. `ViewServer` serves the pages, `write_report` writes them into one file.
 """
 
 from treetune.view.calls import Calls
