@@ -44,15 +44,6 @@ from treetune.tasksets.reverse_text import ReverseText
 
 CATALOGUE = Path(__file__).with_name("catalogue")
 HALVES = sorted(folder.name for folder in CATALOGUE.iterdir())
-MEASURED = [
-    pytest.param(
-        half,
-        marks=[pytest.mark.xfail(strict=False, reason="written without sight of the rules, not enforced yet")]
-        if half == "unseen"
-        else [],
-    )
-    for half in HALVES
-]
 TASKSETS = {"arithmetic": Arithmetic, "reverse-text": ReverseText}
 SANDBOXED = {"code", "tests", "lcb", "searchcode"}
 
@@ -124,14 +115,14 @@ HOSTILE = 0
 options is only printed."""
 
 
-@pytest.mark.parametrize("half", MEASURED)
+@pytest.mark.parametrize("half", HALVES)
 def test_honest_replies_are_paid(half, pets):
     found = verdicts(half, "honest", pets)
     unpaid = [entry for entry, got in found if not got]
     assert len(unpaid) <= HONEST * len(found), unpaid
 
 
-@pytest.mark.parametrize("half", MEASURED)
+@pytest.mark.parametrize("half", HALVES)
 def test_hostile_replies_are_not_paid(half, pets):
     found = verdicts(half, "hostile", pets)
     paid = [entry for entry, got in found if got and label(entry) != "includes, bare"]

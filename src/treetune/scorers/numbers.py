@@ -12,7 +12,8 @@ from treetune.core.task import Task
 from treetune.errors import ConfigError
 from treetune.scorers.reading.extraction import extract
 from treetune.scorers.reading.numerals import Number as Value
-from treetune.scorers.reading.numerals import find_numbers, read_amount, read_number
+from treetune.scorers.reading.numerals import find_amounts, read_amount, read_number
+from treetune.scorers.reading.words import LISTS
 from treetune.scorers.scorer import Scorer, expected, judged, require_truths
 
 
@@ -69,65 +70,22 @@ def _read_quantity(text: str) -> Quantity | None:
     value = read_number(text)
     if value is None:
         return None
-    numbers = find_numbers(text)
-    return Quantity(value, _unit_beside(text, numbers[-1][0]) if numbers else None)
+    amounts = find_amounts(text)
+    return Quantity(value, _unit_beside(text, amounts[-1].said) if amounts else None)
 
 
 def _unit_beside(text: str, number: str) -> str | None:
-    """The unit of measure next to the last occurrence of a number in a text, if it is a known unit."""
+    """The unit of measure beside the last occurrence of a number in a text, if it is a known unit."""
+    number = number.lstrip("-$")
     begin = text.rfind(number)
     end = begin + len(number)
-    around = (number, text[max(0, begin - 2) : begin], text[end : end + 30])
-    for sign, unit in _SIGNS.items():
-        if any(sign in part for part in (number, around[1], around[2][:3])) and not (sign == "$" and "$" in around[2]):
-            return unit
-    if inside := _WORD.search(number):  # the answer includes its unit: "5 km"
-        return _UNITS.get(inside[0].lower())
-    word = _NEXT_WORD.match(around[2])
+    dollar = text[begin - 1 : begin] == "$" and "$" not in text[end : end + 30]  # else it is LaTeX
+    if dollar or text[begin - 1 : begin] in ("€", "£", "¥"):
+        return _UNITS[text[begin - 1]]
+    word = _UNIT.search(number) or _UNIT_BEHIND.match(text, end)
     return _UNITS.get(word[1].lower()) if word else None
 
 
-_WORD = re.compile(r"[^\W\d_]+")
-_NEXT_WORD = re.compile(r"[\s*_$\\{}]*(?:text|mathrm)?[{\s-]*([^\W\d_]+)")
-_SIGNS = {
-    "°C": "celsius",
-    "°F": "fahrenheit",
-    "$": "dollar",
-    "€": "euro",
-    "£": "pound sterling",
-    "¥": "yen",
-    "%": "percent",
-}
-_UNITS = {
-    word: unit
-    for unit, words in {
-        "km": "km kilometer kilometers kilometre kilometres",
-        "m": "m meter meters metre metres",
-        "cm": "cm centimeter centimeters centimetre centimetres",
-        "mm": "mm millimeter millimeters millimetre millimetres",
-        "mile": "mi mile miles",
-        "foot": "ft foot feet",
-        "inch": "inch inches",
-        "yard": "yd yard yards",
-        "kg": "kg kilo kilos kilogram kilograms",
-        "g": "g gram grams",
-        "mg": "mg milligram milligrams",
-        "pound": "lb lbs pound pounds",
-        "ounce": "oz ounce ounces",
-        "l": "l liter liters litre litres",
-        "ml": "ml milliliter milliliters millilitre millilitres",
-        "s": "s sec second seconds",
-        "minute": "min minute minutes",
-        "hour": "h hr hrs hour hours",
-        "day": "day days",
-        "week": "week weeks",
-        "month": "month months",
-        "year": "yr year years",
-        "dollar": "dollar dollars usd",
-        "cent": "cent cents",
-        "euro": "eur euro euros",
-        "percent": "percent",
-    }.items()
-    for word in words.split()
-}
-"""Units that must match if both are given: 10 m is not 10 km. Other words only name the counted things."""
+_UNIT = re.compile(r"([$€£¥%]|°[CF]|[^\W\d_]+)")
+_UNIT_BEHIND = re.compile(r"[\s*_$\\{}]*(?:text|mathrm)?[{\s-]*([€£¥%]|°[CF]|[^\W\d_]+)")
+_UNITS: dict[str, str] = {word: unit for unit, words in LISTS["units"].items() for word in words.split()}

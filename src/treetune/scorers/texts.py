@@ -117,9 +117,10 @@ class Includes(Scorer, frozen=True, tag="includes"):
 
 def read_phrase(statement: Statement) -> Extraction | None:
     """A statement as it is, for a kind that compares a part of it."""
-    if statement.form == FIRST_LINE or not statement.text.strip():
+    text = plain(statement.text)
+    if statement.form == FIRST_LINE or not text:
         return None
-    return Extraction(statement.text, value=f" {text_key(statement.text)} ")
+    return Extraction(text, value=f" {text_key(text)} ")
 
 
 def _one_includes_other(one: str, other: str) -> bool:

@@ -11,10 +11,10 @@ from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.scorers import Scorer
 from treetune.scorers.reading.extraction import extract
+from treetune.scorers.reading.mentions import Mention, settle
 from treetune.scorers.reading.numerals import plain, read_amount, read_number, read_truth
-from treetune.scorers.reading.statements import FIRST_LINE, PROSE, SENTENCES, SEVERAL, Extraction, Statement
-from treetune.scorers.reading.wording import text_key
-from treetune.scorers.reading.words import denied, hedged, refused
+from treetune.scorers.reading.statements import ALONE, PROSE, SENTENCES, Extraction, Statement
+from treetune.scorers.reading.words import MAGNITUDES, denied, hedged, words_of
 from treetune.scorers.scorer import judged, require_truths
 from treetune.tasksets.math_verifier import compare, is_single, require_math_verify
 
@@ -40,35 +40,27 @@ class Math(Scorer, frozen=True, tag="math"):
 
 
 def read_formula(statement: Statement) -> Extraction | None:
-    """The expression that a statement gives: its last formula, else its number, else what follows `is`."""
+    """The expression that a statement gives: its number, else its formula in `$`, else itself or what follows `is`."""
     text = statement.text
     if read_number(text) is not None and (statement.form not in SENTENCES or "=" not in text):
         return Extraction(plain(text.rpartition("=")[2]), value=text)
-    if statement.form == FIRST_LINE:
+    if statement.form in ALONE:
         return None
-    formulas = ["".join(match.groups("")) for match in _FORMULA.finditer(text)]
+    formulas = [
+        Mention(match.start(), match.end(), said, said)
+        for match in _FORMULA.finditer(text)
+        if (said := "".join(match.groups("")).strip())
+    ]
     if formulas:
-        around = _FORMULA.sub(" ", text)
-        if hedged(around) or (len({text_key(one) for one in formulas}) > 1 and _LIST.search(around)):
-            return Extraction(None, SEVERAL)
-        said = formulas[0 if statement.form not in PROSE else -1].strip()
-        place = text.rfind(said)
-        if denied(text[:place]) or refused(text[place + len(said) :].lstrip("$\\)]")):
-            return Extraction(None, f"{said:.60} is denied")
-        return Extraction(said, value=said)
-    if not _PROSE.search(text) and plain(text) and (statement.form not in SENTENCES or _FORMAL.search(text)):
-        return Extraction(plain(text), value=text)
-    number = read_amount(statement)
-    if number is not None and (number.text is not None or number.why == SEVERAL):
-        return msgspec.structs.replace(number, value=number.text)
-    said = plain(_IS.sub("", text))
-    if not said or len(said) > LONGEST or not _MATHS.search(said):
-        if number is None and statement.form not in SENTENCES and said:
-            return Extraction(said, value=said)
-        return number
-    if hedged(text) or denied(text):
-        return Extraction(None, f"no single answer: {text:.60}")
-    return Extraction(said, value=said)
+        return settle(text, formulas, first=statement.form not in PROSE)
+    if _PROSE.search(text) or (statement.form in SENTENCES and not _FORMAL.search(text)):
+        number = read_amount(statement)
+        if number is not None:
+            return msgspec.structs.replace(number, value=number.text)
+        text = _IS.sub("", text)
+        if statement.form in SENTENCES and (hedged(text) or denied(text) or not _MATHS.search(text)):
+            return None
+    return Extraction(text.strip(), value=text) if plain(text) else None
 
 
 def _means(said: str, truth: str) -> bool:
@@ -77,7 +69,13 @@ def _means(said: str, truth: str) -> bool:
     numbers = read_number(said), read_number(truth)
     if numbers[0] is not None and read_truth(truth) is not None:
         return numbers[0] == numbers[1]
-    if len(said) > LONGEST or not is_single(said, truth) or _ends(said) != _ends(truth):
+    said = _SPACE.sub("", said)
+    if (
+        len(said) > LONGEST
+        or not MAGNITUDES.isdisjoint(words_of(said))
+        or not is_single(said, truth)
+        or _ends(said) != _ends(truth)
+    ):
         return False
     return compare(_POWER.sub(_raise, truth), _POWER.sub(_raise, said))
 
@@ -92,6 +90,7 @@ def _raise(power: re.Match[str]) -> str:
     return f"^{{{power[0].translate(_DIGITS)}}}"
 
 
+_SPACE = re.compile(r"(?<!\\)\\[,;:! ]")
 _POWER = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 _LIST = re.compile(r"^\W*(?:and|or|,|;)|\s(?:and|or)\s|[,;]\s*[,;.]")

@@ -153,5 +153,5 @@ def read_solution(transcript: str) -> str | None:
     solution, closed, after = rest.partition("</solution>")
     if not closed or "<solution>" in rest or "</solution>" in after:
         return None
-    thinks = next(tagged(transcript, "think"), None) is not None and not _NO_THOUGHT.search(before)
+    thinks = next(tagged(before, "think"), None) is not None and not _NO_THOUGHT.search(before)
     return solution.strip() if thinks and not _OTHER_TAG.search(solution) else None

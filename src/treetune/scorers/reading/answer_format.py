@@ -81,7 +81,7 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def find(self, text: str) -> list[Statement]:
         """Everything that a text without thinking gives in this form."""
         name = str(self)
-        return [Statement(name, said) for said in self._pieces(text) if said]
+        return [Statement(name, said, text.rfind(said)) for said in self._pieces(text) if said]
 
     def _pieces(self, text: str) -> list[str]:
         if self.boxed:
@@ -140,7 +140,7 @@ def _after_line(text: str, mark: str) -> list[str]:
     for match in _line_pattern(mark).finditer(text):
         said, _, rest = text[match.end() :].lstrip(" \t").partition("\n")
         given.append(said.strip() or rest.lstrip().partition("\n")[0].strip())
-    return given
+    return [said for said in given if not _line_pattern(mark).match(said)]
 
 
 @lru_cache(maxsize=1024)

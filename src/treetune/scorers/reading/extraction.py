@@ -19,7 +19,9 @@ from msgspec.structs import replace
 
 from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.scorers.reading.statements import (
+    DENIED,
     ITEM,
+    SENTENCES,
     SEVERAL,
     WHOLE,
     Extraction,
@@ -87,7 +89,7 @@ def _agree(statements: list[Statement], read: Reader, same: Callable[[Any, Any],
     form = ""
     for statement in statements:
         one = read(statement)
-        if one is None:
+        if one is None or (one.why == DENIED and statement.form in SENTENCES):
             continue
         if found is None:
             found, form = replace(one, form=statement.form, begin=statement.begin), statement.form
@@ -106,11 +108,18 @@ def _if_kept(found: Extraction, text: str) -> Extraction:
     """An explicit answer, unless the reply takes it back or denies it afterwards."""
     if found.text is None:
         return found
-    end = text.find(found.text, found.begin) + len(found.text)
+    said = found.text.rstrip(" .!")
+    end = text.find(said, found.begin) + len(said)
     behind = text[end : end + 1000]
-    again = re.compile(rf"(?<!\w){re.escape(found.text)}(?!\w)") if found.text in behind else None
-    if taken_back(behind) or (
-        again and any(refused(behind[one.end() :]) or denied(behind[: one.start()]) for one in again.finditer(behind))
+    again = re.compile(rf"(?<!\w){re.escape(said)}(?!\w)") if said and said in behind else None
+    boxed = found.form.startswith("\\") and (denied(text[max(0, found.begin - 12) : found.begin]) or refused(behind))
+    if (
+        taken_back(behind)
+        or boxed
+        or (
+            again
+            and any(refused(behind[one.end() :]) or denied(behind[: one.start()]) for one in again.finditer(behind))
+        )
     ):
         return Extraction(None, f"{found.text:.60} is taken back", form=found.form)
     return found
@@ -133,7 +142,7 @@ def _last(text: str, read: Reader) -> Extraction:
     for statement in last_statements(text):
         one = read(_bold_part(statement)) or read(statement)
         if found is None:
-            if one is None:
+            if one is None or one.why == DENIED:
                 continue
             found = replace(one, form=statement.form, begin=statement.begin)
             if one.text is None or statement.form == WHOLE or not _is_item(statement):

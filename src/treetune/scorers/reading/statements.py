@@ -54,7 +54,9 @@ SENTENCES = frozenset(
     (*PROSE, FIRST_LINE, ITEM, BOLD, VERDICT, "the answer is", "is the answer", "last line", "first line", "reply")
 )
 """Forms that are sentences. In all others, `5!` is a factorial, and there are no words around the answer."""
-SEVERAL = "several different answers"
+ALONE = (FIRST_LINE, BOLD)
+"""Forms that must be an answer as a whole."""
+SEVERAL, DENIED = "several different answers", "the answer is denied"
 
 
 # Cleaning
@@ -298,8 +300,8 @@ def bold_words(text: str) -> Statement | None:
 def last_statements(text: str) -> Iterator[Statement]:
     """The sentences of a reply from its end, without polite remarks. A reply of a few words is one statement."""
     if len(text) <= SHORT and "\n" not in text and len(split_sentences(text)) == 1:
-        if text:
-            yield Statement(WHOLE, text.lstrip("=> "))
+        if text and not polite(text):
+            yield Statement(WHOLE, text.removeprefix("=>").lstrip())
         return
     end, count = len(text), 0
     while end > 0 and count < TRIED:
@@ -321,7 +323,7 @@ _BRACE = re.compile(r"[{}]")
 _PLACEHOLDER = re.compile(r"(?:\\(?:[,;:! ]|q?quad|square|[cl]?dots)|[?_.…\s~])+")
 _PHANTOM = re.compile(r"\\[hv]?phantom\{[^{}]*\}")
 _MARKUP = re.compile(
-    r"<!--(?:(?!-->).)*(?:-->|$)|</?(?:b|i|u|em|strong|span|mark|p|br|div|center|font)(?:\s[^<>]{0,80})?/?>", re.S
+    r"<!--(?:(?!-->).)*(?:-->|$)|<<[^<>\n]{1,80}>>|</?(?:b|i|u|em|strong|span|mark|p|br|div|center|font)(?:\s[^<>]{0,80})?/?>", re.S
 )
 _ADDRESS = re.compile(r"https?://\S+")
 _INVISIBLE = dict.fromkeys(

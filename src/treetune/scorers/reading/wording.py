@@ -27,17 +27,23 @@ def text_key(text: str) -> str:
     if len(words) > 1 and (words[0] in _ARTICLES or "the" in words or "a" in words or "an" in words):
         kept = [word for word in words[words[0] in _ARTICLES :] if word not in ("the", "a", "an")]
         words = kept or words
-    return " ".join(word.replace(",", "") if _GROUPED.fullmatch(word) else word for word in words)
+    return " ".join(_MARK_INSIDE.sub("", word) if "," in word or "." in word else word for word in words)
 
 
-truth_key = lru_cache(maxsize=4096)(lambda truth: text_key(plain(truth)) or truth.strip())
+def answer_key(text: str) -> str:
+    """What is compared of an answer. A question has a key that no other text has."""
+    text = plain(text)
+    return f"{text_key(text) or text}{'?' if text.endswith(_ASKS) else ''}"
+
+
+truth_key = lru_cache(maxsize=4096)(answer_key)
 
 
 def same(answer: str, truth: Any) -> bool:
     """Whether an answer equals a ground truth: compared as numbers if the truth is a number, else as texts."""
     if (expected := read_truth(truth)) is not None:
         return read_number(answer) == expected
-    return bool(answer.strip()) and (text_key(plain(answer)) or answer.strip()) == truth_key(str(truth))
+    return bool(answer.strip()) and answer_key(answer) == truth_key(str(truth))
 
 
 def read_text(statement: Statement) -> Extraction | None:
@@ -52,9 +58,7 @@ def read_text(statement: Statement) -> Extraction | None:
             if denied(text[: verb.end()]):
                 return Extraction(None, f"denied: {text:.60}")
             text = plain(text[verb.end() :])
-    if not text:
-        return None
-    return Extraction(text, value=f"{text_key(text) or text}{'?' if text.endswith(_ASKS) else ''}")
+    return Extraction(text, value=answer_key(text)) if text else None
 
 
 def without_remarks(text: str) -> str:
@@ -75,10 +79,10 @@ def list_items(text: str) -> list[str]:
 
 
 _TOKEN = re.compile(
-    r"(?:(?<!\w)[-+](?=\d))?\d+(?:[.,:/-]\d+)*(?:\w+|!+)?|\w+(?:['’-]\w+)*(?:[+#]+(?!\w))?"
+    r"(?:[^\W\d_]\.){2,}[^\W\d_]?(?!\w)|(?:(?<!\w)[-+](?=\d))?\d+(?:[.,:/-]\d+)*(?:\w+|!+)?|[\u3040-\u30ff\u3400-\u9fff]+|[^\W\u3040-\u30ff\u3400-\u9fff]+(?:['’-]\w+)*(?:[+#]+(?!\w))?"
     r"|[^\w\s.,;:!?'\"`*_()\[\]{}…¿¡/\u2600-\u274b\u274d-\u27bf\U0001f300-\U0001faff-]"
 )
-_GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_MARK_INSIDE = re.compile(r",(?=\d{3}(?:\D|$))|(?<=[^\W\d_])\.")
 _USUAL = (
     {ord(mark): "'" for mark in "‘’ʼ"} | {ord(mark): '"' for mark in "“”„«»"} | {ord(mark): "-" for mark in "−–—‐‑"}
 )
@@ -89,9 +93,9 @@ _JAPANESE_END = re.compile("(?:です|でした|である|だ)$")
 LEAD = re.compile(
     r"(?:(?:therefore|thus|no|well|ok|okay|hence|so|clearly|simply|definitely|indeed|yes|also|option|i (?:believe"
     r"|think)|that|without (?:a |any )?doubt"
-    r"|of course|sure|certainly|in conclusion|donc|also|daher|somit|por (?:lo )?tanto)\b[\s,:]*"
-    r"|[^:：\n]{0,30}\b(?:output|result|reversed|solution|text is|ergebnis|lösung|résultat|resultado|geschrieben"
-    r"|revés es)[*_]*\s*[:：]\s*"
+    r"|of course|sure|certainly|in conclusion|donc|also|daher|somit|por (?:lo )?tanto)\b[\s,:]+"
+    r"|[^:：\n]{0,30}\b(?:output|result|reversed|solution|verdict|text|text is|ergebnis|lösung|résultat|resultado"
+    r"|geschrieben|revés es)[*_]*\s*[:：]\s*"
     r"|[^:：\n]{0,6}(?:结果|逆順)\s*[:：]\s*)+",
     re.I,
 )
@@ -100,7 +104,7 @@ _REMARK = re.compile(
     r"|[,;]\s+(?:which|who|where|when|not|rather|instead|und nicht|nicht|et non|pas|y no|no|die|der|das|qui|que|donde"
     r"|welche[rs]?"
     r"|а не|located|known|born|written|i (?:believe|think|guess)|glaube ich|denke ich|je (?:crois|pense)|creo)\b"
-    r"|\s[–—-]\s|\s*[(（]|,?因为|，",
+    r"|\s[–—-]\s|\s+\(|\s*（|,?因为|，",
     re.I,
 )
 _VERB = re.compile(
