@@ -235,7 +235,7 @@ def test_what_is_no_scorer_is_told_by_name(given):
         def load_tasks(self):
             return [Task(prompt="?")]
 
-    with pytest.raises(TasksetError, match=r"(?s)Named.scorer is .*no scorer.*includes\(\)"):
+    with pytest.raises(TasksetError, match=r"(?s)Named.scorer is .*not a scorer.*includes\(\)"):
         taskset_fingerprint(Named())
 
 

@@ -86,7 +86,7 @@ def _joined(between: str) -> bool:
     if _JSON.fullmatch(between):
         return True
     if not words:
-        return not between.strip(" \t,;/|&~-–—+*×·^÷<>≤≥\\()[]_\"'") or between.strip() in ("和", "或", "か", "、")
+        return not between.strip(" \t,;/|&~-+*×·^÷<>≤≥\\()[]_\"'") or between.strip() in ("和", "或", "か", "、")
     return between.strip() in ("x", "\\times", "\\cdot") or (len(words) <= 4 and not _JOINING.isdisjoint(words))
 
 

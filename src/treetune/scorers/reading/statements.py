@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from treetune.scorers.reading.words import denied, hedged, polite, refused, words_of
+from treetune.scorers.reading.words import LISTS, denied, hedged, listed, polite, refused, words_of
 
 HEAD, TAIL = 400, 1000
 """How many characters at the beginning and at the end of a reply may have a sentence with the word `answer`."""
@@ -323,7 +323,8 @@ _BRACE = re.compile(r"[{}]")
 _PLACEHOLDER = re.compile(r"(?:\\(?:[,;:! ]|q?quad|square|[cl]?dots)|[?_.…\s~])+")
 _PHANTOM = re.compile(r"\\[hv]?phantom\{[^{}]*\}")
 _MARKUP = re.compile(
-    r"<!--(?:(?!-->).)*(?:-->|$)|<<[^<>\n]{1,80}>>|</?(?:b|i|u|em|strong|span|mark|p|br|div|center|font)(?:\s[^<>]{0,80})?/?>", re.S
+    r"<!--(?:(?!-->).)*(?:-->|$)|<<[^<>\n]{1,80}>>|</?(?:b|i|u|em|strong|span|mark|p|br|div|center|font)(?:\s[^<>]{0,80})?/?>",
+    re.S,
 )
 _ADDRESS = re.compile(r"https?://\S+")
 _INVISIBLE = dict.fromkeys(
@@ -344,7 +345,7 @@ _IS = (
     r"|seria|è|sarebbe|это)(?![\w’'])|应该是|应为|就是|是|为|為|は"
 )
 _MARK = re.compile(
-    r"(?<![A-Za-zÀ-ÿа-я])(?:answers?|tl;dr|antwort|réponse|respuesta|resposta|risposta|ответ|答案|答え|正解|正确选项"
+    r"(?<![A-Za-zÀ-ÿа-я/])(?:answers?|tl;dr|antwort|réponse|respuesta|resposta|risposta|ответ|答案|答え|正解|正确选项"
     r"|答)(?![^\W\d_答案是为為はがの应就])"
     r"(?:\s(?:choice|option|key|here|then|therefore|thus|final[e]?|correcta|in this case|(?:to|for|of|in|zu|auf|à|de|a"
     r"|al)"
@@ -361,11 +362,7 @@ _BEFORE = re.compile(
     r"(?:is|must be|has to be|ist|est|es|é|è)\s+[*_]*(?:the|my|our|die|la|a)\s+(?:[\w*]+\s+){0,2}[*_]*$",
     re.I,
 )
-_OTHER = frozenset(
-    "wrong incorrect false possible potential candidate no not your their any an falsche mauvaise fausse incorrecta"
-    " нет".split()
-)
-_IF = frozenset("if whether ob si".split())
+_OTHER, _IF = (frozenset(listed(LISTS[name])) for name in ("other_answer", "if"))
 _OTHER_ASIAN = ("错误", "错", "不是", "错误的", "错的")
 _ANSWER_TAG = re.compile("</?answer>")
 _STOPS = re.compile(r"[.!?][*_\"'”’)\]`]*(?=\s)|[。！？]")
