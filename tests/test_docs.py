@@ -274,24 +274,26 @@ def test_the_files_that_decisions_name_exist():
     ] == []
 
 
-def table_of(contracts) -> str:
+def table_of(all_requirements) -> str:
+    from treetune.core.environment import turns_of
+
     lines = [
         "| id | what | ground truth | further keys | rewards | turns | runs code |",
         "|---|---|---|---|---|---|---|",
     ]
-    for id, contract in sorted(contracts.items()):
-        needs = "; ".join(f"`{key}`: {meaning}" for key, meaning in contract.needs.items())
-        takes = " or ".join(contract.takes)
-        code = "in a sandbox" if contract.sandbox else "-"
-        cells = (f"`{id}`", contract.about, takes, needs or "-", contract.rewards, contract.max_turns, code)
+    for id, requirements in sorted(all_requirements.items()):
+        needs = "; ".join(f"`{key}`: {meaning}" for key, meaning in requirements.needs.items())
+        takes = " or ".join(requirements.takes)
+        code = "in a sandbox" if requirements.sandbox else "-"
+        cells = (f"`{id}`", requirements.about, takes, needs or "-", requirements.rewards, turns_of(id), code)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 
 
 def test_the_table_of_environments_is_the_codes_own():
     from treetune.catalog import ENVIRONMENTS
-    from treetune.core.environment import contract_of
+    from treetune.core.environment import requirements_of
 
-    contracts = {id: contract for id in ENVIRONMENTS if (contract := contract_of(id)) is not None}
-    assert len(contracts) >= 5
-    assert table_of(contracts) in (ROOT / "docs/environments.md").read_text()
+    all_requirements = {id: requirements for id in ENVIRONMENTS if (requirements := requirements_of(id)) is not None}
+    assert len(all_requirements) >= 5
+    assert table_of(all_requirements) in (ROOT / "docs/environments.md").read_text()

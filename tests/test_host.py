@@ -9,9 +9,9 @@ import pytest
 from command_line import ROOT
 
 from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, Taskset, TasksetConfig
+from treetune.core.contract import Limits
 from treetune.errors import EmptyTasksetError, ResumeError, TasksetError, UsageError
 from treetune.models import load_policy
-from treetune.play.episode import Limits
 from treetune.play.episode_table import SessionLimits
 from treetune.play.host import LocalHost, always
 from treetune.play.reader import KEPT

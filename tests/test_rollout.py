@@ -9,12 +9,23 @@ import warnings
 
 import pytest
 
-from treetune import Completion, Environment, InvalidAction, Limits, Outcome, Score, Step, Task, Taskset, run_rollout
+from treetune import (
+    Completion,
+    Contract,
+    Environment,
+    InvalidAction,
+    Limits,
+    Outcome,
+    Score,
+    Step,
+    Task,
+    Taskset,
+    run_rollout,
+)
 from treetune.core.policy import Usage
 from treetune.core.trace import Trace, decode_trace, encode_trace
 from treetune.errors import ContextFullError
 from treetune.models import load_policy
-from treetune.play import rollout
 from treetune.play.rollout import Rollout, score_together
 
 
@@ -404,9 +415,7 @@ class Endless(Environment):
         return Step("go on", done=len(action.text) > 3)
 
 
-def test_an_episode_that_goes_on_and_on_is_told_while_it_does(monkeypatch):
-    monkeypatch.setattr(rollout, "MANY_TURNS", 3)
-
+def test_an_episode_without_a_declared_limit_is_truncated_after_256_turns_and_says_so():
     class Goes(Taskset):
         def load_tasks(self):
             return [Task(prompt="?")]
@@ -414,9 +423,15 @@ def test_an_episode_that_goes_on_and_on_is_told_while_it_does(monkeypatch):
         def environment(self, task):
             return Endless(task)
 
+    class Short(Goes):
+        CONTRACT = Contract(max_turns=4)
+
     taskset = Goes()
-    with pytest.warns(UserWarning, match=r"task 0 has played 3 turns and goes on: .*--limits.max_turns 100"):
-        asyncio.run(run_rollout(taskset, taskset[0], Script("a", "b", "c", "d", "the end")))
+    with pytest.warns(UserWarning, match=r"an episode of Endless was truncated after 256 turns"):
+        trace = asyncio.run(run_rollout(taskset, taskset[0], Script(*["a"] * 257)))
+    assert (trace.outcome, len(trace.turns)) == (Outcome.TRUNCATED, 256)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        asyncio.run(run_rollout(taskset, taskset[0], Script("a", "b", "c", "d"), limits=Limits(max_turns=4)))
+        for declared, limits in ((taskset, Limits(max_turns=4)), (Short(), None), (Short(), Limits(max_turns=9))):
+            trace = asyncio.run(run_rollout(declared, declared[0], Script(*["a"] * 9), limits=limits))
+            assert (trace.outcome, len(trace.turns)) == (Outcome.TRUNCATED, 4)

@@ -2,7 +2,7 @@ r"""Multiplication in several attempts: the number in \boxed{...}."""
 
 import re
 
-from treetune import Action, Environment, Step, Task
+from treetune import Action, Contract, Environment, Step, Task
 from treetune.core.environment import Kind, Stored, TaskRequirements
 
 BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
@@ -11,12 +11,12 @@ BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 class Multiply(Environment):
     """1 for the right product; until then it says what was wrong with an answer, `max_turns` times at the most."""
 
-    CONTRACT = TaskRequirements(
+    REQUIREMENTS = TaskRequirements(
         about=r"Multiplication, answered with `\boxed{number}` in several attempts",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,
-        max_turns=5,
     )
+    CONTRACT = Contract(max_turns=5)
 
     @classmethod
     def gold(cls, task: Task) -> str:

@@ -15,6 +15,8 @@ from treetune.config import tables
 
 if TYPE_CHECKING:
     from treetune.chat.message import Message as Message
+    from treetune.core.contract import Contract as Contract
+    from treetune.core.contract import Limits as Limits
     from treetune.core.environment import Action as Action
     from treetune.core.environment import Environment as Environment
     from treetune.core.environment import Observation as Observation
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from treetune.evaluation.api import evaluate as evaluate
     from treetune.evaluation.api import evaluate_async as evaluate_async
     from treetune.evaluation.comparison import compare as compare
-    from treetune.play.episode import Limits as Limits
     from treetune.play.rollout import run_rollout as run_rollout
     from treetune.runs.discovery import open_run as open_run
     from treetune.runs.run import Run as Run
@@ -63,7 +64,7 @@ _HOMES = {
     name: module
     for module, names in {
         "core.environment": "Action Environment Observation Rendered Step make register",
-        "play.episode": "Limits",
+        "core.contract": "Contract Limits",
         "errors": "InvalidAction ToolError TreetuneError",
         "evaluation.api": "evaluate evaluate_async",
         "evaluation.comparison": "compare",

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Action, Outcome, Task, Taskset, make, run_rollout
-from treetune.core.environment import contract_of
+from treetune.core.environment import requirements_of
 from treetune.core.policy import Completion
 from treetune.data.datasets.task_lists import load_task
 from treetune.data.rows import read_tasks
@@ -139,14 +139,14 @@ class TestCases:
         ],
     )
     def test_a_ground_truth_without_cases_is_a_fault_that_says_why(self, truth, why):
-        contract = contract_of("lcb")
-        assert why in str(contract.problem(truth))
-        contract.encode(truth)
+        requirements = requirements_of("lcb")
+        assert why in str(requirements.problem(truth))
+        requirements.encode(truth)
         with pytest.raises(EnvironmentFault, match=re.escape(why)):
             make("lcb", task_of("lcb", truth))
 
     def test_rows_for_skyrl_have_what_its_environment_reads(self):
-        encode = contract_of("lcb").encode
+        encode = requirements_of("lcb").encode
         assert json.loads(encode(SQUARES)) == SQUARES
         assert json.loads(encode([{"input": [1, "a", [2]], "output": 2.5}])) == [
             {"input": "1\na\n[2]", "output": "2.5"}
@@ -160,7 +160,7 @@ class TestCases:
     def test_json_that_says_it_all_is_stored_as_it_is(self):
         for cases in (SQUARES, called([("[1, 2]\n3", "[3]"), ('"a"', '"b"')])):
             text = json.dumps(cases, indent=1)
-            assert contract_of("lcb").encode(text, asked("?")) is text
+            assert requirements_of("lcb").encode(text, asked("?")) is text
 
     @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl", "rows.json"])
     def test_written_and_read_again_they_are_the_same(self, tmp_path, name):
@@ -625,7 +625,7 @@ class TestWithoutASandbox:
     def test_the_contracts_say_who_needs_one(self):
         needing = {"lcb", "searchcode"}
         names = ("aime", "gsm8k", "gsm8k_multi_turn", "lcb", "search", "searchcode", "text2sql")
-        assert {name for name in names if contract_of(name).sandbox} == needing
+        assert {name for name in names if requirements_of(name).sandbox} == needing
 
 
 class Rows(Taskset):

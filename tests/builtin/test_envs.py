@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
 from treetune.config.plugins import environments
 from treetune.config.trust import USER
-from treetune.core.environment import TaskRequirements, contract_of
+from treetune.core.environment import TaskRequirements, requirements_of
 from treetune.core.policy import Request
 from treetune.errors import EnvironmentFault, MissingExtraError
 from treetune.play.episode import Episode
@@ -80,7 +80,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", [*TRUTHS, "lcb", "searchcode"])
 def test_every_environment_declares_a_contract(name):
-    assert isinstance(contract_of(name), TaskRequirements)
+    assert isinstance(requirements_of(name), TaskRequirements)
 
 
 class TestGsm8k:
@@ -704,7 +704,7 @@ WRONG = ["", "?", "I do not know.", "#### 7", "Answer: 7", "<answer>Rome</answer
 
 @pytest.mark.parametrize(("name", "truth"), [(name, truth) for name, truths in GOLDEN.items() for truth in truths])
 def test_gold_earns_the_full_reward_and_more_than_wrong_answers(name, truth, ask, corpus):
-    if contract_of(name).sandbox and not probe().available:
+    if requirements_of(name).sandbox and not probe().available:
         pytest.skip(f"no sandbox can start here: {probe().cause}")
     task = episodes.task_of(name, truth, db_id="pets", data="spider", corpus=str(corpus), max_turns=1)
     gold = environments.resolve(name, USER).gold(task)

@@ -20,13 +20,13 @@ import yaml
 pytest.importorskip("mcp")
 
 from treetune import Outcome, Task, Taskset, run_rollout
+from treetune.core.contract import Limits
 from treetune.core.policy import Completion, Request
 from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import message_of_action
 from treetune.core.trace import Trace
 from treetune.data.rows.scorer import ScoredBy, describe_taskset, taskset_of
 from treetune.errors import ConfigError, UsageError
-from treetune.play.episode import Limits
 
 SERVERS = Path(__file__).parent.parent / "support" / "mcp"
 SDK = [sys.executable, str(SERVERS / "sdk_server.py")]

@@ -39,19 +39,19 @@ KINDS = ("parquet", "json", "jsonl")
 
 
 class Texts(Environment):
-    CONTRACT = TaskRequirements(about="as text", takes=(Kind.TEXT, Kind.NUMBER), stored=Stored.TEXT)
+    REQUIREMENTS = TaskRequirements(about="as text", takes=(Kind.TEXT, Kind.NUMBER), stored=Stored.TEXT)
 
 
 class Models(Environment):
-    CONTRACT = TaskRequirements(about="as aime", takes=(Kind.TEXT,), stored=Stored.TEXT, column="reward_model")
+    REQUIREMENTS = TaskRequirements(about="as aime", takes=(Kind.TEXT,), stored=Stored.TEXT, column="reward_model")
 
 
 class Targets(Environment):
-    CONTRACT = TaskRequirements(about="as search", takes=(Kind.LIST,), stored=Stored.TARGET, needs={"place": "where"})
+    REQUIREMENTS = TaskRequirements(about="search", takes=(Kind.LIST,), stored=Stored.TARGET, needs={"place": "where"})
 
 
 class Cases(Environment):
-    CONTRACT = TaskRequirements(about="as lcb", takes=(Kind.CASES,), stored=Stored.JSON)
+    REQUIREMENTS = TaskRequirements(about="as lcb", takes=(Kind.CASES,), stored=Stored.JSON)
 
 
 for stand_in in (Texts, Models, Targets, Cases):

@@ -316,7 +316,7 @@ def test_an_environment_that_fails_ends_its_episode_and_nothing_else():
 
 
 def test_a_step_that_takes_too_long_is_told_as_such():
-    from treetune.play.episode import Limits
+    from treetune.core.contract import Limits
 
     async def ask():
         async with playing(Recording(), limits=Limits(timeout=0.2)) as client:

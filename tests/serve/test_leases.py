@@ -9,9 +9,9 @@ import pytest
 from http_playing import playing
 from serving import Hangs, Numbers, Raw, Talking, run, serving, until
 
+from treetune.core.contract import Limits
 from treetune.errors import UsageError
 from treetune.models import load_policy
-from treetune.play.episode import Limits
 from treetune.play.host import LocalHost, always
 from treetune.serve.errors import Misused
 from treetune.serve.zmq.client import EnvClient

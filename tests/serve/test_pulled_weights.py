@@ -14,9 +14,9 @@ from serving import run
 from trained_model import END
 from trained_serving import TASKS, all_closed, begin, names, pull_server, watching
 
+from treetune.core.contract import Limits
 from treetune.core.trace import Outcome
 from treetune.errors import UsageError
-from treetune.play.episode import Limits
 from treetune.serve import BlockingEnvClient, EnvClient
 from treetune.serve.errors import BadRequest, Cancelled, Denied
 

@@ -30,9 +30,9 @@ from serving import (
 )
 
 from treetune import Mixture, Outcome, Sampling
+from treetune.core.contract import Limits
 from treetune.core.trace import Trace
 from treetune.errors import ResumeError, UsageError
-from treetune.play.episode import Limits
 from treetune.play.protocol import PROTOCOL
 from treetune.serve.access import Access
 from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, ServeError, TaskRefused, Unreachable

@@ -9,8 +9,8 @@ import pytest
 from serving import Flaw, Numbers, Raw, Stream, Talking, run, served, serving, until
 
 from treetune import Environment, Step, Task, build_taskset
+from treetune.core.contract import Limits
 from treetune.errors import UsageError
-from treetune.play.episode import Limits
 from treetune.play.streams import MOST_STREAMS, State, Streams, StreamState
 from treetune.serve import BlockingEnvClient
 from treetune.serve.errors import Misused, ServeError, Unreachable

@@ -11,8 +11,8 @@ from serve_process import post, serve
 from serving import Colours, Numbers, Talking, run, until
 
 from treetune import Environment, Observation, Step
+from treetune.core.contract import Limits
 from treetune.evaluation import EvalConfig, Evaluation
-from treetune.play.episode import Limits
 from treetune.runs.folder import TRACES
 from treetune.runs.rolling import RollingRun
 from treetune.serve.zmq.client import EnvClient

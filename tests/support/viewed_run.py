@@ -17,11 +17,11 @@ from viewed_tasks import MARK, MOVES, SOURCES, Viewed, ViewedConfig, board, make
 from treetune.chat.calls import ToolCall
 from treetune.chat.message import text_of
 from treetune.chat.tokens import Tokens, TokenSequence
+from treetune.core.contract import Limits
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Judgement, Outcome, Timing, Trace, Turn
 from treetune.evaluation import EvalConfig, Evaluation, remember
-from treetune.play.episode import Limits
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.run import Run
 from treetune.runs.summary import Tally

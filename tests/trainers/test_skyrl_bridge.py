@@ -193,7 +193,8 @@ def test_an_episode_is_played_as_skyrl_plays_it(gym, echo):
     }
     output = env.step("word")
     assert (output["reward"], output["done"], output["observations"]) == (1.0, True, [])
-    assert env.get_metrics() == {"echo/turns": 2, "echo/length": 4.0}
+    counted = {"turns": 2, "truncated": 0.0, "raw_reward": 1.0, "length": 4.0}
+    assert env.get_metrics() == {f"echo/{name}": value for name, value in counted.items()}
     env.close()
     env.close()
     assert Echo.closed == ["word"]
@@ -263,13 +264,40 @@ def test_a_row_that_was_changed_on_the_way_is_told(gym, echo):
     ("row", "trainer", "turns"),
     [({"max_turns": 3}, 1, 3), ({"max_turns": 2}, 10, 2), ({}, 4, 4), ({"max_turns": 2}, None, 2)],
 )
-def test_a_rows_own_max_turns_holds_and_the_trainers_otherwise(gym, echo, row, trainer, turns):
+def test_a_rows_own_max_turns_holds_or_a_lower_one_that_the_user_set(gym, echo, row, trainer, turns):
     env = made(gym, echo(**row), **({} if trainer is None else {"max_turns": trainer}))
-    env.init([{"role": "user", "content": "Say it."}])
-    with pytest.warns(UserWarning, match=f"max_turns={turns}"):
-        ends = [env.step("no")["done"] for _ in range(turns)]
-    assert ends == [False] * (turns - 1) + [True]
-    assert env.task.extra_info["max_turns"] == turns
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        env.init([{"role": "user", "content": "Say it."}])
+    lower = [f"echo: generator.max_turns={turns} ends episodes that may have 256 turns"]
+    assert [str(each.message) for each in said] == ([] if row else lower)
+    steps = [env.step("no") for _ in range(turns)]
+    assert [step["done"] for step in steps] == [False] * (turns - 1) + [True]
+    assert steps[-1]["metadata"]["truncated"]
+    assert (env.task.extra_info["max_turns"], env.max_turns) == (turns, turns)
+
+
+def test_the_rewards_of_turns_have_the_declared_discount_and_metrics_the_reward_without(gym, tmp_path, monkeypatch):
+    (tmp_path / "halves.py").write_text(
+        """
+from treetune import Contract, Environment, Step
+
+class Halves(Environment):
+    CONTRACT = Contract(max_turns=3, turn_discount=0.5)
+
+    def step(self, action):
+        return Step("go on", reward=float(action.text), info={"metrics": {"letters": len(action.text)}})
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    skyrl.register("halves.py:Halves", id="halves")
+    env = made(gym, Task(prompt="?", env_class="halves"), max_turns=1)
+    env.init([{"role": "user", "content": "?"}])
+    steps = [env.step(said) for said in ("0", "4", "8")]
+    assert [step["reward"] for step in steps] == [0.0, 1.0, 0.5]  # 4 / 2^2, then 12 / 2^3
+    assert env.get_metrics() == {
+        **{"halves/turns": 3, "halves/truncated": 1.0, "halves/raw_reward": 12.0, "halves/letters": 1.0}
+    }
 
 
 def test_an_environment_that_ends_by_itself_at_its_last_turn_is_not_cut(gym):
@@ -277,10 +305,8 @@ def test_an_environment_that_ends_by_itself_at_its_last_turn_is_not_cut(gym):
     task = Task(prompt="?", env_class="gsm8k_multi_turn", reward_spec={"ground_truth": "5"})
     env = made(gym, task, max_turns=2)
     env.init([{"role": "user", "content": "?"}])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        env.step("#### 4")
-        output = env.step("#### 4")
+    env.step("#### 4")
+    output = env.step("#### 4")
     assert output["done"]
     assert output["metadata"]["truncated"]
 

@@ -20,7 +20,7 @@ import venvs
 from retriever import Retriever
 
 from treetune import Action, Task, make
-from treetune.core.environment import contract_of
+from treetune.core.environment import requirements_of
 from treetune.sandbox import probe
 from treetune.system.threads import call
 from treetune.tasksets.code.lcb import LcbEnvironment
@@ -209,10 +209,10 @@ def ends(steps: Steps | str) -> Any:
 
 def row_of(task: Task) -> dict[str, Any]:
     """A task as skyrl-gym's environment of its name reads it."""
-    contract = contract_of(task.env_class)
-    assert contract is not None
+    requirements = requirements_of(task.env_class)
+    assert requirements is not None
     extras = {key: task.extra_info[key] for key in ("db_id", "data", "max_turns") if key in task.extra_info}
-    return {contract.column: task.reward_spec, "extra_info": task.extra_info, **extras}
+    return {requirements.column: task.reward_spec, "extra_info": task.extra_info, **extras}
 
 
 def task_of(env_class: str, truth: Any, **extra: Any) -> Task:
@@ -485,7 +485,7 @@ def written(signature: str, cases: Any) -> Task:
 
 
 def test_what_our_writer_stores_is_rewarded_by_the_real_environment(sides):
-    """The ground truths that people write, encoded by the contracts."""
+    """The ground truths that people write, encoded by the all_requirements."""
     natural = [
         (task_of("gsm8k", 5), "#### 5"),
         (task_of("gsm8k_multi_turn", 5), "#### 5"),
@@ -505,7 +505,7 @@ def test_what_our_writer_stores_is_rewarded_by_the_real_environment(sides):
     natural += [(task, LcbEnvironment.gold(task)) for task, _ in natural if task.env_class == "lcb"]
     cases = []
     for task, gold in natural:
-        contract = contract_of(task.env_class)
-        assert contract is not None
-        cases.append((task_of(str(task.env_class), contract.encode(task.ground_truth, task)), [gold]))
+        requirements = requirements_of(task.env_class)
+        assert requirements is not None
+        cases.append((task_of(str(task.env_class), requirements.encode(task.ground_truth, task)), [gold]))
     assert [ends(steps) for steps in sides.theirs(cases)] == [[(1.0, True)]] * len(cases)

@@ -14,12 +14,12 @@ import msgspec
 from treetune.audit import costs, floors, leaks, machines, solvable, traces
 from treetune.audit.report import RULES, AuditReport, Family, choose
 from treetune.audit.sample import Player, Sample, draw_sample
+from treetune.core.contract import Limits
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Failure, Outcome, Trace
 from treetune.errors import TreetuneError, format_error
 from treetune.evaluation import run_bounded
-from treetune.play.episode import Limits
 from treetune.play.protocol import Host, PlayOptions
 from treetune.system.threads import call_apart
 

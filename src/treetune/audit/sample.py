@@ -23,13 +23,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from treetune.chat.message import Message, text_of
+from treetune.core.contract import Limits
 from treetune.core.policy import Completion, Policy, Request
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
 from treetune.data.validate.gold import Answer
 from treetune.models.scripted import Echo, completion_of
-from treetune.play.episode import Limits, with_deadline
+from treetune.play.episode import with_deadline
 from treetune.play.protocol import Host
 from treetune.play.rollout import run_rollout, score_together
 

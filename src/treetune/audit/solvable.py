@@ -13,6 +13,7 @@ from typing import Any
 
 from treetune.audit.report import AuditReport, clip
 from treetune.audit.sample import Player, Sample, Subject, as_text
+from treetune.core.contract import Limits
 from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.core.score import Validity
 from treetune.core.task import Task
@@ -21,7 +22,6 @@ from treetune.core.trace import Trace
 from treetune.data.rows.scorer import kind_of
 from treetune.data.validate.gold import Answer
 from treetune.errors import format_error
-from treetune.play.episode import Limits
 from treetune.play.toolbox import find_call_fault
 from treetune.scorers.scorer import find_unpaid
 from treetune.system.digest import digest

@@ -25,13 +25,13 @@ from treetune.cli.servers import open_registration
 from treetune.cli.supervise import Heartbeat
 from treetune.cli.supervise import supervise as run_supervised
 from treetune.config.structs import convert, without_none
+from treetune.core.contract import Limits
 from treetune.core.from_config import build_taskset
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset
 from treetune.errors import ConfigError, MissingExtraError, TreetuneError, UsageError, plural
 from treetune.loggers import About, RewardCurve, open_loggers
 from treetune.models import EndpointConfig, check_reachable
-from treetune.play.episode import Limits
 from treetune.runs.rolling import RollingRun
 from treetune.tasksets.target import read_target, refuse_server
 

@@ -21,6 +21,7 @@ from treetune.chat.calls import ToolCall
 from treetune.chat.message import Message
 from treetune.config.plugins import environments
 from treetune.config.trust import Origin, current_origin
+from treetune.core.contract import Contract
 from treetune.core.score import Rewarding, finite, judge
 from treetune.core.task import Task
 from treetune.core.tool import Gold, read_tools
@@ -150,7 +151,10 @@ class Environment:
     that are marked with `@tool`; answers without tool calls go to `step`.
     """
 
-    CONTRACT: ClassVar[TaskRequirements | None] = None
+    CONTRACT: ClassVar[Contract] = Contract()
+    """What its episodes promise everywhere: the turn limit, the discount, and others."""
+
+    REQUIREMENTS: ClassVar[TaskRequirements | None] = None
     """The requirements on its tasks; None if nothing is checked."""
 
     MULTI_TURN: ClassVar[bool] = False
@@ -207,6 +211,8 @@ class Environment:
 
 class SingleTurn(Environment):
     """One answer, scored by the taskset's `reward`. The environment of tasks without an `env_class`."""
+
+    CONTRACT = Contract(max_turns=1)
 
     def __init__(self, task: Task, taskset: Rewarding) -> None:
         super().__init__(task)
@@ -299,7 +305,7 @@ class Stored(StrEnum):
 
 
 class TaskRequirements(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment's requirements on its tasks, set as its `CONTRACT`: ground truths, keys and turns."""
+    """An environment's requirements on its tasks, set as its `REQUIREMENTS`: ground truths and keys."""
 
     about: str
     """A one-line description of the environment."""
@@ -316,8 +322,6 @@ class TaskRequirements(msgspec.Struct, frozen=True, kw_only=True):
     """A pattern that the whole stored text must match, or no answer can be right."""
     rewards: str = "0 or 1"
     """The rewards that it gives."""
-    max_turns: int = 1
-    """The maximum number of turns unless a row sets `extra_info.max_turns`."""
     sandbox: bool = False
     """Whether episodes run code that the policy wrote and so need a sandbox; `treetune.sandbox.probe` looks for one."""
 
@@ -360,13 +364,22 @@ def kind_of(truth: Any) -> Kind | None:
 _DATA = Origin("data")
 
 
-def contract_of(env_class: str | None) -> TaskRequirements | None:
-    """The contract of an environment with a registered id; None if it has none. Files and modules are never loaded for
-    this, because reading and writing data must not run code that the data names."""
+def requirements_of(env_class: str | None) -> TaskRequirements | None:
+    """The requirements of an environment with a registered id; None if it has none."""
+    return getattr(_registered(env_class), "REQUIREMENTS", None)
+
+
+def turns_of(env_class: str | None) -> int:
+    """The turn limit that an environment with a registered id declares; 1 if it declares none."""
+    return getattr(_registered(env_class), "CONTRACT", Contract()).max_turns or 1
+
+
+def _registered(env_class: str | None) -> type | None:
+    """The environment with a registered id. Files and modules are never loaded for this, because reading and writing
+    data must not run code that the data names."""
     if env_class is None or ":" in env_class:
         return None
     try:
-        contract: TaskRequirements | None = getattr(environments.resolve(env_class, _DATA), "CONTRACT", None)
+        return environments.resolve(env_class, _DATA)
     except TreetuneError:
         return None
-    return contract

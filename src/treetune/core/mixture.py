@@ -81,6 +81,7 @@ class _Sources(Taskset[Task, ConfigT]):
     reward = ask_owner("reward")
     gold = ask_owner("gold")
     environment = ask_owner("environment")
+    contract_of = ask_owner("contract_of")
     score_group = ask_owner("score_group")
     scores_group_of = ask_owner("scores_group_of")
     scores_alone = ask_owner("scores_alone")

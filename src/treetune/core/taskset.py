@@ -15,9 +15,12 @@ from itertools import count as count_from
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 from weakref import WeakSet
 
+import msgspec
+
 from treetune.config.code_files import parse_again
 from treetune.config.plugins import absolute_spec, folders_of
 from treetune.config.trust import USER, Origin, current_origin, names_from
+from treetune.core.contract import Contract
 from treetune.core.draws import ConfigT, Draws, TaskT
 from treetune.core.finding import Flaw
 from treetune.core.score import UNCHECKED, VALID, Score, Verdict, invalid
@@ -45,6 +48,9 @@ from treetune.errors import (
 if TYPE_CHECKING:
     from treetune.core.environment import Environment, Rendered
     from treetune.core.trace import Trace
+
+
+_SILENT = Contract()
 
 
 class Taskset(Draws[TaskT, ConfigT]):
@@ -78,6 +84,9 @@ class Taskset(Draws[TaskT, ConfigT]):
 
     default_scorer: Any = None
     """Scores tasks with a ground truth if `scorer` is None; tasksets of rows use the rule scorer."""
+
+    CONTRACT: ClassVar[Contract] = Contract()
+    """What its episodes promise everywhere. Fields that are set here win over those of the tasks' environments."""
 
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` accepts any config key, which it does if the class has no config type of its own."""
@@ -210,6 +219,18 @@ class Taskset(Draws[TaskT, ConfigT]):
         """Return what a person sees next to the messages of a trace. Used if this taskset makes its environments
         itself; environments that tasks name have their own `render`."""
         return None
+
+    def contract_of(self, task: TaskT, environment: type | None = None) -> Contract:
+        """The contract of a task's episodes: what its environment declares, what the taskset declares, and the turn
+        limit of the task. The class of the `environment` is needed if the taskset makes it."""
+        from treetune.core.environment import SingleTurn
+
+        if environment is None and not self.overrides("environment"):
+            environment = SingleTurn if task.env_class is None else self.environment_class(task.env_class)
+        declared: Contract = getattr(environment, "CONTRACT", _SILENT).override(self.CONTRACT)
+        if declared.max_turns == 1 and self.offers_tools(task):
+            declared = msgspec.structs.replace(declared, max_turns=None)  # the environment takes one answer after calls
+        return msgspec.structs.replace(declared.of_task(task), group_score=self.scores_group_of(task))
 
     def environment_spec(self, env_class: str) -> str:
         """Resolve the name of an environment; `file.py:Name` is looked up next to the taskset's own file."""
@@ -345,6 +366,15 @@ class GivenTasks(Taskset[Task, TasksetConfig]):
         named = self._environment
         cls = environments.resolve(named, self._origin) if isinstance(named, str) else named
         return getattr(cls, "tools_for", None)
+
+    def contract_of(self, task: Task, environment: type | None = None) -> Contract:
+        from treetune.config.plugins import environments
+
+        if environment is None and not self._one_answer:
+            named: Any = self._environment or task.env_class
+            with names_from(self.tasks_origin if self._environment is None else self._origin):
+                environment = environments.resolve(named, current_origin()) if isinstance(named, str) else named
+        return super().contract_of(task, environment)
 
     def environment(self, task: Task) -> Environment:
         from treetune.core.environment import SingleTurn, make

@@ -19,6 +19,7 @@ import msgspec
 from treetune.chat.calls import ToolCall
 from treetune.chat.message import Message, begins_answer, without_surrogates
 from treetune.chat.tokens import Tokens
+from treetune.core.contract import Contract
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.errors import place_of, traceback_of
@@ -197,6 +198,8 @@ class Trace(msgspec.Struct, kw_only=True):
     """How the episode ended."""
     reward: float | None = None
     """The sum over the turns, or the result of `score_group`; None if the rollout failed."""
+    turn_discount: float = 1.0
+    """The discount that the task's contract declares; `shaped_reward` is the reward with it."""
     turns: list[Turn] = []
     """The turns, in order."""
     tools: list[dict[str, Any]] = []
@@ -238,6 +241,14 @@ class Trace(msgspec.Struct, kw_only=True):
         more = f", {shorten(said)}" if said else ""
         of = f"task {self.task.idx} of {self.task.data_source or 'no source'}"
         return f"Trace({of}, rollout {self.rollout}: {self.outcome.value}, {came_to}, {turns}{more})"
+
+    @property
+    def shaped_reward(self) -> float | None:
+        """The reward that trainers train on: times the discount for each answer."""
+        if self.reward is None:
+            return None
+        answers = sum(turn.message is not None for turn in self.turns)
+        return Contract(turn_discount=self.turn_discount).shape(self.reward, answers)
 
     @property
     def scored(self) -> bool:

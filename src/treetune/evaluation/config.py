@@ -33,6 +33,7 @@ from treetune.config.trust import (
     remember_config,
     remember_names,
 )
+from treetune.core.contract import Limits
 from treetune.core.fingerprint import find_differences
 from treetune.core.from_config import build_taskset, describe, expand_ready, taskset_class
 from treetune.core.mixture import owner_of
@@ -42,7 +43,6 @@ from treetune.core.taskset import Taskset
 from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import UNKNOWN_KEY, ConfigError, Faults, TreetuneError, gather_faults
 from treetune.models import EndpointConfig, check_script, endpoint_of, is_behind_endpoint
-from treetune.play.episode import Limits
 from treetune.runs.run import load_config, no_run
 from treetune.tasksets.target import read_target
 

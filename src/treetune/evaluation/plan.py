@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from treetune import serve
-from treetune.core.environment import contract_of
+from treetune.core.environment import requirements_of
 from treetune.core.mixture import parts_of
 from treetune.core.policy import Policy
 from treetune.core.task import Task
@@ -288,5 +288,5 @@ def _runs_code(taskset: Taskset[Any, Any]) -> bool:
     if getattr(taskset.config, "has_images", False):
         return False  # the engine of its images contains the code, and reports it if it cannot
     env_class = getattr(taskset.config, "env_class", None)
-    contract = contract_of(env_class) if isinstance(env_class, str) else None
-    return taskset.NEEDS_CONTAINER or (contract is not None and contract.sandbox)
+    requirements = requirements_of(env_class) if isinstance(env_class, str) else None
+    return taskset.NEEDS_CONTAINER or (requirements is not None and requirements.sandbox)

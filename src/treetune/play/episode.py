@@ -10,15 +10,17 @@ Rollouts, trainers and servers all play through it, so equal answers earn the sa
 from __future__ import annotations
 
 import asyncio
-import math
 import time
+import warnings
 from collections.abc import Awaitable, Sequence
-from typing import Annotated, Any, Self, TypeVar
+from functools import cache
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from treetune.chat.calls import ToolCall, call_message, read_calls
 from treetune.chat.message import without_surrogates
+from treetune.core.contract import MOST_TURNS, Contract, Limits
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Sink, Step, check_step, show_to
 from treetune.core.score import finite, total
 from treetune.core.task import Task
@@ -34,27 +36,6 @@ Recorded = Sequence[Sequence[ToolCall]]
 """The calls of each answer of an earlier episode."""
 CLOSE_SECONDS = 30.0
 """The time limit for an environment to clean up."""
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The maximum number of answers per episode. Absent: the environment decides."""
-    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """The maximum seconds of a rollout, of scoring a group, and of each call of an episode that a client steps."""
-    timeout_reward: float | None = None
-    """The reward of a started episode that exceeds `timeout`. Absent: it has no reward and counts as a failure."""
-
-    max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] = 128
-    """The maximum number of tool calls per episode. Further calls are refused. If the model keeps calling, the episode
-    is truncated."""
-
-    def __post_init__(self) -> None:
-        if self.timeout_reward is not None and not math.isfinite(self.timeout_reward):
-            raise ValueError("timeout_reward must be finite")
-
-    def until(self) -> float | None:
-        """The loop's time at which these limits, counted from now, run out."""
-        return None if self.timeout is None else asyncio.get_running_loop().time() + self.timeout
 
 
 class DeadlinePassed(TimeoutError):
@@ -83,6 +64,8 @@ class Started(msgspec.Struct, frozen=True):
     observation: Observation
     tools: list[dict[str, Any]] = []
     """The tools that may be called, in OpenAI's form."""
+    contract: Contract = Contract()
+    """What holds for the episode: its limits, and what its reward means."""
 
 
 class EpisodeResult(msgspec.Struct):
@@ -151,7 +134,9 @@ class Episode:
         `in_group` if the caller scores the episode with others by the taskset's `score_group`."""
         self._taskset, self._task = taskset, task
         self._limits = limits or Limits()
-        self._until = until
+        self.contract = Contract()
+        """The contract of the task, narrowed by the limits; set once the episode has begun."""
+        self.until = until
         self._environment: Environment | None = None
         """None until it is made, and after it is closed, so that its memory can be freed."""
         self._closing: asyncio.Future[None] | None = None
@@ -165,8 +150,8 @@ class Episode:
         self.result = EpisodeResult()
         self.finished = False
         """Whether a step ended the episode."""
-        self.cut_short = False
-        """Whether the turn limit ended it, rather than its environment."""
+        self.truncated = False
+        """Whether any limit ended it: of turns, calls or time, or of its environment."""
         self.timed_out: DeadlinePassed | None = None
         """The error, if a step ran out of time and earned `timeout_reward`."""
         self._reported = 0
@@ -187,7 +172,7 @@ class Episode:
         """Make and start the environment; return its first observation."""
         began = time.perf_counter()
         try:
-            self.observation = await with_deadline(self._open(), self._limits, self._until)
+            self.observation = await with_deadline(self._open(), self._limits, self.until)
             if (running := asyncio.current_task()) is not None and running.cancelling():
                 raise asyncio.CancelledError  # the environment swallowed the cancellation
         except BaseException:
@@ -210,6 +195,10 @@ class Episode:
             made, self._environment = self._environment, None
             problem = f"{taskset.name}.environment() gave a {type(made).__name__}"
             raise EnvironmentFault(problem, remedy="return a treetune.Environment")
+        contract = taskset.contract_of(task, type(self._environment))
+        if (most := contract.until()) is not None:
+            self.until = most if self.until is None else min(most, self.until)
+        self.contract = contract.narrow(self._limits)
         start = self._environment.start
         # The default `start` cannot block, so it needs no thread.
         shown = await call(start) if _is_own(start) else start()
@@ -235,7 +224,7 @@ class Episode:
             return
         rules = [*own, *(tool for tool in offered if isinstance(tool, Tool))]
         sources = [source for source in offered if isinstance(source, ToolSource)]
-        self._toolbox = Toolbox(rules, sources, most_calls=self._limits.max_tool_calls, recorded=self._recorded)
+        self._toolbox = Toolbox(rules, sources, most_calls=self.contract.max_tool_calls, recorded=self._recorded)
         await self._toolbox.open()
         self.tools = self._toolbox.schemas
 
@@ -265,7 +254,7 @@ class Episode:
             with recording(self.result.judgements):
                 toolbox = self._toolbox
                 work = call(environment.step, action) if toolbox is None else self._answer(toolbox, environment, action)
-                answer = await with_deadline(work, self._limits, self._until)
+                answer = await with_deadline(work, self.contract, self.until)
             step = check_step(environment, answer) if toolbox is None else answer
             self.result.add(step)
         except BaseException as error:
@@ -279,9 +268,11 @@ class Episode:
             self.step_seconds += (seconds := time.perf_counter() - began)
             if type(environment) is SingleTurn:
                 self.score_seconds += seconds
-        most = self._limits.max_turns
-        if not step.done and most is not None and len(self.result.rewards) >= most:
-            step.done = step.truncated = self.cut_short = True
+        if not step.done and len(self.result.rewards) >= self.contract.turns:
+            step.done = step.truncated = True
+            if self.contract.max_turns is None:
+                _warn_of_turns(type(environment).__name__)
+        self.truncated = step.truncated
         return step
 
     async def _answer(self, toolbox: Toolbox, environment: Environment, action: Action | list[ToolCall]) -> Step:
@@ -309,10 +300,10 @@ class Episode:
             if error.warning is not None:
                 info["warning"] = error.warning
             step = Step(reward=finite(error.reward, "reward"), done=True, info=info)
-        elif isinstance(error, DeadlinePassed) and self._limits.timeout_reward is not None:
+        elif isinstance(error, DeadlinePassed) and self.contract.timeout_reward is not None:
             self.timed_out = error
             # This is the reward of the whole episode, whatever earlier steps earned.
-            reward = self._limits.timeout_reward - self.result.reward
+            reward = self.contract.timeout_reward - self.result.reward
             info = {"explanation": str(error), "success": False}
             step = Step(reward=reward, done=True, info=info, truncated=True)
         else:
@@ -324,8 +315,8 @@ class Episode:
 
     def extend(self, seconds: float) -> None:
         """Extend the deadline by the seconds during which a pause stopped the episode."""
-        if self._until is not None:
-            self._until += seconds
+        if self.until is not None:
+            self.until += seconds
 
     async def close(self) -> None:
         """Run the environment's `close` once, and wait for it. Cancelling the caller does not stop it."""
@@ -361,6 +352,15 @@ class Episode:
         return Step(step.observation, step.reward, step.done, info, step.truncated, step.calls)
 
     @property
+    def shaped_rewards(self) -> list[float]:
+        """The rewards of the steps to train on, with the contract's discount."""
+        return self.contract.shape_each(self.result.rewards)
+
+    @property
+    def shaped_reward(self) -> float:
+        return self.contract.shape(self.result.reward, len(self.result.rewards))
+
+    @property
     def over(self) -> bool:
         return self._environment is None
 
@@ -373,6 +373,16 @@ async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limit
         return episode
     finally:
         await episode.close()
+
+
+@cache
+def _warn_of_turns(environment: str) -> None:
+    """Say once that episodes reach the limit where nothing is declared."""
+    warnings.warn(
+        f"an episode of {environment} was truncated after {MOST_TURNS} turns: it declares no other limit "
+        "(CONTRACT = Contract(max_turns=...))",
+        stacklevel=2,
+    )
 
 
 def _make_readable(action: Action) -> Action:

@@ -19,14 +19,14 @@ from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
 
-from treetune.core.environment import Observation
+from treetune.core.contract import Limits
 from treetune.core.policy import Policy
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset, scored_in_group
 from treetune.core.trace import Outcome, Trace
 from treetune.errors import UsageError
 from treetune.play import streams
-from treetune.play.episode import Episode, Limits, Started
+from treetune.play.episode import Episode, Started
 from treetune.play.episode_record import EpisodeRecord
 from treetune.play.episode_table import Ending, EpisodeHandle, EpisodeTable, SessionLimits
 from treetune.play.group import GroupPlan, run_plan, was_cut_off
@@ -220,7 +220,7 @@ class LocalHost:
         if (key := self.streams.pending.find(task.idx, holder, free=True)) is not None:
             self.streams.pending.begin_work(key, id)
         try:
-            home, observation, tools = await self._open(id, task)
+            home, started = await self._open(id, task)
         except BaseException as error:
             self.streams.pending.end_work(id, finish=None)
             if record is not None and isinstance(error, Exception):
@@ -228,15 +228,15 @@ class LocalHost:
                 record.end(Outcome.ENVIRONMENT_ERROR)
             raise
         if record is not None:
-            record.begin(observation, tools)
+            record.begin(started.observation, started.tools)
         self.episodes.add(id, home, terms or self._terms, name, record)
-        return Started(id, observation, tools)
+        return started
 
     async def look_at_tools(self, task: Task) -> list[dict[str, Any]]:
         """The tools that an episode of the task offers. The episode is closed at once and not counted."""
-        home, _, tools = await self._open(f"e-{secrets.token_hex(12)}", task)
+        home, started = await self._open(f"e-{secrets.token_hex(12)}", task)
         await home.close()
-        return tools
+        return started.tools
 
     def _new_record(self, task: Task, step: int | None) -> EpisodeRecord | None:
         """Make the record of a new episode. Overridden by hosts that record results, such as a server."""
@@ -246,10 +246,10 @@ class LocalHost:
         """Hand out the task of an idle or lost episode again; finish any other task."""
         self.streams.pending.end_work(id, finish=why.kind not in ("expired", "worker_lost", "stopping"))
 
-    async def _open(self, id: str, task: Task) -> tuple[EpisodeHandle, Observation, list[dict[str, Any]]]:
-        """Start the environment of a task; return its handle, first observation and tools."""
+    async def _open(self, id: str, task: Task) -> tuple[EpisodeHandle, Started]:
+        """Start the environment of a task; return its handle, and what it shows."""
         episode = await Episode.start(self.taskset, task, self._limits)
-        return episode, episode.observation, episode.tools
+        return episode, Started(id, episode.observation, episode.tools, episode.contract.resolved)
 
     async def step(
         self, episode: str, action: Any, turn: int | None = None, *, terms: SessionLimits | None = None
@@ -303,12 +303,7 @@ class LocalHost:
                 f"limits.timeout_reward is {asked.timeout_reward:g}, and here a timeout earns {most:g} at most",
                 remedy=f"ask for {most:g} or less, or serve with --limits.timeout_reward {asked.timeout_reward:g}",
             )
-        return Limits(
-            max_turns=_least(own.max_turns, asked.max_turns),
-            timeout=_least(own.timeout, asked.timeout),
-            timeout_reward=own.timeout_reward if asked.timeout_reward is None else asked.timeout_reward,
-            max_tool_calls=min(own.max_tool_calls, asked.max_tool_calls),
-        )
+        return own.narrow(asked)
 
 
 def always(policy: Policy) -> PolicyOf:
@@ -326,7 +321,3 @@ def info_of(streams: Streams) -> Info:
         cursors=dict(streams.cursors),
         by_index=not streams.sequential,
     )
-
-
-def _least(own: Any, asked: Any) -> Any:
-    return min((value for value in (own, asked) if value is not None), default=None)

@@ -14,11 +14,12 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
 
+from treetune.core.contract import Limits
 from treetune.core.environment import Step
 from treetune.core.policy import Sampling
 from treetune.core.task import Task
 from treetune.core.trace import Trace
-from treetune.play.episode import Limits, Started
+from treetune.play.episode import Started
 from treetune.play.streams import State
 from treetune.play.weights import PAUSE_SECONDS, Calls, Stale
 

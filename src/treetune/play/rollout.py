@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from treetune.chat.calls import with_calls
 from treetune.chat.message import Message, begins_answer, without_surrogates
 from treetune.chat.tokens import Tokens
+from treetune.core.contract import Limits
 from treetune.core.environment import Action, Step
 from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampling, Usage, check_continues
 from treetune.core.score import finite
@@ -23,7 +23,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Failure, Outcome, Trace, Turn
 from treetune.errors import ContextFullError, EnvironmentFault, PolicyError
-from treetune.play.episode import DeadlinePassed, Episode, Limits, Recorded, with_deadline
+from treetune.play.episode import DeadlinePassed, Episode, Recorded, with_deadline
 from treetune.play.weights import Staleness, Weights
 from treetune.system.threads import call
 
@@ -32,8 +32,6 @@ _MOST_ABORTS = 30
 """How often in a row a model server may abort a call before the rollout fails."""
 _LONGEST_WAIT = 5.0
 NO_LOGPROBS = "sampling.logprobs was asked for, and the model gave none"
-MANY_TURNS = 1000
-"""An episode with this many turns probably never ends."""
 
 
 async def run_rollout(
@@ -166,6 +164,8 @@ class Rollout:
 
     async def _play(self) -> None:
         self._observed = (await self._episode.begin()).messages()
+        self._limits, self._until = self._episode.contract, self._episode.until
+        self.trace.turn_discount = self._episode.contract.turn_discount
         self.trace.tools = self._episode.tools
         await play_turns(self._answer, self._step, self._observe)
 
@@ -174,9 +174,6 @@ class Rollout:
         trace, observed, conversation = self.trace, self._observed, self._conversation
         if observed is None:
             return None
-        if len(trace.turns) == MANY_TURNS and self._limits.max_turns is None:
-            many = f"task {trace.task.idx} has played {MANY_TURNS:,} turns and goes on"
-            warnings.warn(f"{many}: limits.max_turns (--limits.max_turns 100) ends an episode", stacklevel=2)
         conversation += observed
         turn = Turn(observed=observed)
         trace.turns.append(turn)

@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
+from treetune.core.contract import Limits
 from treetune.core.policy import Policy, Sampling
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Outcome, Trace, encode_trace
 from treetune.errors import UsageError
 from treetune.models import EndpointConfig, is_behind_endpoint, load_policy
-from treetune.play.episode import Limits
 from treetune.play.episode_record import EpisodeRecord
 from treetune.play.group import was_cut_off
 from treetune.play.host import LocalHost

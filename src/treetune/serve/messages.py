@@ -15,10 +15,11 @@ import msgspec
 
 from treetune.chat.calls import ToolCall
 from treetune.chat.message import without_surrogates
+from treetune.core.contract import Limits
 from treetune.core.environment import Observation, Step
 from treetune.core.policy import Sampling
 from treetune.errors import TreetuneError, UsageError
-from treetune.play.episode import DeadlinePassed, Limits
+from treetune.play.episode import DeadlinePassed
 from treetune.play.protocol import PROTOCOL, NoVariance
 from treetune.play.streams import State
 from treetune.play.weights import HIGHEST_VERSION, LONGEST_PAUSE, PAUSE_SECONDS, Calls, Stale

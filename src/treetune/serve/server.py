@@ -19,10 +19,11 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict, TypeVar, Unp
 
 import msgspec
 
+from treetune.core.contract import Limits
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.errors import DrawFailed, StreamEnded, TreetuneError, UsageError
-from treetune.play.episode import Limits, Started
+from treetune.play.episode import Started
 from treetune.play.episode_table import SessionLimits
 from treetune.play.host import info_of
 from treetune.play.leases import DRAW_TRIES, LONGEST_LEASE, Draw

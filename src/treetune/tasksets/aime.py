@@ -58,7 +58,7 @@ class AimeRequirements(TaskRequirements, frozen=True, kw_only=True):
 
 
 class AimeEnvironment(TurnEnvironment):
-    CONTRACT = AimeRequirements(
+    REQUIREMENTS = AimeRequirements(
         about="Competition math in one answer that ends in `Answer: ...`",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,

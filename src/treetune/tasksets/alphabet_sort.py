@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, Step
 from treetune.core.score import VALID, Verdict, invalid
 from treetune.core.task import Task
@@ -58,6 +59,7 @@ class AlphabetSort(Taskset[AlphabetSortTask, AlphabetSortConfig]):
 
 
 class AlphabetSortEnvironment(TurnEnvironment):
+    CONTRACT = Contract()  # as many turns as a task has rounds
     MULTI_TURN = True
 
     task: AlphabetSortTask

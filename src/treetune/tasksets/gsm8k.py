@@ -14,6 +14,7 @@ import re
 
 import msgspec
 
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, Kind, Step, Stored, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
@@ -34,7 +35,7 @@ _LAST = "Now provide only the final numeric answer in the exact format: '#### AN
 
 
 class Gsm8kEnvironment(TurnEnvironment):
-    CONTRACT = TaskRequirements(
+    REQUIREMENTS = TaskRequirements(
         about="Grade-school math in one answer that ends in `#### number`",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,
@@ -80,13 +81,13 @@ class Gsm8kMultiTurnEnvironment(Gsm8kEnvironment):
     `#### number` earns 0.
     """
 
-    CONTRACT = msgspec.structs.replace(
-        Gsm8kEnvironment.CONTRACT,
+    REQUIREMENTS = msgspec.structs.replace(
+        Gsm8kEnvironment.REQUIREMENTS,
         about="Grade-school math in several attempts, each ending in `#### number`",
         needs={"extra_info": "may be empty, but not absent"},
         rewards="each turn: 1 right, 0.2 / max_turns well-formed, 0 otherwise",
-        max_turns=5,
     )
+    CONTRACT = Contract(max_turns=5)
 
     async def step(self, action: Action) -> Step:
         last = self.next_turn()

@@ -27,6 +27,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, Kind, Step, Stored, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
@@ -73,12 +74,12 @@ class SearchRequirements(TaskRequirements, frozen=True, kw_only=True):
 
 
 class SearchEnvironment(TurnEnvironment):
-    CONTRACT = SearchRequirements(
+    REQUIREMENTS = SearchRequirements(
         about="Questions answered after searching a corpus",
         takes=(Kind.TEXT, Kind.LIST, Kind.MAPPING),
         stored=Stored.TARGET,
-        max_turns=2,
     )
+    CONTRACT = Contract(max_turns=2)
 
     ANSWER = AnswerFormat(tag="answer")
 
@@ -119,12 +120,12 @@ class SearchEnvironment(TurnEnvironment):
 
 
 class SearchCodeEnvironment(Gsm8kEnvironment):
-    CONTRACT = msgspec.structs.replace(
-        Gsm8kEnvironment.CONTRACT,
+    REQUIREMENTS = msgspec.structs.replace(
+        Gsm8kEnvironment.REQUIREMENTS,
         about="Questions answered after searching a corpus and running Python",
-        max_turns=2,
         sandbox=True,
     )
+    CONTRACT = Contract(max_turns=2)
 
     ANSWER = AnswerFormat(tag="solution")
 

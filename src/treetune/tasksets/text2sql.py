@@ -18,6 +18,7 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar
 
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, Kind, Step, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault, did_you_mean
@@ -45,14 +46,14 @@ _NO_SQL = (
 
 
 class Text2SqlEnvironment(TurnEnvironment):
-    CONTRACT = TaskRequirements(
+    REQUIREMENTS = TaskRequirements(
         about="Questions to a database, answered with one SQL query after trying others",
         takes=(Kind.TEXT,),
         needs={"db_id": "the database's name", "data": f"its collection: {', '.join(LAYOUTS)}"},
         choices={"data": tuple(LAYOUTS)},
         rewards="1 right, 0 wrong, -1 not in the format",
-        max_turns=5,
     )
+    CONTRACT = Contract(max_turns=5)
 
     ANSWER = AnswerFormat(tag="solution")
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from treetune.core.contract import Contract
 from treetune.core.environment import Environment, Step, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
@@ -28,34 +29,31 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 class TurnEnvironment(Environment):
     """Shows the task's prompt, then takes one answer per turn, for at most `max_turns` turns."""
 
-    MAX_TURNS: ClassVar[int] = 1
-    """The turn limit, if neither a contract nor the row sets one."""
+    CONTRACT = Contract(max_turns=1)
     ANSWER: ClassVar[AnswerFormat | None] = None
-    """The form in which an answer gives the ground truth, if a contract needs one."""
+    """The form in which an answer gives the ground truth, if its requirements need one."""
 
     @classmethod
     def gold(cls, task: Task) -> str | list[str] | None:
-        if cls.CONTRACT is None or cls.ANSWER is None:
+        if cls.REQUIREMENTS is None or cls.ANSWER is None:
             return None
         try:
-            return cls.ANSWER.fill(list_answers(require_truth(task, cls.CONTRACT))[0])
+            return cls.ANSWER.fill(list_answers(require_truth(task, cls.REQUIREMENTS))[0])
         except EnvironmentFault:
             return None
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        most = self.MAX_TURNS
-        if self.CONTRACT is not None:
-            most = self.CONTRACT.max_turns
-            require_truth(task, self.CONTRACT)
+        if self.REQUIREMENTS is not None:
+            require_truth(task, self.REQUIREMENTS)
         self.strict = is_strict(task)
         self.turns = 0
         self.said: list[str] = []
         """The texts of the turns that `take_turn` counted."""
-        self.max_turns = 1 if most == 1 else max_turns_of(task, most)
+        self.max_turns = self.CONTRACT.of_task(task).turns
 
     async def start(self) -> Any:
-        if self.CONTRACT is not None and self.CONTRACT.sandbox:
+        if self.REQUIREMENTS is not None and self.REQUIREMENTS.sandbox:
             from treetune.sandbox import require  # here, because only environments that run code need it
 
             async with limit_to_cores():
@@ -95,11 +93,11 @@ class TurnEnvironment(Environment):
         return None
 
 
-def require_truth(task: Task, contract: TaskRequirements) -> Any:
-    """Return the ground truth, if it is of a kind that the contract accepts; otherwise raise."""
-    problem = contract.problem(task.ground_truth)
+def require_truth(task: Task, requirements: TaskRequirements) -> Any:
+    """Return the ground truth, if it is of a kind that the requirements accept; otherwise raise."""
+    problem = requirements.problem(task.ground_truth)
     if problem is not None:
-        remedy = f"set reward_spec.ground_truth to {' or '.join(contract.takes)}"
+        remedy = f"set reward_spec.ground_truth to {' or '.join(requirements.takes)}"
         raise EnvironmentFault(f"{task.env_class}: the ground truth {problem}", remedy=remedy)
     return task.ground_truth
 
@@ -128,16 +126,6 @@ def part_of_one(number: int, total: int) -> float:
     """Return what the n-th of `total` equal parts adds to those before it. Their sum is exactly 1: six times 1/6 is
     0.9999999999999999."""
     return number / total - (number - 1) / total
-
-
-def max_turns_of(task: Task, default: int) -> int:
-    """Return `extra_info.max_turns`, or the default if the row does not set it."""
-    given = task.extra_info.get("max_turns")
-    try:
-        return default if given is None else msgspec.convert(given, Positive, strict=False)
-    except msgspec.ValidationError:
-        remedy = "write a whole number from 1, or leave it out"
-        raise EnvironmentFault(f"extra_info.max_turns is {given!r}", remedy=remedy) from None
 
 
 def hash_number(text: str) -> int:

@@ -20,6 +20,7 @@ import msgspec
 
 from treetune.chat.message import text_of
 from treetune.config.structs import FileName
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, Step
 from treetune.core.score import VALID, Verdict, invalid
 from treetune.core.task import Task
@@ -49,8 +50,7 @@ class WikispeediaTask(Task, frozen=True, kw_only=True):
 
 
 class WikispeediaEnvironment(TurnEnvironment):
-    MULTI_TURN = True
-    MAX_TURNS = 30
+    CONTRACT = Contract(max_turns=30)
 
     task: WikispeediaTask
 
@@ -124,7 +124,7 @@ class WikispeediaConfig(TasksetConfig, frozen=True, kw_only=True):
     """The minimum number of clicks between source and target."""
     max_distance: Positive = 8
     """The maximum number of clicks between them, on a shortest path."""
-    max_turns: Positive = WikispeediaEnvironment.MAX_TURNS
+    max_turns: Positive = WikispeediaEnvironment.CONTRACT.turns
     """The number of turns in an episode, including wrong ones."""
     seed: int = 0
     """The random seed. Another seed gives other tasks; `shuffle.seed` replaces it if set."""

@@ -23,6 +23,7 @@ from treetune.chat.calls import ToolCall
 from treetune.chat.images import has_images
 from treetune.chat.message import begins_answer
 from treetune.chat.tokens import Rewrites
+from treetune.core.contract import Limits
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Step
 from treetune.core.mixture import ask_owner, owner_of
 from treetune.core.task import Task
@@ -31,7 +32,7 @@ from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.data.rows.scorer import ScoredBy, row_tools, taskset_of, with_type
 from treetune.errors import TreetuneError, UsageError, format_error
-from treetune.play.episode import DeadlinePassed, Episode, Limits
+from treetune.play.episode import DeadlinePassed, Episode
 from treetune.play.streams import Streams
 from treetune.serve import Denied, Misused, RemoteEpisode, ServeError, TaskServerClient
 
@@ -129,8 +130,10 @@ class EpisodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The variable that holds the servers' token."""
     patience: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     """How many seconds to wait for a server that does not answer."""
-    turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    """The reward is multiplied by this for each turn."""
+    max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """A lower turn limit than that of the tasks; at the limit an episode counts with what it has earned so far."""
+    turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    """The reward is multiplied by this for each turn. The default is what the task declares."""
     rewrites: Rewrites | None = None
     """If a chat template rewrites an earlier answer, for example by dropping its reasoning: `split` trains each stretch
     as a separate sample, `keep` continues from the sampled tokens."""
@@ -202,6 +205,7 @@ class _WithRowTools(Taskset[Task, TasksetConfig]):
     """The taskset of a row that names its own tools."""
 
     environment = ask_owner("environment")
+    contract_of = ask_owner("contract_of")
     reward = ask_owner("reward")
 
     def __init__(self, owner: Taskset[Any, Any]) -> None:

@@ -19,11 +19,11 @@ import msgspec
 from treetune.chat.images import has_images
 from treetune.chat.message import Message
 from treetune.chat.tokens import NO_IMAGES, ChatTokens
+from treetune.core.contract import Limits
 from treetune.core.mixture import owner_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.errors import MissingExtraError, TreetuneError, UsageError, plural
-from treetune.play.episode import Limits
 from treetune.system.threads import run_in_background
 from treetune.trainers.episodes import LocalEpisode
 

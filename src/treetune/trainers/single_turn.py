@@ -1,6 +1,6 @@
 """Scores one answer to a row's task, for trainers that sample an answer and ask a function for its reward.
 
-    play_row(scored, task, "42").reward
+    play_row(scored, task, "42").shaped_reward
 
 A row that cannot be scored raises an error and never scores zero.
 """
@@ -15,7 +15,7 @@ from treetune.chat.message import Message, begins_answer
 from treetune.core.task import Task
 from treetune.data.rows.scorer import SEVERAL_TURNS, ScoredBy, taskset_of, with_type
 from treetune.errors import TasksetError, UsageError, reason_of
-from treetune.play.episode import Episode, EpisodeResult, play_answer
+from treetune.play.episode import Episode, play_answer
 from treetune.system.threads import run_in_background
 
 
@@ -38,20 +38,20 @@ def refuse_begun_answer(messages: list[Message], where: str) -> None:
         )
 
 
-def play_row(scored: ScoredBy, task: Task, answer: str) -> EpisodeResult:
+def play_row(scored: ScoredBy, task: Task, answer: str) -> Episode:
     return play_rows([(scored, task, answer)])[0]
 
 
-def play_rows(rows: Sequence[tuple[ScoredBy, Task, str]]) -> list[EpisodeResult]:
+def play_rows(rows: Sequence[tuple[ScoredBy, Task, str]]) -> list[Episode]:
     """Score the answers to several rows. All are played at once, because a judge or a test may be slow."""
     names = [f"row {task.extra_info.get('index', '?')} of {task.data_source}" for _, task, _ in rows]
     for name, (_, task, _) in zip(names, rows, strict=True):
         refuse_begun_answer(task.messages, name)
     played: list[Episode | BaseException] = run_in_background(_play_all(rows))
-    return [_result_of(one, name) for one, name in zip(played, names, strict=True)]
+    return [_check(one, name) for one, name in zip(played, names, strict=True)]
 
 
-def _result_of(episode: Episode | BaseException, row: str) -> EpisodeResult:
+def _check(episode: Episode | BaseException, row: str) -> Episode:
     if isinstance(episode, UsageError) or not isinstance(episode, Episode | Exception):
         raise episode
     if isinstance(episode, Exception):
@@ -63,7 +63,7 @@ def _result_of(episode: Episode | BaseException, row: str) -> EpisodeResult:
         raise TasksetError(
             f"{row} goes on after the first answer, and the trainer plays only that", remedy=SEVERAL_TURNS
         )
-    return episode.result
+    return episode
 
 
 async def _play_all(rows: Sequence[tuple[ScoredBy, Task, str]]) -> list[Episode | BaseException]:

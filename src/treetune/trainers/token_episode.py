@@ -16,11 +16,15 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+from msgspec.structs import replace
 
 from treetune.chat.message import Message, begins_answer
 from treetune.chat.sampled_tokens import check_ids
 from treetune.chat.tokens import ChatTokens, Prompt, Tokens
+from treetune.core.contract import Contract, Limits
 from treetune.core.environment import Action, Observation, Step
 from treetune.core.score import finite, total
 from treetune.errors import PolicyError, TreetuneError, UsageError
@@ -32,12 +36,24 @@ log = logging.getLogger("treetune.trainers")
 
 
 class Hooks:
-    def __init__(self, max_turns: int, turn_discount: float) -> None:
-        if max_turns < 1:
+    FOREIGN: ClassVar[Contract] = Contract()
+    """The contract of episodes on servers that declare none."""
+
+    def __init__(self, max_turns: int | None = None, turn_discount: float | None = None) -> None:
+        """By default, both are what the contract of a task says."""
+        if max_turns is not None and max_turns < 1:
             raise UsageError(f"max_turns must be at least 1, got {max_turns}")
-        if not 0 < turn_discount <= 1:
+        if turn_discount is not None and not 0 < turn_discount <= 1:
             raise UsageError(f"turn_discount must be above 0 and at most 1, got {turn_discount}")
         self.max_turns, self.turn_discount = max_turns, turn_discount
+
+    def contract_of(self, episode: Any) -> Contract:
+        """The contract of an episode, with the user's own turn limit and discount."""
+        contract: Contract = getattr(episode, "contract", None) or self.FOREIGN
+        if self.max_turns is not None and self.max_turns < contract.turns:
+            _say_once(f"max_turns={self.max_turns} ends episodes that may have {contract.turns} turns")
+        limited = contract.narrow(Limits(max_turns=self.max_turns)).resolved
+        return limited if self.turn_discount is None else replace(limited, turn_discount=self.turn_discount)
 
     def format_observation_to_messages(self, observation: dict[str, Any], history: list[Message]) -> list[Message]:
         """Return the conversation to show the model: the history, and the new observation. If the new messages end with
@@ -50,8 +66,10 @@ class Hooks:
         return agent_output
 
     def postprocess_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
-        """Return the reward to train on, given the sum over the steps."""
-        return float(reward * self.turn_discount**num_turns)
+        """Return the reward to train on, given the sum over the steps. By default, it is multiplied for each turn by
+        the discount of the task's contract, which `info` has as `turn_discount`."""
+        discount = info.get("turn_discount", 1.0 if self.turn_discount is None else self.turn_discount)
+        return float(reward * discount**num_turns)
 
     def show(self, observation: Observation, history: list[Message]) -> list[Message]:
         """Apply the hook to an observation. It passes text wherever that loses nothing, so that a hook that only
@@ -74,6 +92,11 @@ class Hooks:
         return finite(self.postprocess_reward(reward, num_turns, info), "the postprocessed reward")
 
 
+@cache
+def _say_once(text: str) -> None:
+    log.warning(text)
+
+
 def _is_user_text(message: Message) -> bool:
     text = message.get("content")
     return message.keys() == {"role", "content"} and message["role"] == "user" and isinstance(text, str) and text != ""
@@ -87,6 +110,7 @@ class PlayedEpisode:
         self.hooks = hooks
         self.failure: ServeError | PolicyError | None = episode if isinstance(episode, ServeError) else None
         self.episode: Any = None if self.failure else episode
+        self.contract = hooks.contract_of(self.episode)
         self.rewards: list[float] = []
         """The reward of each step."""
         self.info: dict[str, Any] = self.episode.info if self.episode else {}
@@ -103,7 +127,10 @@ class PlayedEpisode:
 
     def score(self, turns: int) -> float | None:
         """Return the reward to train on, for this many turns; None if the episode failed."""
-        return None if self.failure is not None else self.hooks.shape_reward(total(self.rewards), turns, self.info)
+        if self.failure is not None:
+            return None
+        info = {**self.info, "turn_discount": self.contract.turn_discount}
+        return self.hooks.shape_reward(total(self.rewards), turns, info)
 
 
 class Sampled(NamedTuple):
@@ -180,7 +207,7 @@ class TokenEpisode(PlayedEpisode):
         """Whether the model should answer now; sets the prompt."""
         if self.over:
             return False
-        if self.turns < self.hooks.max_turns:
+        if self.turns < self.contract.turns:
             longest = self._longest_prompt() if callable(self._longest_prompt) else self._longest_prompt
             self.prompt = self._show()
             if longest is None or len(self.prompt.ids) <= longest:

@@ -23,6 +23,7 @@ from treetune.config.interpolation import with_overrides
 from treetune.config.plugins import file_of, tasksets
 from treetune.config.structs import CodeName, convert, convert_node, declared_values, load_yaml, to_plain
 from treetune.config.trust import current_origin, names_from, origin_of
+from treetune.core.contract import Contract
 from treetune.core.from_config import build_taskset, custom_class, find_files, names_class
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
@@ -235,7 +236,7 @@ def has_turns(taskset: DatasetTaskset) -> bool | None:
     if has_several_turns(environment):
         rows_decide = "max_turns" in config.extra_fields or taskset.overrides_rows
         return None if rows_decide else True
-    return None if getattr(environment, "CONTRACT", None) is None else False
+    return None if getattr(environment, "CONTRACT", Contract()).max_turns is None else False
 
 
 def _places(lists: Lists) -> Iterator[tuple[str, DatasetTaskset]]:

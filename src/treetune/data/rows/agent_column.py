@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.core.contract import Contract
 from treetune.core.mixture import owner_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
@@ -29,10 +30,9 @@ LOOP = "treetune"
 
 def has_several_turns(environment: Any) -> bool:
     """Whether an environment declares that its episodes have several turns."""
-    contract = getattr(environment, "CONTRACT", None)
-    if getattr(environment, "tool_methods", ()):
+    if getattr(environment, "tool_methods", ()) or getattr(environment, "MULTI_TURN", False):
         return True
-    return bool(getattr(environment, "MULTI_TURN", False)) or (contract is not None and contract.max_turns > 1)
+    return (getattr(environment, "CONTRACT", Contract()).max_turns or 1) > 1
 
 
 def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
@@ -88,7 +88,7 @@ def is_silent(scored: ScoredBy) -> bool:
         return False
     try:
         if scored.kind == "environment":
-            return getattr(environment_of(scored), "CONTRACT", None) is None
+            return getattr(environment_of(scored), "CONTRACT", Contract()).max_turns is None
         return taskset_of(scored).overrides("environment")
     except TreetuneError:
         return False

@@ -20,7 +20,7 @@ import msgspec
 from treetune.chat.images import has_images
 from treetune.chat.message import Message
 from treetune.config.plugins import environments
-from treetune.core.environment import TaskRequirements, contract_of
+from treetune.core.environment import TaskRequirements, requirements_of
 from treetune.core.task import ForeignTask, Task
 from treetune.data.arrow_values import (
     arrow_rows,
@@ -60,7 +60,7 @@ class Format:
     """Whether the trainer samples a single answer unless the column `agent_name` says otherwise."""
     has_environments: ClassVar[bool] = False
     """Whether the trainer plays each row in the environment that a column names, including the trainer's own
-    environments. Their contracts define how a ground truth is stored and which further columns exist."""
+    environments. Their requirements define how a ground truth is stored and which further columns exist."""
     endings: ClassVar[tuple[str, ...]] = ()
     """File endings that the trainer's loader accepts; empty if it accepts all."""
     numbers_as_text: ClassVar[bool] = False
@@ -226,17 +226,17 @@ class SkyRLFormat(Format):
         return super().task_of_pruned(row, whole=whole)
 
     def _store_truth(self, truth: Any, task: Task) -> Any:
-        contract = _contract(task.env_class)
-        return truth if contract is None else contract.encode(truth, task)
+        needed = _requirements(task.env_class)
+        return truth if needed is None else needed.encode(truth, task)
 
     def _complete_row(self, task: Task, parts: row_codec.RowParts, columns: Row) -> Row:
         if task.env_class is not None and parts.scorer == ScoredBy("environment", task.env_class).text:
             parts.scorer = None  # the column already holds it
-        contract, spec = _contract(task.env_class), columns["reward_spec"]
+        needed, spec = _requirements(task.env_class), columns["reward_spec"]
         # SkyRL plays every row in an environment. A task without one gets an environment that only asks for an answer.
         environment = row_codec.SCORED if task.env_class is None and parts.scorer is not None else task.env_class
-        added = {name: value for name, value in _further_columns(task, contract).items() if name not in parts.columns}
-        if contract is not None and contract.column == "reward_model" and spec:
+        added = {name: value for name, value in _further_columns(task, needed).items() if name not in parts.columns}
+        if needed is not None and needed.column == "reward_model" and spec:
             added["reward_model"] = _rename(spec, "method", "style")
         if added:
             parts.note["added"] = list(added)
@@ -260,8 +260,8 @@ class SkyRLFormat(Format):
                 remedy="set env_class, such as env_class: gsm8k, or ground_truth",
             )
         environments = pc.fill_null(environments, row_codec.SCORED)
-        contracts = (contract_of(name) for name in pc.unique(environments).to_pylist())
-        if image_columns.IMAGES in table.column_names or any(contract is not None for contract in contracts):
+        all_requirements = (requirements_of(name) for name in pc.unique(environments).to_pylist())
+        if image_columns.IMAGES in table.column_names or any(needed is not None for needed in all_requirements):
             return self._convert_rows(table)
         return super().convert(table.append_column("env_class", environments))
 
@@ -383,21 +383,24 @@ def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any
     return with_type(task, taskset_of(ScoredBy.read(scorer) or BY_RULE))
 
 
-def _further_columns(task: Task, contract: TaskRequirements | None) -> dict[str, Any]:
-    """Return the extra columns of a SkyRL row, taken from `extra_info`: those that a contract names, and those that
-    SkyRL's text2sql reads, where `data` names the collection of databases."""
-    names = [*(("db_id", "data") if task.env_class == "text2sql" else ()), *(contract.needs if contract else ())]
+def _further_columns(task: Task, needed: TaskRequirements | None) -> dict[str, Any]:
+    """Return the extra columns of a SkyRL row, taken from `extra_info`: those that the environment requires, and those
+    that SkyRL's text2sql reads, where `data` names the collection of databases."""
+    names = [
+        *(("db_id", "data") if task.env_class == "text2sql" else ()),
+        *(needed.needs if needed else ()),
+    ]
     found = {name: task.extra_info.get(name) for name in names if "." not in name and name not in COLUMNS}
     if "data" in found and found["data"] is None and task.data_source in ("spider", "bird", "synsql"):
         found["data"] = task.data_source
     return {name: value for name, value in found.items() if value is not None}
 
 
-_contracts: dict[str, TaskRequirements | None] = {}
+_known_requirements: dict[str, TaskRequirements | None] = {}
 
 
-def _contract(env_class: str | None) -> TaskRequirements | None:
+def _requirements(env_class: str | None) -> TaskRequirements | None:
     # Asked again until it is known: an environment may be registered between two rows.
-    if isinstance(env_class, str) and env_class not in _contracts and env_class in environments.names():
-        _contracts[env_class] = contract_of(env_class)
-    return _contracts.get(env_class) if isinstance(env_class, str) else None
+    if isinstance(env_class, str) and env_class not in _known_requirements and env_class in environments.names():
+        _known_requirements[env_class] = requirements_of(env_class)
+    return _known_requirements.get(env_class) if isinstance(env_class, str) else None

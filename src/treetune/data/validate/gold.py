@@ -17,6 +17,7 @@ import msgspec
 
 from treetune.config.plugins import environments
 from treetune.config.trust import Origin
+from treetune.core.contract import Limits
 from treetune.core.environment import Environment
 from treetune.core.score import judge, total
 from treetune.core.task import Task
@@ -28,7 +29,6 @@ from treetune.data.sources.names import Batch
 from treetune.data.validate.rules import FilesReport
 from treetune.errors import TreetuneError, reason_of
 from treetune.models.scripted import WRONG, Replay, completion_of
-from treetune.play.episode import Limits
 from treetune.play.rollout import run_rollout
 from treetune.scorers import rule
 from treetune.scorers.scorer import find_unpaid

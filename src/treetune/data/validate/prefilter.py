@@ -60,7 +60,9 @@ def prefilter(columns: PromptColumns, check: RowContext) -> Mask:
         usual = usual and (_is_text(scorers) or scorers.null_count == len(scorers))
     if not usual or not check.format.has_environments or (check.contents and columns.contents is None):
         return np.ones(len(columns.rows), np.bool_)
-    return _may_have_odd_prompts(columns, check) | _may_break_contracts(environments.dictionary_encode(), truths, check)
+    return _may_have_odd_prompts(columns, check) | _may_break_requirements(
+        environments.dictionary_encode(), truths, check
+    )
 
 
 def _may_have_odd_prompts(columns: PromptColumns, check: RowContext) -> Mask:
@@ -83,28 +85,28 @@ def _may_be_special(texts: pa.Array, special: re.Pattern[str]) -> Mask:
     return _mask_of(pc.match_substring_regex(texts, special.pattern))
 
 
-def _may_break_contracts(environments: pa.DictionaryArray, truths: pa.Array, check: RowContext) -> Mask:
+def _may_break_requirements(environments: pa.DictionaryArray, truths: pa.Array, check: RowContext) -> Mask:
     missing, blank = _mask_of(truths.is_null()), _is_blank(truths)
     look = ~_where(environments, check.known.__contains__) | missing
     for name in environments.dictionary.to_pylist():
-        if (contract := check.contract(name)) is None:
+        if (needed := check.requirements(name)) is None:
             continue
         rows = _where(environments, name.__eq__)
-        if not _reads_one_text(contract):
+        if check.has_turns(name) or not _reads_one_text(needed):
             look |= rows
-        elif contract.pattern is None:
+        elif needed.pattern is None:
             look |= rows & blank
         else:
-            look |= rows & ~_mask_of(pc.match_substring_regex(truths, rf"^(?:{contract.pattern})$"))
+            look |= rows & ~_mask_of(pc.match_substring_regex(truths, rf"^(?:{needed.pattern})$"))
     return look
 
 
-def _reads_one_text(contract: TaskRequirements) -> bool:
+def _reads_one_text(needed: TaskRequirements) -> bool:
     """Whether an environment reads a text and nothing else. Rows of other environments are checked one by one."""
-    if contract.needs or contract.choices or contract.max_turns > 1 or contract.column != "reward_spec":
+    if needed.needs or needed.choices or needed.column != "reward_spec":
         return False
-    plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is TaskRequirements
-    return plain or contract.stored is Stored.TEXT
+    plain = needed.stored is Stored.AS_IS and needed.takes == (Kind.TEXT,) and type(needed) is TaskRequirements
+    return plain or needed.stored is Stored.TEXT
 
 
 def keys_of(columns: PromptColumns) -> Keys | None:

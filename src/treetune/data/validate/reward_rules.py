@@ -29,7 +29,7 @@ def check_reward(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
     if not isinstance(scorer := extra.get("scorer"), str | None):
         yield "scorer-not-text", show_value(scorer)
     env_class = (row if check.format.has_environments else extra).get("env_class")
-    contract = None
+    needed = None
     if env_class is None:
         if check.format.has_environments:
             yield "missing-env-class", "none" + did_you_mean("env_class", row)
@@ -40,25 +40,25 @@ def check_reward(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
     elif env_class not in check.known:
         yield "unknown-env-class", show_value(env_class) + did_you_mean(env_class, check.known)
     else:
-        contract = check.contract(env_class)
-    yield from _check_truth(row, check, env_class, contract, scorer)
-    if check.format.has_environments and contract is not None:
-        yield from _check_needs(row, contract)
-        yield from _check_turns(row, contract)
+        needed = check.requirements(env_class)
+    yield from _check_truth(row, check, env_class, needed, scorer)
+    if check.format.has_environments and needed is not None:
+        yield from _check_needs(row, needed)
+        yield from _check_turns(row, check)
 
 
 def _check_truth(
-    row: Mapping[str, Any], check: RowContext, env_class: Any, contract: TaskRequirements | None, scorer: Any
+    row: Mapping[str, Any], check: RowContext, env_class: Any, needed: TaskRequirements | None, scorer: Any
 ) -> Iterator[Fault]:
     column = check.format.reward
     if check.format.has_environments:
         # An environment that declares nothing about ground truths may need none.
-        free = contract is None and isinstance(env_class, str) and (":" in env_class or env_class in check.registered)
-        if contract is not None and column not in row:
-            column = contract.column
+        free = needed is None and isinstance(env_class, str) and (":" in env_class or env_class in check.registered)
+        if needed is not None and column not in row:
+            column = needed.column
     else:
         # A row may name another scorer than a comparison with its ground truth.
-        free = column is None or (contract is None and isinstance(scorer, str) and scorer != BY_RULE.text)
+        free = column is None or (needed is None and isinstance(scorer, str) and scorer != BY_RULE.text)
     spec = row.get(column) if column is not None else row
     if spec is None:
         if not free or not check.format.has_environments:
@@ -70,49 +70,47 @@ def _check_truth(
     truth = spec.get("ground_truth")
     if truth is None and not free:
         yield "missing-ground-truth", f"only {', '.join(spec)}" if spec else "none"
-    if contract is None:
+    if needed is None:
         if truth is not None and not free and not _says_something(truth):
             yield "ground-truth-value", f"no answer says {show_value(truth)}"
         return
     if not check.format.has_environments:
-        if truth is not None and (problem := contract.problem(truth)) is not None:
+        if truth is not None and (problem := needed.problem(truth)) is not None:
             yield "ground-truth-type", f"for {env_class} it {problem}"
         return
-    holder = row.get(contract.column)
+    holder = row.get(needed.column)
     read = holder.get("ground_truth") if isinstance(holder, dict) else None
-    if read is None and contract.column != "reward_spec":
-        yield "missing-column", f"no {contract.column}.ground_truth, which {env_class} reads"
+    if read is None and needed.column != "reward_spec":
+        yield "missing-column", f"no {needed.column}.ground_truth, which {env_class} reads"
     read = truth if read is None else read
-    if read is not None and (fault := find_fault(contract, read)) is not None:
+    if read is not None and (fault := find_fault(needed, read)) is not None:
         rule, expected = fault
         yield rule, f"{env_class} reads {expected}, this is {show_value(read)}"
-    elif truth is not None and read != truth and read != contract.encode(truth):
-        yield "ground-truth-value", f"{contract.column} says {show_value(read)}, reward_spec {show_value(truth)}"
+    elif truth is not None and read != truth and read != needed.encode(truth):
+        yield "ground-truth-value", f"{needed.column} says {show_value(read)}, reward_spec {show_value(truth)}"
 
 
-def find_fault(contract: TaskRequirements, truth: Any) -> Fault | None:
+def find_fault(needed: TaskRequirements, truth: Any) -> Fault | None:
     """Return the rule that a ground truth breaks, in the form that its environment reads, and what is expected."""
     texts: Any = [truth]
-    if contract.stored is Stored.JSON:
-        return _check_json(contract, truth)
-    if contract.stored is Stored.TARGET:
+    if needed.stored is Stored.JSON:
+        return _check_json(needed, truth)
+    if needed.stored is Stored.TARGET:
         target = truth.get("target") if isinstance(truth, dict) else None
         texts = [target] if isinstance(target, str) else target
         fits = isinstance(texts, list) and bool(texts) and all(isinstance(text, str) for text in texts)
         expected = '{"target": [texts]}'
-    elif contract.stored is Stored.TEXT:
+    elif needed.stored is Stored.TEXT:
         fits, expected = isinstance(truth, str), "text"
     else:
-        fits, expected = contract.problem(truth) is None, " or ".join(contract.takes)
+        fits, expected = needed.problem(truth) is None, " or ".join(needed.takes)
     if not fits:
         return "ground-truth-type", expected
     if all(isinstance(text, str) and not text.strip() for text in texts):
         return "ground-truth-value", "a text that says something"
-    if contract.stored is Stored.TEXT and contract.pattern and not re.fullmatch(contract.pattern, truth):
-        return "ground-truth-value", f"text such as {contract.pattern}"
-    return (
-        ("ground-truth-free", "a text of which something is left to compare with") if contract.is_free(truth) else None
-    )
+    if needed.stored is Stored.TEXT and needed.pattern and not re.fullmatch(needed.pattern, truth):
+        return "ground-truth-value", f"text such as {needed.pattern}"
+    return ("ground-truth-free", "a text of which something is left to compare with") if needed.is_free(truth) else None
 
 
 def _says_something(truth: Any) -> bool:
@@ -120,8 +118,8 @@ def _says_something(truth: Any) -> bool:
     return any(str(text).strip() for text in (truth if isinstance(truth, list) else [truth]))
 
 
-def _check_json(contract: TaskRequirements, truth: Any) -> Fault | None:
-    expected = f"{' or '.join(kind for kind in contract.takes if kind is not Kind.TEXT)} as JSON in a text"
+def _check_json(needed: TaskRequirements, truth: Any) -> Fault | None:
+    expected = f"{' or '.join(kind for kind in needed.takes if kind is not Kind.TEXT)} as JSON in a text"
     if not isinstance(truth, str):
         return "ground-truth-type", expected
     try:
@@ -129,34 +127,34 @@ def _check_json(contract: TaskRequirements, truth: Any) -> Fault | None:
     except (msgspec.DecodeError, UnicodeError):
         return "ground-truth-value", expected
     kind = kind_of(value)
-    if kind is Kind.TEXT or kind not in contract.takes:
+    if kind is Kind.TEXT or kind not in needed.takes:
         return "ground-truth-value", expected
     if kind is Kind.CASES and all(map(_is_plain, value)):
         silent = not any(case["output"].strip() for case in value)
         return ("ground-truth-free", "cases of which some expect an output") if silent else None
-    if (problem := contract.problem(truth)) is not None:
+    if (problem := needed.problem(truth)) is not None:
         return "ground-truth-value", f"{expected}, but it {problem}"
     if kind is Kind.CASES:
-        pairs = zip(value, msgspec.json.decode(contract.encode(truth)), strict=True)
+        pairs = zip(value, msgspec.json.decode(needed.encode(truth)), strict=True)
         if any((one["input"], one["output"]) != (two["input"], two["output"]) for one, two in pairs):
             return "ground-truth-value", "inputs and outputs that are text"
     return None
 
 
 def _is_plain(case: dict[str, Any]) -> bool:
-    """Whether the contract need not be asked: most cases are text in, text out."""
+    """Whether the requirements need not be asked: most cases are text in, text out."""
     texts = isinstance(case["input"], str) and isinstance(case["output"], str)
     return texts and case.get("testtype") in (None, "stdin") and not case.get("metadata")
 
 
-def _check_needs(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator[Fault]:
+def _check_needs(row: Mapping[str, Any], needed: TaskRequirements) -> Iterator[Fault]:
     """Yield the columns that an environment reads, and what they should hold."""
-    if missing := [key for key in contract.needs if key not in row]:
+    if missing := [key for key in needed.needs if key not in row]:
         yield "missing-column", f"no {', '.join(missing)}, which {row['env_class']} reads"
-    for key in contract.needs.keys() & row.keys():
+    for key in needed.needs.keys() & row.keys():
         value, expected = row[key], None
-        if key in contract.choices:
-            expected = None if value in contract.choices[key] else ", ".join(contract.choices[key])
+        if key in needed.choices:
+            expected = None if value in needed.choices[key] else ", ".join(needed.choices[key])
         elif key == "db_id":
             expected = None if isinstance(value, str) and value.strip() else "the name of a database"
         elif key == "extra_info" and not isinstance(value, dict):
@@ -167,10 +165,10 @@ def _check_needs(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator
             return
 
 
-def _check_turns(row: Mapping[str, Any], contract: TaskRequirements) -> Iterator[Fault]:
+def _check_turns(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
     for place, holder in (("max_turns", row), ("extra_info.max_turns", row.get("extra_info"))):
         turns = holder.get("max_turns") if isinstance(holder, dict) else None
-        if contract.max_turns > 1 and turns is not None and not _is_turns(turns, row["env_class"]):
+        if turns is not None and check.has_turns(row["env_class"]) and not _is_turns(turns, row["env_class"]):
             yield "bad-max-turns", f"{place} is {show_value(turns)}"
             return
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from treetune.config.plugins import environments as known_environments
-from treetune.core.environment import Stored, contract_of
+from treetune.core.environment import Stored, requirements_of, turns_of
 from treetune.core.task import Task
 from treetune.data.arrow_values import drop_nulls
 from treetune.data.rows.formats import Format
@@ -72,20 +72,20 @@ def fix(row: Row, *, turns: bool = False) -> Row:
         row["prompt"] = _fix_prompt(row["prompt"])
     env_class, spec, extra = row.get("env_class"), row.get("reward_spec"), row.get("extra_info", {})
     registered = isinstance(env_class, str) and env_class in known_environments.names()
-    contract = contract_of(env_class) if registered else None
-    if contract is None:
+    needed = requirements_of(env_class) if registered else None
+    if needed is None:
         return row
     truth = spec.get("ground_truth") if isinstance(spec, dict) else None
-    if isinstance(spec, dict) and isinstance(truth, str) and contract.stored is Stored.TEXT and contract.pattern:
+    if isinstance(spec, dict) and isinstance(truth, str) and needed.stored is Stored.TEXT and needed.pattern:
         # A number as answers write it: without spaces and thousands separators.
         plain = truth.strip().replace(",", "")
-        if re.fullmatch(contract.pattern, plain):
+        if re.fullmatch(needed.pattern, plain):
             row["reward_spec"] = {**spec, "ground_truth": plain}
-    if contract.max_turns > 1 and "max_turns" not in row:
+    if (most := turns_of(env_class)) > 1 and "max_turns" not in row:
         if isinstance(extra, dict):
-            row["extra_info"] = {"max_turns": contract.max_turns, **extra}
+            row["extra_info"] = {"max_turns": most, **extra}
         if turns:
-            row["max_turns"] = contract.max_turns
+            row["max_turns"] = most
     return row
 
 

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any, ClassVar
 
 from treetune.config.plugins import environments
-from treetune.core.environment import TaskRequirements, contract_of
+from treetune.core.environment import TaskRequirements, requirements_of, turns_of
 from treetune.core.finding import ERROR, SHOWN, WARNING, Finding, Report, Rules, print_findings
 from treetune.data.rows.formats import format_named
 from treetune.errors import plural
@@ -60,17 +60,16 @@ class RowContext:
         self.registered = {*environments.names(), *(_list_gym_ids() if self.format.has_environments else ())}
         self.known = {*self.registered, *known}
         self.contents, self.special = contents, special
-        self._contracts: dict[str, TaskRequirements | None] = {}
+        self._known_requirements: dict[str, TaskRequirements | None] = {}
 
-    def contract(self, env_class: str) -> TaskRequirements | None:
-        if env_class not in self._contracts:
-            self._contracts[env_class] = contract_of(env_class) if env_class in self.known else None
-        return self._contracts[env_class]
+    def requirements(self, env_class: str) -> TaskRequirements | None:
+        if env_class not in self._known_requirements:
+            self._known_requirements[env_class] = requirements_of(env_class) if env_class in self.known else None
+        return self._known_requirements[env_class]
 
     def has_turns(self, env_class: str) -> bool:
         """Whether SkyRL plays an environment of this name for several turns."""
-        contract = self.contract(env_class) if self.format.has_environments else None
-        return contract is not None and contract.max_turns > 1
+        return self.format.has_environments and env_class in self.known and turns_of(env_class) > 1
 
 
 def _list_gym_ids() -> Collection[str]:

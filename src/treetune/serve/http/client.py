@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar, get_args
 import msgspec
 
 from treetune.chat.calls import ToolCall, call_message
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, ContentType, Observation, Step
 from treetune.core.score import finite
 from treetune.errors import TreetuneError, UsageError
@@ -47,6 +48,7 @@ class StartReply(msgspec.Struct):
     observation: Any = None
     info: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
+    contract: Contract | None = None
 
 
 class StepReply(msgspec.Struct):
@@ -67,6 +69,8 @@ class RemoteServer:
         self._timeout, self._patience = timeout, patience
         self.live = 0
         self.info: dict[str, Any] = {}
+        self.contract: Contract | None = None
+        """What the info declares about every episode."""
         self._known = False
         self._learning = asyncio.Lock()
         self.left_out_until = 0.0
@@ -93,6 +97,7 @@ class RemoteServer:
                 if reply.status in _AGAIN:
                     raise Unreachable(error.message) from None
                 self.info = {}  # the server has no info
+            self.contract = _read_contract(self.url, self.info.get("contract"))
             version = self.info.get("api_version")
             if isinstance(version, int) and version > API_VERSION:
                 raise Misused(
@@ -128,6 +133,8 @@ class RemoteEpisode:
         self.info = reply.info
         self.tools = reply.tools
         """The available tools, in OpenAI's form."""
+        self.contract = reply.contract or server.contract
+        """What the server declares about the episode; None if it declares nothing."""
         self.turn = 0
         """The number of the next turn."""
         self.over = False
@@ -296,6 +303,13 @@ class _Retries:
             raise problem
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         self._pause = min(LAST_PAUSE, pause * 2)
+
+
+def _read_contract(url: str, declared: Any) -> Contract | None:
+    try:
+        return None if declared is None else msgspec.convert(declared, Contract)
+    except msgspec.ValidationError as error:
+        raise Misused(f"{url}{INFO}: contract: {error}", remedy="docs/task_server_api.md has its keys") from None
 
 
 async def _undo(server: RemoteServer, asking: asyncio.Future[StartReply]) -> None:

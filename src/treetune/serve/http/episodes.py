@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from treetune.core.contract import Contract
 from treetune.core.environment import Step
 from treetune.errors import UsageError
 from treetune.play.episode_table import EpisodeEnded, LiveEpisode, SessionLimits
@@ -29,7 +30,7 @@ from treetune.serve.http.asgi import Receive, Send, format_event
 from treetune.serve.http.wire import encode, read_body, to_http_error
 from treetune.serve.process_limits import Holding
 from treetune.serve.server import EnvServer
-from treetune.system.threads import call_apart
+from treetune.system.threads import call, call_apart
 
 SOCKET_PATH = "/api/episode/ws"
 _MOST_MESSAGES = 16
@@ -52,11 +53,22 @@ class HttpEpisodes:
         self._server, self.config = server, config
         self.terms = SessionLimits(config.idle_seconds, config.deadline_seconds, _render, _MOST_KEPT_BYTES)
         self._uids: asyncio.Future[dict[str, int]] | None = None
+        self._contract: Contract | None = None
 
     @property
     def live(self) -> dict[str, LiveEpisode]:
         """The episodes of the server."""
         return self._server.host.episodes.live
+
+    async def contract(self) -> Contract:
+        """Returns the contract of the first task. If that cannot be made, of the taskset."""
+        server = self._server
+        if self._contract is None:
+            self._contract = server.taskset.CONTRACT
+            with contextlib.suppress(Exception):  # reported when the task is played
+                task = await server.host.fetch(server.streams.draw_at(0))
+                self._contract = await call(server.taskset.contract_of, task)
+        return self._contract.narrow(server.config.limits).resolved
 
     async def start(self, body: wire.StartBody) -> bytes:
         if body.request_id is None:
@@ -79,7 +91,7 @@ class HttpEpisodes:
             raise to_http_error(error, path="$.task_index") from None
         info = {"task_index": index, "data_source": task.data_source}
         info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
-        return encode(wire.StartAnswer(started.episode, started.observation, info, started.tools))
+        return encode(wire.StartAnswer(started.episode, started.observation, info, started.tools, started.contract))
 
     async def _find(self, uid: str, near: int | None) -> int:
         """Returns the index of the task with this uid: `near` if that task has it, otherwise the first. An endless

@@ -145,7 +145,7 @@ class HttpDoor(EpisodeDoor):
                 max_episodes=config.max_episodes,
                 idle_seconds=config.idle_seconds,
                 deadline_seconds=config.deadline_seconds,
-                max_turns=self.server.config.limits.max_turns,
+                contract=await self._episodes.contract(),
             )
         )
 

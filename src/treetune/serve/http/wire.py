@@ -22,6 +22,7 @@ import msgspec
 
 from treetune.chat.calls import ToolCall
 from treetune.chat.images import url_of
+from treetune.core.contract import Contract
 from treetune.core.environment import Observation, Step
 from treetune.errors import EnvironmentFault, TreetuneError
 from treetune.play.episode import DeadlinePassed
@@ -145,6 +146,8 @@ class StartAnswer(msgspec.Struct):
     info: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
     """The available tools, in OpenAI's form."""
+    contract: Contract = Contract()
+    """What holds for the episode: its limits, and what its reward means."""
 
 
 class StepAnswer(msgspec.Struct):
@@ -183,7 +186,8 @@ class InfoAnswer(msgspec.Struct, kw_only=True):
     max_episodes: int
     idle_seconds: float
     deadline_seconds: float
-    max_turns: int | None = None
+    contract: Contract = Contract()
+    """What holds for an episode of the first task; the answer of a start has that of its own."""
     max_batch: int = MOST_IN_BATCH
     features: list[str] = msgspec.field(
         default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse", "tools", "uid"]

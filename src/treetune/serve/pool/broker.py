@@ -17,12 +17,13 @@ from typing import Any
 import msgspec
 
 from treetune.config.structs import without_none
-from treetune.core.environment import Action, Observation, Sink, Step
+from treetune.core.environment import Action, Sink, Step
 from treetune.core.mixture import is_made_alone, parts_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
 from treetune.errors import EnvironmentFault, format_error
+from treetune.play.episode import Started
 from treetune.play.episode_table import EpisodeHandle
 from treetune.play.streams import Streams
 from treetune.runs.rolling import RollingRun
@@ -120,10 +121,9 @@ class PoolHost(ServerHost):
                 packed.append(pack(("pause", paused)))
         return packed
 
-    async def _open(self, id: str, task: Task) -> tuple[EpisodeHandle, Observation, list[dict[str, Any]]]:
+    async def _open(self, id: str, task: Task) -> tuple[EpisodeHandle, Started]:
         member, data = await self.open_in_worker(id, task)
-        observation, tools = unpack(data, tuple[Observation, list[dict[str, Any]]])
-        return _WorkerEpisode(self, member, id, task, data), observation, tools
+        return _WorkerEpisode(self, member, id, task, data), unpack(data, Started)
 
     async def open_in_worker(self, id: str, task: Task) -> tuple[WorkerHandle, bytes]:
         """Starts an environment in a worker; returns the worker and the first observation."""

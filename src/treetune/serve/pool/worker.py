@@ -23,7 +23,7 @@ import zmq
 from treetune.core.environment import Action, Sink, show_to
 from treetune.core.taskset import Taskset
 from treetune.errors import TreetuneError
-from treetune.play.episode import DeadlinePassed, Episode
+from treetune.play.episode import DeadlinePassed, Episode, Started
 from treetune.play.episode_table import MANY_ENDED, EpisodeEnded, trim_memory
 from treetune.play.streams import Streams
 from treetune.serve.errors import Cancelled, WorkerLost
@@ -185,7 +185,7 @@ class Worker:
         id, data = unpack(payload, tuple[str, msgspec.Raw])
         task = concrete_task(data, self._taskset)
         episode = self._episodes[id] = await Episode.start(self._taskset, task, self._spec.host.limits)
-        return pack((episode.observation, episode.tools))
+        return pack(Started(id, episode.observation, episode.tools, episode.contract.resolved))
 
     async def _step(self, payload: bytes) -> bytes:
         id, action = unpack(payload, tuple[str, Action])

@@ -293,7 +293,7 @@ class ZmqDoor(Door):
         started = await self.server.host.start(
             task, step=request.step, terms=self.terms, name=call.key, holder=call.client
         )
-        return messages.pack_reply(episode=started.episode, observation=started.observation, tools=started.tools)
+        return messages.pack_reply(**msgspec.structs.asdict(started))
 
     def _step(self, call: Call, request: messages.StepRequest) -> None:
         step = self.server.host.step

@@ -104,7 +104,7 @@ class CodingProblem(msgspec.Struct, frozen=True):
 
 
 class CodeRequirements(TaskRequirements, frozen=True, kw_only=True):
-    """A contract whose ground truth is test cases, stored as in LiveCodeBench: JSON in which all values are text."""
+    """The ground truth is test cases, stored as in LiveCodeBench: JSON in which all values are text."""
 
     def problem(self, truth: Any) -> str | None:
         problem = super().problem(truth)
@@ -130,7 +130,7 @@ class CodeRequirements(TaskRequirements, frozen=True, kw_only=True):
 
 
 class LcbEnvironment(TurnEnvironment):
-    CONTRACT = CodeRequirements(
+    REQUIREMENTS = CodeRequirements(
         about="Coding problems: the code block of one answer is run on test cases",
         takes=(Kind.CASES, Kind.TEXT),
         stored=Stored.JSON,

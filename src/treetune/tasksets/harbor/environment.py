@@ -20,6 +20,7 @@ import shlex
 import msgspec
 
 from treetune.chat.message import Message
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, Step
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault, UsageError
@@ -66,7 +67,7 @@ class HarborTask(Task, frozen=True, kw_only=True):
 
 
 class HarborEnvironment(ShellEnvironment):
-    MAX_TURNS = 50
+    CONTRACT = Contract(max_turns=50)
 
     task: HarborTask
 

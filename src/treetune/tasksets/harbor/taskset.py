@@ -57,7 +57,7 @@ class HarborConfig(MachineConfig, frozen=True, kw_only=True):
     unsupported: Literal["refuse", "skip"] = "refuse"
     """What to do with tasks that cannot be served here: `refuse` fails each one when it runs, `skip` leaves them
     out."""
-    max_turns: Positive = HarborEnvironment.MAX_TURNS
+    max_turns: Positive = HarborEnvironment.CONTRACT.turns
     """The maximum number of answers in an episode; then the tests run."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
     """Timeout of one command in seconds; a task's `agent.timeout_sec` limits all commands together."""

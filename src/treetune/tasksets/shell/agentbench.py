@@ -27,6 +27,7 @@ from treetune.config.code_reference import parse_reference
 from treetune.config.plugins import absolute_spec, load_object
 from treetune.config.structs import load_yaml
 from treetune.config.trust import Origin
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, Environment, Step
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
@@ -216,6 +217,8 @@ def require_worker() -> tuple[Any, Any]:
 
 class EpisodeState(Environment):
     """One episode: the task's own code runs alongside it and asks for actions."""
+
+    CONTRACT = Contract(turn_discount=0.95)
 
     task: AgentBenchTask
 

@@ -19,6 +19,7 @@ import msgspec
 
 from treetune.chat.calls import read_arguments
 from treetune.chat.message import Message, text_of
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, Rendered, Step, show
 from treetune.core.task import Task
 from treetune.core.trace import Trace
@@ -62,7 +63,7 @@ class OSTask(Task, frozen=True, kw_only=True):
 
 
 class OSInteractionEnvironment(ShellEnvironment):
-    MAX_TURNS = 8
+    CONTRACT = Contract(max_turns=8, turn_discount=0.95)
 
     task: OSTask
 

@@ -51,7 +51,7 @@ class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
     unsupported: Literal["refuse", "skip"] = "refuse"
     """What to do with samples that cannot be served here: `refuse` fails each one when it runs, `skip` leaves them
     out."""
-    max_turns: Positive = OSInteractionEnvironment.MAX_TURNS
+    max_turns: Positive = OSInteractionEnvironment.CONTRACT.turns
     """The maximum number of actions in an episode."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
     """Timeout of one script, in seconds."""

@@ -22,6 +22,7 @@ from treetune.config.code_reference import parse_reference
 from treetune.config.plugins import absolute_spec, load_object
 from treetune.config.structs import CodeName
 from treetune.config.trust import Origin, current_origin
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, Step
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
@@ -63,8 +64,7 @@ class TextArenaTask(Task, frozen=True, kw_only=True):
 
 
 class TextArenaEnvironment(TurnEnvironment):
-    MULTI_TURN = True
-    MAX_TURNS = 200
+    CONTRACT = Contract(max_turns=200)
 
     task: TextArenaTask
 
@@ -121,7 +121,7 @@ class TextArenaConfig(TasksetConfig, frozen=True, kw_only=True):
     """The number of players; by default the fewest that the game allows."""
     params: dict[str, Any] = {}
     """The game's own settings, such as `{clues: 40}`."""
-    max_turns: Positive = TextArenaEnvironment.MAX_TURNS
+    max_turns: Positive = TextArenaEnvironment.CONTRACT.turns
     """The maximum number of answers in an episode; most games have their own lower limit."""
 
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from treetune.chat.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
+from treetune.core.contract import Contract
 from treetune.core.score import total
 from treetune.errors import MissingExtraError, PolicyError
 from treetune.serve import ServeError, TaskServerClient
@@ -36,14 +37,16 @@ log = logging.getLogger("TaskServerWorkflow")
 
 
 class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
+    FOREIGN = Contract(turn_discount=0.95)
+
     def __init__(
         self,
         gconfig: Any,
         tokenizer: Any,
         url: str | Sequence[str],
         *,
-        max_turns: int = 10,
-        turn_discount: float = 0.95,
+        max_turns: int | None = None,
+        turn_discount: float | None = None,
         rewrites: Rewrites = "keep",
         chat_template_kwargs: dict[str, Any] | None = None,
         call_format: str | None = None,
@@ -51,10 +54,10 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         timeout: float = 600.0,
         patience: float = 60.0,
     ) -> None:
-        """`url` is one or more task servers. The reward is multiplied by `turn_discount` for each turn, including the
-        first. `call_format` is how the model writes tool calls, if its chat template does not show it. `token_env`
-        names the variable with the servers' token. `timeout` applies to one step, `patience` to a server that does not
-        answer."""
+        """`url` is one or more task servers. `max_turns` and `turn_discount` replace what they declare; the reward of a
+        server that declares nothing is multiplied by 0.95 for each turn. `call_format` is how the model writes tool
+        calls, if its chat template does not show it. `token_env` names the variable with the servers' token. `timeout`
+        applies to one step, `patience` to a server that does not answer."""
         super().__init__(max_turns, turn_discount)
         if isinstance(tokenizer, str):
             from areal.utils.hf_utils import load_hf_tokenizer

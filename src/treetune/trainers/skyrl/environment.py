@@ -3,12 +3,11 @@ them.
 
     env = skyrl_gym.make("alphabet-sort", env_config={}, extras=row)
 
-The task is the one that the row was written from, with the same uid. `extra_info.max_turns` in the row sets the turn
-limit, else the trainer's `generator.max_turns`. SkyRL passes only text, so tools are described, called and answered in
-text: in the format of Qwen's models, or that of `call_format` in the row or the environment's config. SkyRL does not
-close an environment after an error, so this class closes it: at once if its own call fails, otherwise when it is
-garbage collected.
-"""
+The task is the one that the row was written from, with the same uid. The turn limit is that of the task's contract, or
+the trainer's `generator.max_turns` if that is lower and not 1, its default. SkyRL passes only text, so tools are
+described, called and answered in text: in the format of Qwen's models, or that of `call_format` in the row or the
+environment's config. SkyRL does not close an environment after an error, so this class closes it: at once if its own
+call fails, otherwise when it is garbage collected."""
 
 from __future__ import annotations
 
@@ -27,15 +26,15 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv
 from treetune.chat.call_formats import check_name, parse_calls
 from treetune.chat.message import Message
 from treetune.chat.tool_template import with_tools, write_as_text
+from treetune.core.contract import Limits
 from treetune.core.environment import Environment
 from treetune.core.task import Task
 from treetune.core.taskset import GivenTasks
 from treetune.data.rows.formats import task_to_play
 from treetune.data.rows.row_codec import looks_like_uid
 from treetune.errors import EnvironmentFault, format_error
-from treetune.play.episode import CLOSE_SECONDS, Episode, Limits
+from treetune.play.episode import CLOSE_SECONDS, Episode
 from treetune.system.threads import run_in_background, submit_in_background
-from treetune.tasksets.turns import max_turns_of
 from treetune.trainers.single_turn import refuse_begun_answer
 
 
@@ -70,13 +69,19 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
                 stacklevel=2,
             )
         with self._close_on_error("start"):
-            self.max_turns = max_turns_of(self.task, self._extras.get("max_turns") or 0)
-            self.task = task = _with_settings(self.task, self._config, self.max_turns)
+            contract = self._taskset.contract_of(self.task)
+            most = int(self._extras.get("max_turns") or 1)
+            own = most if 1 < most < contract.turns else None  # SkyRL's 1 is its default for single turns
+            if own is not None:
+                said = f"generator.max_turns={own} ends episodes that may have {contract.turns} turns"
+                warnings.warn(f"{self._id}: {said}", stacklevel=2)
+            self.task = task = _with_settings(self.task, self._config, own)
             self._call_format = check_name(task.extra_info.get("call_format")) or "hermes"
-            self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
+            self._episode = episode = Episode(self._taskset, task, Limits(max_turns=own))
             # Does not wait: the garbage collector may call it in any thread.
             self._finalizer = weakref.finalize(self, lambda: submit_in_background(episode.close()))
             observed = run_in_background(episode.begin()).messages()
+            self.max_turns = episode.contract.turns
             refuse_begun_answer(observed, self._id)
             if episode.tools:
                 observed = with_tools(write_as_text(observed, self._call_format), episode.tools, self._call_format)
@@ -94,16 +99,10 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
                 observed = write_as_text(observed, self._call_format)
             if not step.done:
                 refuse_begun_answer(observed, self._id)
-        if episode.cut_short:
-            warnings.warn(
-                f"{self._id}: an episode was ended after max_turns={self.max_turns}; "
-                "give rows an extra_info.max_turns, or set generator.max_turns",
-                stacklevel=2,
-            )
         self._warn_of_close(episode)
         return {
             "observations": copy.deepcopy(observed),
-            "reward": step.reward,
+            "reward": episode.shaped_rewards[-1],
             "done": step.done,
             "metadata": {**step.info, "truncated": step.truncated},
         }
@@ -116,13 +115,15 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
         return {"role": "assistant", "content": content or None, "tool_calls": calls} if calls else text
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return what SkyRL logs for an episode: turns, success if the environment reports it, its own metrics. They
-        are prefixed with the environment's id, because metrics of the same name replace each other in SkyRL."""
+        """Return what SkyRL logs for an episode: turns, whether it was truncated, the reward without a discount,
+        success if the environment reports it, its own metrics. They are prefixed with the environment's id, because
+        metrics of the same name replace each other in SkyRL."""
         metrics: dict[str, Any] = {"turns": self.turns}
         if self._episode is not None:
-            metrics |= self._episode.result.metrics
-            if (success := self._episode.result.success) is not None:
-                metrics["success"] = float(success)
+            result = self._episode.result
+            metrics |= {"truncated": float(self._episode.truncated), "raw_reward": result.reward, **result.metrics}
+            if result.success is not None:
+                metrics["success"] = float(result.success)
         return {f"{self._id}/{name}": value for name, value in metrics.items()}
 
     def close(self) -> None:
@@ -153,15 +154,16 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
             raise
 
 
-def _with_settings(task: Task, config: Any, max_turns: int) -> Task:
+def _with_settings(task: Task, config: Any, max_turns: int | None) -> Task:
     """Fill in settings from the trainer's config that the row does not set; none of these keys changes the uid."""
     if "scorer" in task.extra_info:
         return task  # one answer, scored by its own taskset
-    settings = {"max_turns": max_turns} if max_turns else {}
+    settings: dict[str, Any] = {}
     if dataclasses.is_dataclass(config):
         # Only what a user set in `environment.skyrl_gym.NAME`: SkyRL's defaults are its authors' paths and addresses.
         values = ((field, getattr(config, field.name)) for field in dataclasses.fields(config))
         settings |= {field.name: value for field, value in values if value != field.default}
     elif isinstance(config, Mapping):
         settings |= {str(key): value for key, value in config.items()}
-    return msgspec.structs.replace(task, extra_info={**settings, **task.extra_info})
+    limit = {"max_turns": max_turns} if max_turns is not None else {}
+    return msgspec.structs.replace(task, extra_info={**settings, **task.extra_info, **limit})

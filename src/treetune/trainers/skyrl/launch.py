@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from treetune.core.contract import MOST_TURNS
 from treetune.data.rows.agent_column import is_silent, row_needs_loop
 from treetune.data.rows.formats import FORMATS
-from treetune.data.rows.scorer import ScoredBy, environment_of
+from treetune.data.rows.scorer import ScoredBy, taskset_of, with_type
 from treetune.data.sources.names import File, FileKind
 from treetune.errors import TreetuneError
 from treetune.trainers import launch
@@ -22,8 +23,6 @@ LENGTH = 512
 """SkyRL's default limit for the tokens of prompts."""
 BATCH = 64
 """Tasks in a step."""
-USUAL_TURNS = 50
-"""The turn limit if episodes may have several turns and nothing sets a limit. Most environments end them earlier."""
 
 
 def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
@@ -114,21 +113,12 @@ def _one_of_each_kind(path: Path | str) -> Iterator[dict[str, Any]]:
 
 def _turns_of(row: dict[str, Any]) -> int:
     task = FORMATS["skyrl"].task_of(row, whole=False)
-    if (own := task.extra_info.get("max_turns")) is not None:
-        return int(own)
     environment = ScoredBy("environment", str(task.env_class))
     scored = ScoredBy.read((row.get("extra_info") or {}).get("scorer")) or environment
     if not row_needs_loop(task, scored) and not is_silent(scored):
         return 1
-    return _turns_said_by(scored if scored.kind == "environment" else environment) or USUAL_TURNS
-
-
-def _turns_said_by(scored: ScoredBy) -> int | None:
-    """Return the turns that an environment declares, by its contract or by `MAX_TURNS`."""
     try:
-        cls = environment_of(scored)
+        taskset = taskset_of(scored)
+        return taskset.contract_of(with_type(task, taskset)).turns
     except TreetuneError:
-        return None
-    contract = getattr(cls, "CONTRACT", None)
-    most = getattr(cls, "MAX_TURNS", 1) if contract is None else contract.max_turns
-    return most if most > 1 else None
+        return MOST_TURNS

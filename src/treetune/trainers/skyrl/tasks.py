@@ -20,7 +20,7 @@ from typing import Any
 
 from treetune.config.interpolation import escape_text, escape_texts
 from treetune.config.plugins import absolute_spec, folders_of
-from treetune.core.environment import contract_of
+from treetune.core.environment import requirements_of
 from treetune.data.datasets.config import plain_values
 from treetune.data.datasets.list_files import build_files
 from treetune.data.datasets.task_lists import LISTS, check_columns, read_declared
@@ -165,8 +165,8 @@ def _entries_for(
 def _refuse_unsandboxed(id: str) -> None:
     from treetune.sandbox import probe
 
-    contract = contract_of(id)
-    if contract is not None and contract.sandbox and not (found := probe()).available:
+    requirements = requirements_of(id)
+    if requirements is not None and requirements.sandbox and not (found := probe()).available:
         raise UsageError(
             f"{id} runs a model's code, and no sandbox can start here to run it in: {found.cause}",
             remedy=f"{found.remedy}; or --env {id}=skyrl:{id} for skyrl-gym's own, which has none",

@@ -42,8 +42,6 @@ class Settings(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields
     treetune: {max_turns: 8, urls: [http://envs-1:5000, http://envs-2:5000]}
     """
 
-    max_turns: Annotated[int, msgspec.Meta(ge=1)] = 100
-    """The maximum number of answers in one episode; most environments end it earlier."""
     episode_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Time limit of an episode in seconds, checked between turns; what it has earned by then counts."""
     tries: Annotated[int, msgspec.Meta(ge=1)] = 2
@@ -104,8 +102,8 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:
     if open_ones:
         tokenizer = _state_of(args).state.tokenizer
         rows = [(*task_of(one), _answer_in(one, tokenizer)) for one in open_ones]
-        for one, result in zip(open_ones, await threads.call(play_rows, rows), strict=True):
-            one.reward = _as_asked(args, result.reward)
+        for one, played in zip(open_ones, await threads.call(play_rows, rows), strict=True):
+            one.reward = _as_asked(args, played.shaped_reward)
     return [one.reward for one in samples] if isinstance(sample, list) else sample.reward
 
 

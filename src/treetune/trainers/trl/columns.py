@@ -129,4 +129,4 @@ def score_rows(prompts: list[Any], completions: list[Any], **columns: Any) -> li
         row["prompt"] = [dict(message) for message in prompt] if isinstance(prompt, list) else prompt
         scored = read_scored_by(row.get("extra_info"), row.get("data_source"))
         rows.append((scored, FORMATS["trl"].task_of(row, whole=False), text_of_completion(completion)))
-    return [result.reward for result in play_rows(rows)]
+    return [played.shaped_reward for played in play_rows(rows)]

@@ -68,8 +68,8 @@ class TrlTasks(Hooks):
         self,
         tasks: str | Sequence[str] | Taskset[Any, Any],
         *,
-        max_turns: int = 10,
-        turn_discount: float = 1.0,
+        max_turns: int | None = None,
+        turn_discount: float | None = None,
         generate: Generate | None = None,
         call_format: str | None = None,
         token_env: str = "TREETUNE_TOKEN",
@@ -77,10 +77,10 @@ class TrlTasks(Hooks):
         patience: float = 60.0,
     ) -> None:
         """`tasks` is one or more task server addresses, a taskset, or the name of one: an id, `config.yaml`,
-        `file.py:Name`. The reward is multiplied by `turn_discount` for each turn. `generate` replaces the trainer's own
-        sampling. `call_format` is how the model writes tool calls, if its chat template does not show it. `token_env`
-        names the variable with the servers' token. `timeout` applies to one step, `patience` to a server that does not
-        answer."""
+        `file.py:Name`. `max_turns` and `turn_discount` replace what the tasks declare. `generate` replaces the
+        trainer's own sampling. `call_format` is how the model writes tool calls, if its chat template does not show it.
+        `token_env` names the variable with the servers' token. `timeout` applies to one step, `patience` to a server
+        that does not answer."""
         super().__init__(max_turns, turn_discount)
         self._log = FailureLog(log)
         self._generate = generate or sample_by_trainer

@@ -294,6 +294,7 @@ class _BackgroundEpisode:
     def __init__(self, live: LiveEpisodes, episode: Any) -> None:
         self._live, self._episode = live, episode
         self.tools, self.observation, self.info = episode.tools, episode.observation, episode.info
+        self.contract = episode.contract
 
     async def step(self, action: Any) -> Any:
         return await _in_background(self._episode.step(action))

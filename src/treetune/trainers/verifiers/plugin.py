@@ -23,12 +23,12 @@ from verifiers.v1.errors import HarnessError, TaskError
 from verifiers.v1.runtimes import ProgramResult, SubprocessConfig
 
 from treetune.chat.message import Message
+from treetune.core.contract import Limits
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Outcome, Trace
 from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.play import streams
-from treetune.play.episode import Limits
 from treetune.play.leases import Draw
 from treetune.play.rollout import Rollout
 from treetune.play.streams import Streams
@@ -233,12 +233,12 @@ def _note(trace: vf.Trace, ours: Trace) -> None:
     said = {"success": float(ours.success)} if ours.success is not None else {}
     trace.info[INFO] = {
         "uid": ours.uid,
-        "reward": ours.reward,
+        "reward": ours.shaped_reward,
         "rewards": [turn.reward for turn in ours.turns],
         "outcome": ours.outcome.value,
         "answer": ours.answer,
         "explanation": ours.explanation,
-        "metrics": {**said, **ours.metrics},
+        "metrics": {**said, "raw_reward": ours.reward, "truncated": float(ours.outcome == "truncated"), **ours.metrics},
         "warnings": ours.warnings,
     }
 

@@ -40,8 +40,6 @@ except ImportError as error:
 
 groups = PromptGroups()
 failures = FailureLog(logging.getLogger("treetune.verl"))
-MOST_TURNS = 50
-"""The turn limit of an episode if neither Treetune's nor verl's settings limit it."""
 MOST_LOST = 64
 """After this many failures without a played episode, the failure is raised: nothing can be played."""
 
@@ -57,7 +55,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         given = {key: settings.pop(key) for key in list(settings) if _is_setting(key, settings[key])}
         AgentLoopBase.__init__(self, *args, **settings)
         self.settings = _read_settings(msgspec.json.encode(given, enc_hook=list), name)
-        most = self.settings.max_turns or self.rollout_config.multi_turn.get("max_assistant_turns") or MOST_TURNS
+        most = self.settings.max_turns or self.rollout_config.multi_turn.get("max_assistant_turns")
         Hooks.__init__(self, most, self.settings.turn_discount)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:

@@ -112,7 +112,8 @@ def compute_score(
             result = run_in_background(_wait(result))
         return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
     played = play_row(scored, task, solution_str)
-    return {"score": played.reward, "acc": float(played.passed()), "answer": played.answer or ""}
+    result = played.result
+    return {"score": played.shaped_reward, "acc": float(result.passed()), "answer": result.answer or ""}
 
 
 async def _wait(result: Awaitable[Score]) -> Score:

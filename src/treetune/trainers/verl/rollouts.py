@@ -33,9 +33,6 @@ class LoopConfig(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fiel
     """The content of the agent loop's YAML file, and of `treetune_loop` in a verl config. Without `rewrites`, the v1
     trainer splits and the v0 trainer keeps."""
 
-    max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The turn limit of an episode; at the limit it counts with what it has earned so far. The default is verl's
-    `rollout.multi_turn.max_assistant_turns`, else 50; most environments end earlier."""
     seconds: float | None = None
     """The time limit of an episode in seconds, checked between turns."""
     model_timeout: float | None = None

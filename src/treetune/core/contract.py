@@ -1,0 +1,118 @@
+"""A Contract is what an episode promises wherever it is played: its limits, and what its reward means.
+
+    class Guess(Environment):
+        CONTRACT = Contract(max_turns=12, turn_discount=0.95)
+
+    taskset.contract_of(task).turns         # 12, in an evaluation, on a server and in every trainer
+
+`Limits` are the part that a run may narrow further. An episode that reaches a limit is truncated: it counts with what
+it has earned so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from treetune.core.score import total
+from treetune.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from treetune.core.task import Task
+
+MOST_TURNS = 256
+"""The turn limit of an episode if nothing declares one."""
+_Turns = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_turns: _Turns | None = None
+    """The maximum number of answers per episode. Absent: what the task or its environment declares, else 256."""
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The maximum seconds of a rollout, of scoring a group, and of each call of an episode that a client steps."""
+    timeout_reward: float | None = None
+    """The reward of a started episode that exceeds `timeout`. Absent: it has no reward and counts as a failure."""
+    max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] = 128
+    """The maximum number of tool calls per episode. Further calls are refused. If the model keeps calling, the episode
+    is truncated."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_reward is not None and not math.isfinite(self.timeout_reward):
+            raise ValueError("timeout_reward must be finite")
+
+    def until(self) -> float | None:
+        """The loop's time at which these limits, counted from now, run out."""
+        import asyncio  # imported here because reading and checking rows does not need it
+
+        return None if self.timeout is None else asyncio.get_running_loop().time() + self.timeout
+
+    def narrow(self, by: Limits) -> Self:
+        """The lower of each limit. A timeout earns what `by` says, if it says so."""
+        earns = self.timeout_reward if by.timeout_reward is None else by.timeout_reward
+        return replace(
+            self,
+            max_turns=_least(self.max_turns, by.max_turns),
+            timeout=_least(self.timeout, by.timeout),
+            timeout_reward=earns,
+            max_tool_calls=min(self.max_tool_calls, by.max_tool_calls),
+        )
+
+
+class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The `timeout` of a contract is the time of the whole episode, including that of the model."""
+
+    turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """Trainers train on the reward times this for each turn, the first included. Evaluations and servers report the
+    reward itself."""
+    group_score: bool = False
+    """Whether the taskset's `score_group` scores the rollouts of a task together; set by the taskset."""
+
+    @property
+    def turns(self) -> int:
+        """The turn limit, declared or not."""
+        return self.max_turns or MOST_TURNS
+
+    def override(self, by: Contract) -> Contract:
+        """This contract with those fields of another that are declared there."""
+        declared = {name: value for name, value in asdict(by).items() if value != getattr(_PLAIN, name)}
+        return replace(self, **declared)
+
+    def of_task(self, task: Task) -> Contract:
+        """This contract with the turn limit of a task or row, `extra_info.max_turns`, if it has one."""
+        given = task.extra_info.get("max_turns")
+        if given is None or self.max_turns == 1:
+            return self
+        try:
+            return replace(self, max_turns=msgspec.convert(given, _Turns, strict=False))
+        except msgspec.ValidationError:
+            remedy = "write a whole number from 1, or leave it out"
+            raise EnvironmentFault(f"extra_info.max_turns is {given!r}", remedy=remedy) from None
+
+    def shape(self, reward: float, turns: int) -> float:
+        """The reward to train on, for an episode of this many turns."""
+        return reward * self.turn_discount**turns
+
+    def shape_each(self, rewards: Sequence[float]) -> list[float]:
+        """The rewards of the turns to train on. At every turn, those so far sum to the shaped reward so far."""
+        if self.turn_discount == 1:
+            return list(rewards)
+        sums = [total(rewards[:turns]) for turns in range(len(rewards) + 1)]
+        shaped = [self.shape(reward, turns) for turns, reward in enumerate(sums)]
+        return [after - before for before, after in pairwise(shaped)]
+
+    @property
+    def resolved(self) -> Contract:
+        """The contract with the turn limit that holds if none is declared."""
+        return replace(self, max_turns=self.turns)
+
+
+_PLAIN = Contract()
+
+
+def _least(one: Any, other: Any) -> Any:
+    return min((value for value in (one, other) if value is not None), default=None)
