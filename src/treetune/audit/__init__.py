@@ -10,7 +10,7 @@ report.
 """
 
 from treetune.audit.auditor import AuditConfig, Auditor
-from treetune.audit.report import NUMBERS, RULES, AuditReport, Family, choose, finding_to_json, list_tables, write_page
+from treetune.audit.report import NUMBERS, RULES, AuditReport, choose, finding_to_json, list_tables, write_page
 from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, SAME_TASKS, answer_and_truth, judge_traces, suspicions
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "AuditConfig",
     "AuditReport",
     "Auditor",
-    "Family",
     "answer_and_truth",
     "choose",
     "finding_to_json",
