@@ -93,9 +93,7 @@ def audit_command(
         asyncio.run(evaluation.ask_server(served))
         if val is not None:
             raise UsageError("--val cannot compare the tasks of a server", remedy="pass the taskset that it serves")
-        if served.models is not None and model and model not in served.models:
-            remedy = f"it serves: {', '.join(served.models)}" if served.models else "start it with -m MODEL"
-            raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
+        evaluation.refuse_unserved(model, served.models)
     else:
         evaluation.refuse_unservable(taskset)
         evaluation.check_judges(taskset)

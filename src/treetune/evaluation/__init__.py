@@ -25,7 +25,15 @@ from treetune.evaluation.config import (
     unknown_keys,
 )
 from treetune.evaluation.pass_rates import PassRates
-from treetune.evaluation.plan import EvalPlan, Watch, ask_server, check_judges, find_served, refuse_unservable
+from treetune.evaluation.plan import (
+    EvalPlan,
+    Watch,
+    ask_server,
+    check_judges,
+    find_served,
+    refuse_unservable,
+    refuse_unserved,
+)
 from treetune.evaluation.rendering import render
 from treetune.evaluation.rescore import MORE, RescorePreview, Rescorer
 from treetune.evaluation.run_set import RunSet

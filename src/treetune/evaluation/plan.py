@@ -97,9 +97,7 @@ class EvalPlan:
         """Chooses the server's model if none was named. Refuses one that the server does not serve."""
         config = self.evaluation.config
         model = config.model or (models[0] if models else "")
-        if model and model not in models:
-            remedy = f"it serves: {', '.join(models)}" if models else "start it with -m MODEL"
-            raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
+        refuse_unserved(model, models)
         self.evaluation.config = msgspec.structs.replace(config, model=model)
 
     @property
@@ -219,6 +217,13 @@ def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
     """Returns the taskset as a served one; None if this process has its tasks."""
     named = is_server(str(getattr(taskset.config, "address", "")))  # checked first: `serve` takes long to load
     return taskset if named and isinstance(taskset, serve.Served) else None
+
+
+def refuse_unserved(model: str, models: list[str] | None) -> None:
+    """Refuses a model that is not among those of a server; None if the server has none of its own."""
+    if model and models is not None and model not in models:
+        remedy = f"it serves: {', '.join(models)}" if models else "start it with -m MODEL"
+        raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
 
 
 async def ask_server(served: serve.Served, count: int = 0) -> list[Task]:
