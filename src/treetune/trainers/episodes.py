@@ -46,6 +46,10 @@ class LocalEpisode(Episode):
     scores_answers = True
     """Whether an answer without a tool call is scored; if False, it only ends the episode."""
 
+    @property
+    def task(self) -> Task:
+        return self._task
+
     async def play_turn(self, action: Action | list[ToolCall]) -> Step:
         return self.with_ending(await super().play_turn(action))
 

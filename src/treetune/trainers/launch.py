@@ -10,6 +10,8 @@ translates that into the trainer's own keys. It does not import the trainer, so 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -26,7 +28,7 @@ from treetune.config.structs import load_yaml
 from treetune.core.fingerprint import taskset_fingerprint
 from treetune.core.from_config import build_taskset
 from treetune.core.taskset import Taskset
-from treetune.errors import TreetuneError, UnknownNameError, UsageError, plural
+from treetune.errors import TreetuneError, UnknownNameError, UsageError, did_you_mean, plural
 from treetune.tasksets.target import is_server, locate, read_target
 from treetune.trainers.held_out import NONE, HeldOut, hold_out, hold_out_rows
 from treetune.trainers.lengths import Lengths
@@ -84,11 +86,26 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The trainer's own keys, as `KEY=VALUE`; they override the plan."""
     val: int = 64
     """How many tasks to hold out for validation, if the target declares none."""
+    log: Sequence[str] = ()
+    """Where to log in addition: `wandb`, `mlflow`, `tensorboard`."""
     output: Path | None = None
     """The run folder; by default one that is named after the training."""
     resume: bool = False
     trust: bool = False
     cache_dir: Path | None = None
+
+    def count_epochs(self, key: str, default: int, per_epoch: int) -> int:
+        """Return the number of epochs, by default as many as `steps` takes."""
+        return self.given(key, max(default, -(-(self.steps or 1) // max(1, per_epoch))))
+
+    def log_to(self, *known: str, most: int = 3) -> list[str]:
+        """Return where to log; refuse what the trainer does not know, and more places than it logs to."""
+        for name in self.log:
+            if name not in known:
+                raise UsageError(f"this trainer does not log to {name}", remedy=f"use one of {', '.join(known)}")
+        if len(self.log) > most:
+            raise UsageError("this trainer logs to one place only", remedy="pass --log once")
+        return list(self.log)
 
     def given(self, key: str, default: int) -> int:
         """The number that the user gave the trainer for a key, or else the default."""
@@ -131,7 +148,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Environment variables that the command needs in addition to the existing ones."""
     run: TrainRun
     checkpoints: str
-    """The pattern of checkpoints in the run folder."""
+    """The pattern, in the run folder, of the file that names the newest checkpoint."""
+    saved: str
+    """The pattern of the checkpoint after a step, with `{step}`, or `{before}` for trainers that count from 0."""
+    watched: bool = True
+    """Whether the rollouts are written to the run folder."""
     reasons: dict[str, str] = {}
     """Why the plan sets a key."""
 
@@ -142,6 +163,46 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             return version(self.package)
         except PackageNotFoundError:
             return None
+
+    def find_checkpoint(self, step: int) -> Path | None:
+        pattern = self.saved.format(step=step, before=step - 1)
+        return next(self.run.folder.glob(pattern), None) if step else None
+
+    def read_defaults(self) -> dict[str, Any]:
+        """Return the trainer's own value of each key, read in another process; empty if it cannot be read."""
+        module = TRAINERS[self.trainer].partition(":")[0]
+        asked = [sys.executable, "-c", _READ_DEFAULTS, module, json.dumps(self.config)]
+        done = subprocess.run(asked, capture_output=True, text=True, env={**os.environ, **self.environment})
+        last = done.stdout.splitlines()[-1:]
+        return dict(json.loads(last[0])) if done.returncode == 0 and last else {}
+
+    def refuse_unknown(self, defaults: Mapping[str, Any]) -> None:
+        """Refuse keys that the installed trainer does not have. Below a key without a value, any key may be added."""
+        known = {".".join(key.split(".")[:count]) for key in defaults for count in range(1, key.count(".") + 2)}
+        for key in filter(re.compile(r"\w[\w.\-]*").fullmatch, self.config):
+            above = [key.rpartition(".")[0]]
+            while above[-1]:
+                above.append(above[-1].rpartition(".")[0])
+            if key not in known and not any(place in defaults and not defaults[place] for place in above):
+                near = did_you_mean(key, known)
+                raise UsageError(f"{self.trainer} {self.installed} has no {key}{near}", remedy="see its own docs")
+
+
+_READ_DEFAULTS = """
+import importlib, json, sys
+from treetune.trainers.launch import flatten
+read_defaults = getattr(importlib.import_module(sys.argv[1]), "read_defaults", lambda _: {})
+print("\\n" + json.dumps(flatten(read_defaults(json.loads(sys.argv[2]))), default=str))
+"""
+
+
+def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return nested values under dotted keys. Empty mappings stay."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        found |= flatten(value, f"{above}{key}.") if inner else {f"{above}{key}": value}
+    return found
 
 
 def plan(trainer: str, request: TrainRequest) -> Launch:

@@ -12,6 +12,7 @@ steps may grow when a training is resumed.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +23,8 @@ from treetune.errors import ResumeError, UsageError, plural
 from treetune.system.digest import digest
 from treetune.system.folders import write_atomically
 
+RUN = "TREETUNE_RUN"
+"""The variable with the run folder, for the processes of a training that `treetune train` started."""
 PLAN = "plan.json"
 """What a training began with, in its run folder."""
 CHECKPOINTS, ROLLOUTS, VALIDATION = "checkpoints", "rollouts", "validation"
@@ -78,6 +81,11 @@ class TrainRun(msgspec.Struct, frozen=True, kw_only=True):
     def validation(self) -> Path:
         return self.folder / VALIDATION
 
+    def environment(self, log: Sequence[str] = ()) -> dict[str, str]:
+        """The variables for the trainer's processes."""
+        board = {"TENSORBOARD_DIR": str(self.folder / "tensorboard")} if "tensorboard" in log else {}
+        return {RUN: str(self.folder)} | board
+
     @property
     def used(self) -> bool:
         """Whether a training has left rollouts or checkpoints."""
@@ -130,11 +138,10 @@ class TrainRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def interval(steps: int, *, to_the_end: bool = False) -> int:
-    """The number of steps between two checkpoints, or two validations. With `to_the_end`, one that reaches the last
-    step if there is such a number nearby, for trainers that do not add the last step by themselves."""
+    """The number of steps between two checkpoints, or two validations. With `to_the_end`, the one nearby that
+    comes closest to the last step, for trainers that do not add the last step by themselves."""
     tenth = max(1, steps // PARTS)
-    divisors = (each for each in range(tenth, tenth // 2, -1) if steps % each == 0)
-    return next(divisors, tenth) if to_the_end else tenth
+    return min(range(tenth, tenth // 2, -1), key=lambda each: steps % each) if to_the_end else tenth
 
 
 def describe_interval(steps: int) -> str:

@@ -131,7 +131,7 @@ def explain(error: BaseException) -> str:
 
 
 T = TypeVar("T")
-_VERSION = 2
+_VERSION = 3
 """The version of the conversion. Raise it when a program module reads more."""
 _SOURCE = "source.json"
 _AT_ONCE_SECONDS = 5.0

@@ -27,6 +27,7 @@ from treetune.runs.foreign.program import (
     Program,
     files_in,
     number_of,
+    numbers_in,
     read_grouped,
     split_chat,
     turns_of,
@@ -100,6 +101,8 @@ def _found(parts: list[dict[str, Any]], position: int, step: int | None) -> Fore
         env_class=str(first["env_class"]) if first.get("env_class") else None,
     )
     trace = Trace(task=task, uid="", step=step, reward=_reward(last.get("score")))
+    if isinstance(metrics := last.get("metrics"), dict):  # in files that `treetune train` writes
+        trace.metrics = numbers_in({name.rpartition("/")[2]: value for name, value in metrics.items()})
     if prompt is None:
         trace.turns = [_turn(part, before) for part, before in zip(parts, [None, *parts], strict=False)]
     else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     files, validation = launch.with_validation(request, request.build("skyrl"), tasks, "skyrl")
     gpus, batch = launch.count_gpus(), launch.batch_size(files, request.given("trainer.train_batch_size", BATCH))
     validates = bool(files.get("val"))
-    in_all = request.given("trainer.epochs", 1) * (launch.count_rows(files) // batch)
-    steps = min(in_all, request.steps or in_all)
+    per_epoch = launch.count_rows(files) // batch
+    epochs = request.count_epochs("trainer.epochs", 1, per_epoch)
+    steps = min(epochs * per_epoch, request.steps or epochs * per_epoch)
     every, tenth = interval(steps), describe_interval(steps)
     built = [file.path for split in files.values() for file in split]
     turns = most_turns(built)
@@ -38,6 +40,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     prompts = lengths.prompt_limit(LENGTH) or LENGTH
     longer = count_longer(lengths, launch.paths(files, "train"), request.model, prompts)
     several = lengths.response_limit(prompts) if turns > 1 else None
+    logs = request.log_to("wandb", "mlflow", "tensorboard", most=1)
     at_hand = "the GPUs of this machine"
     planned: dict[str, Setting] = {
         "trainer.policy.model.path": Setting(request.model, "the model"),
@@ -49,15 +52,16 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "generator.max_input_length": Setting(several and prompts + several, "a prompt and all turns of an episode"),
         "trainer.train_batch_size": Setting(batch, "no more than there are tasks: SkyRL drops an incomplete batch"),
         "trainer.policy_mini_batch_size": Setting(batch, "one update a step"),
+        "trainer.epochs": Setting(epochs if epochs > 1 else None, "as many as --steps takes"),
         "trainer.max_training_steps": Setting(request.steps, "--steps"),
         "trainer.eval_interval": Setting(every if validates else -1, tenth if validates else "no validation"),
         "trainer.eval_before_train": Setting(validates, "validate at the start" if validates else "no validation"),
         "trainer.ckpt_interval": Setting(every, f"{tenth}, and the end of each epoch"),
         "trainer.ckpt_path": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
         "trainer.resume_mode": Setting("latest" if run.resume else "none", "only --resume continues a training"),
-        "trainer.export_path": Setting(str(run.folder), "the rollouts of validations, for `treetune view`"),
+        "trainer.export_path": Setting(str(run.validation), "the rollouts of validations, for `treetune view`"),
         "trainer.log_path": Setting(str(run.folder / "logs"), "the logs of this training alone"),
-        "trainer.logger": Setting("console", "no account is needed"),
+        "trainer.logger": Setting(*((logs[0], "--log") if logs else ("console", "no account is needed"))),
         "trainer.project_name": Setting("treetune", "names the project in loggers"),
         "trainer.run_name": Setting(run.name, "tasks, model and a hash of the plan"),
     }
@@ -77,9 +81,17 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         config=config,
         reasons=launch.reasons(planned, config),
         run=run,
+        environment=run.environment(logs),
         checkpoints="checkpoints/latest_ckpt_global_step.txt",
+        saved="checkpoints/global_step_{step}",
         command=[sys.executable, "-m", "treetune.trainers.skyrl", *named_files, *trusted, *launch.words(config)],
     )
+
+
+def read_defaults(config: Mapping[str, str]) -> dict[str, Any]:
+    from skyrl.train.config import SkyRLTrainConfig
+
+    return dataclasses.asdict(SkyRLTrainConfig())
 
 
 def most_turns(paths: Iterable[Path | str]) -> int:

@@ -9,6 +9,7 @@ All faults of all tasks are reported before the first task is built, and unknown
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from argparse import ArgumentParser
@@ -17,6 +18,8 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from treetune.config.interpolation import escape_text, escape_texts
 from treetune.config.plugins import absolute_spec, folders_of
@@ -37,6 +40,7 @@ from treetune.errors import ConfigError, Faults, MissingExtraError, UnknownNameE
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.launch import run_command
 from treetune.trainers.skyrl.gym import register, registry
+from treetune.trainers.train_run import ROLLOUTS, RUN
 
 Names = str | Path | Sequence[str | Path]
 Tasks = Names | Mapping[str, Any] | None
@@ -83,7 +87,7 @@ def run_with_tasks(
         config = SkyRLTrainConfig.from_dict_config(OmegaConf.create(escape_texts(own)))  # which SkyRL resolves
     validate_cfg(config)
     initialize_ray(config)
-    return ray.get(ray.remote(num_cpus=1)(_train).remote(config, specs))
+    return ray.get(ray.remote(num_cpus=1)(_train).remote(config, specs, os.environ.get(RUN)))
 
 
 def resolve_tasks_into_config(
@@ -112,12 +116,51 @@ def shell_words(overrides: list[str]) -> str:
     )
 
 
-def _train(config: Any, specs: Mapping[str, Any]) -> None:
-    """The entry-point task: the same as SkyRL's own, with the environments registered."""
+def _train(config: Any, specs: Mapping[str, Any], folder: str | None) -> None:
+    """The entry-point task: the same as SkyRL's own, with the environments registered, and rollouts written to the run
+    folder."""
     from skyrl.train.entrypoints.main_base import BasePPOExp
 
+    class Training(BasePPOExp):  # type: ignore[misc]
+        def get_generator(self, cfg: Any, tokenizer: Any, *others: Any) -> Any:
+            generator = super().get_generator(cfg, tokenizer, *others)
+            if folder is not None:
+                generator.generate = writing_rollouts(generator.generate, tokenizer, Path(folder) / ROLLOUTS)
+            return generator
+
     registry().update(specs)
-    BasePPOExp(config).run()
+    Training(config).run()
+
+
+def writing_rollouts(generate: Any, tokenizer: Any, folder: Path) -> Any:
+    """Return SkyRL's function that plays a batch, which then writes it as SkyRL itself writes only evaluations."""
+    steps = set()
+
+    async def generate_and_write(batch: Any, *arguments: Any, **options: Any) -> Any:
+        output = await generate(batch, *arguments, **options)
+        about = batch.get("batch_metadata")
+        if about is None or about.training_phase != "train" or len(output["response_ids"]) != len(batch["prompts"]):
+            return output
+        place = folder / f"global_step_{about.global_step}_evals"
+        place.mkdir(parents=True, exist_ok=True)
+        names = {"score": "rewards", "stop_reason": "stop_reasons", "metrics": "env_metrics"}
+        columns = {name: output.get(key) or [None] * len(batch["prompts"]) for name, key in names.items()}
+        extras = batch.get("env_extras") or [{}] * len(batch["prompts"])
+        # A step may have several batches; those that were written before a training was resumed are replaced.
+        with (place / "rollouts.jsonl").open("ab" if about.global_step in steps else "wb") as file:
+            for at, extra in enumerate(extras):
+                row = {name: values[at] for name, values in columns.items()} | {
+                    "input_prompt": tokenizer.decode(output["prompt_token_ids"][at]),
+                    "output_response": tokenizer.decode(output["response_ids"][at]),
+                    "env_class": batch["env_classes"][at],
+                    "env_extras": {key: extra[key] for key in ("reward_spec", "reward_model") if key in extra},
+                    "data_source": extra.get("data_source"),
+                }
+                file.write(msgspec.json.encode(row, enc_hook=str) + b"\n")
+        steps.add(about.global_step)
+        return output
+
+    return generate_and_write
 
 
 def missing_skyrl(error: ImportError) -> MissingExtraError:

@@ -9,6 +9,15 @@ slime itself is never modified, and is imported only when one of these is called
 
 from treetune.trainers.slime.data import TreetuneData
 from treetune.trainers.slime.rollouts import generate, reward
-from treetune.trainers.slime.samples import evaluate, group_rewards, keep_played
+from treetune.trainers.slime.samples import evaluate, group_rewards, keep_played, log_evaluation, log_rollouts
 
-__all__ = ["TreetuneData", "evaluate", "generate", "group_rewards", "keep_played", "reward"]
+__all__ = [
+    "TreetuneData",
+    "evaluate",
+    "generate",
+    "group_rewards",
+    "keep_played",
+    "log_evaluation",
+    "log_rollouts",
+    "reward",
+]

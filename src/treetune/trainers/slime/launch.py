@@ -35,6 +35,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     lengths = measure(tasks.train, request.model)
     name = HELD_OUT if tasks.declared is None else "validation"
     validation = f"{name} {write_rows(held.select(tasks.train, tasks.declared))}" if held.val else None
+    logs, watching = request.log_to("wandb", "tensorboard"), "each step's rollouts, for `treetune view`"
     plays = "tasks, episodes and rewards are Treetune's"
     planned: dict[str, Setting] = {
         "prompt-data": Setting(request.target, "the tasks"),
@@ -53,6 +54,11 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "save": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
         "save-interval": Setting(every, f"{tenth}, and the end"),
         "eval-interval": Setting(every if held.val else None, f"{tenth}, and the start"),
+        "custom-rollout-log-function-path": Setting("treetune.trainers.slime.log_rollouts", watching),
+        "custom-eval-rollout-log-function-path": Setting("treetune.trainers.slime.log_evaluation", watching),
+        **{f"use-{name}": Setting(True, "--log") for name in logs},
+        "wandb-project": Setting("treetune" if "wandb" in logs else None, "names the project in loggers"),
+        "wandb-group": Setting(run.name if "wandb" in logs else None, "tasks, model and a hash of the plan"),
         "n-samples-per-eval-prompt": Setting(1 if held.val else None, "one rollout a task"),
         "load": Setting(str(run.checkpoints) if run.resume else None, "--resume"),
     }
@@ -68,7 +74,9 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         config=config,
         reasons=launch.reasons(planned, config),
         run=run,
+        environment=run.environment(logs),
         checkpoints="checkpoints/latest_checkpointed_iteration.txt",
+        saved="checkpoints/iter_{before:07d}",
         command=[sys.executable, str(find_script()), *options(config)],
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -20,14 +21,17 @@ import msgspec
 from treetune.chat.tokens import ChatTokens
 from treetune.config.structs import convert
 from treetune.core.task import Task
+from treetune.core.trace import encode_trace
 from treetune.errors import MissingExtraError, PolicyError, TreetuneError, UsageError
 from treetune.serve import ServeError
 from treetune.system import threads
 from treetune.trainers.episodes import EpisodeSettings, RowEpisodes, is_misuse
+from treetune.trainers.rollout_log import trace_of_tokens
 from treetune.trainers.single_turn import play_rows
 from treetune.trainers.slime.engine import Aborted, Engine
-from treetune.trainers.slime.samples import DRAW, UNANSWERED, begin_anew, is_lost, lose, task_of
+from treetune.trainers.slime.samples import DRAW, TRACE, UNANSWERED, begin_anew, is_lost, lose, task_of
 from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode
+from treetune.trainers.train_run import RUN
 
 log = logging.getLogger("treetune.slime")
 
@@ -213,6 +217,8 @@ class _LoopState:
             part.status = kinds.TRUNCATED if cut else kinds.COMPLETED
             part.reward = _as_asked(self.args, earned, evaluation)
             part.metadata = {**part.metadata, **turns}
+        if RUN in os.environ:
+            samples[-1].metadata[TRACE] = encode_trace(trace_of_tokens(played))
         samples[-1].non_generation_time += max(0.0, rollout.seconds - rollout.engine.seconds)
         if len(samples) == 1 or evaluation:
             return samples[-1]

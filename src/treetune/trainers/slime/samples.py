@@ -6,25 +6,31 @@
     --dynamic-sampling-filter-path treetune.trainers.slime.keep_played
     --custom-reward-post-process-path treetune.trainers.slime.group_rewards
     --eval-function-path treetune.trainers.slime.evaluate
+    --custom-rollout-log-function-path treetune.trainers.slime.log_rollouts
+    --custom-eval-rollout-log-function-path treetune.trainers.slime.log_evaluation
 
 A sample carries its whole task in its metadata, so that any process can play and score it. `TreetuneData` adds the
-three functions to slime's arguments, ahead of those that are already there.
+functions to slime's arguments, ahead of those that are already there.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
 
 from treetune.core.task import Task
+from treetune.core.trace import decode_trace
 from treetune.data.rows import row_codec
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.scorer import BY_RULE, ScoredBy
 from treetune.errors import UsageError
+from treetune.trainers.rollout_log import RolloutLog
+from treetune.trainers.train_run import ROLLOUTS, VALIDATION
 
 HERE = "treetune.trainers.slime"
 _OTHERS = "treetune_other_functions"
@@ -38,6 +44,8 @@ TIMES_LOST = "times_lost"
 """The metadata key for how often that happened."""
 UNANSWERED = "unanswered"
 """The reason for losing an episode without room or time for a first answer: another try cannot save it."""
+TRACE = "treetune_trace"
+"""The metadata key for the trace of an episode, until it is written to the run folder."""
 DRAW = "treetune_draw"
 """The metadata key for the draw that a group belongs to."""
 
@@ -158,6 +166,30 @@ def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = Tr
                 found[key] = [values[at] for at in kept]
         output.metrics = {**(output.metrics or {}), f"eval/{name}/lost": len(samples) - len(kept)}
     return output
+
+
+def log_rollouts(rollout_id: int, args: Any, samples: list[Any], *others: Any) -> bool:
+    """Write the rollouts of a step to the run folder; slime's own logging goes on."""
+    _written["trained"] = True
+    _write(ROLLOUTS, rollout_id + 1, _flat(samples))
+    return False
+
+
+def log_evaluation(rollout_id: int, args: Any, data: dict[str, Any], *others: Any) -> bool:
+    """Do the same with an evaluation. slime counts the one before the first step like the one after it."""
+    step = rollout_id + 1 if rollout_id or _written["trained"] else 0
+    _write(VALIDATION, step, (sample for found in data.values() for sample in found.get("samples") or ()))
+    return False
+
+
+def _write(name: str, step: int, samples: Iterable[Any]) -> None:
+    encoded = [text for sample in samples if (text := (sample.metadata or {}).pop(TRACE, None)) is not None]
+    if (log := _log(name)) is not None:
+        log.add(step, map(decode_trace, encoded))
+
+
+_written = {"trained": False}
+_log = cache(RolloutLog.named)
 
 
 def _other(args: Any, key: str) -> Any:

@@ -8,16 +8,19 @@ and `trainer=async` for AsyncGRPO with the vLLM server that `vllm_server_base_ur
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from treetune.core.mixture import Selection
-from treetune.errors import MissingExtraError, UsageError, did_you_mean
+from treetune.core.trace import Trace
+from treetune.errors import UsageError, did_you_mean
 from treetune.tasksets.target import is_server
 from treetune.trainers.held_out import hold_out
 from treetune.trainers.launch import TrainRequest, load_tasks, run_command, split_override
-from treetune.trainers.trl.launch import OURS
+from treetune.trainers.rollout_log import RolloutLog
+from treetune.trainers.train_run import ROLLOUTS, VALIDATION
+from treetune.trainers.trl.launch import OURS, find_trainer
 from treetune.trainers.trl.tasks import TrlTasks
 
 
@@ -42,6 +45,7 @@ def run(arguments: Sequence[str]) -> Any:
     request = TrainRequest(target=target, build=lambda _: {}, num_tasks=count, taskset=of_target, val=size)
     tasks, count, validation = select_tasks(request)
     with TrlTasks(tasks, **settings) as bridge:
+        bridge.on_played = write_rollouts(count if validation else None)
         if ours.get("trainer") == "async":
             options = bridge.async_trainer_arguments(model, args, count)
         else:
@@ -66,6 +70,22 @@ def select_tasks(request: TrainRequest) -> tuple[Any, int | None, int]:
     return Selection([(train, held.train), (declared or train, held.val)]), len(held.train), len(held.val)
 
 
+def write_rollouts(count: int | None) -> Callable[[int, list[tuple[int, Trace]]], None] | None:
+    """Return a function that writes rollouts to the run folder; those of tasks from `count` on are of validations."""
+    training, validation = RolloutLog.named(ROLLOUTS), RolloutLog.named(VALIDATION)
+    if training is None or validation is None:
+        return None
+
+    def write(step: int, played: list[tuple[int, Trace]]) -> None:
+        trained = [trace for index, trace in played if count is None or index < count]
+        if trained:
+            training.add(step + 1, trained)
+        if validated := [trace for index, trace in played if count is not None and index >= count]:
+            validation.add(step, validated)
+
+    return write
+
+
 def read_arguments(arguments: Sequence[str]) -> tuple[str, dict[str, str], dict[str, str]]:
     """Split the arguments into the target, overrides of its keys, and TRL's keys."""
     dashed = [word for word in arguments if word.startswith("--")]
@@ -74,21 +94,6 @@ def read_arguments(arguments: Sequence[str]) -> tuple[str, dict[str, str], dict[
         raise UsageError("TARGET is missing", remedy="python -m treetune.trainers.trl TARGET model=MODEL")
     of_target = dict(split_override(word.removeprefix("--")) for word in dashed)
     return plain[0], of_target, dict(map(split_override, plain[1:]))
-
-
-def find_trainer(name: str) -> tuple[Any, Any]:
-    try:
-        if name == "grpo":
-            from trl import GRPOConfig, GRPOTrainer
-
-            return GRPOConfig, GRPOTrainer
-        if name == "async":
-            from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
-
-            return AsyncGRPOConfig, AsyncGRPOTrainer
-    except ImportError as error:
-        raise MissingExtraError.of(f"TRL cannot be imported: {error}", "trl") from error
-    raise UsageError(f"trainer={name}: there is no such trainer", remedy="use trainer=grpo or trainer=async")
 
 
 def read_config(config_class: Any, given: Mapping[str, str]) -> Any:

@@ -85,6 +85,10 @@ def choose(openings: Sequence[TaskOpening]) -> tuple[Way, str]:
     return "rollout_func", "episodes may have several turns"
 
 
+def messages_of(completion: Any) -> list[Message]:
+    return [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+
+
 def text_of_completion(completion: Any) -> str:
     return completion if isinstance(completion, str) else text_of(completion[-1].get("content")) or ""
 

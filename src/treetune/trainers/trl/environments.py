@@ -76,6 +76,10 @@ class CalledEpisode:
             return "Error: not run: the environment is gone"
         return _as_content(step.observation.messages())
 
+    @property
+    def played(self) -> PlayedEpisode | None:
+        return self._played
+
     def last_action(self, completion: Any) -> Action | None:
         """Return the action for the answer that ends a conversation; None if there is nothing left to score."""
         answer, live = last_answer(completion), self._live

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from treetune.errors import UsageError
+from treetune.errors import MissingExtraError, UsageError
 from treetune.tasksets.target import is_server
 from treetune.trainers import launch
 from treetune.trainers.held_out import NONE
@@ -32,6 +35,10 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     lengths = measure(tasks.train, request.model, request.num_tasks).what
     validates = not validation.startswith(NONE)
     regular = given.get("eval_strategy", "steps") == "steps"
+    logs = request.log_to("wandb", "mlflow", "tensorboard", most=1)
+    if not validates and given.get("eval_strategy", "no") != "no":
+        problem = f"eval_strategy={given['eval_strategy']}, and there is nothing to validate with"
+        raise UsageError(f"{problem} ({validation.removeprefix(NONE)})", remedy="declare val_tasks in a YAML file")
     tenth = "a tenth of the steps, and the end"
     planned: dict[str, Setting] = {
         "num_tasks": Setting(request.num_tasks, "--num-tasks"),
@@ -46,7 +53,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "save_steps": Setting(1 / PARTS, tenth),
         "resume_from_checkpoint": Setting("true" if run.resume else None, "--resume"),
         "logging_steps": Setting(1, "the reward of each step"),
-        "report_to": Setting("none", "no account is needed"),
+        "report_to": Setting(*((logs[0], "--log") if logs else ("none", "no account is needed"))),
         "run_name": Setting(run.name, "tasks, model and a hash of the plan"),
     }
     config = launch.merge(planned, request.overrides)
@@ -66,9 +73,33 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         config=config,
         reasons=launch.reasons(planned, config),
         run=run,
+        environment=run.environment(logs),
         checkpoints="checkpoints/checkpoint-*/trainer_state.json",
+        saved="checkpoints/checkpoint-{step}",
         command=[
             *(sys.executable, "-m", "treetune.trainers.trl", target, *of_target, f"model={request.model}"),
             *launch.words(config),
         ],
     )
+
+
+def find_trainer(name: str) -> tuple[Any, Any]:
+    try:
+        if name == "grpo":
+            from trl import GRPOConfig, GRPOTrainer
+
+            return GRPOConfig, GRPOTrainer
+        if name == "async":
+            from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+            return AsyncGRPOConfig, AsyncGRPOTrainer
+    except ImportError as error:
+        raise MissingExtraError.of(f"TRL cannot be imported: {error}", "trl") from error
+    raise UsageError(f"trainer={name}: there is no such trainer", remedy="use trainer=grpo or trainer=async")
+
+
+def read_defaults(config: Mapping[str, str]) -> dict[str, Any]:
+    args, _ = find_trainer(config.get("trainer", "grpo"))
+    own = {field.name: field.default_factory() if callable(field.default_factory) else field.default
+           for field in fields(args)}  # fmt: skip
+    return own | dict.fromkeys(OURS)

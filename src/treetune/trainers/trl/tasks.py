@@ -8,7 +8,8 @@ import logging
 import re
 import threading
 import weakref
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Self
 
 from treetune.chat import call_formats
@@ -16,6 +17,7 @@ from treetune.chat.images import has_images
 from treetune.chat.tokens import NO_IMAGES, ChatTokens
 from treetune.core.environment import Observation
 from treetune.core.taskset import Taskset
+from treetune.core.trace import Trace
 from treetune.errors import UsageError
 from treetune.play import streams
 from treetune.play.episode import CLOSE_SECONDS
@@ -23,6 +25,7 @@ from treetune.serve import ServeError
 from treetune.system import threads
 from treetune.tasksets.target import load_taskset
 from treetune.trainers.episodes import LiveEpisodes, LocalEpisodes, connect
+from treetune.trainers.rollout_log import trace_of, trace_of_tokens
 from treetune.trainers.single_turn import refuse_begun_answer
 from treetune.trainers.token_episode import FailureLog, Hooks, PlayedEpisode, TokenEpisode
 from treetune.trainers.trl.columns import (
@@ -32,6 +35,7 @@ from treetune.trainers.trl.columns import (
     choose,
     count_answers,
     make_dataset,
+    messages_of,
     task_index_of,
     text_of_completion,
 )
@@ -64,6 +68,9 @@ _AT_A_GLANCE = 8
 
 
 class TrlTasks(Hooks):
+    on_played: Callable[[int, list[tuple[int, Trace]]], None] | None = None
+    """Called with the number of steps taken, and the played episodes by the index of their tasks."""
+
     def __init__(
         self,
         tasks: str | Sequence[str] | Taskset[Any, Any],
@@ -168,6 +175,7 @@ class TrlTasks(Hooks):
             tokenizer,
             args,
             lost=self._log,
+            report=self.on_played,
             call_format=self._call_format,
             patience=self._patience,
         )
@@ -198,13 +206,17 @@ class TrlTasks(Hooks):
         completion as the answer to its task."""
         if "task_reward" in columns:
             rewards: list[float | None] = columns["task_reward"]
-        elif columns.get("environments"):
-            rewards, columns["num_turns"] = self._end_environments(columns["environments"], completions)
         else:
             indices = columns.get("task_index") or [None] * len(prompts)
             pairs = zip(prompts, indices, strict=True)
             indices = [task_index_of(prompt) if index is None else index for prompt, index in pairs]
-            rewards = self._score_answers(indices, list(map(text_of_completion, completions)))
+            if columns.get("environments"):
+                found = self._end_environments(columns["environments"], completions)
+                played, rewards, columns["num_turns"] = found
+            else:
+                played, rewards = self._score_answers(indices, list(map(text_of_completion, completions)))
+            said = zip(played, prompts, map(messages_of, completions), rewards, strict=True)
+            self._report(columns.get("trainer_state"), indices, starmap(trace_of, said))
         if (log_metric := columns.get("log_metric")) is not None:
             log_metric("task_server_failure", sum(reward is None for reward in rewards) / max(1, len(rewards)))
             if turns := columns.get("num_turns"):
@@ -225,9 +237,15 @@ class TrlTasks(Hooks):
         for each in played:
             if each.failure is not None:
                 self._log.add(each.failure)
+        self._report(getattr(trainer, "state", None), map(task_index_of, prompts), map(trace_of_tokens, played))
         if any(len(each.tokens.sequences) > 1 for each in played):
             self._log.warn_once("history was rewritten in an episode: only what was said since is trained on")
         return columns_of(played, tokenizer.eos_token_id)
+
+    def _report(self, state: Any, indices: Iterable[int], traces: Iterable[Trace]) -> None:
+        """Report episodes, at the step that the state of the trainer names."""
+        if self.on_played is not None and state is not None:
+            self.on_played(state.global_step, list(zip(indices, traces, strict=False)))
 
     # Implementation. Hooks may block: they run in the caller's thread, never in the event loop's.
 
@@ -313,18 +331,20 @@ class TrlTasks(Hooks):
 
     def _end_environments(
         self, environments: Sequence[Any], completions: Sequence[Any]
-    ) -> tuple[list[float | None], list[int]]:
-        """Return the rewards and turns of what TRL has played. Environments that are not ours have no reward."""
+    ) -> tuple[Sequence[PlayedEpisode | None], list[float | None], list[int]]:
+        """Return what TRL has played, with the rewards and turns. Environments that are not ours have no reward."""
         played = [getattr(environment, "_episode", None) for environment in environments]
         ours = [one if isinstance(one, CalledEpisode) else None for one in played]
         pairs = list(zip(ours, completions, strict=True))
         turns = [one.count_turns(said) if one is not None else count_answers(said) for one, said in pairs]
         threads.run_in_background(_gather(one.end(one.last_action(said)) for one, said in pairs if one is not None))
         scores = [one.score(count) if one is not None else None for one, count in zip(ours, turns, strict=True)]
-        return scores, turns
+        return [one.played if one is not None else None for one in ours], scores, turns
 
-    def _score_answers(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
-        """Return what one answer to each task earns."""
+    def _score_answers(
+        self, indices: Sequence[int], answers: list[str]
+    ) -> tuple[Sequence[PlayedEpisode | None], list[float | None]]:
+        """Play one answer to each task; return the episodes and what they earned."""
         with self._start(indices) as episodes:
             played = [PlayedEpisode(self, episode) for episode in episodes]
             live = [
@@ -342,7 +362,7 @@ class TrlTasks(Hooks):
                 self._log.add(each.failure)
             elif not each.over:
                 self._log.warn_once(GOES_ON)
-        return [each.score(1) for each in played]
+        return played, [each.score(1) for each in played]
 
 
 def _close_episodes(episodes: Any, live: LiveEpisodes, workers: Iterable[RolloutWorker]) -> None:

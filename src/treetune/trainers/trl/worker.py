@@ -15,15 +15,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from statistics import fmean, pstdev
 from typing import Any, Self
 
-from treetune.chat.message import Message
 from treetune.chat.tokens import ChatTokens, Prompt, TokenSequence
+from treetune.core.trace import Trace
 from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, format_error
 from treetune.system import threads
 from treetune.trainers.episodes import LiveEpisodes
+from treetune.trainers.rollout_log import split_answers, trace_of_tokens
 from treetune.trainers.token_episode import FailureLog, Hooks, Sampled, TokenEpisode, play_episode
 from treetune.trainers.trl.vllm import PolicyServer
 
@@ -40,11 +41,14 @@ class EpisodeGroup:
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
         self._ended = 0
+        self.played: list[TokenEpisode] = []
         self._scored: list[tuple[TokenEpisode, float]] = []
 
     def add(self, played: TokenEpisode | None, reward: float | None) -> None:
         """Add an ended episode. One without a reward does not count in the comparison and is not trained on."""
         self._ended += 1
+        if played is not None:
+            self.played.append(played)
         if played is not None and reward is not None:
             self._scored.append((played, reward))
 
@@ -62,7 +66,7 @@ class EpisodeGroup:
         mean, spread = fmean(rewards), pstdev(rewards)
         samples = []
         for played, reward in self._scored:
-            prompt, completion = _split(played.messages, played.turns)
+            prompt, completion = split_answers(played.messages, played.turns)
             metrics = {
                 "reward": reward,
                 "reward_std": spread,
@@ -96,13 +100,6 @@ def _arrays(sequence: TokenSequence) -> dict[str, Any]:
     }
 
 
-def _split(messages: list[Message], turns: int) -> tuple[list[Message], list[Message]]:
-    """Split messages into those the model was shown first, and the rest, which starts with its first answer."""
-    answers = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
-    first = answers[-turns] if turns else len(messages)
-    return messages[:first], messages[first:]
-
-
 class RolloutWorker:
     def __init__(
         self,
@@ -113,6 +110,7 @@ class RolloutWorker:
         args: Any,
         *,
         lost: FailureLog,
+        report: Callable[[int, list[tuple[int, Trace]]], None] | None = None,
         call_format: str | None = None,
         patience: float = 60.0,
     ) -> None:
@@ -123,6 +121,7 @@ class RolloutWorker:
             raise UsageError("no task to play", remedy="ask for at least one")
         self._hooks, self._live, self._indices, self._args = hooks, LiveEpisodes(episodes), list(indices), args
         self._tokenizer, self._call_format, self._patience = tokenizer, call_format, patience
+        self._report = report
         self._lost, self._unanswered = lost, FailureLog(log, "the server of the model")
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(max(0, args.queue_maxsize))
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue(4096)
@@ -226,6 +225,8 @@ class RolloutWorker:
             self._count(played, reward, time.monotonic() - began)
             group.add(played, reward)
             if group.complete:
+                if self._report is not None:
+                    self._report(self._version, [(index, trace_of_tokens(each)) for each in group.played])
                 await self._put(group)
         finally:
             slots.release()
@@ -295,6 +296,7 @@ class _BackgroundEpisode:
         self._live, self._episode = live, episode
         self.tools, self.observation, self.info = episode.tools, episode.observation, episode.info
         self.contract = episode.contract
+        self.task, self.result = getattr(episode, "task", None), getattr(episode, "result", None)
 
     async def step(self, action: Any) -> Any:
         return await _in_background(self._episode.step(action))

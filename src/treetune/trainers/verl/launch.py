@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
@@ -28,14 +33,16 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     files, validation = launch.with_validation(request, request.build("verl"), tasks, "verl")
     given = OmegaConf.from_dotlist([f"{key.lstrip('+')}={value}" for key, value in _pairs(request)])
     batch, validates = launch.batch_size(files, request.given("data.train_batch_size", BATCH)), bool(files.get("val"))
-    epochs = request.given("trainer.total_epochs", EPOCHS)
-    steps = request.steps or epochs * (launch.count_rows(files) // batch)
+    per_epoch = launch.count_rows(files) // batch
+    epochs = request.count_epochs("trainer.total_epochs", EPOCHS, per_epoch)
+    steps = request.steps or epochs * per_epoch
     every, tenth = interval(steps), describe_interval(steps)
     silent = any(says_nothing(file.path) for found in files.values() for file in found)
     loop = silent or _names_loop(files)
     lengths = measure(tasks.train, request.model, request.num_tasks)
     prompts = lengths.prompt_limit(LENGTH) or LENGTH
     longer = count_longer(lengths, launch.paths(files, "train"), request.model, prompts)
+    logs = request.log_to("wandb", "mlflow", "tensorboard")
     planned: dict[str, Setting] = {
         "data.train_files": Setting(launch.paths(files, "train"), "the tasks"),
         # verl requires some, and reads none if it does not validate
@@ -54,6 +61,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "actor_rollout_ref.rollout.tensor_model_parallel_size": Setting(1, "the model fits on one GPU"),
         "algorithm.adv_estimator": Setting("grpo", "needs no critic"),
         "trainer.n_gpus_per_node": Setting(launch.count_gpus(), "the GPUs of this machine"),
+        "trainer.total_epochs": Setting(epochs if epochs > EPOCHS else None, "as many as --steps takes"),
         "trainer.total_training_steps": Setting(request.steps, "--steps"),
         "trainer.val_before_train": Setting(validates, "validate at the start" if validates else "no validation"),
         "trainer.test_freq": Setting(every if validates else -1, tenth if validates else "no validation"),
@@ -62,7 +70,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.resume_mode": Setting("auto" if run.resume else "disable", "only --resume continues a training"),
         "trainer.rollout_data_dir": Setting(str(run.rollouts), "each step's rollouts, for `treetune view`"),
         "trainer.validation_data_dir": Setting(str(run.validation), "each validation's rollouts"),
-        "trainer.logger": Setting(["console"], "no account is needed"),
+        "trainer.logger": Setting(["console", *logs], "--log" if logs else "no account is needed"),
         "trainer.project_name": Setting("treetune", "names the project in loggers"),
         "trainer.experiment_name": Setting(run.name, "tasks, model and a hash of the plan"),
     }
@@ -78,17 +86,32 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         planned[DEFAULT_LOOP] = Setting(LOOP, "the tasks do not say whether they have several turns")
     overrides = [text for text in request.overrides if not text.startswith(f"{SETTINGS}.")]
     config = launch.merge(planned, [text for text in overrides if not (LOOPS in planned and text.startswith(LOOPS))])
+    reasons = launch.reasons(planned, config)
     return Launch(
         trainer="verl",
         package="verl",
         install="install verl 0.9 as its guide says",
         data=launch.describe_files(files, validation) | launch.describe_lengths(lengths, longer),
         config=config,
-        reasons=launch.reasons(planned, config),
+        reasons=reasons,
+        environment=run.environment(logs),
         command=[sys.executable, "-m", "verl.trainer.main_ppo", *launch.words(config)],
         run=run,
         checkpoints="checkpoints/latest_checkpointed_iteration.txt",
+        saved="checkpoints/global_step_{step}",
+        watched=reasons["trainer.rollout_data_dir"] != launch.AS_SET,
     )
+
+
+def read_defaults(config: Mapping[str, str]) -> dict[str, Any]:
+    """Return verl's own config, without importing verl."""
+    from hydra import compose, initialize_config_dir  # type: ignore[import-not-found,unused-ignore]
+
+    (package,) = cast(ModuleSpec, find_spec("verl")).submodule_search_locations or []
+    with initialize_config_dir(str(Path(package) / "trainer" / "config"), version_base=None):
+        composed = compose("ppo_trainer")
+    found: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    return found
 
 
 def _pairs(request: TrainRequest) -> list[tuple[str, str]]:
