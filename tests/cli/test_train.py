@@ -49,6 +49,7 @@ def stand_in(monkeypatch):
                 environment={"GREETING": "hello"},
                 run=run,
                 checkpoints="checkpoints/*",
+                saved="checkpoints/{step}",
             )
 
         monkeypatch.setattr(launch, "plan_of_line", plan, raising=False)
@@ -313,7 +314,7 @@ from treetune.trainers import launch
 code = "import os, time; print('trainer', os.getpid(), flush=True); time.sleep(600)"
 launch.plan_of_line = lambda request, run, tasks: launch.Launch(
     trainer="line", package="treetune", install="", data={}, config={}, command=[sys.executable, "-c", code],
-    run=run, checkpoints="checkpoints/*",
+    run=run, checkpoints="checkpoints/*", saved="checkpoints/{step}",
 )
 launch.TRAINERS["line"] = "treetune.trainers.launch:plan_of_line"
 sys.exit(run(["train", "line", "kinds_of.py:Doubles"]))

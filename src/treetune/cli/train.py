@@ -18,10 +18,12 @@ from treetune.cli import options
 from treetune.cli.build import build_target
 from treetune.cli.options import TASKS, Json, TasksTarget, option
 from treetune.cli.output import print_json
+from treetune.config.structs import to_plain
 from treetune.errors import MissingExtraError, UsageError
 from treetune.system.screen import Screen
 from treetune.tasksets.target import refuse_server
-from treetune.trainers.launch import DEFAULT_MODEL, TRAINERS, BuiltFile, Files, Launch, TrainRequest, plan
+from treetune.trainers.launch import DEFAULT_MODEL, TRAINERS, BuiltFile, Files, Launch, TrainRequest, as_text, plan
+from treetune.trainers.result import count_written, read_result
 
 
 def train_command(
@@ -43,6 +45,7 @@ def train_command(
     resume: Annotated[
         bool, option("Continue this training from its newest checkpoint; only --steps may differ.")
     ] = False,
+    log: options.Log = None,
     output: Annotated[
         Path | None, option("The run folder. Default: runs/train-TARGET-MODEL-HASH.", "-o", "--output")
     ] = None,
@@ -81,6 +84,7 @@ def train_command(
         taskset=dict(context.obj),
         overrides=overrides or [],
         val=val,
+        log=log or (),
         output=output,
         resume=resume,
         trust=trust,
@@ -90,7 +94,11 @@ def train_command(
     launch.run.check(launch.checkpoints)
     plain = describe(launch)
     if dry_run:
-        print_json(plain) if json else show(screen, launch)
+        defaults = launch.read_defaults() if launch.installed is not None else {}
+        if defaults:
+            launch.refuse_unknown(defaults)
+        old = {key: defaults[key] for key in launch.config if key in defaults}
+        print_json({**plain, "defaults": old}) if json else show(screen, launch, defaults)
         return 0
     if launch.installed is None:
         raise MissingExtraError(
@@ -98,11 +106,19 @@ def train_command(
             remedy=f"{launch.install}; --dry-run shows what would be started",
         )
     if not json:
-        show(screen, launch)
+        show(screen, launch, {})
     launch.run.begin()
+    before = count_written(launch.run)
     code = start(launch)
+    result = read_result(launch, before)
+    for line in result.lines():
+        screen.say(line)
+    if code == 0 and result.problem is not None:
+        code = 1
+        Screen(True).say(f"error: nothing was learned: {result.problem}", style="red")
+    screen.say(f"the rollouts: treetune view {launch.run.folder}")
     if json:
-        print_json({**plain, "code": code})
+        print_json({**plain, "result": to_plain(result), "code": code})
     return code
 
 
@@ -143,13 +159,17 @@ def describe(launch: Launch) -> dict[str, Any]:
     }
 
 
-def show(screen: Screen, launch: Launch) -> None:
+def show(screen: Screen, launch: Launch, defaults: Mapping[str, Any]) -> None:
+    """Show the plan. Of the config, only what differs from the trainer's defaults, if these are known."""
     screen.say(f"{launch.trainer}: {launch.installed or f'not installed here: {launch.install}'}")
     screen.say(f"run: {launch.run.folder}")
-    for title, values in (("data", launch.data), ("config", launch.config), ("environment", launch.environment)):
-        if values:
-            screen.say(f"{title}:")
-        for key, value in values.items():
-            why = launch.reasons.get(key) if title == "config" else None
-            screen.say(f"  {key}: {value}" + (f"  # {why}" if why else ""))
+    screen.say("data:")
+    for key, value in launch.data.items():
+        screen.say(f"  {key}: {value}")
+    screen.say(f"config, changes of {launch.trainer}'s defaults:" if defaults else "config:")
+    for key, value in launch.config.items():
+        old = as_text(defaults[key]) if key in defaults else None
+        why = launch.reasons.get(key)
+        if old != value:
+            screen.say(f"  {key}: " + (f"{old} -> " if old is not None else "") + value + (f"  # {why}" if why else ""))
     screen.say(f"$ {shlex.join([*(f'{k}={v}' for k, v in launch.environment.items()), *launch.command])}")
