@@ -157,9 +157,9 @@ def test_no_row_runs_code_from_the_command_line(treetune, mark, tmp_path, rows, 
 
 
 def test_no_row_runs_code_in_trainers(mark, tmp_path, rows):
-    from treetune.core.taskset import GivenTasks
     from treetune.data.rows.agent_column import is_silent, row_needs_loop
     from treetune.data.rows.formats import task_to_play
+    from treetune.play.given_tasks import GivenTasks
     from treetune.trainers.episodes import RowEpisodes
     from treetune.trainers.skyrl.launch import most_turns
     from treetune.trainers.slime.samples import ROW as SAMPLE

@@ -135,7 +135,7 @@ class TestGsm8k:
 
     def test_the_step_says_what_was_compared(self):
         (step,) = play(task_of("gsm8k"), "#### 6")
-        assert step.info == {"answer": "6", "explanation": "expected 5", "success": False}
+        assert step.info == {"answer": "6", "explanation": "expected 5; read from `####`", "success": False}
 
     def test_five_thousand_episodes_do_not_leak(self):
         task = task_of("gsm8k")

@@ -18,9 +18,10 @@ from packing import MANY
 from test_harbor import write_task
 
 from treetune import Completion, Limits, Outcome, Task, build_taskset, run_rollout
-from treetune.core.taskset import GivenTasks, Taskset
+from treetune.core.taskset import Taskset
 from treetune.errors import MissingExtraError
 from treetune.models.scripted import Replay
+from treetune.play.given_tasks import GivenTasks
 from treetune.sandbox import probe
 
 DEEP = 100_000

@@ -126,15 +126,15 @@ ANSWERS = {
     "math500": (0, ["\\boxed{0.5}", "It is $\\boxed{\\frac12}$."], ["\\boxed{2}", "\\boxed{1/2} or \\boxed{1}"]),
     "aime24": (
         0,
-        ["\\boxed{33}", "So it is \\boxed{033}.", "33"],
-        ["\\boxed{34}", "\\boxed{33} or \\boxed{34}", "33?"],
+        ["\\boxed{33}", "So it is \\boxed{033}."],
+        ["\\boxed{34}", "\\boxed{33} or \\boxed{34}", "33"],
     ),
     "mmlu": (
         1,
-        ["They take in CO2.\n\nAnswer: D", "D", "(D)", "**Answer: D**", "Answer: Carbon dioxide"],
-        ["Answer: A", "Answer: A or D", "A, B, C, D", "Answer: $LETTER"],
+        ["They take in CO2.\n\nAnswer: D", "Answer: (D)", "**Answer: D**", "Answer: Carbon dioxide"],
+        ["D", "Answer: A", "Answer: A or D", "A, B, C, D", "Answer: $LETTER"],
     ),
-    "arc": (1, ["Answer: B", "heat"], ["Answer: A", "Answer: 1", "Answer: B or C", "It is A or B"]),
+    "arc": (1, ["Answer: B", "Answer: heat"], ["heat", "Answer: A", "Answer: 1", "Answer: B or C", "It is A or B"]),
     "gpqa": (0, ["Answer: C", "Answer: neutron"], ["Answer: A", "Answer: A or C", "proton 0"]),
     "humaneval": (
         0,

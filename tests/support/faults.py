@@ -14,10 +14,13 @@ import pyarrow.parquet as pq
 Row = dict[str, Any]
 
 
+ASKS = "You add. Write #### and the sum; elsewhere Answer: and the sum, or <answer>, or <solution>."
+
+
 def row(number: int, **changes: Any) -> Row:
     made: Row = {
         "data_source": "sums",
-        "prompt": [{"role": "system", "content": "You add."}, {"role": "user", "content": f"{number} + 1?"}],
+        "prompt": [{"role": "system", "content": ASKS}, {"role": "user", "content": f"{number} + 1?"}],
         "env_class": "gsm8k",
         "reward_spec": {"method": "rule", "ground_truth": str(number + 1)},
         "extra_info": {"index": number, "split": "train"},
@@ -30,7 +33,7 @@ def rows(second: Row, count: int = 4) -> list[Row]:
     return [row(0), second, *(row(number) for number in range(2, count))]
 
 
-def user(content: Any = "1 + 1?", **changes: Any) -> list[Row]:
+def user(content: Any = "1 + 1? ####", **changes: Any) -> list[Row]:
     message = {"role": "user", "content": content, **changes}
     return [{key: value for key, value in message.items() if value is not ...}]
 
@@ -98,7 +101,7 @@ def _turns(path: Path) -> Path:
 
 def _late(path: Path) -> Path:
     """A column that comes after the first 10 MB."""
-    data = [row(number, prompt=user(f"{number} + 1?" + "x" * 3_000_000)) for number in range(4)]
+    data = [row(number, prompt=user(f"{number} + 1? ####" + "x" * 3_000_000)) for number in range(4)]
     return lines(path, [*data, row(4, ability="sums")])
 
 

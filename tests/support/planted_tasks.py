@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from treetune import Environment, Score, Step, Task, Taskset, invalid, tool
-from treetune.scorers import exact
+from treetune.scorers import exact, includes
 
 WORDS = "otter lantern harbour meadow thimble quarry saffron violet copper walnut ember glacier".split()
 _calls = itertools.count()
@@ -77,6 +77,26 @@ class GoldFailed(Sound):
 class GoldNotRewarded(Sound):
     def gold(self, task):
         return "Answer: something-else" if task.idx % 4 == 0 else super().gold(task)
+
+
+class FormUnsaid(Sound):
+    """It reads a tag, of which the prompt says nothing."""
+
+    scorer = exact(answer={"tag": "answer"})
+    reward, gold = Taskset.reward, Taskset.gold
+
+
+class FormDiffers(FormUnsaid):
+    """The prompt asks for a box, and a tag is read."""
+
+    def prompt(self, index):
+        return f"{super().prompt(index)} Say it in \\boxed{{}}."
+
+
+class Guessed(FormUnsaid):
+    """A list of words may be right."""
+
+    scorer = includes()
 
 
 class GoldSaidOtherwise(Sound):

@@ -42,8 +42,13 @@ OF_COLUMNS = {*WHOLE_FILE, "null-max-turns", "reread-dates", "mixed-types", "nan
 """Rules that need many rows of a kind."""
 
 
+FORMS = ("answer-form-unsaid", "answer-form-differs", "answer-guessed")
+"""Rules for where answers go: tested apart, with whole prompts."""
+
+
 def told(*files: str | Path, **options: Any) -> dict[str, list[int]]:
-    return {finding.rule: finding.rows for finding in validate([str(file) for file in files], **options).findings}
+    findings = validate([str(file) for file in files], **options).findings
+    return {finding.rule: finding.rows for finding in findings if finding.rule not in FORMS}
 
 
 @pytest.fixture
@@ -70,7 +75,7 @@ def paid() -> None:
 
 
 def test_every_rule_has_a_file_that_breaks_it() -> None:
-    assert RULES.keys() == faults.FAULTS.keys() | OTHERS
+    assert RULES.keys() == faults.FAULTS.keys() | OTHERS | {*FORMS}
 
 
 @pytest.mark.parametrize("rule", faults.FAULTS)
@@ -751,7 +756,8 @@ def test_a_query_that_any_query_without_rows_answers_is_found(tmp_path: Path, mo
     connection.close()
     monkeypatch.setenv("TREETUNE_TEXT2SQL_DB", str(tmp_path))
     sql = [asked("text2sql", truth, **SQL) for truth in ("SELECT name FROM pet", "SELECT count(*) FROM pet")]
-    path = faults.lines(tmp_path / "a", [{**row, "prompt": faults.user(f"{n}?")} for n, row in enumerate(sql)])
+    asks = "<solution>?"
+    path = faults.lines(tmp_path / "a", [{**row, "prompt": faults.user(f"{n} {asks}")} for n, row in enumerate(sql)])
     assert main(["validate", str(path), "--gold", "--json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert (finding["rows"], finding["found"]) == ([1], "the gold answer earns 1, a query without rows 1")
@@ -759,7 +765,7 @@ def test_a_query_that_any_query_without_rows_answers_is_found(tmp_path: Path, mo
 
 def test_what_is_right_in_another_row_and_what_a_prompt_shows_are_no_wrong_answers(tmp_path: Path, capsys: Any) -> None:
     paris = [{"target": ["Paris"]}, {"target": ["London", "Paris"]}, {"target": ["paris!"]}]
-    rows = [asked("search", truth, prompt=faults.user(f"{n}?")) for n, truth in enumerate(paris)]
+    rows = [asked("search", truth, prompt=faults.user(f"{n}? <answer>")) for n, truth in enumerate(paris)]
     shown = "Say <answer>Paris</answer> if it is Paris."
     rows.append(asked("search", {"target": ["Paris"]}, prompt=faults.user(shown)))
     path = faults.lines(tmp_path / "a", rows)
@@ -775,9 +781,9 @@ def test_what_can_be_fixed_safely_is(tmp_path: Path, capsys: Any) -> None:
     data = [
         faults.row(0, reward_spec={"ground_truth": 1}),
         faults.row(1, reward_spec={"ground_truth": "1,000"}),
-        faults.row(2, prompt="3 + 1?"),
-        faults.row(3, prompt=faults.user("4 + 1?", role="Human")),
-        faults.row(4, prompt=[{"from": "human", "value": "5 + 1?"}]),
+        faults.row(2, prompt="3 + 1? ####"),
+        faults.row(3, prompt=faults.user("4 + 1? ####", role="Human")),
+        faults.row(4, prompt=[{"from": "human", "value": "5 + 1? ####"}]),
         faults.row(5, env_class="aime"),
         faults.row(6, env_class="gsm8k_multi_turn", extra_info={"max_turns": 2}),
         faults.row(7, env_class="gsm8k_multi_turn", extra_info=...),
@@ -861,7 +867,7 @@ def test_fixing_is_advised_only_where_it_helps(tmp_path: Path) -> None:
     assert not advised(faults.row(0, reward_spec={"ground_truth": "twelve"}))
     assert not advised(faults.row(0, prompt=faults.user({"a": 1})))
     assert not advised(*_sql_row())
-    assert not advised(faults.row(0, prompt=faults.user("7")), faults.row(1, prompt=faults.user([PART])))
+    assert not advised(faults.row(0, prompt=faults.user("7 ####")), faults.row(1, prompt=faults.user([PART])))
 
 
 PART = {"type": "text", "text": "?"}

@@ -84,6 +84,8 @@ class Auditor:
         self._enter("gold answers")
         await solvable.check_validity(sample, player, report)
         await solvable.find_golds(sample, player, report)
+        if report.wants(*solvable.FORMS):
+            solvable.find_forms(sample, player.taskset, report)
         self._enter("again")
         await solvable.check_again(sample, player, report, elsewhere=self._elsewhere)
         known = await self._read()

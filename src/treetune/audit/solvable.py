@@ -19,15 +19,16 @@ from treetune.core.score import Validity
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
-from treetune.data.rows.scorer import kind_of
+from treetune.data.rows.scorer import kind_of, reading_of
 from treetune.data.validate.gold import Answer
 from treetune.errors import format_error
 from treetune.play.toolbox import find_call_fault
-from treetune.scorers.scorer import find_unpaid
+from treetune.scorers.scorer import find_form_faults, find_unpaid
 from treetune.system.digest import digest
 from treetune.system.processes import spawn_context
 from treetune.system.threads import call
 
+FORMS = ("answer-form-differs", "answer-form-unsaid", "answer-guessed")
 GOLD = ("start-fails", "gold-failed", "gold-not-rewarded", "gold-unknown")
 
 
@@ -65,6 +66,16 @@ def _judge_calls(sample: Sample, report: AuditReport) -> None:
             faults[subject.idx] = fault
     of = f"{len(faults)} of {len(sample)} gold answers call a tool without success"
     report.add("gold-tool-error", WARNING, of, faults)
+
+
+def find_forms(sample: Sample, taskset: Taskset[Any, Any], report: AuditReport) -> None:
+    """Report prompts that do not ask for the form in which answers are read, and scorers that can be guessed at."""
+    found: dict[str, dict[int, str]] = {rule: {} for rule in FORMS}
+    for subject in sample.subjects:
+        for rule, why in find_form_faults(*reading_of(taskset, subject.task)):
+            found[rule][subject.idx] = why
+    for rule, faults in found.items():
+        report.add(rule, WARNING, f"{len(faults)} of {len(sample)} tasks: {next(iter(faults.values()), '')}", faults)
 
 
 async def _say_golds(sample: Sample, player: Player, report: AuditReport) -> None:

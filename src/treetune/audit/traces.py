@@ -9,7 +9,6 @@ They need nothing but traces, so they also work on traces that were recorded els
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -22,6 +21,7 @@ from treetune.core.finding import ERROR, NOTE, WARNING, Finding, Severity
 from treetune.core.trace import Outcome, Trace
 from treetune.models.scripted import WRONG
 from treetune.runs.columns import Numbers
+from treetune.scorers.reading.answer_format import AnswerFormat
 
 MOSTLY = 0.9
 CORRELATED, SURE = 0.4, 3.0
@@ -31,8 +31,8 @@ SAME_TASKS = 3
 """A text that solves this many tasks with different truths is suspicious."""
 HEDGED = 3
 """The number of different answers in one reply from which it counts as a hedge."""
-_GIVEN = [re.compile(text) for text in (r"\\boxed\{([^{}]+)\}", r"<answer>(.*?)</answer>", r"(?m)^#### *(.+)$")]
-"""The formats that mark an answer as final."""
+_GIVEN = (AnswerFormat(boxed=True), AnswerFormat(tag="answer"), AnswerFormat(hash=True))
+"""The forms that mark an answer as final."""
 
 _WORDS = {
     "empty-answer-paid": "pay an empty answer",
@@ -124,8 +124,8 @@ def _floor_answer(trace: Trace) -> str | None:
         return f"a shrug: {WRONG!r}"
     if shown and text == shown.strip():
         return "the last message, repeated"
-    for given in _GIVEN:
-        answers = {one.strip() for one in given.findall(text)}
+    for form in _GIVEN:
+        answers = {statement.text for statement in form.find(text)}
         if len(answers) >= HEDGED:
             return f"{len(answers)} different answers at once: {', '.join(sorted(answers)[:5])[:80]}"
     return None

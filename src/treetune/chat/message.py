@@ -22,6 +22,18 @@ def text_of(content: Any) -> str | None:
     return None
 
 
+def add_paragraph(messages: Sequence[Message], text: str) -> list[Message]:
+    """The messages with a paragraph at the end of the user's last one, unless one of them has this text."""
+    if any(text in str(message.get("content")) for message in messages):
+        return list(messages)
+    last = max((place for place, message in enumerate(messages) if message.get("role") == "user"), default=None)
+    if last is None:
+        return [*messages, {"role": "user", "content": text}]
+    content = messages[last].get("content")
+    longer = [*content, {"type": "text", "text": text}] if isinstance(content, list) else f"{content or ''}\n\n{text}"
+    return [*messages[:last], {**messages[last], "content": longer}, *messages[last + 1 :]]
+
+
 def flatten_content(message: Message) -> Message:
     """The message with its parts joined into one text, if they are all text."""
     content = message.get("content")

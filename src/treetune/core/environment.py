@@ -157,6 +157,10 @@ class Environment:
     REQUIREMENTS: ClassVar[TaskRequirements | None] = None
     """The requirements on its tasks; None if nothing is checked."""
 
+    ANSWER: ClassVar[Any] = None
+    """Where an action gives the answer, an `AnswerFormat`: for its sentence in prompts (`instruct`), `gold` and
+    `validate`. None: nothing is declared."""
+
     MULTI_TURN: ClassVar[bool] = False
     """Whether episodes have several turns, which single-turn trainers refuse. A contract's `max_turns` also sets it."""
 
@@ -185,8 +189,10 @@ class Environment:
     @classmethod
     def gold(cls, task: Task) -> Gold:
         """Return the solution that earns the full reward, made from the task alone: one answer, or a list with one
-        action a turn. An action is text or tool calls. None if unknown."""
-        return None
+        action a turn. An action is text or tool calls. None if unknown. By default the ground truth, if `ANSWER`
+        declares a form."""
+        truth = task.ground_truth[0] if isinstance(task.ground_truth, list) and task.ground_truth else task.ground_truth
+        return None if cls.ANSWER is None or truth in (None, []) else str(cls.ANSWER.fill(str(truth)))
 
     @classmethod
     def render(cls, trace: Trace) -> Rendered | str | None:

@@ -80,6 +80,7 @@ class _Sources(Taskset[Task, ConfigT]):
     validate = ask_owner("validate")
     reward = ask_owner("reward")
     gold = ask_owner("gold")
+    answer_format = ask_owner("answer_format")
     environment = ask_owner("environment")
     contract_of = ask_owner("contract_of")
     score_group = ask_owner("score_group")

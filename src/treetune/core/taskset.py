@@ -1,7 +1,6 @@
 """A Taskset is a source of tasks, and defines how their answers are scored.
 
-`Taskset` has the methods that an author writes; `draws.Draws` reads and draws its tasks. `GivenTasks` plays and scores
-tasks that come from elsewhere, such as rows.
+`Taskset` has the methods that an author writes; `draws.Draws` reads and draws its tasks.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from treetune.chat.message import add_paragraph
 from treetune.config.code_files import parse_again
 from treetune.config.plugins import absolute_spec, folders_of
 from treetune.config.trust import USER, Origin, current_origin, names_from
@@ -38,12 +38,7 @@ from treetune.core.tool import (
     name_tools,
     read_tools,
 )
-from treetune.errors import (
-    Declared,
-    TasksetError,
-    UsageError,
-    plural,
-)
+from treetune.errors import Declared, TasksetError, TreetuneError, UsageError, plural
 
 if TYPE_CHECKING:
     from treetune.core.environment import Environment, Rendered
@@ -88,6 +83,10 @@ class Taskset(Draws[TaskT, ConfigT]):
     CONTRACT: ClassVar[Contract] = Contract()
     """What its episodes promise everywhere. Fields that are set here win over those of the tasks' environments."""
 
+    ANSWER: ClassVar[Any] = None
+    """Where replies give the answer, an `AnswerFormat`. `scorer` reads it there, unless it declares a place itself. An
+    environment declares its own."""
+
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` accepts any config key, which it does if the class has no config type of its own."""
 
@@ -122,6 +121,8 @@ class Taskset(Draws[TaskT, ConfigT]):
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
             raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
         check_methods(type(self), Taskset)
+        if self.ANSWER is not None and self.scorer is not None and self.scorer.answer is None:
+            self.scorer = msgspec.structs.replace(self.scorer, answer=self.ANSWER)
         self.named_tools()  # raises early for a wrong name
         if self.INFINITE and self.config.shuffle is not None and not may_read_seed(type(self), Taskset):
             warnings.warn(
@@ -178,6 +179,31 @@ class Taskset(Draws[TaskT, ConfigT]):
             return self.scorer
         return self.default_scorer
 
+    def answer_format(self, task: TaskT) -> Any:
+        """Where a reply to the task gives its answer: the `AnswerFormat` that its environment, its scorer or the
+        taskset declares; None if none does."""
+        if task.env_class is not None and not self.overrides("environment"):
+            return self._format_of(task.env_class)
+        scorer = self.scorer_for(task)
+        return self.ANSWER if scorer is None else scorer.answer or self.ANSWER
+
+    def _format_of(self, env_class: str) -> Any:
+        if env_class not in self._formats:
+            try:
+                self._formats[env_class] = getattr(self.environment_class(env_class), "ANSWER", None)
+            except TreetuneError:  # reported when it is played
+                self._formats[env_class] = None
+        return self._formats[env_class]
+
+    @cached_property
+    def _formats(self) -> dict[str, Any]:
+        """The forms that environments declare, by their names."""
+        return {}
+
+    def _set_position(self, task: TaskT, position: int) -> TaskT:
+        placed = super()._set_position(task, position)
+        return with_request(placed, self.answer_format(placed))
+
     def reward(self, task: TaskT, answer: str) -> Any:
         """Return the reward of a single answer, a number or a `Score`. Uses `scorer` by default. May be async."""
         if (scorer := self.scorer_for(task)) is not None:
@@ -192,10 +218,13 @@ class Taskset(Draws[TaskT, ConfigT]):
 
     def gold(self, task: TaskT) -> Any:
         """Return the right answer, a list of actions, or None if unknown. By default, the scorer or environment gives
-        it. May be async."""
+        it, or the ground truth in the form that `ANSWER` declares. May be async."""
         if task.env_class is None:
-            scorer = self.scorer_for(task)
-            return None if scorer is None else scorer.gold(task.ground_truth, task)
+            if (scorer := self.scorer_for(task)) is not None:
+                return scorer.gold(task.ground_truth, task)
+            return (
+                None if self.ANSWER is None or task.ground_truth is None else self.ANSWER.fill(str(task.ground_truth))
+            )
         cls: Any = self.environment_class(task.env_class)
         return cls.gold(task)
 
@@ -326,65 +355,13 @@ class Taskset(Draws[TaskT, ConfigT]):
         return {**kept, "_reader": None, "_read": 0}
 
 
-class GivenTasks(Taskset[Task, TasksetConfig]):
-    """Plays and scores tasks that come from elsewhere, such as rows: with a scorer, with one environment, or each with
-    the environment that it names."""
-
-    def __init__(
-        self,
-        environment: str | type[Environment] | None = None,
-        *,
-        scorer: Any = None,
-        default_scorer: Any = None,
-        name: str = "rows",
-    ) -> None:
-        super().__init__()
-        self.name, self.scorer, self.default_scorer = name, scorer, default_scorer
-        self._environment = environment
-        self._one_answer = scorer is not None or default_scorer is not None
-
-    def load_tasks(self) -> Iterable[Task]:
-        return ()
-
-    @property
-    def tasks_origin(self) -> Origin:
-        return self._origin if self._one_answer or self._origin != USER else Origin.of_data("a row")
-
-    def offers_tools(self, task: Task) -> bool:
-        return bool(task.tools) or self._finds_tools is not None
-
-    def tools_for(self, task: Task) -> list[Tool | ToolSource]:
-        if self._finds_tools is not None:
-            return self._finds_tools(task)  # type: ignore[no-any-return]
-        return super().tools_for(task)
-
-    @cached_property
-    def _finds_tools(self) -> Any:
-        """The method that finds the tools of a task, if the environment stands for others, such as `scored`."""
-        from treetune.config.plugins import environments
-
-        named = self._environment
-        cls = environments.resolve(named, self._origin) if isinstance(named, str) else named
-        return getattr(cls, "tools_for", None)
-
-    def contract_of(self, task: Task, environment: type | None = None) -> Contract:
-        from treetune.config.plugins import environments
-
-        if environment is None and not self._one_answer:
-            named: Any = self._environment or task.env_class
-            with names_from(self.tasks_origin if self._environment is None else self._origin):
-                environment = environments.resolve(named, current_origin()) if isinstance(named, str) else named
-        return super().contract_of(task, environment)
-
-    def environment(self, task: Task) -> Environment:
-        from treetune.core.environment import SingleTurn, make
-
-        if self._one_answer:
-            return SingleTurn(task, self)
-        if isinstance(self._environment, type):
-            return self._environment(task)
-        with names_from(self.tasks_origin if self._environment is None else self._origin):
-            return make(self._environment or task.env_class or "", task)
+def with_request(task: TaskT, form: Any) -> TaskT:
+    """The task, whose prompt asks for the form of its answer if the form says so (`instruct`)."""
+    if form is None or not form.instruct or task.prompt is None:
+        return task
+    messages = add_paragraph(task.messages, form.ask())
+    prompt = messages[-1]["content"] if isinstance(task.prompt, str) else messages
+    return msgspec.structs.replace(task, prompt=prompt)
 
 
 def scored_in_group(name: str, task: Task) -> UsageError:

@@ -21,7 +21,8 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import Gold as Answer
 from treetune.core.tool_schema import lost_for_verl
-from treetune.data.rows.scorer import kind_of
+from treetune.data.rows.scorer import kind_of, reading_of
+from treetune.data.validate.rules import RULES
 from treetune.errors import InvalidAction, located
 from treetune.evaluation.config import Validation
 from treetune.evaluation.runner import run_bounded
@@ -31,7 +32,7 @@ from treetune.play.rollout import run_rollout
 from treetune.play.streams import draw_tasks
 from treetune.play.toolbox import find_call_fault
 from treetune.runs.folder import Records, RunFolder
-from treetune.scorers.scorer import find_unpaid
+from treetune.scorers.scorer import find_form_faults, find_unpaid
 from treetune.system.threads import call
 
 RETRIED = ("gold-failed", "validate-failed")
@@ -51,7 +52,8 @@ class TaskCheck(msgspec.Struct):
     reason: str | None = None
     gold_reward: float | None = None
     warnings: dict[str, str] = {}
-    """Warnings, by their rule: `gold-said-otherwise`, `gold-tool-error`, `reward-raises`, `verl-tool-schema`."""
+    """Warnings, by their rule: `answer-form-differs`, `answer-form-unsaid`, `answer-guessed`, `gold-said-otherwise`,
+    `gold-tool-error`, `reward-raises`, `verl-tool-schema`."""
 
     def fail(self, rule: str, reason: str) -> None:
         self.validity, self.rule, self.reason = Validity.INVALID, rule, reason
@@ -132,7 +134,9 @@ class TasksetChecker:
             check.validity, check.reason = verdict.validity, verdict.reason
             if check.validity is Validity.INVALID:
                 check.rule = "invalid-task"
-            elif self._config.gold and taskset.scores_alone(task):
+            for broken, found in find_form_faults(*reading_of(taskset, task)):
+                check.warnings[broken] = f"{found}: {RULES[broken].remedy}"
+            if check.validity is not Validity.INVALID and self._config.gold and taskset.scores_alone(task):
                 rule = "gold-failed"
                 if (answer := await with_deadline(taskset.gold_of(task), limits)) is not None:
                     await self._check_gold(task, answer, check)

@@ -63,10 +63,12 @@ def refuse_without_gold(model: str, taskset: Taskset[Any, Any]) -> None:
 
 def _knows_gold(taskset: Taskset[Any, Any]) -> bool:
     """Whether the taskset, its scorer or the environment of one of its first tasks can provide a gold answer."""
-    if taskset.overrides("gold") or (taskset.scorer or taskset.default_scorer) is not None:
+    if taskset.overrides("gold") or (taskset.scorer or taskset.default_scorer or taskset.ANSWER) is not None:
         return True
     named = {task.env_class for task in taskset.draw(_LOOKED_AT)} - {None}
     classes = [taskset.environment_class(str(env_class)) for env_class in named]
+    if any(getattr(cls, "ANSWER", None) is not None for cls in classes):
+        return True
     golds = [getattr(cls, "gold", None) for cls in classes]
     return any(getattr(gold, "__func__", gold) is not getattr(Environment.gold, "__func__", None) for gold in golds)
 

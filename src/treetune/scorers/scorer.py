@@ -167,10 +167,14 @@ def expected(truths: Sequence[Any]) -> str:
 
 def judged(found: Extraction, right: bool, truths: Sequence[Any]) -> Score:
     """The score of an answer that was looked for, and in which form it was found."""
-    if found.text is None:
-        return Score(0.0, explanation=found.why)
-    why = f"right, from {found.form}" if right else f"{expected(truths)}; read from {found.form}"
-    return Score(float(right), answer=found.text, explanation=why)
+    return Score(float(right), answer=found.text, explanation=explain(found, "" if right else expected(truths)))
+
+
+def explain(found: Extraction, problem: str) -> str:
+    """Whether an answer is right, which it is without a `problem`, and in which form it was found."""
+    if found.text is None or not found.form:
+        return found.why or problem or "right"
+    return f"{problem}; read from {found.form}" if problem else f"right, from {found.form}"
 
 
 class Rule(Scorer, frozen=True, tag="rule"):
@@ -201,14 +205,44 @@ def find_unpaid(scorer: Scorer, task: Task) -> tuple[str, str] | None:
     gold = scorer.gold(task.ground_truth, task)
     if gold is None or not _pays(scorer, gold, task):
         return None  # reported by another rule
+    asked = asked_form(text_of_prompt(task)) if scorer.answer is None else None
     for reply in _ways(scorer, task):
         if not _pays(scorer, reply, task):
-            return reply, f"use scorer: {_better(task)}, or tell the form of the answer in the prompt"
+            remedy = "tell the form of the answer in the prompt" if asked is None else f"answer: {asked.spelled}"
+            return reply, f"use scorer: {_better(task)}, or {remedy}"
     return None
 
 
+def find_form_faults(form: AnswerFormat | None, scorer: Scorer | None, task: Task) -> Iterator[tuple[str, str]]:
+    """Why a model may put its answer where it is not read, or is paid for a guess: rules, and what was found.
+
+    `form`: what is declared for the task. `scorer`: its kind; None if an environment or code scores it.
+    """
+    if scorer is not None and (parts := getattr(scorer, "named", None)) is not None:
+        for _, part in parts():
+            yield from find_form_faults(part.answer, part, task)
+        return
+    prompt = text_of_prompt(task)
+    if form is not None and prompt.strip() and not form.fits(prompt):
+        asked = asked_form(prompt)
+        if asked is None:
+            yield "answer-form-unsaid", f"the answer is read from {form}, and the prompt does not ask for it"
+        else:
+            yield "answer-form-differs", f"the prompt asks for {asked}, and the answer is read from {form}"
+    kind = None if scorer is None else scorer.__struct_config__.tag
+    if kind == "includes" and form is None and not task.extra_info.get("choices"):
+        yield (
+            "answer-guessed",
+            "includes looks for the ground truth in a whole statement: a list of guesses may be right",
+        )
+
+
+def text_of_prompt(task: Task) -> str:
+    return "\n".join(text_of(message.get("content")) or "" for message in task.messages)
+
+
 def _ways(scorer: Scorer, task: Task) -> Iterator[str]:
-    prompt = "\n".join(text_of(message.get("content")) or "" for message in task.messages)
+    prompt = text_of_prompt(task)
     bare = scorer if scorer.answer is None else None
     text = plain(str(truths_of(task.ground_truth)[0]))
     label = None

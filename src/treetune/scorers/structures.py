@@ -14,9 +14,9 @@ from treetune.core.task import Task
 from treetune.errors import ConfigError
 from treetune.scorers.reading.extraction import extract, read_as_written
 from treetune.scorers.reading.numerals import plain, read_number
-from treetune.scorers.reading.statements import fenced, strip_thinking
+from treetune.scorers.reading.statements import Extraction, fenced, strip_thinking
 from treetune.scorers.schema import find_schema_faults, find_value_fault
-from treetune.scorers.scorer import Scorer, truths_of
+from treetune.scorers.scorer import Scorer, explain, truths_of
 
 _NONE = object()
 
@@ -51,12 +51,12 @@ class Json(Scorer, frozen=True, tag="json"):
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the reply contains JSON that matches the schema and the fields of the ground truth."""
-        reply = strip_thinking(answer)
+        reply, form = strip_thinking(answer), "JSON"
         if self.answer is not None:
             found = extract(answer, self.answer, read_as_written)
             if found.text is None:
                 return Score(0.0, explanation=found.why)
-            reply = found.text
+            reply, form = found.text, found.form
         value, text = _find_value(reply)
         if value is _NONE:
             return Score(0.0, explanation=text)
@@ -68,14 +68,14 @@ class Json(Scorer, frozen=True, tag="json"):
         best, why = max((self._compare(value, one) for one in wanted), key=lambda found: found[0])
         if best and _has_duplicate_keys(text):
             best, why = 0.0, "a key is given twice"
-        return Score(best, answer=text, explanation=why)
+        return Score(best, answer=text, explanation=explain(Extraction(text, form=form), why))
 
     def _compare(self, value: Any, truth: Any) -> tuple[float, str]:
         if self.fields is None:
-            return (1.0, "right") if self._is_same(value, truth) else (0.0, f"expected {_short(truth)}")
+            return (1.0, "") if self._is_same(value, truth) else (0.0, f"expected {_short(truth)}")
         wrong = [field for field in self.fields if not self._is_same(_at(value, field), _at(truth, field))]
         if not wrong:
-            return 1.0, "right"
+            return 1.0, ""
         share = (len(self.fields) - len(wrong)) / len(self.fields) if self.partial else 0.0
         return share, f"wrong: {', '.join(wrong)}; expected {wrong[0]} to be {_short(_at(truth, wrong[0]))}"
 

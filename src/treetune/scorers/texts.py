@@ -26,7 +26,7 @@ from treetune.scorers.reading.statements import (
 )
 from treetune.scorers.reading.wording import read_text, same, text_key, truth_key
 from treetune.scorers.reading.words import denied, hedged, refused, taken_back
-from treetune.scorers.scorer import Scorer, expected, judged, require_truths
+from treetune.scorers.scorer import Scorer, expected, explain, judged, require_truths
 
 SHORT = 5
 """The most words of a ground truth that counts as a name rather than prose."""
@@ -86,7 +86,7 @@ class Includes(Scorer, frozen=True, tag="includes"):
             return judged(found, False, truths)
         others = _other_options(task, truths)
         problems = [self._why_not(found.text, str(one), others) for one in truths]
-        why = f"right, from {found.form}" if "" in problems else f"{problems[0]}; read from {found.form}"
+        why = explain(found, "" if "" in problems else problems[0])
         return Score(float("" in problems), answer=found.text, explanation=why)
 
     def _why_not(self, text: str, truth: str, others: tuple[str, ...]) -> str:
@@ -181,7 +181,7 @@ class F1(Scorer, frozen=True, tag="f1"):
         if best and not self._is_single(found.text, truths):
             return Score(0.0, answer=found.text, explanation="left open or denied", metrics={"f1": 0.0})
         reward = best if self.threshold is None else float(best >= self.threshold)
-        why = f"right, from {found.form}" if best == 1 else f"F1 {best:.2f}, {expected(truths)}"
+        why = explain(found, "" if best == 1 else f"F1 {best:.2f}, {expected(truths)}")
         return Score(reward, answer=found.text, explanation=why, metrics={"f1": best})
 
     def _is_single(self, text: str, truths: list[Any]) -> bool:
@@ -238,22 +238,21 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the text that the pattern finds matches the ground truth."""
         truths = [] if self.match_only else require_truths(truth, task)
-        reply = strip_thinking(answer)
+        reply, form = strip_thinking(answer), "a match"
         if self.answer is not None:
             place = extract(answer, self.answer, read_text)
             if place.text is None:
                 return Score(0.0, explanation=place.why)
-            reply = place.text
+            reply, form = place.text, place.form
         matches = search(self.pattern, reply, self.group, ignore_case=self.ignore_case)
         if matches is None:
             return Score(0.0, explanation=f"the search took more than {SECONDS:g} seconds")
         if self.match_only:
             return Score(float(bool(matches)), answer=matches[-1] if matches else None, explanation=self._say(matches))
-        found = self._choose(matches)
-        if found.text is None:
-            return Score(0.0, explanation=found.why)
-        right = any(self._is_same(found.text, str(one)) for one in truths)
-        return Score(float(right), answer=found.text, explanation="right" if right else expected(truths))
+        found = self._choose(matches, form)
+        return judged(
+            found, found.text is not None and any(self._is_same(found.text, str(one)) for one in truths), truths
+        )
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
         """A reply in which the pattern finds the ground truth, if one of a few usual forms works."""
@@ -268,13 +267,13 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
         return None if self.match_only else super().problem(truth, task)
 
-    def _choose(self, matches: list[str]) -> Extraction:
+    def _choose(self, matches: list[str], form: str) -> Extraction:
         if not matches:
             return Extraction(None, "the pattern matches nothing")
         said = matches[0 if self.which == "first" else -1]
         if self.which == "only" and len({text_key(plain(match)) for match in matches}) > 1:
             return Extraction(None, SEVERAL)
-        return Extraction(said) if said.strip() else Extraction(None, "the match is empty")
+        return Extraction(said, form=form) if said.strip() else Extraction(None, "the match is empty")
 
     def _is_same(self, said: str, truth: str) -> bool:
         if self.ignore_case:

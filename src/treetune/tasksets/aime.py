@@ -22,6 +22,7 @@ from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.scorers.reading.extraction import extract
 from treetune.scorers.reading.numerals import read_number, read_truth
 from treetune.scorers.reading.statements import Extraction, Statement, strip_thinking
+from treetune.scorers.scorer import explain
 from treetune.system.threads import call, limit_to_cores
 from treetune.tasksets.math_scorer import read_formula
 from treetune.tasksets.math_verifier import compare, is_single, require_math_verify
@@ -89,7 +90,8 @@ class AimeEnvironment(TurnEnvironment):
         if not right and self._by_meaning and (not self.strict or is_single(found.text, self._answers[0])):
             async with limit_to_cores():
                 right = await call(compare, self._answers[0], found.text)
-        return self.end(1.0 if right else -1.0, "right" if right else f"expected {self._normal[0]}", answer=answer)
+        why = explain(found, "" if right else f"expected {self._normal[0]}")
+        return self.end(1.0 if right else -1.0, why, answer=answer)
 
     def _is_same(self, text: str, normal: str) -> bool:
         if self.strict and self._value is not None:

@@ -22,6 +22,7 @@ from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.scorers.reading.extraction import extract
 from treetune.scorers.reading.numerals import read_amount, read_truth
 from treetune.scorers.reading.statements import Extraction
+from treetune.scorers.scorer import explain
 from treetune.tasksets.turns import TurnEnvironment, list_answers
 
 FORMAT_REWARD = 0.2
@@ -71,7 +72,7 @@ class Gsm8kEnvironment(TurnEnvironment):
         if found.text is None:
             return None, False, found.why
         right = found.value == self._value
-        return found.text, right, "right" if right else f"expected {self._answers[0]}"
+        return found.text, right, explain(found, "" if right else f"expected {self._answers[0]}")
 
 
 class Gsm8kMultiTurnEnvironment(Gsm8kEnvironment):

@@ -17,7 +17,7 @@ from typing import Any
 
 from treetune.core.score import Score
 from treetune.core.task import Task
-from treetune.errors import MissingExtraError, TasksetError, did_you_mean
+from treetune.errors import ConfigError, MissingExtraError, TasksetError, did_you_mean
 from treetune.scorers.reading.statements import strip_thinking
 from treetune.scorers.scorer import Scorer
 
@@ -253,6 +253,10 @@ class IfEval(Scorer, frozen=True, tag="ifeval"):
 
     values: str = "kwargs"
     """The column with the values of each instruction, in the same order."""
+
+    def __post_init__(self) -> None:
+        if self.answer is not None:
+            raise ConfigError([("answer", "means nothing: instructions are about the whole reply. Leave it out")])
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         instructions = self._instructions(truth, task)

@@ -27,6 +27,7 @@ from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.scorers.reading.extraction import extract
 from treetune.scorers.reading.numerals import plain
 from treetune.scorers.reading.statements import Extraction, Statement, tagged
+from treetune.scorers.scorer import explain
 from treetune.tasksets.turns import hash_number
 
 _STRETCH = 1024
@@ -50,6 +51,7 @@ class ReasoningGymConfig(TasksetConfig, frozen=True, kw_only=True):
 class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
     INFINITE = True
     EXTRA = "reasoning-gym"
+    ANSWER = AnswerFormat(tag="answer")
 
     def __init__(self, config: ReasoningGymConfig | None = None) -> None:
         super().__init__(config)
@@ -81,7 +83,7 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
     def reward(self, task: Task, answer: str) -> Score:
         missing = "no <answer> in the text"
         if self.config.strict:
-            found = extract(answer, AnswerFormat(tag="answer"), _read_tag)
+            found = extract(answer, self.ANSWER, _read_tag)
         else:  # like its own `extract_answer`, which is quadratic in open tags
             last = deque(tagged(answer, "answer"), maxlen=1)
             found = Extraction(last[0] if last else None, missing)
@@ -95,10 +97,7 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
         reward = max(self._score(task, form) for form, why in zip(forms, refusals, strict=True) if why is None)
         if self.config.strict and reward < 1.0 and str(task.ground_truth) in said:
             reward = 0.0
-        return Score(reward, answer=said)
-
-    def gold(self, task: Task) -> str | None:
-        return None if task.ground_truth is None else f"<answer>{task.ground_truth}</answer>"
+        return Score(reward, answer=said, explanation=explain(found, "" if reward == 1 else f"earns {reward:g}"))
 
     def _score(self, task: Task, answer: str | None) -> float:
         # The scorer needs the entry with its original types, so it is generated again, not carried as JSON.

@@ -37,6 +37,7 @@ from treetune.scorers.reading.extraction import extract
 from treetune.scorers.reading.numerals import read_amount
 from treetune.scorers.reading.statements import Extraction, Statement, tagged
 from treetune.scorers.reading.wording import read_text, truth_key
+from treetune.scorers.scorer import explain
 from treetune.system.http_body import BodyTooLarge, read_body
 from treetune.system.threads import call
 from treetune.tasksets.code import run_python
@@ -102,7 +103,7 @@ class SearchEnvironment(TurnEnvironment):
         expected = f"expected {' or '.join(sorted(map(normalise, self._accepted)))}"
         return self.end(
             float(right),
-            "right" if right else found.why or expected,
+            explain(found, "" if right else expected),
             answer=answer and answer[:SHOWN_ANSWER],
             truncated=not answered,
             metrics={"turns": self.turns, **self._search.metrics},

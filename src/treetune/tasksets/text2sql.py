@@ -23,7 +23,7 @@ from treetune.core.environment import Action, Kind, Step, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault, did_you_mean
 from treetune.scorers.reading.answer_format import AnswerFormat
-from treetune.scorers.reading.statements import tagged
+from treetune.scorers.reading.statements import fenced, tagged
 from treetune.system.processes import WorkerPool
 from treetune.system.threads import call, limit_to_cores
 from treetune.system.time_limit import CLOCK_FACTOR
@@ -38,7 +38,6 @@ TRY_SECONDS, JUDGE_SECONDS = 5.0, 30.0
 """Timeouts in seconds of a query between turns, and of the solution and the ground truth."""
 _OTHER_TAG = re.compile(r"</?(think|sql|observation)\b", re.IGNORECASE)
 _NO_THOUGHT = re.compile(r"</observation>(?!\s*<think>)", re.IGNORECASE)
-_FENCE = re.compile(r"```(?:sql)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _OBSERVATION = "\n\n<observation>{}</observation>\n\n"
 _NO_SQL = (
     "Your previous action is invalid. Follow the format of outputting thinking process and sql tool, and try again."
@@ -92,8 +91,8 @@ class Text2SqlEnvironment(TurnEnvironment):
 
     async def _judge(self, truncated: bool) -> Step:
         solution = read_solution(_OBSERVATION.format("").join(self.said))
-        if solution is not None and self.strict and (fenced := _FENCE.fullmatch(solution)):
-            solution = fenced[1].strip()
+        if solution is not None and self.strict and (blocks := fenced(solution)):
+            solution = blocks[-1].body.strip()
         difference: str | None = "no solution in the format"
         if solution is not None:
             difference = await call(self._explain_difference, solution)

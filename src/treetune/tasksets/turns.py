@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,7 +20,6 @@ from treetune.core.contract import Contract
 from treetune.core.environment import Environment, Step, TaskRequirements
 from treetune.core.task import Task
 from treetune.errors import EnvironmentFault
-from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.system.threads import call, limit_to_cores
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -30,15 +29,13 @@ class TurnEnvironment(Environment):
     """Shows the task's prompt, then takes one answer per turn, for at most `max_turns` turns."""
 
     CONTRACT = Contract(max_turns=1)
-    ANSWER: ClassVar[AnswerFormat | None] = None
-    """The form in which an answer gives the ground truth, if its requirements need one."""
 
     @classmethod
     def gold(cls, task: Task) -> str | list[str] | None:
         if cls.REQUIREMENTS is None or cls.ANSWER is None:
             return None
         try:
-            return cls.ANSWER.fill(list_answers(require_truth(task, cls.REQUIREMENTS))[0])
+            return str(cls.ANSWER.fill(list_answers(require_truth(task, cls.REQUIREMENTS))[0]))
         except EnvironmentFault:
             return None
 

@@ -14,6 +14,7 @@ from treetune.core.taskset_config import TasksetConfig
 from treetune.data.sources.loading_params import LoadingParams
 from treetune.errors import ConfigError, did_you_mean
 from treetune.scorers import Scorer
+from treetune.scorers.reading.answer_format import AnswerFormat
 
 
 class GroundTruthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +67,9 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     scorer: Scorer | None = None
     """How answers are scored: `includes`, or `{kind: number, tolerance: 0.01}`; docs/scoring.md lists every kind.
     Without it, answers are compared with the ground truth (the rule)."""
+    answer: AnswerFormat | None = None
+    """Where a reply gives its answer, for the scorer to read it there: `boxed`, `{tag: answer}`, `hash`,
+    `{line: "Answer:"}`. With `instruct: true`, the prompt asks for this form. Absent: wherever it is stated."""
     reward_method: str = "rule"
     """The scoring method that rows report to trainers; the name of a scorer kind selects that scorer."""
     ability: str | None = None

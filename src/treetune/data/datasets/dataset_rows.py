@@ -27,7 +27,7 @@ from treetune.data.rows.scorer import (
     describe_taskset,
     scorer_of_method,
 )
-from treetune.errors import TreetuneError
+from treetune.errors import ConfigError, TreetuneError
 from treetune.scorers import Scorer
 from treetune.scorers.scorer import Rule
 from treetune.system.folders import default_cache_dir
@@ -60,10 +60,27 @@ class DatasetRows(Taskset[Task, DatasetConfig]):
         """Return the function that makes a trainer's row from a source row and its index."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def scorer(self) -> Scorer | None:
-        """The scorer that the config sets."""
-        return self.config.scorer or scorer_of_method(self.config.reward_method)
+        """The scorer that the config sets, with the form of the answer that it declares."""
+        named = self.config.scorer or scorer_of_method(self.config.reward_method)
+        form = self.config.answer or self.ANSWER
+        scores_itself = self.config.env_class is not None or (named is None and self.overrides("reward"))
+        if form is None or scores_itself or (named is not None and named.answer is not None):
+            return named
+        return msgspec.structs.replace(named or Rule(), answer=form)
+
+    def answer_format(self, task: Task) -> Any:
+        return super().answer_format(task) or self.config.answer
+
+    def _format_of(self, env_class: str) -> Any:
+        read, asked = super()._format_of(env_class), self.config.answer
+        if asked is None or env_class != self.config.env_class:
+            return read
+        if read is None or msgspec.structs.replace(asked, instruct=read.instruct) != read:
+            where = "does not say where it reads the answer" if read is None else f"reads the answer from {read}"
+            raise ConfigError([("answer", f"the environment {env_class!r} {where}, not from {asked}: leave it out")])
+        return asked
 
     @cached_property
     def row_scorer(self) -> ScoredBy | None:

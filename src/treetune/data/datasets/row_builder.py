@@ -17,10 +17,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from treetune.chat.message import add_paragraph
 from treetune.config.plugins import file_of
 from treetune.core.finding import Flaw
 from treetune.core.profile import OUTSIDE, UNRATED, Rates
-from treetune.core.task import uids_of_texts
+from treetune.core.task import Task, uids_of_texts
 from treetune.data.arrow_values import (
     pause_gc,
     to_json_text,
@@ -113,10 +114,17 @@ class RowBuilder:
             if config.ground_truth is not None:
                 with gather_faults(faults, "ground_truth"):
                     self._truth_column, self._find_truth = truth_finder(config.ground_truth, names)
+        with gather_faults(faults):
+            self._request = self._request_for(config.env_class)
         if faults:
             raise ConfigError(faults)
         # Needed for column building too: a source may turn out to yield rows.
         self._make_row = (lambda row, index: row) if made else call_make_map_fn(taskset)
+
+    def _request_for(self, env_class: str | None) -> str | None:
+        """The sentence with which prompts ask for the form of the answer, if they do."""
+        form = self.taskset.answer_format(Task(env_class=env_class))
+        return form.ask() if form is not None and form.instruct else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowBuilder, (self.taskset, self.columns, self._made)
@@ -207,6 +215,8 @@ class RowBuilder:
             truths = None if truths is None else _take(truths, kept)
         if not kept:
             return None
+        if (request := self._request) is not None:
+            texts = [text if request in text else f"{text}\n\n{request}" for text in texts]
         columns: dict[str, pa.Array] = {
             "data_source": parquet.constant_column(config.data_source, len(kept)),
             "prompt": parquet.prompt_column(pa.array(texts, pa.string()), config.system_prompt),
@@ -245,7 +255,7 @@ class RowBuilder:
         rows: list[Row] = []
         uids: list[str] = []
         left_out: dict[str, list[int]] = {}
-        make_row = self._make_row
+        make_row, config = self._make_row, self.taskset.config
         for number, row in enumerate(whole):
             index = indices[number]
             try:
@@ -268,6 +278,10 @@ class RowBuilder:
             if not self._made and (lack := find_lack(made)) is not None:
                 left_out.setdefault(lack, []).append(number)
                 continue
+            env_class = made.get("env_class") or config.env_class
+            request = self._request if env_class == config.env_class else self._request_for(env_class)
+            if request is not None:
+                made = {**made, "prompt": add_paragraph(made["prompt"], request)}
             uid, row = complete_row(self.taskset, *write_images(made, index, self._images), index)
             rows.append(row)
             uids.append(uid)

@@ -47,6 +47,7 @@ from treetune.errors import (
     gather_faults,
     suggest_file,
 )
+from treetune.scorers.scorer import Rule
 from treetune.system.folders import default_cache_dir
 
 LISTS = ("train_tasks", "val_tasks")
@@ -187,6 +188,16 @@ def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
     yield from check_loading(config.loading_params)
     if config.scorer is not None and config.env_class is not None:
         yield "scorer", f"the environment {config.env_class!r} scores these rows: leave out one of scorer and env_class"
+    if config.answer is not None:
+        faults: Faults = []
+        with gather_faults(faults):
+            msgspec.structs.replace(config.scorer or Rule(), answer=config.answer)
+        yield from faults
+    if config.answer is not None and config.scorer is not None and config.scorer.answer not in (None, config.answer):
+        yield (
+            "answer",
+            f"the scorer reads another place, {config.scorer.answer}: leave out one of answer and scorer.answer",
+        )
     if config.max_prompt_length is not None and config.tokenizer is None:
         yield "tokenizer", "is required where max_prompt_length is set"
     for key, specs in declared_values(config, CodeName).items():

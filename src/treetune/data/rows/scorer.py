@@ -32,11 +32,13 @@ from treetune.core.environment import Environment
 from treetune.core.from_config import build_taskset
 from treetune.core.mixture import owner_of, parts_of
 from treetune.core.task import Task, own_fields, own_values
-from treetune.core.taskset import GivenTasks, Taskset
+from treetune.core.taskset import Taskset
 from treetune.core.tool import NamedTool, Tool, ToolSource, find_tool
 from treetune.data.rows.code_store import SCHEME, keep_class, keep_files, locate_files
-from treetune.errors import TasksetError, UntrustedCode, UsageError
+from treetune.errors import TasksetError, TreetuneError, UntrustedCode, UsageError
+from treetune.play.given_tasks import GivenTasks
 from treetune.scorers import read_scorer
+from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.scorers.scorer import Rule, Scorer, kind_named
 from treetune.system.digest import digest
 
@@ -284,6 +286,17 @@ def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | Non
         return None
     scorer = taskset.scorer_for(task)
     return None if scorer is None else (scorer, task)
+
+
+def reading_of(taskset: Taskset[Any, Any], task: Task) -> tuple[AnswerFormat | None, Scorer | None, Task]:
+    """The form in which a reply gives its answer, the scorer kind that reads it, and the task as the scorer knows it.
+    None where nothing is declared."""
+    taskset, task = owner_of(taskset, task)
+    scorer, known = kind_of(taskset, task) or (None, task)
+    try:
+        return taskset.answer_format(task), scorer, known
+    except TreetuneError:  # what scores the task is not known here
+        return None, scorer, known
 
 
 class ScoredEnvironment(Environment):

@@ -21,7 +21,7 @@ from treetune.config.structs import FileName
 from treetune.config.trust import Origin
 from treetune.core.mixture import ask_owner
 from treetune.core.task import ForeignTask, Task
-from treetune.core.taskset import GivenTasks, Taskset
+from treetune.core.taskset import Taskset, with_request
 from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.data.rows.cache import Cache
@@ -32,6 +32,7 @@ from treetune.data.rows.row_store import ParquetRows, RowStore
 from treetune.data.rows.scorer import ScoredBy, describe_scorer, row_tools, scored_by_row, taskset_of, with_type
 from treetune.data.sources.names import File, FileKind, HubName, find
 from treetune.errors import TasksetError, TreetuneError
+from treetune.play.given_tasks import GivenTasks
 from treetune.scorers import Scorer
 from treetune.scorers.scorer import Rule
 from treetune.system.digest import digest
@@ -82,13 +83,19 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         return ForeignTask if _is_scored_by_taskset(task) else Task
 
     def _set_position(self, task: Task, position: int) -> Task:
-        return msgspec.structs.replace(task, idx=position)  # it was read from a file, so a file can hold it
+        placed = msgspec.structs.replace(task, idx=position)  # it was read from a file, so a file can hold it
+        own = self.config.scorer if task.env_class is None else None
+        return placed if own is None else with_request(placed, own.answer)  # a row's own prompt is final
 
     # Scoring
 
     environment = ask_owner("environment")
     reward = ask_owner("reward")
     validate = ask_owner("validate")
+
+    def answer_format(self, task: Task) -> Any:
+        owner, inner = self._owner(task)
+        return owner.answer_format(inner)
 
     def offers_tools(self, task: Task) -> bool:
         if self.config.tools or task.tools:

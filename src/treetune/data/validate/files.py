@@ -34,7 +34,7 @@ from treetune.data.sources.names import (
 )
 from treetune.data.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
 from treetune.data.validate.prompt_rules import Lengths, PromptKeys, is_validation, key_of, report_repeats
-from treetune.data.validate.reward_rules import Turns
+from treetune.data.validate.reward_rules import Turns, check_forms
 from treetune.data.validate.row import check_row, helps
 from treetune.data.validate.rules import RULES, SPECIAL, FilesReport, RowContext
 from treetune.errors import TreetuneError, UsageError, plural
@@ -47,6 +47,8 @@ Source = File | HubName
 
 STRICTEST = "skyrl"
 """The format with the most rules, used if the columns do not identify the format."""
+FORM_ROWS = 100
+"""How many rows at the beginning of a file are checked for where their answers go."""
 SIZE = 16_384
 """Rows per parquet chunk: the fastest of the small sizes."""
 
@@ -130,6 +132,8 @@ class FilesCheck(msgspec.Struct):
                 if path and (endings := check.format.endings) and path.suffix.lower() not in endings:
                     report.add("unknown-ending", name, f"a name that ends in {path.suffix}")
             self._check_chunk(chunk, check, turns)
+            if not self.report.quick and chunk.numbers and chunk.numbers[0] < FORM_ROWS:
+                self._check_forms(chunk, check)
             if chunk.rows is not None and check.format.in_parquet:
                 types.add(chunk.written, chunk.numbers, chunk.unit)
             report.rows += len(chunk.numbers)
@@ -138,6 +142,15 @@ class FilesCheck(msgspec.Struct):
             types.report_to(report)
             self.features[name] = types.features
         self.turns[name] = turns, unit
+
+    def _check_forms(self, chunk: Chunk, check: RowContext) -> None:
+        """Check the first rows of a file that break no other rule: their prompts come from one template."""
+        some = min(FORM_ROWS, len(chunk.numbers))
+        rows = map(check.format.to_plain, chunk.rows_at(np.arange(some)))
+        for number, row in zip(chunk.numbers[:some], rows, strict=True):
+            sound = next(check_row(row, check), None) is None
+            for rule, found in check_forms(row, check) if sound else ():
+                self.report.add(rule, chunk.file, found, [number], chunk.unit)
 
     def compare_files(self, files: Sequence[str]) -> None:
         """Check whether the loader can join the files. It reads training and validation files separately."""

@@ -21,7 +21,6 @@ from treetune.core.contract import Limits
 from treetune.core.environment import Environment
 from treetune.core.score import judge, total
 from treetune.core.task import Task
-from treetune.core.taskset import GivenTasks
 from treetune.core.trace import Outcome
 from treetune.data.rows.formats import detect, format_named
 from treetune.data.rows.scorer import BY_RULE, ScoredBy, scored_by_row, taskset_of
@@ -29,6 +28,7 @@ from treetune.data.sources.names import Batch
 from treetune.data.validate.rules import FilesReport
 from treetune.errors import TreetuneError, reason_of
 from treetune.models.scripted import WRONG, Replay, completion_of
+from treetune.play.given_tasks import GivenTasks
 from treetune.play.rollout import run_rollout
 from treetune.scorers import rule
 from treetune.scorers.scorer import find_unpaid

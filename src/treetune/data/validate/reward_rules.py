@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 
 from treetune.core.environment import Kind, Stored, TaskRequirements, kind_of
-from treetune.data.rows.scorer import BY_RULE
+from treetune.data.rows.scorer import BY_RULE, ScoredBy, reading_of, scored_by_row, taskset_of
+from treetune.data.sources.names import Row
 from treetune.data.validate.column_types import Places
 from treetune.data.validate.rules import Fault, FilesReport, RowContext, show_value
-from treetune.errors import did_you_mean
+from treetune.errors import TreetuneError, did_you_mean
+from treetune.scorers.scorer import find_form_faults
 
 MAKE_NUMBERS = ("gsm8k_multi_turn",)
 """SkyRL environments that also read `extra_info.max_turns`, and accept text as a number."""
@@ -88,6 +90,19 @@ def _check_truth(
         yield rule, f"{env_class} reads {expected}, this is {show_value(read)}"
     elif truth is not None and read != truth and read != needed.encode(truth):
         yield "ground-truth-value", f"{needed.column} says {show_value(read)}, reward_spec {show_value(truth)}"
+
+
+def check_forms(row: Row, check: RowContext) -> Iterator[Fault]:
+    """Check that a row's prompt asks for the form in which its answer is read, if a scorer or a registered environment
+    reads it."""
+    try:
+        task = check.format.task_of_pruned(row)
+        scored = ScoredBy.read(task.extra_info.get("scorer")) or scored_by_row(task)
+        known = scored is not None and (scored.by_scorer or scored.value in check.registered)
+        if scored is not None and known:
+            yield from find_form_faults(*reading_of(taskset_of(scored), task))
+    except TreetuneError:
+        return  # it breaks another rule
 
 
 def find_fault(needed: TaskRequirements, truth: Any) -> Fault | None:

@@ -32,7 +32,6 @@ from treetune.config.structs import ModelName, convert
 from treetune.config.trust import current_origin
 from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampling, Usage
 from treetune.core.task import Task
-from treetune.core.taskset import GivenTasks
 from treetune.core.trace import Judgement
 from treetune.errors import ContextFullError, EndpointRefusal, reason_of
 from treetune.models import (
@@ -44,6 +43,7 @@ from treetune.models import (
     load_policy,
     script_file,
 )
+from treetune.play.given_tasks import GivenTasks
 from treetune.scorers.judges.question import Question, Unreadable
 from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir, write_atomically

@@ -113,6 +113,24 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Make a reply that gives a text in this form."""
         return _FILL[self._form].format(text, getattr(self, self._form)) if self._form in _FILL else text
 
+    def fits(self, prompt: str) -> bool:
+        """Whether a prompt shows this form, or says something from which a model can know it. A pattern is not
+        checked."""
+        low = prompt.casefold()
+        if self.pattern is not None:
+            return True
+        if self.fence is not None:
+            return any(word in low for word in (self.fence.casefold(), "code", "```"))
+        if self.last_line or self.first_line or self.whole:
+            return _ALONE.search(prompt) is not None or f"{self._form[:-5]} line" in low
+        mark = {"boxed": "boxed", "tag": f"<{self.tag}>", "hash": "####", "json": "json"}.get(self._form)
+        return (mark or str(self.line or self.after).strip()).casefold() in low
+
+    @property
+    def spelled(self) -> str:
+        """How a config declares it."""
+        return self._form if self._form in _NAMED else f"{{{self._form}: {getattr(self, self._form)!r}}}"
+
     @property
     def _form(self) -> str:
         return next(name for name in FORMS if getattr(self, name))
@@ -155,6 +173,9 @@ def _line_pattern(mark: str) -> re.Pattern[str]:
     )
 
 
+_ALONE = re.compile(
+    r"\b(?:only|just|exactly|nothing else|one word|single word|no other|alone|verbatim|short answer)\b", re.I
+)
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 _NAMED = ("boxed", "hash", "last_line", "first_line", "whole", "json")
 _JSON = ("json", "json5", "jsonc", "javascript", "js", "")

@@ -22,6 +22,7 @@ from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import TasksetError
 from treetune.sandbox import Ended, SandboxLimits
+from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.scorers.reading.extraction import extract, read_as_written
 from treetune.scorers.reading.statements import strip_thinking
 from treetune.scorers.scorer import Scorer, require_truths, truths_of
@@ -44,19 +45,13 @@ class Code(Scorer, frozen=True, tag="code"):
     async def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Score whether a reply's code passes every test case of the ground truth, in LiveCodeBench's form."""
         problem = _read(truth, task)
-        found = self._find_code(answer, problem.names)
+        found = find_declared_code(answer, self.answer, problem.names)
         if found is None:
             return Score(0.0, explanation="no code block")
         passed, why = await problem.run(found)
         total = len(problem.cases)
         reward = passed / total if self.partial else float(passed == total)
         return Score(reward, answer=found, explanation=why, metrics={"cases": total, "passed": passed})
-
-    def _find_code(self, answer: str, names: Collection[str]) -> str | None:
-        if self.answer is None:
-            return find_code(answer, names)
-        text = extract(answer, self.answer, read_as_written).text
-        return None if text is None else find_code(text, names) or text
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
         return self.say(write_solution(task) or _read(truth, task).write_solution())
@@ -67,6 +62,14 @@ class Code(Scorer, frozen=True, tag="code"):
         except (ValueError, TypeError) as error:
             return str(error)
         return None
+
+
+def find_declared_code(answer: str, form: AnswerFormat | None, names: Collection[str]) -> str | None:
+    """The code of a reply: in the declared form or, if none is declared, the block that defines one of some names."""
+    if form is None:
+        return find_code(answer, names)
+    text = extract(answer, form, read_as_written).text
+    return None if text is None else find_code(text, names) or text
 
 
 def _parse(truth: Any, task: Task | None) -> CodingProblem:
@@ -102,8 +105,10 @@ class Tests(Scorer, frozen=True, tag="tests"):
         tests = [str(test) for test in require_truths(truth, task)]
         beginning, entry_point = self._text(self.beginning, task), self._text(self.entry_point, task)
         names = [entry_point] if entry_point else [name for test in tests for name in _CALLED.findall(test)]
-        code = find_code(answer, names) or strip_thinking(answer).strip("\n")
-        if not code.strip():
+        code = find_declared_code(answer, self.answer, names)
+        if code is None and self.answer is None:
+            code = strip_thinking(answer).strip("\n")
+        if code is None or not code.strip():
             return Score(0.0, explanation="no code")
         program = complete_code(code, beginning, entry_point) if beginning else code
         setup = f"{beginning}\n    pass\n" if beginning else ""
@@ -120,7 +125,8 @@ class Tests(Scorer, frozen=True, tag="tests"):
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
         solution = self._text(self.solution, task)
-        return f"```python\n{self._text(self.beginning, task)}{solution}\n```" if solution else None
+        code = f"{self._text(self.beginning, task)}{solution}"
+        return None if not solution else f"```python\n{code}\n```" if self.answer is None else self.say(code)
 
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
         tests = truths_of(truth)

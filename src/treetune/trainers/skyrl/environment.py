@@ -29,11 +29,11 @@ from treetune.chat.tool_template import with_tools, write_as_text
 from treetune.core.contract import Limits
 from treetune.core.environment import Environment
 from treetune.core.task import Task
-from treetune.core.taskset import GivenTasks
 from treetune.data.rows.formats import task_to_play
 from treetune.data.rows.row_codec import looks_like_uid
 from treetune.errors import EnvironmentFault, format_error
 from treetune.play.episode import CLOSE_SECONDS, Episode
+from treetune.play.given_tasks import GivenTasks
 from treetune.system.threads import run_in_background, submit_in_background
 from treetune.trainers.single_turn import refuse_begun_answer
 
