@@ -24,8 +24,7 @@ from treetune.models.scripted import Replay
 from treetune.play.given_tasks import GivenTasks
 from treetune.sandbox import probe
 
-DEEP = 100_000
-LONG = 10_000_000 if MANY else 1_000_000
+DEEP, LONG = (100_000, 10_000_000) if MANY else (10_000, 100_000)
 
 
 def call_tool(name: Any, arguments: Any) -> Completion:
@@ -41,7 +40,7 @@ TEXTS = {
     "a long run of words": "a " * (LONG // 2),
     "a long run of lines": "click a\n" * (LONG // 8),
     "open tags": "<answer>" * (LONG // 8),
-    "fences": "```\n" * 50_000,
+    "fences": "```\n" * (DEEP // 2),
     "half a surrogate pair": "\ud800",
     "two halves": "\udc00\ud83d",
     "NUL": "\0",
@@ -58,8 +57,8 @@ TEXTS = {
     "infinite": "-inf",
     "unicode digits": "\u0667\u00b2\u2460",
     "backtracking": "a" * 5000 + "!",
-    "operators": "-+" * 50_000,
-    "commas": "1," * 100_000,
+    "operators": "-+" * (DEEP // 2),
+    "commas": "1," * DEEP,
     "code": "__import__('os')._exit(3)",
     "format": "{0.__class__}%s%n{}",
     "tags": "</answer><answer></solution><solution>",
