@@ -59,9 +59,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> packing.GroupScheduling | None:
-    """With `--dist loadgroup`, the tests of a file stay together."""
-    return packing.GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> packing.GroupScheduling:
+    """The tests of a file stay together, so that its fixtures are made once."""
+    return packing.GroupScheduling(config, log)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from importlib.util import find_spec
 
 import pytest
 
@@ -10,7 +11,7 @@ from treetune import build_taskset
 from treetune.errors import ConfigError, UnknownNameError
 from treetune.tasksets.reasoning_gym import is_plain_expression
 
-pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="the extra reasoning-gym is not installed")
 
 
 def prompts(seed: int, count: int = 60, **keys) -> list[str]:

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from treetune import Action, build_taskset, make
 from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, TasksetError, UnknownNameError, UsageError
 from treetune.tasksets.textarena.taskset import BRACKETS
 
-pytest.importorskip("textarena", reason="the extra textarena is not installed")
+pytestmark = pytest.mark.skipif(find_spec("textarena") is None, reason="the extra textarena is not installed")
 
 ALONE = [
     *("2048-v0", "Bandit-v0", "Blackjack-v0", "Countdown-v0", "Crosswords-v0", "Cryptarithm-v0", "FifteenPuzzle-v0"),

@@ -1,6 +1,6 @@
-"""How much a run tries, and how the slow suite is shared among workers: `pytest -n 2 --dist loadgroup -m slow`.
+"""How much a run tries, and how its tests are shared among workers: `pytest -n auto`.
 
-The tests of a file stay together, as their virtual environment and data are made once. Those that start clusters of
+The tests of a file stay together, as their servers, data and virtual environment are made once. Those that start clusters of
 Ray, which find each other, are one group. The longest groups come first, so that no worker ends alone with one of them.
 """
 
