@@ -144,6 +144,7 @@ def rows(request, tmp_path) -> list[dict]:
     ],
     ids=" ".join,
 )
+@pytest.mark.quick_cases(4)
 def test_no_row_runs_code_from_the_command_line(treetune, mark, tmp_path, rows, words):
     write_rows(tmp_path / "rows.jsonl", rows)
     done = treetune(*words)
@@ -254,6 +255,7 @@ def hostile_tasks(chosen: list[tuple[str, str]]) -> list[Task]:
 
 @pytest.mark.parametrize("own", [False, True], ids=["foreign", "with a config as of one's own"])
 @pytest.mark.parametrize("count", [4, pytest.param(56, marks=pytest.mark.thorough)])
+@pytest.mark.quick_cases(1)
 def test_no_recorded_task_runs_code(treetune, mark, tmp_path, own, count):
     tasks = hostile_tasks(choose(tmp_path, 56, 5))
     make_run(tmp_path / "runs" / "x", tasks, own=own)
@@ -432,6 +434,7 @@ def test_a_module_that_the_user_names_is_found_in_the_current_folder(mark):
     ],
     ids=" ".join,
 )
+@pytest.mark.quick_cases(1)
 def test_processes_that_are_started_run_nothing_of_the_current_folder(mark, tmp_path, words):
     write_rows(tmp_path / "rows.jsonl", [row_of("rule", number) for number in range(4)])
     task = {"loading_params": TABLE, "prompt_template": "{q}", "ground_truth": "a", "num_proc": 2}

@@ -210,6 +210,7 @@ def test_a_change_of_a_neighbour_of_a_neighbour_changes_the_hash(tmp_path):
 
 
 @pytest.mark.parametrize("num_proc", [1, 2])
+@pytest.mark.quick_cases(1)
 def test_dataset_tasks_of_one_list_import_their_own_neighbours_in_row_functions(tmp_path, treetune, num_proc):
     rows = (
         "from treetune_verl.tasks import Task as Base\nclass Task(Base):\n    def _make_map_fn(self):\n"

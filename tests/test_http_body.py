@@ -51,6 +51,7 @@ def test_a_completion_without_end_fails_its_rollout_and_is_not_asked_for_again()
     assert sent < 2 * MOST_BYTES  # what sockets hold on the way varies with load
 
 
+@pytest.mark.thorough
 def test_many_endless_replies_together_stay_within_one_bound():
     program = """
         import asyncio, resource, sys

@@ -344,6 +344,7 @@ class TestLcb:
         truth = [{"input": "你好 🎲", "output": "🎲 你好"}]
         assert rewards(task_of("lcb", truth), code("print(*reversed(input().split()))\nreversed")) == [1.0]
 
+    @pytest.mark.thorough
     def test_many_episodes_at_once_agree(self):
         async def together() -> list[float]:
             task = task_of("lcb", SQUARES)
@@ -442,7 +443,7 @@ class TestHostileAnswers:
             ("import socket\nsocket.create_connection(('1.1.1.1', 80), 1)", "Error"),
         ],
     )  # fmt: skip
-    @pytest.mark.quick_cases(6)
+    @pytest.mark.quick_cases(3)
     def test_cheating_or_running_wild_earns_nothing(self, attempt, why):
         task = task_of("lcb", [{"input": "a", "output": SECRET}, {"input": "b", "output": f"{SECRET}2"}])
         (step,) = play(task, code(attempt))

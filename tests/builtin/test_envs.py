@@ -800,6 +800,7 @@ class TestMathVerify:
         task = Task(prompt="?", env_class="aime", reward_spec={"ground_truth": "204", "method": "math_verify"})
         assert rewards(task, "\\boxed{204}") == [-1.0]
 
+    @pytest.mark.thorough
     def test_an_expression_without_end_is_given_up_and_others_go_on(self, monkeypatch):
         pytest.importorskip("math_verify")
         monkeypatch.setattr("treetune.tasksets.math_verifier.SECONDS", 1.0)

@@ -174,6 +174,7 @@ def test_where_no_sandbox_starts_it_is_refused_before_the_first_task(tmp_path, m
 
 
 @sandboxed
+@pytest.mark.thorough
 def test_gold_earns_one_on_the_command_line(tmp_path, treetune):
     write_task(tmp_path / "tasks" / "a")
     write_task(
@@ -240,6 +241,7 @@ def test_a_wrong_result_is_zero_and_no_error(tmp_path):
 @pytest.mark.parametrize(
     "answer", ["", "ls", "```bash\nls\n```\n```bash\nls\n```\nDONE", "```bash\necho cut o", "```python\nprint()\n```"]
 )
+@pytest.mark.quick_cases(2)
 def test_an_answer_that_is_no_command_costs_a_turn(tmp_path, answer):
     steps = play(write_task(tmp_path), answer, answer, max_turns=2)
     assert "Nothing was run" in steps[0].observation.content
@@ -314,6 +316,7 @@ def test_files_that_do_not_fit_are_told(tmp_path):
         ({"reward.txt": "-1"}, -1.0),
     ],
 )
+@pytest.mark.quick_cases(3)
 def test_the_reward_is_what_the_tests_write(tmp_path, files, reward):
     test = "".join(f"echo '{text}' > /logs/verifier/{name}\n" for name, text in files.items())
     assert play(write_task(tmp_path, test=test), "DONE")[0].reward == reward
@@ -337,7 +340,7 @@ def test_the_reward_is_what_the_tests_write(tmp_path, files, reward):
         "sleep 60",
     ],
 )
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 def test_a_reward_that_is_no_number_is_an_error_and_not_zero(tmp_path, test):
     write_task(tmp_path / "a", test=test, toml="[verifier]\ntimeout_sec = 1\n")
     drawn = taskset(tmp_path)
@@ -396,7 +399,7 @@ END
         "bomb() { bomb | bomb & }; bomb; (while :; do echo 1 > /logs/verifier/reward.json; done) &",
     ],
 )
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 def test_what_the_policy_leaves_behind_earns_nothing(tmp_path, cheat):
     steps = play(write_task(tmp_path), block(cheat), "DONE", disk_mb=16, command_seconds=10)
     assert (steps[1].reward, steps[1].done) == (0.0, True)

@@ -220,6 +220,7 @@ BREAKING = {
 
 
 @pytest.mark.filterwarnings("ignore:.*stands in for the tasks' images")
+@pytest.mark.thorough
 def test_a_machine_that_the_policy_left_broken_earns_nothing(tmp_path, shells):
     write_task(tmp_path / "task", toml="[verifier]\ntimeout_sec = 1.0\n")
     taskset, task = built({"id": "harbor", "folder": str(tmp_path)})

@@ -232,6 +232,7 @@ def test_rollouts_that_are_cancelled_at_any_moment_leave_no_process(tmp_path):
     assert alive(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_fifty_episodes_side_by_side_leave_no_process_and_no_descriptor(tmp_path):
     taskset = riddle(plain(tmp_path))
 
@@ -331,6 +332,7 @@ def shelves(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [[], ["--serve", "2"]], ids=["here", "pool"])
+@pytest.mark.quick_cases(1)
 def test_an_evaluation_uses_the_server_that_its_config_names(treetune, shelves, workers):
     done = treetune("eval", str(shelves / "eval.yaml"), "-m", "scripted:gold", "-o", "run", *workers)
     assert done.code == 0, done.err

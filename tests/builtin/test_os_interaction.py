@@ -478,6 +478,7 @@ def test_gold_answers_earn_the_reward(machine, tmp_path):
         assert play(taskset, *gold, position=position)[-1].reward == 1.0
 
 
+@pytest.mark.thorough
 def test_it_is_evaluated_from_the_command_line(system, tmp_path, treetune):
     rows = [{"description": "?", "create": {"init": "mkdir /data; touch /data/a"}, "evaluation": COUNT}] * 2
     (tmp_path / "samples.json").write_text(json.dumps(rows))

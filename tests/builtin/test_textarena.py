@@ -117,6 +117,7 @@ print("\\n" + json.dumps(uids))
 """
 
 
+@pytest.mark.thorough
 def test_another_process_with_other_hashes_draws_the_same():
     games = [(game, "") for game in ALONE] + [(game, "random") for game in TOGETHER]
     runs = [

@@ -357,6 +357,7 @@ MORE_NAMES = [pytest.param(name, marks=pytest.mark.thorough) for name in ("task"
 
 
 @pytest.mark.parametrize("name", ["json", *MORE_NAMES])
+@pytest.mark.thorough
 def test_init_makes_a_working_project_of_any_name(treetune, tmp_path, name):
     assert treetune("init", name, "-o", "deep").code == 0
     (folder,) = (tmp_path / "deep").iterdir()
@@ -445,6 +446,7 @@ def test_the_demo_ends_where_one_of_its_steps_cannot_run(treetune, tmp_path):
     assert "has no 'CountLetters'" in result.err
 
 
+@pytest.mark.thorough
 def test_changing_the_demos_task_changes_its_result(treetune, tmp_path):
     assert treetune("demo", "-n", 40, "--json").json["runs"]["scripted:gold"]["mean_reward"] == 1.0
     file = tmp_path / "treetune-demo" / "count_letters.py"

@@ -49,6 +49,7 @@ def test_a_scaffolded_dataset_is_written_and_valid(treetune, script, tmp_path, n
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
 
 
+@pytest.mark.thorough
 def test_a_scaffolded_dataset_has_a_test_that_passes(treetune, tmp_path):
     treetune("init", "sums", "--dataset")
     done = subprocess.run(
@@ -140,7 +141,7 @@ def test_a_name_is_never_changed_beyond_recognition(treetune, tmp_path, name):
 
 
 @pytest.mark.parametrize("template", ABOUT)
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 def test_the_test_of_each_template_passes_before_anything_is_installed(treetune, tmp_path, template):
     assert treetune("init", "sums", "--template", template).code == 0
     done = subprocess.run(

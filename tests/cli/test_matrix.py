@@ -90,6 +90,7 @@ def test_every_cell_is_one_that_is_tried():
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.quick_cases(3)
 def test_a_target_works_in_every_verb_that_says_yes(folder, treetune, target):
     name, endless = TARGETS[target]
     for verb in VERBS:
@@ -142,7 +143,7 @@ def test_a_target_is_served_at_both_doors(folder, target):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 def test_a_kind_of_task_is_played_by_eval_and_over_every_protocol(folder, treetune, kind):
     assert all(cells()["task"][kind][place] is True for place in ("eval", *doors.DOORS))
     target, actions = KINDS[kind]
@@ -167,6 +168,7 @@ def other_server(folder):
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.quick_cases(1)
 def test_environments_of_other_servers_work_in_every_verb_that_says_yes(other_server, treetune, kind):
     target = f"{FOREIGN[kind]}:{other_server}"
     for verb in VERBS:

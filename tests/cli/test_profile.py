@@ -163,6 +163,7 @@ def test_failed_rollouts_leave_a_task_unrated_and_are_told(folder, treetune):
     assert "5 tasks have no scored rollout" in treetune("profile", "broken.py:Slow", "-m", "scripted:gold", "-r", 2).out
 
 
+@pytest.mark.thorough
 def test_what_was_profiled_is_built_and_served_by_its_schedule_also_after_a_kill(folder, treetune):
     """The whole way: the histogram of 10,000 draws is the target, in a file and from a server that is killed."""
     assert treetune("profile", "tasks.yaml", "-m", "scripted:p=0.5", "-r", 8).code == 0

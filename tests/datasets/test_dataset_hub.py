@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pyarrow.parquet as pq
+import pytest
 from hub import Hub, make_gsm8k
 
 from treetune.data.datasets.taskset import DatasetTaskset
@@ -52,6 +53,7 @@ def test_gsm8k_is_built_by_its_hub_name_and_the_revision_is_kept(tmp_path):
     assert [row["prompt"][0]["content"] for row in rows] == [row["question"] for row in train]
 
 
+@pytest.mark.thorough
 def test_rows_of_the_hub_are_a_target(tmp_path):
     row = {"prompt": "1 + 1?", "env_class": "gsm8k", "reward_spec": {"ground_truth": "2"}}
     make_gsm8k(tmp_path / "hub", [row] * 3, [row])

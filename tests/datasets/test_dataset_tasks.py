@@ -501,6 +501,7 @@ def test_a_subclass_may_build_the_whole_dataset(source, tmp_path):
 
 
 @pytest.mark.parametrize("num_proc", [1, 2])
+@pytest.mark.quick_cases(1)
 def test_mixed_and_late_types_are_held_without_loss(tmp_path, source, num_proc):
     """A key that appears late, nulls first, and values no column can hold: the file grows, or keeps JSON."""
     (tmp_path / "odd.py").write_text(
@@ -872,6 +873,7 @@ def test_every_way_to_load_gives_the_rows_it_names(source, kwargs):
     assert [row["extra_info"]["level"] for row in rows_of(node)] == expected
 
 
+@pytest.mark.thorough
 def test_a_long_source_keeps_its_order_over_batches_and_processes(source, tmp_path):
     node = source([{"q": str(n)} for n in range(25_003)], prompt_template="{q}")
     rows = rows_of(node)

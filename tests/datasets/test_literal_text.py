@@ -97,6 +97,7 @@ def test_an_exported_package_and_the_trainers_configs_have_the_same_text(folder)
     assert said(pq.read_table(path).to_pylist()[0]["prompt"]) == FIRST
 
 
+@pytest.mark.thorough
 def test_rows_that_a_class_scores_know_its_text_in_another_process(treetune, treetune_process):
     Path("mine.py").write_text(OWN_CLASS)
     Path("mine.yaml").write_text(

@@ -207,6 +207,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["script", "cell", "notebook"])
+@pytest.mark.quick_cases(1)
 def test_ctrl_c_leaves_a_run_to_go_on_with(tmp_path, treetune, how):
     (tmp_path / "slow.py").write_text(SCRIPT)
     traces = tmp_path / "run" / "traces.jsonl"

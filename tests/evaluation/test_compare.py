@@ -86,6 +86,7 @@ EQUAL = [  # tasks, rollouts before and after, the share that fails
 
 
 @pytest.mark.parametrize(("tasks", "before", "after", "failing"), EQUAL)
+@pytest.mark.thorough
 def test_equal_runs_are_seldom_told_apart(tasks, before, after, failing):
     alarms = 0
     for seed in range(SEEDS):

@@ -436,6 +436,7 @@ def test_a_path_that_is_not_there_asks_no_hub(source, tmp_path, monkeypatch):
         list(read_rows(source))
 
 
+@pytest.mark.thorough
 def test_a_dataset_is_read_by_its_hub_name(tmp_path):
     train = [{"question": f"{n}?", "answer": "007"} for n in range(5)]
     make_gsm8k(tmp_path / "hub", train, train[:2])

@@ -78,6 +78,7 @@ def test_a_pinned_revision_outlives_a_push(hub):
         ("openai/gsm8k", {"revision": "0" * 40}, f"Revision '{'0' * 40}' doesn't exist for dataset 'openai/gsm8k'"),
     ],
 )
+@pytest.mark.quick_cases(1)
 def test_what_is_not_there_is_not_found_at_once(hub, repo, arguments, message):
     start = time.monotonic()
     done = load(hub, repo, **arguments)

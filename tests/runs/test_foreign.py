@@ -386,6 +386,7 @@ def test_what_is_kept_is_not_read_again(rollouts):
     assert (len(run), run.trace("0/0").messages, list(run.warnings)) == (4, before, [])
 
 
+@pytest.mark.thorough
 def test_a_long_run_is_read_a_part_at_a_time(rollouts, tmp_path):
     folder, write = rollouts
     for step in range(5):

@@ -223,6 +223,7 @@ def test_a_command_that_never_ends_is_interrupted_and_the_shell_stays(place):
 
 
 @pytest.mark.parametrize("command", ["while :; do :; done", "cat", "read x", "python3 -c 'while True: pass'", "yes"])
+@pytest.mark.quick_cases(2)
 def test_loops_and_waiting_for_input_are_interrupted(place, command):
     late, after = place.shell(command, "echo fine", seconds=0.5)
     assert late.ended is Ended.TIMEOUT

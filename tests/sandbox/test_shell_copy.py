@@ -165,6 +165,7 @@ def _own_limits() -> SandboxLimits:
 
 
 @pytest.mark.parametrize("ended", ["copy", "original"])
+@pytest.mark.quick_cases(1)
 def test_a_copy_that_is_cancelled_or_loses_its_original_leaves_nothing(place, ended):
     assert place.play(_interrupted, ended) == []
 

@@ -49,7 +49,7 @@ def test_several_processes_that_work_together_have_no_less_than_by_the_clock():
 
 @in_shell
 @pytest.mark.parametrize("way", ["execute", "run"])
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 def test_a_command_of_a_shell_on_a_busy_machine_has_its_seconds(way):
     async def play():
         async with await Shell.open(SandboxLimits(seconds=2)) as shell:

@@ -14,6 +14,7 @@ from serve_process import post, resident, serve
 
 
 @pytest.mark.parametrize("options", [["--http", ":0"], ["--port", "0", "-w", "1"]])
+@pytest.mark.quick_cases(1)
 def test_the_curl_session_of_the_docs(tmp_path, options):
     with serve(tmp_path, "arithmetic", *options) as server:
         url = server.report["http"]

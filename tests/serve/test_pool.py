@@ -71,6 +71,7 @@ def test_a_pool_gives_the_order_of_the_process_and_runs_what_it_gave(make):
     assert {trace.reward for trace in traces} == {1.0}
 
 
+@pytest.mark.thorough
 def test_two_workers_unshuffled_give_each_of_six_tasks_once_and_steps_of_groups_repeat_no_task():
     async def train():
         async with served(Colours(), workers=2) as client:
@@ -121,6 +122,7 @@ def test_work_is_spread_over_the_workers(marks):
     assert run(spread()) == [3, 3, 3]
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_under_load_costs_no_call_and_is_replaced():
     async def kill():
         async with serving(Slow(), workers=4) as server, EnvClient(server.address) as client:
@@ -441,6 +443,7 @@ def test_dear_tasks_of_a_finite_taskset_come_in_the_order_of_each_epoch():
     assert run(draw()) == [shuffled(DearFew).at(index).idx for index in range(18)]
 
 
+@pytest.mark.thorough
 def test_seeds_are_never_offset_by_a_workers_number():
     async def draw(workers):
         async with served(shuffled(Dear, 7), workers=workers) as client:

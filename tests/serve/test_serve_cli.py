@@ -328,6 +328,7 @@ def test_an_address_or_a_key_that_is_none_is_told(treetune):
         assert "cannot connect" in result.err or "is not an address" in result.err
 
 
+@pytest.mark.thorough
 def test_a_server_goes_on_with_what_it_has_learned_after_a_kill(tmp_path):
     async def learn(address, draws):
         async with EnvClient(address) as client:

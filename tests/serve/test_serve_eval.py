@@ -44,6 +44,7 @@ def traces(folder):
 
 
 @pytest.mark.parametrize("name", ["Colours", "Endless", "Ranked"])
+@pytest.mark.quick_cases(1)
 def test_every_way_of_evaluating_gives_the_same(sets, treetune, name):
     options = ["-n", "6", "-r", "3", "--json"]
     here = treetune("eval", f"sets.py:{name}", "-m", "scripted:p=0.5", *options, "-o", "here")

@@ -1,7 +1,8 @@
 """How much a run tries, and how its tests are shared among workers: `pytest -n auto`.
 
-The tests of a file stay together, as their servers, data and virtual environment are made once. Those that start clusters of
-Ray, which find each other, are one group. The longest groups come first, so that no worker ends alone with one of them.
+The tests of a file stay together, as their servers, data and virtual environment are made once. Those that start
+clusters of Ray, which find each other, are one group. The longest groups come first, so that no worker ends alone with
+one of them.
 """
 
 from __future__ import annotations

@@ -503,6 +503,7 @@ def test_a_build_that_was_killed_leaves_nothing_behind(tmp_path):
     assert len(made(tmp_path / "a.jsonl", WordTokenizer())) == 3_000
 
 
+@pytest.mark.thorough
 def test_processes_that_start_at_once_count_once(tmp_path, tokenizer):
     write(tmp_path / "a.jsonl", [row(n) for n in range(300)])
     processes = [
