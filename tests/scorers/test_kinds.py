@@ -331,3 +331,37 @@ def test_options_come_with_the_task_as_mmlu_and_arc_have_them():
     assert score({"kind": "choice", "choices": "options"}, "The answer is 4.", 1, mmlu).reward == 1
     assert score("choice", "fire", "2", arc).reward == 1
     assert "none of the options" in str(read_scorer("choice").problem("Z", OPTIONS))
+
+
+ALL = {
+    # of A and C
+    "A, C": 1,
+    "AC": 1,
+    "(C) and (A)": 1,
+    "The correct options are A and C.": 1,
+    "I'd say A and C. B is wrong.": 1,
+    "red and blue": 1,
+    "\\boxed{A, C}": 1,
+    "Answer: **A** and **C**": 1,
+    "A": 0,
+    "A, B, C": 0,
+    "A or C": 0,
+    "A and C, or A and B": 0,
+    "Answer: A\nAnswer: C": 0,
+    "None of them.": 0,
+}
+
+
+@pytest.mark.parametrize("answer", ALL)
+@pytest.mark.parametrize("truth", [["A", "C"], "A, C", "AC", ["red", "blue"], [0, 2]])
+def test_several_options_must_all_be_chosen(answer: str, truth: Any) -> None:
+    config = {"kind": "choice", "choices": ["red", "green", "blue", "pink"], "all": True}
+    assert score(config, answer, truth).reward == ALL[answer]
+
+
+def test_a_list_of_options_of_which_any_is_right_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="all: true if all must be chosen"):
+        assert score({"kind": "choice"}, "A", ["A", "C"]).reward == 1
+    config = {"kind": "choice", "choices": ["red", "green", "blue"], "all": True}
+    assert read_scorer(config).gold(["A", "C"]) == "A, C"
+    assert read_scorer(config).problem("A, D") is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from string import ascii_uppercase
@@ -14,6 +15,7 @@ from treetune.scorers.reading.extraction import extract
 from treetune.scorers.reading.options import Options, option_reader
 from treetune.scorers.scorer import Scorer, judged, require_truths
 
+_ANY_OF = "choice: a ground truth is a list of options, of which any is right; all: true if all must be chosen"
 LETTERS = tuple(ascii_uppercase[:10])
 """The labels if the options are unknown."""
 
@@ -27,6 +29,9 @@ class Choice(Scorer, frozen=True, tag="choice"):
     """What the ground truth is: a label, the index of the right option from 0, or its text. Absent: an integer is an
     index, and a text is a label or else an option's text."""
 
+    all: bool = False
+    """Whether the truth is a list of options that must all be chosen, and no others. If not, any of a list is right."""
+
     def __post_init__(self) -> None:
         if isinstance(self.choices, list | dict) and len(self.choices) < 2:
             raise ConfigError([("choices", "there must be two options at least")])
@@ -36,17 +41,23 @@ class Choice(Scorer, frozen=True, tag="choice"):
         options = self._options(task)
         right = self._labels_of(truth, options, task)
         reader = option_reader(options)
+        if self.all:
+            found = extract(answer, self.answer, reader.read_all)
+            return judged(found, found.value == frozenset(right), [", ".join(sorted(right))])
+        if len(right) > 1:
+            warnings.warn(_ANY_OF, stacklevel=1)  # Python shows it once
         found = extract(answer, self.answer, reader.read, verdicts=reader.verdicts)
         return judged(found, found.value in right, sorted(right))
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
-        return self.say(self._label_of(require_truths(truth, task)[0], self._options(task), task))
+        right = self._labels_of(truth, self._options(task), task)
+        return self.say(", ".join(sorted(right)) if self.all else right[0])
 
     def fault(self, truth: Any, task: Task | None) -> str | None:
         try:
             options = self._options(task)
             for one in require_truths(truth, task):
-                self._label_of(one, options, task)
+                self._labels_of(one, options, task)
         except TasksetError as error:
             return error.message
         return None
@@ -72,8 +83,11 @@ class Choice(Scorer, frozen=True, tag="choice"):
         return _make_options(None, texts if isinstance(texts[0], str) else tuple(map(str, texts)))
 
     def _labels_of(self, truth: Any, options: Options, task: Task | None) -> Sequence[str]:
-        if isinstance(truth, str) and (label := _find_label(truth, False, self.truth, options)) is not None:
-            return (label,)
+        if isinstance(truth, str):
+            if (label := _find_label(truth, False, self.truth, options)) is not None:
+                return (label,)
+            if self.all:  # "A, C" or "AC"
+                truth = [one.strip() for one in truth.split(",")] if "," in truth else list(truth.strip())
         return [self._label_of(one, options, task) for one in require_truths(truth, task)]
 
     def _label_of(self, truth: Any, options: Options, task: Task | None) -> str:

@@ -278,8 +278,9 @@ class RowBuilder:
             if not self._made and (lack := find_lack(made)) is not None:
                 left_out.setdefault(lack, []).append(number)
                 continue
-            env_class = made.get("env_class") or config.env_class
-            request = self._request if env_class == config.env_class else self._request_for(env_class)
+            named, request = made.get("env_class"), self._request
+            if isinstance(named, str) and named != config.env_class:
+                request = self._request_for(named)
             if request is not None:
                 made = {**made, "prompt": add_paragraph(made["prompt"], request)}
             uid, row = complete_row(self.taskset, *write_images(made, index, self._images), index)
