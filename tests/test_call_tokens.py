@@ -12,9 +12,9 @@ import real_tokenizers
 from call_chats import TOOLS
 from chat_templates import CALL_TEMPLATES, CallLetters, Letters, plain, writes_hermes, writes_llama
 from packing import MANY
+from raising import raises_code
 
 from treetune.chat.tokens import ChatTokens, Tokens
-from treetune.errors import UnknownNameError, UsageError
 
 ASKED = [{"role": "user", "content": "Where?"}]
 
@@ -115,18 +115,18 @@ def test_several_calls_are_shown_as_text_where_a_template_has_words_for_one():
 
 
 def test_a_template_whose_calls_nobody_can_read_is_refused_unless_a_format_is_named():
-    with pytest.raises(UsageError, match="call_format: ") as refused:
+    with raises_code("usage", "call_format:") as refused:
         ChatTokens(CallLetters(writes_hermes)).with_tools(TOOLS)
     assert "hermes" in str(refused.value)
 
 
 def test_a_format_that_does_not_exist_is_told():
-    with pytest.raises(UnknownNameError, match="did you mean 'mistral'"):
+    with raises_code("unknown-name", "'mistral'"):
         ChatTokens(Letters(plain), call_format="mistrl")
 
 
 def test_tools_of_the_task_and_of_the_templates_arguments_are_not_mixed():
-    with pytest.raises(UsageError, match="chat template's arguments"):
+    with raises_code("usage", "`tools`"):
         ChatTokens(Letters(plain), {"tools": TOOLS}).with_tools(TOOLS[:1])
 
 

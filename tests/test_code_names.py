@@ -20,6 +20,7 @@ import pytest
 import yaml
 from hostile_names import PLACES, TABLE, hostile_rows, nest, plant, row_of, spellings, write_rows
 from made_runs import make_trace
+from raising import raises_code
 from serving import run, served
 from viewing import viewing
 
@@ -224,7 +225,7 @@ def test_a_scorer_that_is_no_text_is_refused(treetune, mark, tmp_path):
         refused = treetune(words[0], "rows.jsonl", *words[1:])
         assert refused.code != 0
         assert "a scorer that is not text" in refused.out + refused.err
-    with pytest.raises(TreetuneError, match="no text"):
+    with raises_code("taskset", "'evilmod:Evil'", "'sources'"):
         compute_score("x", "1", "1", row_of(scorer)["extra_info"])
     assert not mark.exists()
 
@@ -347,7 +348,7 @@ def test_a_folder_that_joins_an_installed_package_is_not_installed(mark, tmp_pat
     shutil.copy(tmp_path / "evil.py", tmp_path / "evilspace" / "evil.py")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    with pytest.raises(TreetuneError, match="not installed"):
+    with raises_code("untrusted-code", "--trust", "TREETUNE_TRUST=1"):
         environments.resolve("evilspace.evil:Env", ROW)
     assert not mark.exists()
 
@@ -359,7 +360,7 @@ def test_an_entry_point_beside_the_user_is_not_installed(mark, tmp_path, monkeyp
     (info / "entry_points.txt").write_text("[treetune.environments]\nharmless = evilmod:Env\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     registry = Registry("environment", "treetune.environments", "ENVIRONMENTS")
-    with pytest.raises(TreetuneError, match="not installed"):
+    with raises_code("untrusted-code", "--trust", "TREETUNE_TRUST=1"):
         registry.resolve("harmless", ROW)
     assert not mark.exists()
     assert registry.resolve("harmless", USER).__name__ == "Env"
@@ -367,7 +368,7 @@ def test_an_entry_point_beside_the_user_is_not_installed(mark, tmp_path, monkeyp
 
 def test_a_relative_pythonpath_installs_nothing(mark, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ".")
-    with pytest.raises(TreetuneError, match="not installed"):
+    with raises_code("untrusted-code", "--trust", "TREETUNE_TRUST=1"):
         environments.resolve("evilmod:Env", ROW)
     assert not mark.exists()
 
@@ -377,7 +378,7 @@ def test_a_module_that_a_build_named_is_that_file(mark, tmp_path, monkeypatch):
     scorer = ScoredBy("taskset", json.dumps({"custom_cls": {"path": "pkg://evilpkg.inner", "name": "Evil"}}))
     elsewhere = tmp_path / "elsewhere" / "evilpkg" / "inner.py"
     remember_module("evilpkg.inner", elsewhere)
-    with pytest.raises(TreetuneError, match="not installed"):
+    with raises_code("untrusted-code", "--trust", "TREETUNE_TRUST=1"):
         taskset_of(scorer)
     assert not mark.exists()
     remember_module("evilpkg.inner", tmp_path / "evilpkg" / "inner.py")
@@ -468,7 +469,7 @@ def test_a_package_that_looks_elsewhere_for_its_modules_runs_none_of_them(mark, 
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert environments.resolve("evilspread.good:Good", ROW).__name__ == "Good"
-    with pytest.raises(TreetuneError, match="not installed"):
+    with raises_code("untrusted-code", "--trust", "TREETUNE_TRUST=1"):
         environments.resolve("evilspread.evil:Env", ROW)
     assert not mark.exists()
 
@@ -480,7 +481,7 @@ def test_no_program_of_an_installed_package_is_started(mark, tmp_path, monkeypat
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     for name in ("evilprogram.__main__:Env", "treetune.__main__:Env"):
-        with pytest.raises(TreetuneError, match="not installed"):
+        with raises_code("untrusted-code", "--trust", "TREETUNE_TRUST=1"):
             environments.resolve(name, ROW)
     assert not mark.exists()
 

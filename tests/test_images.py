@@ -8,6 +8,7 @@ from base64 import b64encode
 
 import pytest
 from pictures import RED, png
+from raising import raises_code
 
 from treetune import Task, Taskset
 from treetune.chat.images import (
@@ -23,7 +24,7 @@ from treetune.chat.images import (
     urls_in,
 )
 from treetune.chat.tokens import NO_IMAGES, ChatTokens
-from treetune.errors import TasksetError, UsageError
+from treetune.errors import UsageError
 
 
 def test_a_header_says_format_and_size_without_any_library():
@@ -124,7 +125,7 @@ def test_a_task_whose_image_only_this_machine_could_read_is_refused():
         def load_tasks(self):
             return [Task(prompt=[{"role": "user", "content": [image_part(self.address)]}])]
 
-    with pytest.raises(TasksetError, match=r"task 0 has an image at 'pictures/a\.png'") as told:
+    with raises_code("taskset", "task 0", "'pictures/a.png'") as told:
         Pictures().select_tasks()
     assert "image_part(to_url(path))" in told.value.remedy
     Pictures.address = "file:///pictures/a.png"  # which a server beside us may have been told to read

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from raising import raises_code
 
 from treetune import Task, Taskset
 from treetune.cli.listing import missing_extra
-from treetune.errors import TasksetError
 from treetune.evaluation import refuse_unservable
 from treetune.sandbox import Capability, probe
 
@@ -44,7 +44,7 @@ def test_the_list_says_what_is_not_installed(treetune, tmp_path):
 def test_a_taskset_that_runs_code_is_refused_where_no_sandbox_starts(monkeypatch):
     monkeypatch.setattr("treetune.sandbox.probe", lambda: Capability(cause="it is forbidden", remedy="allow it"))
     refuse_unservable(Plain())
-    with pytest.raises(TasksetError, match=r"(?s)no sandbox can start here.*it is forbidden.*allow it"):
+    with raises_code("taskset", "RunsCode", "it is forbidden", "allow it"):
         refuse_unservable(RunsCode())
 
 

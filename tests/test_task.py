@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raises_code
 
 from treetune import Outcome, Task, Trace, Turn
 from treetune.core.trace import Failure
-from treetune.errors import UsageError
 from treetune.system.digest import canonical
 
 values = st.recursive(
@@ -122,5 +122,5 @@ def test_a_ground_truth_stands_in_reward_spec() -> None:
 
 
 def test_two_different_ground_truths_are_an_error() -> None:
-    with pytest.raises(UsageError, match="two ground truths: '5', and '6' in reward_spec"):
+    with raises_code("usage", "'5'", "'6'", "reward_spec"):
         Task(prompt="2 + 3?", ground_truth="5", reward_spec={"ground_truth": "6"})

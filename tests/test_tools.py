@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from raising import raises_code
 
 from treetune import Environment, InvalidAction, Limits, Outcome, Score, Step, Task, Taskset, run_rollout, tool
 from treetune.chat.calls import read_calls
@@ -19,7 +20,7 @@ from treetune.core.policy import Completion, Request
 from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource, find_tools, message_of_action
 from treetune.core.trace import Trace, decode_trace, encode_trace
-from treetune.errors import ToolError, UnknownNameError, UsageError
+from treetune.errors import ToolError, UsageError
 from treetune.play.episode import Episode
 from treetune.play.toolbox import MOST_AT_ONCE, MOST_CHARACTERS, render
 
@@ -186,19 +187,19 @@ def test_a_docstring_tells_of_the_function_and_of_each_parameter(doc: str) -> No
 
 
 def test_a_signature_that_no_schema_can_tell_is_refused_where_it_is_written() -> None:
-    with pytest.raises(UsageError, match="does not say what 'query' is"):
+    with raises_code("usage", "'query'"):
 
         @tool
         def untyped(query): ...  # type: ignore[no-untyped-def]
 
-    with pytest.raises(UsageError, match=r"takes \*words"):
+    with raises_code("usage", "*words"):
 
         @tool
         def variadic(*words: str) -> None: ...
 
     with pytest.raises(UsageError, match="directly above"):
         tool(staticmethod(len))  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match="more than 0 seconds"):
+    with raises_code("usage", "0 seconds"):
         tool(timeout=0)(lambda: None)
 
 
@@ -206,12 +207,12 @@ def test_a_type_that_json_does_not_have_is_refused_where_the_tool_is_built() -> 
     @tool
     def odd(thing: complex) -> None: ...
 
-    with pytest.raises(UsageError, match="no model can give"):
+    with raises_code("usage", "`schema_hook`", "'complex'"):
         Tool.of(odd)
 
 
 def test_tools_as_an_attribute_are_an_error() -> None:
-    with pytest.raises(UsageError, match="TOOLS means nothing"):
+    with raises_code("usage", "TOOLS"):
         type("Old", (Environment,), {"TOOLS": []})
 
 
@@ -231,7 +232,7 @@ def test_a_tool_that_would_take_the_place_of_a_method_is_refused_where_it_is_wri
     def look_up(self: Any, word: str) -> str:
         return word
 
-    with pytest.raises(UsageError, match=f"Own: the tool '{name}' has the name of {what}") as refused:
+    with raises_code("usage", f"'{name}'", what) as refused:
         type("Own", (base,), {name: tool(look_up)})
     assert refused.value.remedy == f'rename it, or write @tool(name="{name}") above a method of another name'
     named: Any = type("Own", (base,), {"look_up": tool(name=name)(look_up)})
@@ -239,7 +240,7 @@ def test_a_tool_that_would_take_the_place_of_a_method_is_refused_where_it_is_wri
 
 
 def test_a_tool_without_self_is_refused_where_it_is_written() -> None:
-    with pytest.raises(UsageError, match="Weather: the tool 'temperature' is a method without self") as refused:
+    with raises_code("usage", "'temperature'") as refused:
 
         class Weather(Taskset):
             @tool
@@ -247,7 +248,7 @@ def test_a_tool_without_self_is_refused_where_it_is_written() -> None:
                 return 3
 
     assert refused.value.remedy == "write def temperature(self, city), or @staticmethod above @tool"
-    with pytest.raises(UsageError, match="'now' is a method without self"):
+    with raises_code("usage", "'now'"):
 
         class Clock(Environment):
             @tool
@@ -612,11 +613,11 @@ def test_a_task_and_a_config_name_tools() -> None:
     assert (told(trace), trace.reward) == (["42"], 1.0)
     by_config = Doubling(TasksetConfig(tools=["calculator"]))
     assert [one["function"]["name"] for one in play(by_config, "8").tools] == ["double", "submit", "calculator"]
-    with pytest.raises(UnknownNameError, match="did you mean 'calculator'"):
+    with raises_code("unknown-name", "'calculator'"):
         Doubling(TasksetConfig(tools=["calculater"]))
-    with pytest.raises(UsageError, match="takes no settings"):
+    with raises_code("usage", "'calculator'"):
         Doubling(TasksetConfig(tools=[{"calculator": {"digits": 3}}]))
-    with pytest.raises(UsageError, match="names no tool"):
+    with raises_code("usage", "'b'"):
         Doubling(TasksetConfig(tools=[{"a": {}, "b": {}}]))
 
 
@@ -668,7 +669,7 @@ def test_a_source_of_tools_lives_for_one_episode() -> None:
         assert [told(trace, 1), told(trace, 2)] == [["5"], ["6"]]
     assert [one.closed for one in Counter.opened] == [True, True]
     wrong = Doubling(TasksetConfig(tools=[{"test-counter": {"wrong": 4}}]))
-    with pytest.raises(UsageError, match="test-counter"):
+    with raises_code("usage", "test-counter"):
         asyncio.run(Episode.start(wrong, wrong[0]))
 
 

@@ -13,11 +13,12 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raises_code
 
 from treetune import Environment, Step, Task, Taskset
 from treetune.core.policy import Completion
 from treetune.core.trace import Outcome
-from treetune.errors import PolicyError, UsageError
+from treetune.errors import PolicyError
 from treetune.play.group import sample_groups
 from treetune.play.host import LocalHost, always
 from treetune.play.rollout import run_rollout
@@ -186,7 +187,7 @@ def test_a_trainer_may_name_its_model_anew_at_every_step(monkeypatch):
             book.of(f"step-{step}").set_version(step)
         for other in ("b", "c"):
             await book.of(other).pause()
-        with pytest.raises(UsageError, match="3 models are in use"):
+        with raises_code("usage", "3 models"):
             book.of("d")
         return [model for model, _, _ in book.known()]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from raising import raises_code
 
 from treetune import load_taskset
 from treetune.data.rows.scorer import describe_taskset, taskset_of
-from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
+from treetune.errors import MissingExtraError, UsageError
 from treetune.tasksets.shell.taskset import OSInteraction
 
 
@@ -74,7 +75,7 @@ def test_os_tasks_run_on_our_own_machines(checkout, name, description):
 
 
 def test_os_tasks_ask_for_a_checkout():
-    with pytest.raises(ConfigError, match="checkout"):
+    with raises_code("config", "checkout"):
         load_taskset("agentbench:os-dev")
 
 
@@ -107,7 +108,7 @@ def test_a_dev_that_the_config_lacks_is_its_std_with_the_samples_beside(checkout
 
 
 def test_a_name_that_a_checkout_no_longer_has_says_which_it_has(checkout):
-    with pytest.raises(UnknownNameError, match="dbbench-std"):
+    with raises_code("unknown-name", "dbbench-std"):
         load_taskset("agentbench:dbbench-dev", {"taskset.root": str(checkout)})._find_class()
 
 
@@ -118,7 +119,7 @@ def test_other_tasks_say_what_they_need(name):
 
 
 def test_a_name_that_nothing_answers_to(tmp_path):
-    with pytest.raises(UnknownNameError, match="os-dev"):
+    with raises_code("unknown-name", "os-dev"):
         load_taskset("agentbench:os-dve")
 
 
@@ -136,6 +137,6 @@ def test_rows_of_a_checkouts_own_code_run_it_only_where_this_user_built_them(che
     assert taskset_of(scorer)._find_class() == ("src.server.tasks.card_game.CardGame", {"test_time": 5})
     taskset_of.cache_clear()
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(checkout / "another"))
-    with pytest.raises(UsageError, match="none of your builds"):
+    with raises_code("untrusted-code", "--trust", "TREETUNE_TRUST=1"):
         taskset_of(scorer)
     assert taskset_of(scorer, trust=True).config.root == str(checkout)

@@ -14,6 +14,7 @@ import pytest
 from episodes import episode, play, rewards, shown, task_of
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raises_code
 
 from treetune import Action, Outcome, Task, Taskset, make, run_rollout
 from treetune.core.environment import requirements_of
@@ -21,7 +22,7 @@ from treetune.core.policy import Completion
 from treetune.data.datasets.task_lists import load_task
 from treetune.data.rows import read_tasks
 from treetune.data.validate import write_tasks
-from treetune.errors import EnvironmentFault, TasksetError
+from treetune.errors import EnvironmentFault
 from treetune.evaluation import refuse_unservable
 from treetune.models.scripted import Replay
 from treetune.sandbox import Capability, SandboxUnavailable, probe
@@ -560,7 +561,7 @@ class TestSearchCode:
         assert rewards(ask(truth), "<solution>#### 42</solution>") == [1.0]
 
     def test_a_list_is_none(self):
-        with pytest.raises(EnvironmentFault, match="text or number"):
+        with raises_code("environment", "reward_spec.ground_truth"):
             make("searchcode", task_of("searchcode", ["42"]))
 
     @given(st.lists(st.sampled_from(["<a>", "</a>", "<b>", "</b>", "x", "\n", "<", "</c>"])).map("".join))
@@ -599,9 +600,9 @@ class TestWithoutASandbox:
         assert "apt-get install bubblewrap" in trace.failure.message
 
     def test_a_step_alone_is_refused_too(self, none):
-        with pytest.raises(SandboxUnavailable, match="bwrap"):
+        with raises_code("no-sandbox", "bwrap"):
             asyncio.run(make("lcb", task_of("lcb", SQUARES)).step(Action.of(code(PROGRAM))))
-        with pytest.raises(SandboxUnavailable, match="bwrap"):
+        with raises_code("no-sandbox", "bwrap"):
             asyncio.run(
                 make("searchcode", task_of("searchcode", "42")).step(Action.of("<tool><python>1</python></tool>"))
             )
@@ -620,7 +621,7 @@ class TestWithoutASandbox:
             }
         )
         monkeypatch.setattr("treetune.sandbox.probe", lambda: Capability(cause="no bwrap", remedy="install it"))
-        with pytest.raises(TasksetError, match="no bwrap") if refused else nullcontext():
+        with raises_code("taskset", "DatasetTaskset", "bwrap") if refused else nullcontext():
             refuse_unservable(taskset)
 
     def test_the_contracts_say_who_needs_one(self):

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from fake_docker import FakeDocker
+from raising import raises_code
 
 from treetune import Action, Completion, build_taskset, make
 from treetune.core.score import Validity
 from treetune.core.trace import Outcome
-from treetune.errors import ConfigError, EnvironmentFault, TasksetError, UnknownNameError
+from treetune.errors import ConfigError, TasksetError
 from treetune.evaluation import refuse_unservable
 from treetune.play.rollout import run_rollout
 from treetune.sandbox import Capability, probe
@@ -90,7 +91,7 @@ def test_tasks_are_read_as_they_are_drawn_in_the_order_of_their_names(tmp_path, 
     assert drawn.count() == 3
     assert [task.name for task in drawn.draw(2)] == ["org/a", "org/b"]
     assert drawn[1] == pickle.loads(pickle.dumps(drawn))[1] == list(drawn.draw(2))[1]
-    with pytest.raises(TasksetError, match=r"c/task\.toml"):
+    with raises_code("taskset", "c/task.toml"):
         drawn[2]
 
 
@@ -99,17 +100,17 @@ def test_one_task_or_some_of_them_can_be_named(tmp_path):
         write_task(tmp_path / name)
     assert [task.name for task in taskset(tmp_path / "web-1").draw()] == ["web-1"]
     assert [task.name for task in taskset(tmp_path, tasks=["sql-*", "nothing"]).draw()] == ["sql-1", "sql-2"]
-    with pytest.raises(ConfigError, match="none of the 3 tasks has such a name"):
+    with raises_code("config", "3 tasks"):
         taskset(tmp_path, tasks=["nothing"])
-    with pytest.raises(ConfigError, match="no such folder"):
+    with raises_code("config", "taskset.folder", "nowhere"):
         taskset(tmp_path / "nowhere")
 
 
 def test_a_root_file_system_that_is_none_is_refused(tmp_path, monkeypatch):
     write_task(tmp_path / "tasks" / "a")
-    with pytest.raises(ConfigError, match=r"(?s)taskset\.rootfs.*treetune sandbox build"):
+    with raises_code("config", "taskset.rootfs"):
         taskset(tmp_path / "tasks", rootfs=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"(?s)taskset\.rootfs.*bubblewrap"):
+    with raises_code("config", "taskset.rootfs", "bubblewrap"):
         taskset(tmp_path / "tasks", rootfs=str(tmp_path), sandbox="docker")
     write_rootfs(tmp_path / "bookworm")
     monkeypatch.chdir(tmp_path)
@@ -151,7 +152,7 @@ def test_a_folder_that_is_no_task_says_what_is_missing(tmp_path):
 
 def test_types_in_the_toml_are_checked(tmp_path):
     write_task(tmp_path / "a", toml='[agent]\ntimeout_sec = "soon"\n')
-    with pytest.raises(TasksetError, match=r"task\.toml.*agent\.timeout_sec"):
+    with raises_code("taskset", "task.toml", "agent.timeout_sec"):
         taskset(tmp_path)[0]
 
 
@@ -297,7 +298,7 @@ def test_the_working_folder_of_the_toml_wins(tmp_path):
 @sandboxed
 def test_files_that_do_not_fit_are_told(tmp_path):
     write_task(tmp_path, dockerfile="FROM x\nCOPY . /data\n", environment__big="x" * (3 << 20))
-    with pytest.raises(EnvironmentFault, match=r"(?s)its disk has 2 MB.*disk_mb"):
+    with raises_code("environment", "2 MB", "disk_mb"):
         play(tmp_path, "DONE", disk_mb=2)
 
 
@@ -520,9 +521,9 @@ def test_a_folder_that_the_repository_has_not_is_refused(published, folder):
 
 def test_a_folder_without_tasks_says_where_they_are(tmp_path):
     write_task(tmp_path / "all" / "tasks" / "a")
-    with pytest.raises(ConfigError, match=r"(?s)taskset\.folder.*write taskset\.folder: .*/all/tasks"):
+    with raises_code("config", "taskset.folder", "/all/tasks"):
         dataset_names(folder=str(tmp_path / "all"))
-    with pytest.raises(ConfigError, match=r"(?s)taskset\.tasks.*none of the 1 tasks.*they are: a"):
+    with raises_code("config", "taskset.tasks", "1 tasks"):
         dataset_names(folder=str(tmp_path / "all" / "tasks"), tasks=["b-*"])
 
 
@@ -534,16 +535,16 @@ def test_a_dataset_is_found_by_name_in_a_registry(published, tmp_path):
     entries = [{"name": "greet", "version": "1.0", "tasks": tasks}, {"name": "greet", "version": "2.0", "tasks": []}]
     registry.write_text(json.dumps(entries))
     assert dataset_names(dataset="greet@1.0", registry=str(registry)) == ["a", "b"]
-    with pytest.raises(UnknownNameError, match=r"(?s)unknown dataset 'gret@1\.0'.*greet@1\.0"):
+    with raises_code("unknown-name", "'gret@1.0'", "greet@1.0"):
         dataset_names(dataset="gret@1.0", registry=str(registry))
 
 
 def test_a_dataset_that_cannot_be_had_says_what_to_do(published, tmp_path):
-    with pytest.raises(TasksetError, match=r"(?s)git cannot get the dataset.*--taskset\.folder"):
+    with raises_code("taskset", "--taskset.folder"):
         dataset_names(dataset=f"file://{tmp_path}/none")
-    with pytest.raises(TasksetError, match=r"(?s)registry .* cannot be read.*--taskset\.folder"):
+    with raises_code("taskset", "registry", "--taskset.folder"):
         dataset_names(dataset="greet", registry=str(tmp_path / "none.json"))
-    with pytest.raises(ConfigError, match="either a folder"):
+    with raises_code("config", "taskset.folder"):
         dataset_names()
     assert list((tmp_path / "cache" / "treetune" / "harbor").iterdir()) == []
 
@@ -596,9 +597,7 @@ def test_a_task_that_needs_a_container_engine_is_refused_by_name(tmp_path, said,
     verdict = drawn.validate(task)
     assert verdict.validity is Validity.INVALID
     assert said in verdict.reason
-    with pytest.raises(
-        EnvironmentFault, match=r"(?s)cannot be served without a container engine.*--taskset\.unsupported"
-    ):
+    with raises_code("environment", "--taskset.unsupported"):
         asyncio.run(make("harbor", task).start())
     assert drawn.gold(task) is None
 

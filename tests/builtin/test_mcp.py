@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from raising import raises_code
 
 pytest.importorskip("mcp")
 
@@ -26,7 +27,7 @@ from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import message_of_action
 from treetune.core.trace import Trace
 from treetune.data.rows.scorer import ScoredBy, describe_taskset, taskset_of
-from treetune.errors import ConfigError, UsageError
+from treetune.errors import ConfigError
 
 SERVERS = Path(__file__).parent.parent / "support" / "mcp"
 SDK = [sys.executable, str(SERVERS / "sdk_server.py")]
@@ -284,7 +285,7 @@ def test_a_wrong_setting_is_told_before_anything_is_played(settings, said):
 
 
 def test_a_task_cannot_say_which_server():
-    with pytest.raises(UsageError, match="names no server"):
+    with raises_code("usage", "'mcp'"):
         riddle("mcp")
     taskset = riddle()
     task = Task(prompt="Say ok.", tools=["mcp"])
@@ -296,9 +297,9 @@ def test_a_task_cannot_say_which_server():
 def test_a_row_that_names_a_command_is_refused_unless_a_build_of_ones_own_wrote_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
     evil = {"id": "arithmetic", "tools": [{"mcp": {"command": ["touch", str(tmp_path / "was_run")]}}]}
-    with pytest.raises(UsageError, match="--trust"):
+    with raises_code("untrusted-code", "--trust"):
         taskset_of(ScoredBy("taskset", json.dumps(evil)))
-    with pytest.raises(UsageError, match="--trust"):
+    with raises_code("untrusted-code", "--trust"):
         taskset_of(ScoredBy("taskset", json.dumps({**evil, "tools": evil["tools"][0]})))
     assert taskset_of(ScoredBy("taskset", json.dumps(evil)), trust=True).config.tools == evil["tools"]
     own = {"id": "arithmetic", "tools": [{"mcp": {"command": ["true"]}}]}

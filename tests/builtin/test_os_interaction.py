@@ -7,6 +7,7 @@ import json
 from functools import partial
 
 import pytest
+from raising import raises_code
 
 from treetune import Action
 from treetune.errors import ConfigError, EnvironmentFault
@@ -368,7 +369,7 @@ def test_a_reference_that_would_miss_running_processes_is_not_taken(machine, tmp
     left = f"sleep 1234 >/dev/null 2>&1 & sleep 1235 >/dev/null 2>&1 & {both_run}"
     row = referenced(left if script == "init" else None, "pgrep sleep | wc -l")
     row |= {"start": left} if script == "start" else {}
-    with pytest.raises(EnvironmentFault, match=r"leaves 2 processes running.*sleep 1235"):
+    with raises_code("environment", "2 processes", "sleep 1235"):
         play(samples(tmp_path, row))
     fine = samples(tmp_path, {**row, "evaluation": {"match": "2"}})
     assert play(fine, bash("pgrep sleep | wc -l"), "Act: answer(2)")[0].observation.content == "2"
@@ -407,7 +408,7 @@ def test_invalid_samples_are_told_by_validate_and_have_no_reward(machine, tmp_pa
 
 def test_scripts_are_found_under_their_root(machine, tmp_path):
     row = {"description": "?", "create": {"init": {"file": "init/make.sh"}}, "evaluation": COUNT}
-    with pytest.raises(EnvironmentFault, match=r"init/make\.sh"):
+    with raises_code("environment", "init/make.sh"):
         play(samples(tmp_path, row))
     script = tmp_path / "scripts" / "samples" / "init" / "make.sh"
     script.parent.mkdir(parents=True)
@@ -461,7 +462,7 @@ def test_a_json_file_directly_in_the_folder_is_read(tmp_path):
 
 
 def test_a_folder_without_json_files_says_so(tmp_path):
-    with pytest.raises(ConfigError, match="has no JSON file of samples"):
+    with raises_code("config", "JSON"):
         OSInteraction(OSInteractionConfig(data=str(tmp_path)))
 
 

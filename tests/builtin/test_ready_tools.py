@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from raising import raises_code
 
 from treetune import Task
 from treetune.config.trust import USER
@@ -119,7 +120,7 @@ def test_where_no_sandbox_can_start_it_is_told_before_the_episode_begins(monkeyp
 
 
 def test_settings_of_a_sandbox_are_checked() -> None:
-    with pytest.raises(UsageError, match="memory_mb"):
+    with raises_code("usage", "memory_mb"):
         use("python", memory=5)
 
 

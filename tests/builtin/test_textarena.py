@@ -14,9 +14,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raises_code
 
 from treetune import Action, build_taskset, make
-from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, TasksetError, UnknownNameError, UsageError
+from treetune.errors import EnvironmentFault
 from treetune.tasksets.textarena.taskset import BRACKETS
 
 pytestmark = pytest.mark.skipif(find_spec("textarena") is None, reason="the extra textarena is not installed")
@@ -83,7 +84,7 @@ def test_random_access_equals_iteration_and_nothing_else_is_built(monkeypatch):
     assert everything[:5] == drawn
     assert [taskset("FrozenLake-v0", num_tasks=40)[index] for index in range(40)] == everything
     assert pickle.loads(pickle.dumps(taskset("FrozenLake-v0"))).select_tasks(5) == drawn
-    with pytest.raises(UsageError, match="has no task 40"):
+    with raises_code("usage", "task 40"):
         taskset(num_tasks=40)[40]
 
 
@@ -314,7 +315,7 @@ def test_an_opponent_that_breaks_the_rules_is_a_failure_and_no_victory(tmp_path)
         task = taskset("TicTacToe-v0", opponent=f"{tmp_path / 'bad.py'}:{name}")[0]
         with pytest.raises(EnvironmentFault, match=said):
             play(task, lambda seen: "[4]" if len(seen) == 1 else "[0]")
-    with pytest.raises(EnvironmentFault, match="found no valid move"):
+    with raises_code("environment", "--taskset.opponent"):
         play(taskset("TicTacToe-v0", opponent=["[99]"])[0], lambda seen: "[4]")
 
 
@@ -329,14 +330,14 @@ def test_where_the_others_begin_they_have_moved_before_the_first_observation():
 
 
 def test_who_plays_the_others_must_be_said():
-    with pytest.raises(TasksetError, match=r"(?s)for 2 players.*--taskset\.opponent"):
+    with raises_code("taskset", "2 players", "--taskset.opponent"):
         taskset("TicTacToe-v0")
-    with pytest.raises(TasksetError, match="for 2 players"):
+    with raises_code("taskset", "2 players"):
         taskset("PublicGoodsGame-v0")
-    with pytest.raises(ConfigError, match="for one player"):
+    with raises_code("config", "taskset.opponent"):
         taskset("Sudoku-v0", opponent="random")
     assert taskset("Snake-v0", opponent="random", players=4)[0].players == 4
-    with pytest.raises(ConfigError, match="does not start with 3"):
+    with raises_code("config", "with 3"):
         taskset("TicTacToe-v0", opponent="random", players=3)
 
 
@@ -344,9 +345,9 @@ def test_who_plays_the_others_must_be_said():
 
 
 def test_names_and_params_are_checked():
-    with pytest.raises(UnknownNameError, match="did you mean 'Sudoku-v0'"):
+    with raises_code("unknown-name", "'Sudoku-v0'"):
         taskset("Soduku-v0")
-    with pytest.raises(ConfigError, match="refuses them"):
+    with raises_code("config", "'size'", "SudokuEnv.__init__"):
         taskset("Sudoku-v0", params={"size": 4})
 
 
@@ -384,21 +385,21 @@ def test_data_of_nltk_that_is_there_is_enough(tmp_path, treetune):
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="there it runs")
 def test_a_game_for_a_newer_python_says_so():
-    with pytest.raises(TasksetError, match=r"(?s)Chess-v0 does not start: SyntaxError.*a newer Python"):
+    with raises_code("taskset", "Chess-v0", "SyntaxError"):
         taskset("Chess-v0", opponent="random")
 
 
 def test_games_that_ask_a_model_or_miss_a_package_or_file_say_so(monkeypatch):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    with pytest.raises(TasksetError, match=r"does not start: ValueError: .*OPENROUTER_API_KEY"):
+    with raises_code("taskset", "ValueError", "OPENROUTER_API_KEY"):
         taskset("TwentyQuestions-v0")
-    with pytest.raises(TasksetError, match=r"BabyAiText-v0 does not start: .*No module named 'gym'"):
+    with raises_code("taskset", "BabyAiText-v0", "'gym'"):
         taskset("BabyAiText-v0")
-    with pytest.raises(TasksetError, match="does not start: FileNotFoundError"):
+    with raises_code("taskset", "FileNotFoundError"):
         taskset("UsedCarNegotiation-v0")
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "textarena", None)
-    with pytest.raises(MissingExtraError, match=r"treetune\[textarena\]"):
+    with raises_code("missing-extra", "treetune[textarena]"):
         taskset()

@@ -9,6 +9,7 @@ import warnings
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raises_code
 
 from treetune.data.datasets.selection import Filter
 from treetune.errors import ConfigError
@@ -173,7 +174,7 @@ def test_what_could_escape_is_refused(text):
 
 
 def test_dunder_names_are_refused_even_where_they_are_columns():
-    with pytest.raises(ConfigError, match="no column '__class__'"):
+    with raises_code("config", "'__class__'"):
         Filter("__class__ == 1", ["__class__"])
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from raising import raises_code
 
 from treetune import load_taskset
-from treetune.errors import ConfigError
 from treetune.tasksets.target import read_target
 from treetune.trainers.skyrl.gym import _make_config as make_config
 from treetune.trainers.skyrl.tasks import resolve_tasks_into_config as resolve_for_skyrl
@@ -132,7 +132,7 @@ def test_an_unescaped_reference_names_the_file_the_line_the_key_and_how_to_escap
         assert r"write `\${`, in double quotes `\\${`" in result.err
     from omegaconf import OmegaConf
 
-    with pytest.raises(ConfigError, match=r"train_tasks\[0\].system_prompt: Interpolation key 'price'"):
+    with raises_code("config", "train_tasks[0].system_prompt", "'price'"):
         resolve_tasks_into_config(OmegaConf.merge(OmegaConf.load("tasks.yaml"), {"data": {}}))
 
 

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from pass_rates import write_rates
+from raising import raises_code
 
 from treetune import load_taskset
 from treetune.data.rows import read_tasks
-from treetune.errors import ConfigError
 from treetune.tasksets.target import read_target
 from treetune.trainers.skyrl.tasks import resolve_tasks_into_config as resolve_for_skyrl
 from treetune.trainers.verifiers import export_package, packing
@@ -145,5 +145,5 @@ def test_a_taskset_of_another_kind_has_a_weight_too(folder):
     (path,) = get_dataset_paths(nodes)
     prompts = [task.messages[-1]["content"].split()[0] for task in read_tasks(path)]
     assert (len(prompts), Counter(prompts)) == (34, {"add": 17, "mine": 17})
-    with pytest.raises(ConfigError, match=r"tasks\[1\].weight"):
+    with raises_code("config", "tasks[1].weight"):
         get_dataset_paths([nodes[0], {**nodes[1], "weight": -1}])

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from aiohttp import web
 from model_endpoint import GOOD, Ask, ask
+from raising import raises_code
 
 from treetune import Outcome, run_rollout
 from treetune.core.policy import Sampling
 from treetune.core.trace import decode_trace, encode_trace
-from treetune.errors import UsageError
 from treetune.models import EndpointConfig
 from treetune.models.openai import OpenAIPolicy
 
@@ -158,7 +158,7 @@ def test_the_openai_key_goes_to_openai_only(monkeypatch):
 
 def test_a_missing_key_is_told_before_anything_runs(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(UsageError, match="OPENAI_API_KEY"):
+    with raises_code("usage", "OPENAI_API_KEY"):
         OpenAIPolicy("gpt", EndpointConfig())
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from call_chats import TOOLS
 from model_endpoint import calls, complete, said
+from raising import raises_code
 
 from treetune.core.policy import Sampling
-from treetune.errors import PolicyError, UnknownNameError
 from treetune.models import EndpointConfig
 from treetune.models.openai import OpenAIPolicy
 
@@ -88,7 +88,7 @@ def test_tokens_and_logprobs_are_kept_with_calls():
 
 @pytest.mark.parametrize("broken", [[1], "find", {"function": {}}])
 def test_what_is_no_call_at_all_is_no_completion(broken):
-    with pytest.raises(PolicyError, match="no usable completion"):
+    with raises_code("policy", "/v1", "tool_calls"):
         complete(said(None, tool_calls=broken), tools=TOOLS)
 
 
@@ -97,7 +97,7 @@ def test_tools_of_the_settings_go_as_they_are_but_not_beside_those_of_a_task():
     completion, body = complete(calls(("find", {})), sampling=sampling)
     assert (body["tools"], body["tool_choice"]) == (TOOLS[:1], "auto")
     assert completion.message["tool_calls"]
-    with pytest.raises(PolicyError, match=r"sampling\.extra"):
+    with raises_code("policy", "sampling.extra"):
         complete(calls(("find", {})), sampling=sampling, tools=TOOLS)
 
 
@@ -121,5 +121,5 @@ def test_a_server_that_reads_no_calls_is_told_and_asked_in_text():
 
 
 def test_a_format_that_is_none_is_told_before_anything_runs():
-    with pytest.raises(UnknownNameError, match="did you mean 'hermes'"):
+    with raises_code("unknown-name", "'hermes'"):
         OpenAIPolicy("m", EndpointConfig(base_url="http://127.0.0.1/v1", call_format="herms"))

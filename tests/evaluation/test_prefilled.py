@@ -11,12 +11,12 @@ from aiohttp import web
 from chat_templates import Letters, forgets_thoughts, plain, trims
 from chats import sampled_of
 from model_endpoint import GOOD, ask
+from raising import raises_code
 from trl_speaker import Speaker, rollout
 
 from treetune import Completion, Environment, Outcome, Step, Task, Taskset, run_rollout
 from treetune.chat.tokens import ChatTokens, Tokens
 from treetune.core.policy import Completion as Said
-from treetune.errors import UsageError
 from treetune.models import load_policy
 from treetune.models.scripted import Replay
 from treetune.trainers.trl import TrlTasks, score_rows
@@ -220,7 +220,7 @@ def test_what_a_template_writes_only_before_the_last_answer_is_rewritten_history
 
 def test_a_template_that_does_not_write_the_beginning_as_it_is_is_told():
     begun = [BEGUN[0], {"role": "assistant", "content": "<think>hm</think>So"}]
-    with pytest.raises(UsageError, match="does not write the beginning of an answer"):
+    with raises_code("usage", "'<think>hm</think>So'", "tokenizer.chat_template"):
         ChatTokens(Letters(forgets_thoughts)).prompt(begun, continues=True)
 
 
@@ -236,14 +236,14 @@ def test_in_a_trainers_rollouts_it_is_kept_and_gone_on_with():
 
 
 def test_a_trainer_that_samples_by_itself_is_told_that_it_does_not_go_on():
-    with TrlTasks(Begun()) as tasks, pytest.raises(UsageError, match="rollout_func"):
+    with TrlTasks(Begun()) as tasks, raises_code("usage", "rollout_func"):
         tasks.reward([BEGUN], ["42"], task_index=[0])
 
 
 def test_rows_for_trl_are_refused_where_they_would_be_answered():
     row = {"data_source": ["d"], "extra_info": [{"scorer": "rule"}], "ground_truth": ["42"]}
     assert score_rows([BEGUN[:1]], ["42"], **row) == [1.0]
-    with pytest.raises(UsageError, match="beginning of an answer"):
+    with raises_code("usage", "TrlTasks"):
         score_rows([BEGUN], ["42"], **row)
 
 

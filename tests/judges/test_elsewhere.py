@@ -11,6 +11,7 @@ import sys
 import pytest
 from http_playing import BOTH, playing
 from judge_endpoint import serving
+from raising import raises_code
 from scripted_judges import named
 from test_runs import RUBRIC, TOWNS, write_tasks
 
@@ -121,7 +122,7 @@ def test_rows_of_somebody_else_may_name_no_judge_in_whatever_part():
             }
         }
     )
-    with pytest.raises(UsageError, match="none of your builds named"):
+    with raises_code("untrusted-code", "--trust", "TREETUNE_TRUST=1"):
         taskset_of(ScoredBy.read(described))
 
 

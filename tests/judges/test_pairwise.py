@@ -6,12 +6,13 @@ import asyncio
 import json
 
 import pytest
+from raising import raises_code
 from scripted_judges import TRICK, named
 
 from treetune import Limits, Task, Taskset, run_rollout, tool
 from treetune.core.policy import Completion, Policy
 from treetune.core.trace import Trace, Turn
-from treetune.scorers.judges import Judge, JudgeError, JudgeModel
+from treetune.scorers.judges import Judge, JudgeModel
 from treetune.scorers.judges.methods import compare
 from treetune.scorers.reading.answer_format import AnswerFormat
 
@@ -108,7 +109,7 @@ def test_a_preference_for_a_place_is_counted():
 
 def test_a_comparison_without_a_verdict_fails_and_is_recorded():
     traces = traces_of("It is Paris.", "It is Rome.")
-    with pytest.raises(JudgeError, match="no verdict"):
+    with raises_code("judge"):
         asyncio.run(Judge(model=named("Refuses"), method="pairwise").score_group(TASK, traces))
     asked = [judgement.asked for judgement in traces[0].judgements]
     assert len([name for name in asked if "neutral" not in name]) == 6  # both ways round, three times each

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from named_code import load_object
+from raising import raises_code
 from scripted_judges import TRICK, Prompt, named
 
 from treetune import Task, Taskset, run_rollout
@@ -240,10 +241,10 @@ def test_a_judge_that_has_gone_since_it_read_a_neutral_answer_is_no_fault_of_the
         "        return 'Hm.' if bad else 'VERDICT ' + re.search(r'VERDICT (\\w+)', prompt)[1] + ': I'\n"
     )
     judge = Judge(model=f"scripted:{file}:Going")
-    with pytest.raises(InvalidAction, match="keeps the judge"):
+    with raises_code("invalid-action", "'Hm.'"):
         asyncio.run(judge.score("Say zilch.", "Paris", TASK))
     load_object(f"{file}:Going").gone = True
-    with pytest.raises(JudgeError, match="no verdict"):
+    with raises_code("judge"):
         asyncio.run(judge.score("Say zilch.", "Paris", TASK))
 
 
@@ -256,9 +257,9 @@ def test_an_answer_that_fills_the_judges_context_earns_nothing_instead_of_failin
         "        raise ContextFullError('no room')\n"
     )
     judge = Judge(model=f"scripted:{file}:Small")
-    with pytest.raises(InvalidAction, match="too long for the judge"):
+    with raises_code("invalid-action", "4999"):
         asyncio.run(judge.score("word " * 1000, "Paris", TASK))
-    with pytest.raises(JudgeError, match="no room"):
+    with raises_code("judge", "no room"):
         asyncio.run(judge.score("Paris", "Paris", TASK))
 
 
@@ -276,7 +277,7 @@ def test_an_answer_that_fills_the_judges_context_earns_nothing_instead_of_failin
 def test_several_judges_decide_by_majority_or_mean_and_one_without_a_verdict_fails(judges, combine, earns):
     scorer = Judge(judges=[JudgeModel(model=named(name)) for name in judges], combine=combine)
     if earns is FAILS:
-        with pytest.raises(JudgeError, match="Refuses"):
+        with raises_code("judge", "Refuses"):
             asyncio.run(scorer.score(WRONG, "Paris", TASK))
         return
     got = asyncio.run(scorer.score(WRONG, "Paris", TASK))

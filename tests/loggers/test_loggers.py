@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 from made_runs import make_run, make_trace
+from raising import raises_code
 
 from treetune import loggers as logging_room
-from treetune.errors import MissingExtraError, UnknownNameError
 from treetune.loggers import About, Loggers, RewardCurve, figures_of, flatten, open_loggers, samples_of
 from treetune.runs.entry import entry_of
 
@@ -58,12 +58,12 @@ def test_a_folder_that_wandb_left_is_not_taken_for_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     if (found := logging_room.find_spec("wandb")) is not None and found.origin is not None:
         pytest.skip("wandb is installed")
-    with pytest.raises(MissingExtraError, match="wandb"):
+    with raises_code("missing-extra", "wandb"):
         open_loggers(["wandb"])
 
 
 def test_a_name_that_is_none_and_a_server_without_traces_are_refused(treetune):
-    with pytest.raises(UnknownNameError, match="did you mean 'wandb'"):
+    with raises_code("unknown-name", "'wandb'"):
         open_loggers(["wand"])
     assert "--traces" in treetune("serve", "arithmetic", "--log", "wandb").err
 

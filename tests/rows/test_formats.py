@@ -19,6 +19,7 @@ import pytest
 from hub import Hub, make_gsm8k
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from raising import raises_code
 
 from treetune import Environment, Task
 from treetune.config.plugins import environments
@@ -367,7 +368,7 @@ def test_a_truncated_parquet_file_is_told(tmp_path):
     write_tasks([Task(prompt=str(n)) for n in range(100)], path, "trl", scorer="rule")
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + bytes(200) + whole[300:])
-    with pytest.raises(TreetuneError, match=r"rows\.parquet"):
+    with raises_code("unreadable", "rows.parquet"):
         list(read_rows(path))
 
 
@@ -387,9 +388,9 @@ def test_compressed_files_of_json_are_read(ending, tmp_path):
         assert list(read_rows(tmp_path / source)) == rows
     assert len(list(read_rows(tmp_path))) == 5000, "parquet compresses itself"
     (tmp_path / f"rows.jsonl.{ending}").write_bytes(halves[0][:-20])
-    with pytest.raises(TreetuneError, match=rf"rows\.jsonl\.{ending} cannot be read"):
+    with raises_code("unreadable", f"rows.jsonl.{ending}"):
         list(read_rows(tmp_path / f"rows.jsonl.{ending}"))
-    with pytest.raises(UsageError, match="compressed as a whole"):
+    with raises_code("usage", "out.parquet"):
         write_tasks([Task(prompt="?")], tmp_path / f"out.jsonl.{ending}", "trl", scorer="rule")
 
 
@@ -402,7 +403,7 @@ def test_what_python_writes_for_nan_is_read(indent, tmp_path):
         assert repr(list(read_rows(tmp_path / f"rows.{kind}"))) == repr(rows)
     for broken in ('[{"a": NaN},]', '[{"a": NaN} {}]', '[{"a": NaN}', '[{"a": NaNa}]', '[{"a": NaN}] 1'):
         (tmp_path / "broken.json").write_text(broken)
-        with pytest.raises(TreetuneError, match=r"broken\.json"):
+        with raises_code("unreadable", "broken.json"):
             list(read_rows(tmp_path / "broken.json"))
 
 
@@ -425,7 +426,7 @@ def test_formats_are_told_by_their_columns():
     assert detect(["prompt", "env_class", "reward_model"]).name == "skyrl"
     assert detect(["prompt", "reward_spec"]).name == "skyrl"
     assert detect(["prompt", "ground_truth"]).name == "trl"
-    with pytest.raises(UsageError, match="reward_model, ground_truth"):
+    with raises_code("usage", "reward_model, ground_truth"):
         detect(["prompt", "reward_model", "ground_truth"])
 
 
@@ -479,7 +480,7 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path):
 
 
 def test_what_cannot_be_written_is_said(tmp_path):
-    with pytest.raises(UsageError, match="did you mean 'verl'"):
+    with raises_code("unknown-name", "'verl'"):
         write_tasks([], tmp_path / "rows.jsonl", "verll")
     with pytest.raises(UsageError, match="no known kind"):
         write_tasks([], tmp_path / "rows.tsv", "verl")
@@ -487,7 +488,7 @@ def test_what_cannot_be_written_is_said(tmp_path):
     with pytest.raises(StorageError, match="cannot be written"):
         write_tasks([Task()], tmp_path / "file" / "rows.jsonl", "verl", scorer="rule")
     for bad in ("\ud800", float("nan")):
-        with pytest.raises(TreetuneError, match="task 1: "):
+        with raises_code("taskset", "task 1"):
             write_tasks([Task(), Task(extra_info={"x": bad})], tmp_path / "rows.jsonl", "trl", scorer="rule")
     write_tasks([Task(extra_info={"x": float("inf")})], tmp_path / "rows.parquet", "trl", scorer="rule")
     assert next(read_tasks(tmp_path / "rows.parquet")).extra_info == {"x": float("inf")}

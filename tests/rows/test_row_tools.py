@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raising import raises_code
 
 from treetune import Task, Taskset, run_rollout, tool
 from treetune.core.taskset_config import TasksetConfig
@@ -17,7 +18,6 @@ from treetune.data.rows.reading import read_rows
 from treetune.data.rows.scorer import ScoredBy, describe_taskset, taskset_of
 from treetune.data.rows.taskset import RowsConfig, RowsTaskset
 from treetune.data.validate import write_tasks
-from treetune.errors import ConfigError, UsageError
 from treetune.models.scripted import Gold, Replay, completion_of
 from treetune.tasksets.target import load_taskset
 
@@ -85,7 +85,7 @@ def test_settings_of_tools_run_from_a_row_only_where_a_build_of_the_users_wrote_
     node = json.loads(own.value)
     node["tools"] = [{"search": {"corpus": "/etc/passwd"}}]
     for foreign in (node, {"id": "mixture", "sources": [node]}):
-        with pytest.raises(UsageError, match="none of your builds"):
+        with raises_code("untrusted-code", "--trust", "'/etc/passwd'"):
             taskset_of(ScoredBy("taskset", json.dumps(foreign)))
 
 
@@ -114,7 +114,7 @@ def test_a_dataset_task_names_tools_in_yaml(tmp_path: Path) -> None:
 
 def test_a_dataset_task_without_tools_has_the_uid_that_it_had(tmp_path: Path) -> None:
     assert DatasetTaskset(declared(tmp_path))[0].uid != DatasetTaskset(declared(tmp_path, tools=["calculator"]))[0].uid
-    with pytest.raises(ConfigError, match="tools"):
+    with raises_code("config", "tools"):
         DatasetTaskset(declared(tmp_path, tools="calculator"))
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from raising import raises_code
 
 from treetune.core.task import Task
 from treetune.data.rows import read_rows, row_store
 from treetune.data.rows.row_store import ParquetRows
 from treetune.data.validate import write_tasks
-from treetune.errors import StorageError
 from treetune.tasksets.target import load_taskset
 
 # Not ru_maxrss, which begins with what the parent had.
@@ -97,7 +97,7 @@ def test_rows_of_json_come_in_any_order_with_their_exact_values(tmp_path, monkey
 def test_a_file_that_is_gone_or_none_is_told(tmp_path):
     (tmp_path / "bad.parquet").write_bytes(b"no rows")
     for name in ("bad.parquet", "gone.parquet"):
-        with pytest.raises(StorageError, match=name):
+        with raises_code("storage", name):
             len(ParquetRows(tmp_path / name))
 
 

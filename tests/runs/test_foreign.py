@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from raising import raises_code
 
 from treetune.core.trace import Outcome
-from treetune.errors import UsageError
 from treetune.evaluation import compare
 from treetune.runs import discovery
 from treetune.runs.discovery import find_run, open_run, runs_below
@@ -461,11 +461,11 @@ def test_all_runs_below_a_folder_are_found_of_every_kind(tmp_path):
 
 
 def test_a_folder_with_several_runs_names_them_and_one_without_says_so(tmp_path):
-    with pytest.raises(UsageError, match=r"3 runs below it: .*rollouts"):
+    with raises_code("usage", "3 runs", "rollouts"):
         open_run(RECORDED / "verl")
-    with pytest.raises(UsageError, match="holds no run"):
+    with raises_code("usage", "`eval`"):
         open_run(tmp_path)
-    with pytest.raises(UsageError, match="there is no run"):
+    with raises_code("usage", "absent"):
         open_run(tmp_path / "absent")
     assert find_run(tmp_path / "absent") is None
 

@@ -8,8 +8,9 @@ import os
 import pytest
 from hostile_runs import SEVEN, write_hostile
 from made_runs import make_run
+from raising import raises_code
 
-from treetune.errors import StorageError, TreetuneError, UsageError
+from treetune.errors import UsageError
 from treetune.evaluation import EvalConfig, read_config
 from treetune.runs import discovery
 from treetune.runs.discovery import open_run, runs_below
@@ -109,7 +110,7 @@ def test_nothing_is_written_through_a_link(tmp_path, name):
     (tmp_path / "run" / name).unlink()
     (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
     what = read_config({"taskset": {"id": "arithmetic"}, "model": "made"}, EvalConfig)
-    with pytest.raises(StorageError, match=f"{name} is a link"):
+    with raises_code("storage", name):
         RunFolder.resume(tmp_path / "run", TRACES, what)
     assert (tmp_path / "elsewhere").read_text() == "mine\n"
 
@@ -121,7 +122,7 @@ def test_a_summary_or_config_without_end_is_not_read(tmp_path):
             file.truncate(size)  # it takes no room on the disk
     run = Run(tmp_path / "run")
     assert read_summary(run.folder) is None
-    with pytest.raises(TreetuneError, match="more than 1,048,576 bytes"):
+    with raises_code("taskset", "1,048,576 bytes"):
         assert run.config
 
 

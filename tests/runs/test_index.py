@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from made_runs import make_run, make_trace
+from raising import raises_code
 from test_rolling import described
 
 from treetune.chat.tokens import Tokens, TokenSequence
 from treetune.core.trace import Judgement, Timing, encode_trace
-from treetune.errors import UsageError
 from treetune.runs import index
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.index import INDEX, encode, read_entries
@@ -217,5 +217,5 @@ def test_half_of_a_surrogate_pair_which_a_model_can_sample_ends_no_run(tmp_path)
 
 
 def test_a_folder_without_a_run_is_told(tmp_path):
-    with pytest.raises(UsageError, match="holds no run"):
+    with raises_code("usage", "`eval`"):
         Run(tmp_path)

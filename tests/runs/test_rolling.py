@@ -7,10 +7,10 @@ import os
 import resource
 
 import pytest
+from raising import raises_code
 
 from treetune import Task
 from treetune.core.trace import Trace, encode_trace
-from treetune.errors import ResumeError, UsageError
 from treetune.evaluation import EvalConfig, read_config
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.rolling import RollingRun
@@ -111,10 +111,10 @@ def test_of_a_record_that_did_not_fit_nothing_is_left(tmp_path):
 
 def test_another_taskset_or_a_second_writer_is_refused(tmp_path):
     traces = RollingRun(tmp_path, described(), 1 << 30)
-    with pytest.raises(UsageError, match="another process") as second:
+    with raises_code("usage", "--traces") as second:
         RollingRun(tmp_path, described(), 1 << 30)
     traces.close()
-    with pytest.raises(ResumeError, match="differs") as other:
+    with raises_code("cannot-resume") as other:
         RollingRun(tmp_path, described(level=3), 1 << 30)
     assert "--traces" in second.value.remedy
     assert "--traces" in other.value.remedy

@@ -8,11 +8,11 @@ import json
 import pytest
 import task_servers
 from aiohttp import web
+from raising import raises_code
 from task_servers import scripted
 
 from treetune.core.environment import Action
-from treetune.errors import UsageError
-from treetune.serve.errors import Busy, Denied, Misused, ServeError, Unreachable
+from treetune.serve.errors import Misused, ServeError, Unreachable
 from treetune.serve.http.client import TaskServerClient, read_observation
 from treetune.serve.http.transport import Refusal
 
@@ -124,7 +124,7 @@ def test_a_full_server_is_asked_again_until_patience_ends():
             assert await play_out(client) == [0.0, 0.0, 1.0]
             server.faults["start"] = [{"status": 429, "text": "full"}] * 1000
             async with TaskServerClient(server.url, patience=0.2) as hasty:
-                with pytest.raises(Busy, match="full"):
+                with raises_code("busy"):
                     await hasty.start()
 
     run(play)
@@ -134,7 +134,7 @@ def test_a_server_that_is_not_there_is_told_with_a_remedy():
     async def play():
         url = f"http://127.0.0.1:{task_servers.free_port()}"
         async with TaskServerClient(url, patience=0.1) as client:
-            with pytest.raises(Unreachable, match="is a task server running there"):
+            with raises_code("unreachable", "treetune serve"):
                 await client.start()
 
     run(play)
@@ -250,7 +250,7 @@ def test_an_answer_that_is_none_is_an_error_of_the_server(answer):
     async def play():
         async with scripted() as server, TaskServerClient(server.url) as client:
             server.faults["start"] = [answer]
-            with pytest.raises(ServeError, match=f"{server.url}/api/episode/start"):
+            with raises_code("failed", f"{server.url}/api/episode/start"):
                 await client.start()
             assert server.seen["start"] == 1
 
@@ -286,7 +286,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch):
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         async with TaskServerClient(url, patience=0.1) as client:
-            with pytest.raises(ServeError, match="more than 1 MB"):
+            with raises_code("failed", "1 MB"):
                 await client.start()
         await runner.cleanup()
 
@@ -299,7 +299,7 @@ def test_a_token_is_shown_to_the_server_and_a_wrong_one_is_told():
             async with TaskServerClient(server.url, token="secret") as client:
                 assert await play_out(client) == [0.0, 0.0, 1.0]
             async with TaskServerClient(server.url, token="wrong") as client:
-                with pytest.raises(Denied, match="token"):
+                with raises_code("denied", "token"):
                     await client.start()
 
     run(play)
@@ -307,7 +307,7 @@ def test_a_token_is_shown_to_the_server_and_a_wrong_one_is_told():
 
 @pytest.mark.parametrize("url", ["127.0.0.1:5000", "ftp://x", "file:///etc/passwd", "http://", ""])
 def test_what_is_no_address_is_told_before_anything_is_sent(url):
-    with pytest.raises(UsageError, match="write http://"):
+    with raises_code("usage", "http://"):
         TaskServerClient(url)
 
 

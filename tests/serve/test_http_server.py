@@ -8,6 +8,7 @@ import json
 import aiohttp
 import pytest
 from http_playing import BOTH, playing
+from raising import raises_code
 from serving import Colours, Dear, Numbers, Stream, Talking, Talks, run, until
 
 from treetune import Observation, Step
@@ -212,7 +213,6 @@ def test_too_many_episodes_are_told_to_wait(workers):
 
 @BOTH
 def test_the_capacity_counts_the_episodes_of_both_doors_together(workers):
-    from treetune.serve.errors import Busy
     from treetune.serve.zmq.client import EnvClient
 
     async def ask():
@@ -226,7 +226,7 @@ def test_the_capacity_counts_the_episodes_of_both_doors_together(workers):
             in_flight = (await puller.health()).in_flight, (await client.get("/api/health"))[1]["episodes"]
             full = await client.post("start")
             for refused in (puller.start(task), puller.run_rollout(task)):
-                with pytest.raises(Busy, match="2 rollouts are under way, of 2 at most"):
+                with raises_code("busy", "2 rollouts", "of 2"):
                     await refused
             await client.good("cancel", {"episode_id": one})
             reward = (await puller.run_rollout(task)).reward

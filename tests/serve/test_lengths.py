@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from http_playing import playing
+from raising import raises_code
 from serving import Numbers, served
 
 from treetune import Mixture, Task, Taskset, Union
@@ -189,7 +190,7 @@ def test_a_position_beyond_the_last_task_is_wrong_usage():
             return 3
 
     for taskset in (Few(), FewLoaded()):
-        with pytest.raises(UsageError, match="has no task 3: they are numbered from 0 to 2"):
+        with raises_code("usage", "task 3", "0 to 2"):
             taskset[3]
 
 

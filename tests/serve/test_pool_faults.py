@@ -17,10 +17,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from raising import raises_code
 from serving import GOLD, Dear, Numbers, Slow, mark, pids, serving, until
 
 from treetune import Environment, Step
-from treetune.serve.errors import ServeError, WorkerLost
+from treetune.serve.errors import WorkerLost
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.routes import HttpDoor
 from treetune.serve.pool import workers
@@ -75,7 +76,7 @@ def test_a_task_that_ends_its_worker_at_the_start_ends_no_other_episode():
         doors = [ZmqDoor("tcp://127.0.0.1:0"), HttpDoor(HttpConfig(address="127.0.0.1:0"))]
         async with serving(Opening(), workers=2, doors=doors) as server, EnvClient(server.address) as client:
             started = [await client.start(await client.sample()) for _ in range(6)]
-            with pytest.raises(WorkerLost, match=r"task 57 of .*: open was tried 2 times alone"):
+            with raises_code("worker-lost", "task 57", "tried 2"):
                 await client.start(await client.sample(57))
             # Now it is known, and tried where nobody else is.
             again = await asyncio.to_thread(post, f"{server.addresses['http']}/api/episode/start", 57)
@@ -219,7 +220,7 @@ def test_workers_that_cannot_be_started_are_told_and_tried_again(marks, monkeypa
             (marks / "closed").touch()
             os.kill(pids(server)[0], signal.SIGKILL)
             await until(lambda: server.host.workers.replaced)
-            with pytest.raises(ServeError, match="no worker can be started"):
+            with raises_code("worker-lost"):
                 await client.run_rollout(task)
             (marks / "closed").unlink()
             await until(lambda: server.host.stats()["workers"] == 1)
@@ -443,7 +444,7 @@ def test_a_pull_client_is_told_which_task_ended_the_worker(marks):
     async def play():
         async with both_doors(Fatals(), workers=1) as (_, client):
             started = await client.start(await client.sample(3))
-            with pytest.raises(WorkerLost, match="a step of task 3 of "):
+            with raises_code("worker-lost", "task 3"):
                 await client.step(started.episode, "die", 0)
 
     run(play())

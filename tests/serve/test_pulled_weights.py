@@ -9,6 +9,7 @@ import subprocess
 import urllib.request
 
 import pytest
+from raising import raises_code
 from serve_process import serve
 from serving import run
 from trained_model import END
@@ -16,9 +17,8 @@ from trained_serving import TASKS, all_closed, begin, names, pull_server, watchi
 
 from treetune.core.contract import Limits
 from treetune.core.trace import Outcome
-from treetune.errors import UsageError
 from treetune.serve import BlockingEnvClient, EnvClient
-from treetune.serve.errors import BadRequest, Cancelled, Denied
+from treetune.serve.errors import BadRequest, Cancelled
 
 
 def versions_of(trace):
@@ -351,13 +351,13 @@ def test_a_pause_holds_only_the_model_that_it_names(play, trained):
 def test_what_makes_no_sense_is_refused_with_the_reason(play):
     async def test(client, watch):
         task = await client.sample()
-        with pytest.raises(Denied, match="not on this server's list"):
+        with raises_code("denied", "--allow-endpoint"):
             await client.set_version(1, model="m", endpoint="http://127.0.0.1:1/v1")
-        with pytest.raises(Denied, match="no model of its own"):
+        with raises_code("denied", "-m MODEL"):
             await client.pause()
-        with pytest.raises(UsageError, match="a version of the weights is 0"):
+        with raises_code("usage", "is 0"):
             await client.set_version(-1, **watch.of)
-        with pytest.raises(UsageError, match="'finish', 'abort' or 'leave'"):
+        with raises_code("usage", "'finish', 'abort'", "'leave'"):
             await client.pause(calls="stop", **watch.of)
         with pytest.raises(BadRequest):
             await client.run_rollout(task, max_staleness=-1, **watch.ask)

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 
 import pytest
+from raising import raises_code
 from serving import Numbers, Raw, run, served, serving
 
 from treetune.errors import ResumeError, StorageError, TreetuneError, UsageError
@@ -180,9 +181,9 @@ def test_a_state_without_its_latest_draws_goes_on_where_that_is_accepted(states,
 
 def test_what_only_the_owner_of_the_machine_may_not_do_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot keep state"):
+    with raises_code("storage", "--state"):
         Store(tmp_path / "file")
-    with pytest.raises(StorageError, match="cannot keep state"):
+    with raises_code("storage", "--state"):
         Store(tmp_path / "file" / "below")
 
 
@@ -192,7 +193,7 @@ def test_a_folder_that_cannot_be_written_is_told(states, tmp_path, mode):
     shutil.copytree(states / STOPPED, tmp_path / "state")
     for path in [*(tmp_path / "state").iterdir(), tmp_path / "state"]:
         path.chmod(mode)
-    with pytest.raises(StorageError, match="cannot keep state"):
+    with raises_code("storage", "--state"):
         start(tmp_path / "state")
 
 
@@ -214,5 +215,5 @@ def test_only_the_owner_reads_what_holds_the_key(states):
 @pytest.mark.parametrize("digits", [b"07", b"0" * 30])
 def test_a_key_file_with_a_short_key_is_refused(tmp_path, digits):
     (tmp_path / "key").write_bytes(digits)
-    with pytest.raises(UsageError, match=f"has {len(digits) // 2} bytes, of at least 16"):
+    with raises_code("usage", len(digits) // 2, "least 16"):
         load_signing_key(tmp_path / "key")

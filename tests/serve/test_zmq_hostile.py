@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from raising import raises_code
 from serve_process import serve
 from serving import Numbers, Raw, Talking, run, serving, until
 
@@ -469,7 +470,6 @@ def test_what_gets_no_reply():
 
 
 def test_two_requests_of_one_name_cannot_be_under_way_in_process():
-    from treetune.errors import UsageError
     from treetune.models import load_policy
     from treetune.play.host import LocalHost, always
 
@@ -483,7 +483,7 @@ def test_two_requests_of_one_name_cannot_be_under_way_in_process():
         task = await host.sample()
         first = asyncio.create_task(host.run_rollout(task, request="mine"))
         await asyncio.sleep(0)
-        with pytest.raises(UsageError, match="named 'mine' is under way"):
+        with raises_code("usage", "'mine'"):
             await host.run_rollout(task, request="mine")
         return (await first).reward, (await host.run_rollout(task, request="mine")).reward
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raises_code
 
 from treetune import Environment, Step
 from treetune.cli.app import run as main
@@ -458,7 +459,7 @@ def test_a_validation_file_inside_the_folder_is_taken_out_of_it(tmp_path: Path) 
     faults.parquet(tmp_path / "a", data)
     held_out = faults.parquet(tmp_path / "held_out", data)
     assert told(tmp_path, validation=str(held_out)) == {"train-val-overlap": [0, 1, 2]}
-    with pytest.raises(UsageError, match="training file and the validation file"):
+    with raises_code("usage", "--val"):
         validate(str(held_out), validation=str(held_out))
 
 

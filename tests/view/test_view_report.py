@@ -9,6 +9,7 @@ import re
 
 import pytest
 from made_runs import make_run
+from raising import raises_code
 from viewed_run import HOSTILE
 
 from treetune.errors import TreetuneError, UsageError
@@ -95,7 +96,7 @@ def test_a_query_chooses(viewed, tmp_path):
     assert made.rollouts == made.of == len(kept["rollouts"]["0"]["rows"])
     assert all(row["reward"] is None for row in kept["rollouts"]["0"]["rows"])
     assert "'failed'" in made.note
-    with pytest.raises(UsageError, match="did you mean"):
+    with raises_code("usage", "'rewrd<1'", "'reward'"):
         write_report(calls, tmp_path / "other.html", where="rewrd<1")
     assert not (tmp_path / "other.html").exists()
 
