@@ -141,6 +141,31 @@ def test_a_form_that_means_nothing_is_refused_with_its_key(treetune, tmp_path, k
     assert problem in done.err
 
 
+def test_an_entry_declares_it_for_the_reward_of_its_own_class(treetune, tmp_path):
+    (tmp_path / "own.py").write_text(
+        """
+from treetune_verl.tasks import Task
+
+
+class Own(Task):
+    def reward(self, task, answer):
+        return float(task.ground_truth in [said.text for said in self.answer_format(task).find(answer)])
+"""
+    )
+    entry = write(tmp_path, TEMPLATE, ASKS, "custom_cls: {path: own.py, name: Own}")
+    assert "mean reward  1.0000" in treetune("eval", entry, "-m", "scripted:gold").out
+    treetune("build", entry, TREETUNE_TASK_CACHE_DIR=str(tmp_path / "cache"))
+    (file,) = (tmp_path / "cache").glob("*.parquet")
+    done = treetune("eval", str(file), "-m", "scripted:gold", TREETUNE_TASK_CACHE_DIR=str(tmp_path / "cache"))
+    assert "mean reward  1.0000" in done.out
+
+
+def test_a_key_on_the_command_line_replaces_the_form(treetune, tmp_path):
+    entry = write(tmp_path, TEMPLATE, "scorer: exact", ASKS)
+    (task,) = treetune("show", entry, "--json", "-n", "1", "--taskset.answer", "boxed").json["tasks"]
+    assert (contents(task["prompt"]), task["gold"]) == (["Capital of France?"], "\\boxed{Paris}")
+
+
 # Declared in Python
 
 

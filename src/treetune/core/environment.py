@@ -23,7 +23,7 @@ from treetune.config.plugins import environments
 from treetune.config.trust import Origin, current_origin
 from treetune.core.contract import Contract
 from treetune.core.score import Rewarding, finite, judge
-from treetune.core.task import Task
+from treetune.core.task import Task, fill_form
 from treetune.core.tool import Gold, read_tools
 from treetune.errors import EnvironmentFault, TreetuneError, UsageError
 
@@ -191,8 +191,7 @@ class Environment:
         """Return the solution that earns the full reward, made from the task alone: one answer, or a list with one
         action a turn. An action is text or tool calls. None if unknown. By default the ground truth, if `ANSWER`
         declares a form."""
-        truth = task.ground_truth[0] if isinstance(task.ground_truth, list) and task.ground_truth else task.ground_truth
-        return None if cls.ANSWER is None or truth in (None, []) else str(cls.ANSWER.fill(str(truth)))
+        return fill_form(cls.ANSWER, task.ground_truth)
 
     @classmethod
     def render(cls, trace: Trace) -> Rendered | str | None:

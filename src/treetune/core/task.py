@@ -145,6 +145,12 @@ def own_values(task: Task) -> dict[str, Any]:
     return {name: getattr(task, name) for name in own_fields(type(task))}
 
 
+def fill_form(form: Any, truth: Any) -> str | None:
+    """A ground truth, or the first of several, in the form of an answer (an `AnswerFormat`); None without either."""
+    first = next(iter(truth), None) if isinstance(truth, list) else truth
+    return None if form is None or first is None else str(form.fill(str(first)))
+
+
 UID_VERSION = 1
 """The version of the uid's definition. Built files hold uids, and their keys include this version."""
 _SIZE = 16

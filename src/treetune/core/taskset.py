@@ -24,7 +24,7 @@ from treetune.core.contract import Contract
 from treetune.core.draws import ConfigT, Draws, TaskT
 from treetune.core.finding import Flaw
 from treetune.core.score import UNCHECKED, VALID, Score, Verdict, invalid
-from treetune.core.task import Task
+from treetune.core.task import Task, fill_form
 from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import (
     Gold,
@@ -220,11 +220,10 @@ class Taskset(Draws[TaskT, ConfigT]):
         """Return the right answer, a list of actions, or None if unknown. By default, the scorer or environment gives
         it, or the ground truth in the form that `ANSWER` declares. May be async."""
         if task.env_class is None:
-            if (scorer := self.scorer_for(task)) is not None:
+            form, scorer = self.answer_format(task), self.scorer_for(task)
+            if scorer is not None and (form is None or scorer.answer is not None):
                 return scorer.gold(task.ground_truth, task)
-            return (
-                None if self.ANSWER is None or task.ground_truth is None else self.ANSWER.fill(str(task.ground_truth))
-            )
+            return fill_form(form, task.ground_truth)
         cls: Any = self.environment_class(task.env_class)
         return cls.gold(task)
 
