@@ -14,7 +14,7 @@ from raising import raises_code
 from treetune.audit import RULES, AuditConfig, Auditor, choose, costs
 from treetune.audit.floors import least_share
 from treetune.audit.leaks import find_pairs
-from treetune.audit.sample import AnswerFormat
+from treetune.audit.sample import Wrapping
 from treetune.audit.solvable import AGAIN_RULES
 from treetune.core.finding import Severity
 from treetune.core.task import Task
@@ -264,16 +264,16 @@ def test_the_same_seed_tries_the_same_tasks():
 
 
 def test_the_format_of_answers_is_read_from_gold_answers():
-    worked = AnswerFormat.of("12 and 60 give 72.\nSo it is\n#### 72", "72")
-    assert worked == AnswerFormat("#### ", "")
+    worked = Wrapping.of("12 and 60 give 72.\nSo it is\n#### 72", "72")
+    assert worked == Wrapping("#### ", "")
     assert worked.write("5") == "#### 5"
-    assert AnswerFormat.of("<answer>Paris</answer>", ["Paris", "paris"]) == AnswerFormat("<answer>", "</answer>")
-    assert AnswerFormat.of("no truth in it", "72") is None
-    assert AnswerFormat.shared(["Act: answer(3)", "Act: answer(log)"]) == AnswerFormat("Act: answer(", ")")
-    assert AnswerFormat.shared(["#### 12", "#### 17"]) == AnswerFormat("#### ", "")  # no number is cut in two
-    assert AnswerFormat.shared(["otter", "walnut"]) == AnswerFormat()
-    assert AnswerFormat("(", ")").read("(5)") == "5"
-    assert AnswerFormat("(", ")").read("5)") is None
+    assert Wrapping.of("<answer>Paris</answer>", ["Paris", "paris"]) == Wrapping("<answer>", "</answer>")
+    assert Wrapping.of("no truth in it", "72") is None
+    assert Wrapping.shared(["Act: answer(3)", "Act: answer(log)"]) == Wrapping("Act: answer(", ")")
+    assert Wrapping.shared(["#### 12", "#### 17"]) == Wrapping("#### ", "")  # no number is cut in two
+    assert Wrapping.shared(["otter", "walnut"]) == Wrapping()
+    assert Wrapping("(", ")").read("(5)") == "5"
+    assert Wrapping("(", ")").read("5)") is None
 
 
 def test_programs_are_no_format_to_fill():

@@ -20,10 +20,10 @@ import msgspec
 from treetune.audit.report import RULES, AuditReport, Family, Floor, clip
 from treetune.audit.sample import (
     ECHO,
-    AnswerFormat,
     Player,
     Sample,
     Subject,
+    Wrapping,
     describe,
     is_number,
     numbers_in,
@@ -351,7 +351,7 @@ def _formats(sample: Sample) -> Iterator[FloorPolicy]:
             if own is None or subject.is_program:
                 return None
             content = make(own)
-            return None if content == own or (format == AnswerFormat() and not content) else format.write(content)
+            return None if content == own or (format == Wrapping() and not content) else format.write(content)
 
         return answer
 

@@ -14,7 +14,7 @@ import xxhash
 
 from treetune.audit.floors import Paid
 from treetune.audit.report import AuditReport, clip
-from treetune.audit.sample import AnswerFormat, Sample, Subject, as_text, is_number, numbers_in, options_in, texts_of
+from treetune.audit.sample import Sample, Subject, Wrapping, as_text, is_number, numbers_in, options_in, texts_of
 from treetune.config.interpolation import texts_of as leaves_of
 from treetune.core.finding import ERROR, NOTE, WARNING
 from treetune.core.task import Task, own_values
@@ -113,10 +113,10 @@ def _is_template(sample: Sample, subject: Subject, said: str) -> bool:
     return any(said in other.prompt for other in sample.subjects if sample.content_of(other) != content)
 
 
-def says_answer(prompt: str, content: str, format: AnswerFormat, choices: list[str]) -> str | None:
+def says_answer(prompt: str, content: str, format: Wrapping, choices: list[str]) -> str | None:
     """The words with which a prompt gives an answer away: in the answer format, or after "the answer is"."""
     written = format.write(content)
-    if format != AnswerFormat() and _stands(written, prompt) and not _is_example(prompt, written, choices):
+    if format != Wrapping() and _stands(written, prompt) and not _is_example(prompt, written, choices):
         return written
     marked = re.compile(
         r"(?i:\b(?:correct |right |final |expected )?(?:answer|solution|result|label|ground[ _]truth|target)"

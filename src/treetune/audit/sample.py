@@ -1,7 +1,7 @@
-"""The tasks that an audit tests, the format of their answers, and the player of answers.
+"""The tasks that an audit tests, the text around their answers, and the player of answers.
 
     sample = await draw_sample(host, 50, seed=0)
-    format = AnswerFormat.of("#### 72", "72")        # AnswerFormat(before="#### ", after="")
+    format = Wrapping.of("#### 72", "72")        # Wrapping(before="#### ", after="")
     player = Player(taskset, limits, max_concurrent=16)
     trace = await player.play(subject, ["ls", "DONE"])          # the last action is repeated until the episode ends
 
@@ -40,7 +40,7 @@ _WORDY_END = re.compile(r"\w+$")
 _WORDY_BEGIN = re.compile(r"^\w+")
 
 
-class AnswerFormat(msgspec.Struct, frozen=True):
+class Wrapping(msgspec.Struct, frozen=True):
     """The parts that all gold answers have in common."""
 
     before: str = ""
@@ -58,7 +58,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
         return answer[len(self.before) : len(answer) - len(self.after)]
 
     @classmethod
-    def of(cls, gold: str, truth: Any) -> AnswerFormat | None:
+    def of(cls, gold: str, truth: Any) -> Wrapping | None:
         """Derives the format from a gold answer that contains the ground truth. Of the text before it only the current
         line counts, because the rest may be a worked solution."""
         texts = sorted((text for text in texts_of(truth) if text and text in gold), key=len)
@@ -68,7 +68,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
         return cls(before.rpartition("\n")[2], after.partition("\n")[0])
 
     @classmethod
-    def shared(cls, golds: Sequence[str]) -> AnswerFormat:
+    def shared(cls, golds: Sequence[str]) -> Wrapping:
         """Returns the common beginning and end of all gold answers, without partial words."""
         if len(set(golds)) < 2:
             return cls()
@@ -185,15 +185,15 @@ class Sample:
         return [subject.idx for subject in self.subjects]
 
     @cached_property
-    def _shared(self) -> AnswerFormat:
+    def _shared(self) -> Wrapping:
         golds = [subject.last_gold for subject in self.subjects]
-        return AnswerFormat.shared([gold for gold in golds if gold is not None and "```" not in gold])
+        return Wrapping.shared([gold for gold in golds if gold is not None and "```" not in gold])
 
-    def format_of(self, subject: Subject) -> AnswerFormat:
+    def format_of(self, subject: Subject) -> Wrapping:
         """The format of the task's answer. Requires the gold answers."""
         if subject.last_gold is None or "```" in subject.last_gold:
-            return AnswerFormat()
-        return AnswerFormat.of(subject.last_gold, subject.task.ground_truth) or self._shared
+            return Wrapping()
+        return Wrapping.of(subject.last_gold, subject.task.ground_truth) or self._shared
 
     def content_of(self, subject: Subject) -> str | None:
         """The right answer without its format: from the gold answer, otherwise from the ground truth."""
