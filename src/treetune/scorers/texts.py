@@ -15,7 +15,7 @@ from treetune.scorers.reading.bounded_search import SECONDS, check_pattern, sear
 from treetune.scorers.reading.extraction import extract, read_as_written
 from treetune.scorers.reading.numerals import plain
 from treetune.scorers.reading.statements import (
-    FIRST_LINE,
+    FIRST,
     LAST,
     SEVERAL,
     Extraction,
@@ -118,7 +118,7 @@ class Includes(Scorer, frozen=True, tag="includes"):
 def read_phrase(statement: Statement) -> Extraction | None:
     """A statement as it is, for a kind that compares a part of it."""
     text = plain(statement.text)
-    if statement.form == FIRST_LINE or not text:
+    if statement.form == FIRST or not text:
         return None
     return Extraction(text, value=f" {text_key(text)} ")
 

@@ -10,8 +10,7 @@ import msgspec
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.scorers import Scorer
-from treetune.scorers.reading.extraction import extract
-from treetune.scorers.reading.mentions import Mention, settle
+from treetune.scorers.reading.extraction import Mention, extract, settle
 from treetune.scorers.reading.numerals import plain, read_amount, read_number, read_truth
 from treetune.scorers.reading.statements import ALONE, PROSE, SENTENCES, Extraction, Statement
 from treetune.scorers.reading.words import MAGNITUDES, denied, hedged, words_of

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from operator import eq
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -26,26 +27,23 @@ from treetune.scorers.reading.statements import (
     WHOLE,
     Extraction,
     Statement,
-    bold_words,
+    alone_statements,
     clean,
     explicit_statements,
-    first_line,
     last_statements,
 )
-from treetune.scorers.reading.words import denied, hedged, refused, taken_back, unsure
-
-FINAL = 200
-"""How many characters at the end of a reply without an explicit answer can say that it has none."""
+from treetune.scorers.reading.words import LISTS, denied, hedged, listed, refused, taken_back, unsure, words_of
 
 Reader = Callable[[Statement], Extraction | None]
 """Reads a statement. None: it says nothing of this kind. An extraction without a text: it is no single answer."""
+Same = Callable[[Any, Any], bool]
 
 
 def extract(
     reply: str,
     place: AnswerFormat | None,
     read: Reader,
-    same: Callable[[Any, Any], bool] = eq,
+    same: Same = eq,
     verdicts: Callable[[str], list[Statement]] | None = None,
 ) -> Extraction:
     """The one answer of a reply, in a declared form or wherever it is stated. `verdicts` finds more explicit statements
@@ -57,14 +55,12 @@ def extract(
     if found is None:
         text = text.strip()
         found = _agree(verdicts(text), read, same) if verdicts is not None else None
-    if found is None and (line := first_line(text)) is not None:
-        found = _first(line, text, read, same)
-    if found is None and "**" in text and (bold := bold_words(text)) is not None:
-        found = _agree([bold], read, same)
+    if found is None:
+        found = _agree(alone_statements(text), read, same)
     return _last(text, read) if found is None else _if_kept(found, text)
 
 
-def _declared(text: str, place: AnswerFormat, read: Reader, same: Callable[[Any, Any], bool]) -> Extraction:
+def _declared(text: str, place: AnswerFormat, read: Reader, same: Same) -> Extraction:
     declared = place.find(text)
     if not declared:
         return Extraction(None, f"no {place}")
@@ -83,88 +79,60 @@ def read_as_written(statement: Statement) -> Extraction | None:
     return Extraction(statement.text, value=statement.text) if statement.text.strip() else None
 
 
-def _agree(statements: list[Statement], read: Reader, same: Callable[[Any, Any], bool]) -> Extraction | None:
+def _agree(statements: list[Statement], read: Reader, same: Same) -> Extraction | None:
     """What all statements say. The strongest form with an answer counts; those after it must not contradict it."""
     found: Extraction | None = None
-    form = ""
     for statement in statements:
         one = read(statement)
         if one is None or (one.why == DENIED and statement.form in SENTENCES):
             continue
         if found is None:
-            found, form = replace(one, form=statement.form, begin=statement.begin), statement.form
+            found = replace(one, form=statement.form, begin=statement.begin)
         if one.text is None:
-            if statement.form == form or one.why == SEVERAL:
+            if statement.form == found.form or one.why == SEVERAL:
                 return Extraction(None, one.why, form=statement.form)
         elif found.text is not None:
             if not same(one.value, found.value):
-                return Extraction(None, SEVERAL, form=form)
+                return Extraction(None, SEVERAL, form=found.form)
             if statement.begin > found.begin and found.text in one.text:
                 found = replace(found, begin=statement.begin)
     return found
 
 
 def _if_kept(found: Extraction, text: str) -> Extraction:
-    """An explicit answer, unless the reply takes it back or denies it afterwards."""
+    """An answer, unless the reply takes it back or denies it afterwards."""
     if found.text is None:
         return found
     said = found.text.rstrip(" .!")
     end = text.find(said, found.begin) + len(said)
+    if len(text) - end < 4 and found.form[:1] != "\\":
+        return found
     behind = text[end : end + 1000]
-    again = re.compile(rf"(?<!\w){re.escape(said)}(?!\w)") if said and said in behind else None
-    boxed = found.form.startswith("\\") and (denied(text[max(0, found.begin - 12) : found.begin]) or refused(behind))
-    if (
-        taken_back(behind)
-        or boxed
-        or (
-            again
-            and any(refused(behind[one.end() :]) or denied(behind[: one.start()]) for one in again.finditer(behind))
-        )
-    ):
-        return Extraction(None, f"{found.text:.60} is taken back", form=found.form)
-    return found
-
-
-def _first(line: Statement, text: str, read: Reader, same: Callable[[Any, Any], bool]) -> Extraction | None:
-    """What the first line says, if it is an answer alone and the last line is not another one."""
-    found = _agree([line], read, same)
-    if found is None or found.text is None:
-        return None
-    other = read(line._replace(text=text[text.rfind("\n") + 1 :]))
-    if other is not None and other.text is not None and not same(other.value, found.value):
-        return Extraction(None, SEVERAL, form=line.form)
-    return found
+    back = taken_back(behind)
+    if not back and found.form[:1] == "\\":
+        back = denied(text[max(0, found.begin - 12) : found.begin]) or refused(behind)
+    if not back and said and said in behind:
+        again = re.finditer(rf"(?<!\w){re.escape(said)}(?!\w)", behind)
+        back = any(refused(behind[one.end() :]) or denied(behind[: one.start()]) for one in again)
+    return Extraction(None, f"{found.text:.60} is taken back", form=found.form) if back else found
 
 
 def _last(text: str, read: Reader) -> Extraction:
     """What the last statement says that has an answer, unless it is the end of a list."""
     found: Extraction | None = None
     for statement in last_statements(text):
-        one = read(_bold_part(statement)) or read(statement)
-        if found is None:
-            if one is None or one.why == DENIED:
-                continue
-            found = replace(one, form=statement.form, begin=statement.begin)
-            if one.text is None or statement.form == WHOLE or not _is_item(statement):
-                break
-        else:
+        one = read(statement)
+        if found is not None:
             if one is not None and one.text is not None and _is_item(statement) and one.value != found.value:
                 return Extraction(None, SEVERAL, form=statement.form)
             break
+        if one is not None and one.why != DENIED:
+            found = replace(one, form=statement.form, begin=statement.begin)
+            if one.text is None or statement.form == WHOLE or not _is_item(statement):
+                break
     if found is None:
         return Extraction(None, "no answer")
-    if found.text is not None and unsure(text[-FINAL:]):
-        return Extraction(None, "the reply says that it does not know")
-    return _if_kept(found, text)
-
-
-def _bold_part(statement: Statement) -> Statement:
-    """The only bold words of a sentence, as in `It takes 3 days to earn **42** dollars`."""
-    if "**" in statement.text:
-        before, *rest = statement.text.split("**")
-        if len(rest) == 2 and rest[0].strip() and not denied(before) and not hedged(statement.text):
-            return statement._replace(text=rest[0].strip())
-    return statement
+    return Extraction(None, "the reply says that it does not know") if unsure(text) else _if_kept(found, text)
 
 
 def _is_item(statement: Statement) -> bool:
@@ -172,7 +140,99 @@ def _is_item(statement: Statement) -> bool:
     return statement.form == ITEM or _NAME.match(statement.text) is not None
 
 
+# The values that a statement mentions
+
+
+class Mention(NamedTuple):
+    begin: int
+    end: int
+    value: Any
+    """None: something that is no plain value, such as `5 million`."""
+    said: str
+
+
+def settle(text: str, mentions: list[Mention], first: bool = True, agree: bool = False) -> Extraction | None:
+    """What a statement gives: the first or the last value that it neither denies nor only remarks on. With `agree`, all
+    such values must be the same; if not, only those of one list must."""
+    if not mentions:
+        return None
+    if len(mentions) > 1:
+        mentions = _without_remarks(text, mentions)
+    kept, rejected = list[list[Mention]](), set[Any]()
+    for group in _groups(text, mentions):
+        if denied(text[: group[0].begin]) or refused(text[group[-1].end :]):
+            rejected.update(one.value for one in group)
+        else:
+            kept.append(group)
+    if not kept:
+        return Extraction(None, DENIED)
+    chosen = [one for group in kept for one in group] if agree else kept[0 if first else -1]
+    value = chosen[0].value
+    if any(one.value != value for one in chosen) or (agree and value in rejected) or hedged(text):
+        return Extraction(None, SEVERAL)
+    return (
+        Extraction(None, f"no plain answer: {text:.60}") if value is None else Extraction(chosen[0].said, value=value)
+    )
+
+
+def _without_remarks(text: str, mentions: list[Mention]) -> list[Mention]:
+    """The mentions behind `so`, or else before `because`, outside of brackets, and in the first sentence that has one
+    that is not denied: `I'd go with B. A is tempting.`"""
+    first = mentions[0]
+    for one, after in pairwise(mentions):
+        is_its_text = after.begin <= one.end + 3 and after.value == one.value  # "A. London"
+        is_end = text[one.end : one.end + 4].lstrip(_MARKS).startswith(". ") and not is_its_text
+        if is_end and not denied(text[: one.begin]):
+            mentions = [each for each in mentions if each.begin <= one.begin]
+            break
+    last = mentions[-1]
+    for word in _CONCLUSION.finditer(text, first.end, last.begin):
+        mentions = [one for one in mentions if one.begin >= word.end()]
+    if remark := _REMARK.search(text, mentions[0].end):
+        turn = _BUT.search(text, remark.end())
+        rest = text[remark.end() :].strip(_MARKS + ".")
+        if not (
+            remark[0].strip() in (":", "：") and len(rest) <= last.end - remark.end() and last.begin - remark.end() <= 2
+        ):
+            mentions = [one for one in mentions if one.begin < remark.start() or (turn and one.begin > turn.end())]
+    return mentions
+
+
+def _groups(text: str, mentions: list[Mention]) -> list[list[Mention]]:
+    """The lists among mentions, which a denial denies together: `A, C and D are wrong`."""
+    groups = [mentions[:1]]
+    for one in mentions[1:]:
+        if _joined(text[groups[-1][-1].end : one.begin]):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _joined(between: str) -> bool:
+    """Whether the text between two values makes them a list or an expression."""
+    words = words_of(between)
+    if _JSON.fullmatch(between):
+        return True
+    if not words:
+        return not between.strip(" \t,;/|&~-+*×·^÷<>≤≥\\()[]_\"'") or between.strip() in ("和", "或", "か", "、")
+    return between.strip() in ("x", "\\times", "\\cdot") or (len(words) <= 4 and not _JOINING.isdisjoint(words))
+
+
 _NAME = re.compile(
     r"\W*(?:(?:[A-Za-z]\)|(?:guess|option|candidate)\s?\d*\s?[:.)])\s*)?[\W_]*"
     r"(?:[A-Z\d][\w'’.,%]*(?:\s(?:[A-Z\d(][\w'’.,)]*|of|the|de|da|apples|km))*|[a-z]+)[\W_]*$"
+)
+_MARKS = " \t*_`\"'“”‘’([{)]}$>#"
+_JSON = re.compile(r"\"?,?\s*\"\w+\"\s*:\s*\"?")
+_JOINING = frozenset(listed(LISTS["joining"]))
+_CONCLUSION = re.compile(
+    r"\b(?:so|thus|therefore|hence|makes?|makes|leaves|gives|giving|daher|somit|donc|portanto|quindi|поэтому)\b|所以",
+    re.I,
+)
+_BUT = re.compile(r"\b(?:but|aber|mais|pero|mas|ma|но)\b|但", re.I)
+_REMARK = re.compile(
+    r"[\s,;:–—-]+(?:because|since|as|for|which|while|whereas|although|though|unlike|given|weil|denn|da|car|parce|porque"
+    r"|ya que|puisque|потому)\b|[:：]\s|因为|\s[(（](?=[^()（）]{4})",
+    re.I,
 )

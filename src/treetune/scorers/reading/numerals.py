@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from treetune.scorers.reading.mentions import Mention, settle
+from treetune.scorers.reading.extraction import Mention, settle
 from treetune.scorers.reading.statements import (
     ALONE,
     PROSE,
@@ -117,8 +117,7 @@ def read_amount(statement: Statement) -> Extraction | None:
     if equals > 0 and after:
         if len({read_number(side) for side in re.split("[=≈]", text)} - {None}) > 1:
             return Extraction(None, SEVERAL)
-        if not _CLAUSE.search(text, mentions[0].end, equals):  # else the sum is a remark: "290, because 35 × 6 = 210"
-            mentions = after
+        mentions = after
     return settle(text, mentions, first=statement.form not in PROSE or mentions is after)
 
 
@@ -146,7 +145,7 @@ def _read_word(text: str, begin: int, end: int) -> Mention | None:
     value = read_number(said)
     ahead, behind = text[max(0, begin - 30) : begin].lower(), text[end : end + 30].lower()
     *_, last = ["", *words_of(ahead)]
-    if (last in _NEGATIVE and ahead.rstrip().endswith(last)) or _MINUS.search(ahead):
+    if last in _NEGATIVE and ahead.rstrip().endswith(last):
         said, value = f"-{said}", None if value is None else 0 - value
     if (last in _LIMITS and ahead.rstrip().endswith(last)) or _CHANGED.match(behind) or _COMPARED.search(ahead):
         value = None
@@ -245,11 +244,9 @@ _LETTERS = "mglLshdΩ"
 _NO_UNIT = frozenset(listed(" ".join(LISTS[name] for name in ("no_unit", "open", "magnitudes"))))
 _NEGATIVE = ("minus", "negative")
 _LIMITS = frozenset(listed(LISTS["limits"]))
-_MINUS = re.compile(r"(?:^|[=:(])\s*-\s+$")
 _COMPARED = re.compile(r"(?:[<>≤≥±√]|\\(?:pm|sqrt|leq?|geq?|lt|gt)|(?<![a-z]s )\bup to|\bhalf of)\s*$")
 _CHANGED = re.compile(
     rf"[\s*_$-]*(?:(?:{'|'.join(listed(LISTS['magnitudes']))})\b|(?:and|&) (?:a|an|one) (?:half|third|quarter|fifth)\b"
     r"|[万亿千百])"
 )
-_CLAUSE = re.compile(r"[,;:.]\s|\b(?:because|since|as|for|weil|denn|car|porque)\b", re.I)
 _SENTENCE_STOP = re.compile(r"(?<=\d)!(?=[^\w!]*$)")

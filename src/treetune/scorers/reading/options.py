@@ -12,17 +12,9 @@ import re
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from treetune.scorers.reading.mentions import Mention, settle
+from treetune.scorers.reading.extraction import Mention, settle
 from treetune.scorers.reading.numerals import plain
-from treetune.scorers.reading.statements import (
-    ALONE,
-    SEVERAL,
-    VERDICT,
-    Extraction,
-    Statement,
-    find_words,
-    sentence_around,
-)
+from treetune.scorers.reading.statements import ALONE, SEVERAL, TAIL, VERDICT, Extraction, Statement, split_sentences
 from treetune.scorers.reading.wording import text_key
 from treetune.scorers.reading.words import LISTS, denied, hedged, listed, refused
 
@@ -92,8 +84,12 @@ class OptionReader:
 
     def verdicts(self, text: str) -> list[Statement]:
         """The sentences that choose without the word `answer`: `I'd go with C`, `That leaves B`, `B is correct`."""
-        sentences = {sentence_around(text, place): None for place in find_words(text, _CHOOSING)}
-        return [Statement(VERDICT, said) for said in sentences if said and not _IF.match(said)]
+        text = text[-TAIL:]
+        low = text.lower()
+        if not any(word in low for word in _CHOOSING):
+            return []
+        sentences = [one for line in text.split("\n") for one in split_sentences(line) if not _IF.match(one)]
+        return [Statement(VERDICT, one) for one in sentences if any(word in one.lower() for word in _CHOOSING)]
 
     def _mentions(self, text: str) -> list[Mention]:
         """Where a text names an option, by its label or its text."""

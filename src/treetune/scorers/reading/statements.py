@@ -47,15 +47,14 @@ class Extraction(msgspec.Struct, frozen=True):
     """Where in the reply its statement begins, or earlier."""
 
 
-FIRST_LINE, LAST, WHOLE, ITEM = "the first line", "the last statement", "the whole reply", "a list item"
-BOLD, VERDICT = "the bold words", "a verdict"
+LAST, WHOLE, ITEM, VERDICT = "the last statement", "the whole reply", "a list item", "a verdict"
+FIRST, BOLD = ALONE = ("the first line", "the bold words")
+"""Forms that must be an answer as a whole."""
 PROSE = (LAST, WHOLE)
 SENTENCES = frozenset(
-    (*PROSE, FIRST_LINE, ITEM, BOLD, VERDICT, "the answer is", "is the answer", "last line", "first line", "reply")
+    (*PROSE, *ALONE, ITEM, VERDICT, "the answer is", "is the answer", "last line", "first line", "reply")
 )
 """Forms that are sentences. In all others, `5!` is a factorial, and there are no words around the answer."""
-ALONE = (FIRST_LINE, BOLD)
-"""Forms that must be an answer as a whole."""
 SEVERAL, DENIED = "several different answers", "the answer is denied"
 
 
@@ -216,7 +215,7 @@ def _after_words(text: str, places: list[int]) -> list[Statement]:
         said = _said_at(text, match.end())
         if '"' in match[0]:  # JSON
             said = said.partition('",')[0].strip('", }]')
-        if said and not _DENIAL.match(said):
+        if said:
             if match["label"] is not None or match["head"] is not None:
                 labelled.append(Statement("answer:", said, match.end()))
             else:
@@ -262,39 +261,24 @@ def split_sentences(line: str) -> list[str]:
     return [one for one in [*sentences, rest] if one]
 
 
-def sentence_around(text: str, place: int) -> str:
-    """The sentence at a place in a text."""
-    begin = text.rfind("\n", max(0, place - LONGEST), place) + 1 or max(0, place - LONGEST)
-    end = text.find("\n", place)
-    for sentence in split_sentences(text[begin : end if end >= 0 else len(text)][: 2 * LONGEST]):
-        begin = text.find(sentence, begin) + len(sentence)
-        if begin > place:
-            return sentence
-    return ""
+def alone_statements(text: str) -> list[Statement]:
+    """An answer alone in the first line, above an explanation, or in the only bold words; and the last line, which must
+    not say another one."""
+    first, newline, rest = text.partition("\n")
+    if newline and 0 < len(first) <= SHORT and len(rest) > len(first) and not _is_title(first):
+        return [Statement(FIRST, first), Statement(FIRST, text[text.rfind("\n") + 1 :])]
+    before, *pieces = text.split("**")
+    if not pieces or len(pieces) % 2 or len({said.strip() for said in pieces[::2]}) != 1:
+        return []
+    label, _, only = pieces[0].rpartition(": ")
+    around = before.rpartition("\n")[2], pieces[1].partition("\n")[0]
+    if len(label) > 30 or _is_title(only) or denied(around[0]) or refused(around[1]) or hedged(" ".join(around)):
+        return []
+    return [Statement(BOLD, only.strip(), len(before))]
 
 
-def first_line(text: str) -> Statement | None:
-    """The first line, if an explanation follows it: `B`, and below it why."""
-    line, _, rest = text.partition("\n")
-    if not 0 < len(line) <= SHORT or line.endswith((":", "...", "…")) or _HEADING.match(line):
-        return None
-    rest = rest.strip()
-    return Statement(FIRST_LINE, line) if len(rest) > len(line) else None
-
-
-def bold_words(text: str) -> Statement | None:
-    """The only bold words of a reply, as in `The capital is **Paris**. It lies on the Seine.`"""
-    pieces = text.split("**")
-    said = {piece.strip() for piece in pieces[1::2]}
-    if len(pieces) % 2 == 0 or len(said) != 1:
-        return None
-    (only,) = said
-    label, _, labelled = only.partition(": ")
-    only = labelled if len(label) <= 30 and labelled else only
-    line, rest = pieces[0].rpartition("\n")[2], pieces[2].partition("\n")[0]
-    if not only or only.endswith((":", "?")) or "\n" in only or _HEADING.match(only):
-        return None
-    return None if denied(line) or refused(rest) or hedged(line + rest) else Statement(BOLD, only)
+def _is_title(line: str) -> bool:
+    return line.endswith((":", "?", "...", "…")) or "\n" in line or _HEADING.match(line) is not None
 
 
 def last_statements(text: str) -> Iterator[Statement]:
@@ -355,7 +339,6 @@ _MARK = re.compile(
     r"|(?P<back>))",
     re.I,
 )
-_DENIAL = re.compile(r"[*_\s]*(?:(?:not|nicht|keine?|pas|não|не)\s\w|不是)", re.I)
 _WORDS_BETWEEN = re.compile(r"[\s*_#]*(?:(?:the|my|our|final|correct|so|thus|is)[\s*_]+){0,5}", re.I)
 _BEFORE = re.compile(
     r"(?:^|[.!?,:;\n]|\b(?:so|thus|therefore|hence)\s)\s*((?:(?![.!?,:;\n]\s|\n).){1,60}?)\s+"

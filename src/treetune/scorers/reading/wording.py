@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from treetune.scorers.reading.numerals import plain, read_number, read_truth
-from treetune.scorers.reading.statements import FIRST_LINE, PROSE, SENTENCES, Extraction, Statement
+from treetune.scorers.reading.statements import FIRST, PROSE, SENTENCES, Extraction, Statement
 from treetune.scorers.reading.words import denied, hedged
 
 
@@ -49,7 +49,7 @@ def same(answer: str, truth: Any) -> bool:
 def read_text(statement: Statement) -> Extraction | None:
     """The text of a statement, without its remarks. Of a sentence, what follows its verb: `The capital is Paris, I
     think.` A question has a key that no other text has."""
-    if statement.form == FIRST_LINE:
+    if statement.form == FIRST:
         return None
     text = plain(statement.text)
     if statement.form in SENTENCES or ":" in statement.form:

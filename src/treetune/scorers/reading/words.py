@@ -20,6 +20,8 @@ NEAR = 80
 """How many characters around a value are checked."""
 FAR = 400
 """How many characters after an answer can take it back."""
+END = 200
+"""How many characters at the end of a reply can say that it has no answer."""
 
 LISTS: dict[str, Any] = tomllib.loads(resources.files(__package__).joinpath("words.toml").read_text("utf-8"))
 
@@ -81,7 +83,7 @@ def taken_back(behind: str) -> bool:
 
 def unsure(text: str) -> bool:
     """Whether a reply says that it does not know."""
-    low = text.lower().replace("’", "'")
+    low = text[-END:].lower().replace("’", "'")
     return any(words in low for words in _UNSURE)
 
 
