@@ -62,7 +62,7 @@ INCLUDES = {
     "Beyond a doubt it is Paris.": 1,
     "Правильный ответ: Paris, потому что именно этот город является столицей Франции.": 1,
     "## Final Answer\n\n**Paris**": 1, "## Answer\nParis\n": 1, "The capital is:\n\nParis": 1, "Here it is.\nParis": 1,
-    "Of course, Paris.": 1, "Without doubt it is Paris.": 1, "It is Paris – the city of light.": 1, "Paris\n\n2024": 1,
+    "Of course, Paris.": 1, "Without doubt it is Paris.": 1, "It is Paris – the city of light.": 1, "Paris\n\n2024": 0,
     "- Paris\n- London\n- Rome": 0, "Parisian": 0, "Paris. No, London.": 0, "maybe Paris": 0, "either Paris or Rome": 0,
     "The answer is London. Paris is nice.": 0, "<think>Paris</think>London": 0, "Paris is not the capital.": 0,
     "Paris is wrong.": 0, "London": 0, "Pa ris": 0,

@@ -16,16 +16,13 @@ from treetune.scorers.reading.extraction import extract, read_as_written
 from treetune.scorers.reading.numerals import plain
 from treetune.scorers.reading.statements import (
     FIRST,
-    LAST,
     SEVERAL,
     Extraction,
     Statement,
-    clean,
-    split_sentences,
     strip_thinking,
 )
 from treetune.scorers.reading.wording import read_text, same, text_key, truth_key
-from treetune.scorers.reading.words import denied, hedged, refused, taken_back
+from treetune.scorers.reading.words import denied, hedged, refused
 from treetune.scorers.scorer import Scorer, expected, explain, judged, require_truths
 
 SHORT = 5
@@ -80,8 +77,6 @@ class Includes(Scorer, frozen=True, tag="includes"):
         if self.hedges:
             return self._search_everywhere(answer, truths)
         found = extract(answer, self.answer, read_phrase, _one_includes_other)
-        if found.form == LAST and len(whole := clean(answer).strip()) <= SHORT_REPLY:
-            found = Extraction(whole, form="the short reply")
         if found.text is None:
             return judged(found, False, truths)
         others = _other_options(task, truths)
@@ -92,15 +87,13 @@ class Includes(Scorer, frozen=True, tag="includes"):
     def _why_not(self, text: str, truth: str, others: tuple[str, ...]) -> str:
         """Why a statement does not name a ground truth as the answer; "" if it does."""
         wanted, name = truth_key(truth), plain(truth)
-        said = next((one for one in _sentences(text)[::-1] if _names(text_key(one), wanted)), "")
-        if not said or not (self.ignore_case or name in said):
+        if not _names(text_key(text), wanted) or not (self.ignore_case or name in text):
             return f"expected {truth:.80}"
-        if len(said.split()) - len(name.split()) > OTHER_WORDS:
+        if len(text.split()) - len(name.split()) > OTHER_WORDS:
             return f"more than {OTHER_WORDS} other words"
-        begin = max(0, said.casefold().find(name.casefold()))
-        ahead, behind = said[:begin], said[begin + len(name) :]
-        later = text[text.rfind(said) + begin + len(name) :]
-        if denied(ahead) or refused(behind) or hedged(ahead) or hedged(behind) or taken_back(later):
+        begin = max(0, text.casefold().find(name.casefold()))
+        ahead, behind = text[:begin], text[begin + len(name) :]
+        if denied(ahead) or refused(behind) or hedged(ahead) or hedged(behind):
             return f"{truth:.80} is denied or left open"
         if other := next((one for one in others if _names(text_key(text), one)), None):
             return f"{other} is named too"
@@ -125,10 +118,6 @@ def read_phrase(statement: Statement) -> Extraction | None:
 
 def _one_includes_other(one: str, other: str) -> bool:
     return one in other or other in one
-
-
-def _sentences(text: str) -> list[str]:
-    return [one for line in text.split("\n") if line.strip() for one in split_sentences(line.strip())]
 
 
 def _names(said: str, wanted: str) -> bool:

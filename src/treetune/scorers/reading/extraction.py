@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.scorers.reading.statements import (
     DENIED,
+    FIRST,
     ITEM,
     SENTENCES,
     SEVERAL,
@@ -30,6 +31,7 @@ from treetune.scorers.reading.statements import (
     alone_statements,
     clean,
     explicit_statements,
+    is_title,
     last_statements,
 )
 from treetune.scorers.reading.words import LISTS, denied, hedged, listed, refused, taken_back, unsure, words_of
@@ -55,8 +57,8 @@ def extract(
     if found is None:
         text = text.strip()
         found = _agree(verdicts(text), read, same) if verdicts is not None else None
-    if found is None:
-        found = _agree(alone_statements(text), read, same)
+    if found is None and (found := _agree(alone := alone_statements(text), read, same)) is not None:
+        found = _agree([*alone, Statement(FIRST, text[text.rfind("\n") + 1 :])], read, same) or found
     return _last(text, read) if found is None else _if_kept(found, text)
 
 
@@ -137,7 +139,7 @@ def _last(text: str, read: Reader) -> Extraction:
 
 def _is_item(statement: Statement) -> bool:
     """Whether it could be an item of a list: with a bullet, or only a name or a number."""
-    return statement.form == ITEM or _NAME.match(statement.text) is not None
+    return statement.form == ITEM or (_NAME.match(statement.text) is not None and not is_title(statement.text))
 
 
 # The values that a statement mentions

@@ -189,7 +189,7 @@ def find_words(text: str, words: tuple[str, ...]) -> list[int]:
         low = text
     spans = ((0, len(low)),) if len(low) <= HEAD + TAIL else ((0, HEAD), (len(low) - TAIL, len(low)))
     places = []
-    for word in words:
+    for word in filter(low.__contains__, words):
         for begin, end in spans:
             place = low.find(word, begin, end)
             while place >= 0:
@@ -262,22 +262,24 @@ def split_sentences(line: str) -> list[str]:
 
 
 def alone_statements(text: str) -> list[Statement]:
-    """An answer alone in the first line, above an explanation, or in the only bold words; and the last line, which must
-    not say another one."""
+    """An answer alone in the first line, above an explanation, or in the only bold words."""
+    found = []
     first, newline, rest = text.partition("\n")
-    if newline and 0 < len(first) <= SHORT and len(rest) > len(first) and not _is_title(first):
-        return [Statement(FIRST, first), Statement(FIRST, text[text.rfind("\n") + 1 :])]
+    if newline and 0 < len(first) <= SHORT and len(rest) > len(first) and not is_title(first):
+        found.append(Statement(FIRST, first))
+    if "**" not in text:
+        return found
     before, *pieces = text.split("**")
-    if not pieces or len(pieces) % 2 or len({said.strip() for said in pieces[::2]}) != 1:
-        return []
-    label, _, only = pieces[0].rpartition(": ")
-    around = before.rpartition("\n")[2], pieces[1].partition("\n")[0]
-    if len(label) > 30 or _is_title(only) or denied(around[0]) or refused(around[1]) or hedged(" ".join(around)):
-        return []
-    return [Statement(BOLD, only.strip(), len(before))]
+    bold = {said.strip() for said in pieces[::2] if not is_title(said.strip())}
+    if len(pieces) % 2 == 0 and len(bold) == 1:
+        around = before.rpartition("\n")[2], pieces[1].partition("\n")[0]
+        if not (denied(around[0]) or refused(around[1]) or hedged(" ".join(around))):
+            found.append(Statement(BOLD, *bold, len(before)))
+    return found
 
 
-def _is_title(line: str) -> bool:
+def is_title(line: str) -> bool:
+    """Whether a line only announces what follows."""
     return line.endswith((":", "?", "...", "…")) or "\n" in line or _HEADING.match(line) is not None
 
 

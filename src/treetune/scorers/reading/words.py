@@ -78,13 +78,13 @@ def taken_back(behind: str) -> bool:
     if len(behind) < 4:
         return False
     low = behind[:FAR].lower().replace("’", "'")
-    return not _BACK.isdisjoint(_FIRST_WORD.findall(low)) or any(words in low for words in _BACK_PHRASES)
+    return not _BACK.isdisjoint(_FIRST_WORD.findall(low)) or any(map(low.__contains__, _BACK_PHRASES))
 
 
 def unsure(text: str) -> bool:
     """Whether a reply says that it does not know."""
     low = text[-END:].lower().replace("’", "'")
-    return any(words in low for words in _UNSURE)
+    return any(map(low.__contains__, _UNSURE))
 
 
 def polite(text: str) -> bool:
