@@ -57,8 +57,11 @@ def extract(
     if found is None:
         text = text.strip()
         found = _agree(verdicts(text), read, same) if verdicts is not None else None
-    if found is None and (found := _agree(alone := alone_statements(text), read, same)) is not None:
-        found = _agree([*alone, Statement(FIRST, text[text.rfind("\n") + 1 :])], read, same) or found
+    if found is None:
+        alone = alone_statements(text)
+        found = _agree(alone, read, same)
+        if found is not None:
+            found = _agree([*alone, Statement(FIRST, text[text.rfind("\n") + 1 :])], read, same)
     return _last(text, read) if found is None else _if_kept(found, text)
 
 
@@ -123,11 +126,12 @@ def _last(text: str, read: Reader) -> Extraction:
     """What the last statement says that has an answer, unless it is the end of a list."""
     found: Extraction | None = None
     for statement in last_statements(text):
-        one = read(statement)
         if found is not None:
-            if one is not None and one.text is not None and _is_item(statement) and one.value != found.value:
+            one = read(statement) if _is_item(statement) else None
+            if one is not None and one.text is not None and one.value != found.value:
                 return Extraction(None, SEVERAL, form=statement.form)
             break
+        one = read(statement)
         if one is not None and one.why != DENIED:
             found = replace(one, form=statement.form, begin=statement.begin)
             if one.text is None or statement.form == WHOLE or not _is_item(statement):

@@ -274,7 +274,7 @@ def alone_statements(text: str) -> list[Statement]:
     if len(pieces) % 2 == 0 and len(bold) == 1:
         around = before.rpartition("\n")[2], pieces[1].partition("\n")[0]
         if not (denied(around[0]) or refused(around[1]) or hedged(" ".join(around))):
-            found.append(Statement(BOLD, *bold, len(before)))
+            found.append(Statement(BOLD, bold.pop(), len(before)))
     return found
 
 
