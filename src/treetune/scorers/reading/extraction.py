@@ -127,7 +127,7 @@ def _last(text: str, read: Reader) -> Extraction:
     found: Extraction | None = None
     for statement in last_statements(text):
         if found is not None:
-            one = read(statement) if _is_item(statement) else None
+            one = read(statement) if _is_item(statement) and statement.form == found.form else None
             if one is not None and one.text is not None and one.value != found.value:
                 return Extraction(None, SEVERAL, form=statement.form)
             break
@@ -142,8 +142,8 @@ def _last(text: str, read: Reader) -> Extraction:
 
 
 def _is_item(statement: Statement) -> bool:
-    """Whether it could be an item of a list: with a bullet, or only a name or a number."""
-    return statement.form == ITEM or (_NAME.match(statement.text) is not None and not is_title(statement.text))
+    """Whether it could be an item of a list: with a bullet, or only a few words."""
+    return statement.form == ITEM or (len(statement.text.split()) <= 2 and not is_title(statement.text))
 
 
 # The values that a statement mentions
@@ -225,10 +225,6 @@ def _joined(between: str) -> bool:
     return between.strip() in ("x", "\\times", "\\cdot") or (len(words) <= 4 and not _JOINING.isdisjoint(words))
 
 
-_NAME = re.compile(
-    r"\W*(?:(?:[A-Za-z]\)|(?:guess|option|candidate)\s?\d*\s?[:.)])\s*)?[\W_]*"
-    r"(?:[A-Z\d][\w'’.,%]*(?:\s(?:[A-Z\d(][\w'’.,)]*|of|the|de|da|apples|km))*|[a-z]+)[\W_]*$"
-)
 _MARKS = " \t*_`\"'“”‘’([{)]}$>#"
 _JSON = re.compile(r"\"?,?\s*\"\w+\"\s*:\s*\"?")
 _JOINING = frozenset(listed(LISTS["joining"]))
