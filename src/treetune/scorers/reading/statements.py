@@ -178,24 +178,17 @@ def explicit_statements(text: str) -> list[Statement]:
         found += [Statement("<answer>", said, text.rfind("<answer>")) for said in tagged(text, "answer") if said]
     if "####" in text:
         found += [Statement("####", said, text.rfind("####")) for said in after_hashes(text)]
-    places = find_words(text, _ANSWER if text.isascii() else _ANSWER_ALL)
-    return found + _after_words(text, places) if places else found
+    return found + _after_words(text, places) if (places := _places(text)) else found
 
 
-def find_words(text: str, words: tuple[str, ...]) -> list[int]:
-    """Where any of some words stands, near the beginning and the end of a text."""
+def _places(text: str) -> list[int]:
+    """Where a word for `answer` stands, near the beginning and the end of a text."""
     low = text.lower()
     if len(low) != len(text):  # a letter that is two in lower case
         low = text
-    spans = ((0, len(low)),) if len(low) <= HEAD + TAIL else ((0, HEAD), (len(low) - TAIL, len(low)))
-    places = []
-    for word in filter(low.__contains__, words):
-        for begin, end in spans:
-            place = low.find(word, begin, end)
-            while place >= 0:
-                places.append(place)
-                place = low.find(word, place + len(word), end)
-    return sorted(places)
+    near = low if len(low) <= HEAD + TAIL else f"{low[:HEAD]}{chr(0) * (len(low) - HEAD - TAIL)}{low[-TAIL:]}"
+    words = [word for word in (_ANSWER if text.isascii() else _ANSWER_ALL) if word in near]
+    return sorted(match.start() for word in words for match in re.finditer(word, near))
 
 
 def _after_words(text: str, places: list[int]) -> list[Statement]:
@@ -234,17 +227,10 @@ def _is_other_answer(ahead: str) -> bool:
 
 def _said_at(text: str, begin: int) -> str:
     """The sentence that begins at a place, or else in the next line that says something."""
-    for _ in range(4):
-        end = text.find("\n", begin)
-        end = len(text) if end < 0 else end
-        line = _ANSWER_TAG.sub("", text[begin : min(end, begin + LONGEST)]).strip()
+    for line in text[begin : begin + LONGEST].split("\n"):
+        line = _ANSWER_TAG.sub("", line).strip()
         if line.strip(_DRESS) and not _FENCE.fullmatch(line):
             return split_sentences(line)[0]
-        begin = end
-        while begin < len(text) and text[begin].isspace():
-            begin += 1
-        if begin == len(text):
-            break
     return ""
 
 
@@ -289,19 +275,17 @@ def last_statements(text: str) -> Iterator[Statement]:
         if text and not polite(text):
             yield Statement(WHOLE, text.removeprefix("=>").lstrip())
         return
-    end, count = len(text), 0
-    while end > 0 and count < TRIED:
-        begin = text.rfind("\n", 0, end) + 1
-        start = max(begin, end - LONGEST)
-        line = text[start:end].strip()
-        end = begin - 1
-        if line.strip(_DRESS) and not _FENCE.fullmatch(line):
-            bullet = _BULLET.match(line)
-            line = line[bullet.end() :] if bullet else line
-            for sentence in reversed(split_sentences(line)):
-                if sentence.strip(_DRESS) and not polite(sentence) and not _ASIDE.fullmatch(sentence):
-                    count += 1
-                    yield Statement(ITEM if bullet else LAST, sentence, start)
+    count = 0
+    for line in reversed(text[-2 * LONGEST :].split("\n")):
+        bullet = _BULLET.match(line := line.strip())
+        for sentence in reversed(split_sentences(line[bullet.end() :] if bullet else line)):
+            if sentence.strip(_DRESS) and not (
+                polite(sentence) or _ASIDE.fullmatch(sentence) or _FENCE.fullmatch(sentence)
+            ):
+                yield Statement(ITEM if bullet else LAST, sentence, text.rfind(sentence))
+                count += 1
+                if count == TRIED:
+                    return
 
 
 _BOX = "\\boxed{"
