@@ -118,11 +118,17 @@ def test_rows_are_scored_where_only_the_cache_is_shared(treetune, folder):
     assert (score(row, "0"), score(row, "7")) == (1.0, 0.0)
 
 
-def test_a_taskset_that_scores_groups_says_that_rows_do_not(treetune, folder):
-    done = treetune("build", "doubles.py:Together")
+def test_a_taskset_that_scores_groups_is_played_by_verls_loop_and_says_that_other_rows_are_scored_alone(
+    treetune, folder
+):
+    for name in ("Together", "OnlyTogether"):
+        done = treetune("build", f"doubles.py:{name}", "--json")
+        assert (done.code, "score_group() is not called" in done.err) == (0, False), done.err
+        assert {row["agent_name"] for row in read_rows(done.json["train_files"][0])} == {"treetune"}
+    done = treetune("build", "doubles.py:Together", "--format", "skyrl")
     assert done.code == 0
     assert "score_group() is not called" in done.err
-    done = treetune("build", "doubles.py:OnlyTogether")
+    done = treetune("build", "doubles.py:OnlyTogether", "--format", "skyrl")
     assert done.code == 2
     assert "only scores groups" in done.err
     assert "treetune serve" in done.err

@@ -99,6 +99,10 @@ def sglang() -> Iterator[Sglang]:
         yield Sglang(address)
 
 
+_OURS = ("treetune_row", "metrics")
+"""Metadata that slime neither reads nor changes."""
+
+
 def told(asked: list[dict[str, Any]], samples: Any) -> dict[str, Any]:
     """What went to SGLang and came back to slime, without what differs from run to run."""
     sessions = list(dict.fromkeys(each["session"] for each in asked))
@@ -110,7 +114,7 @@ def told(asked: list[dict[str, Any]], samples: Any) -> dict[str, Any]:
             {
                 **{name: getattr(sample, name) for name in _FIELDS},
                 "status": sample.status.value,
-                "metadata": {key: value for key, value in sample.metadata.items() if key != "treetune_row"},
+                "metadata": {key: value for key, value in sample.metadata.items() if key not in _OURS},
             }
             for sample in flat
         ],

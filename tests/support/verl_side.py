@@ -325,7 +325,8 @@ def advantages(samples: list[dict[str, Any]]) -> list[list[float]]:
 def validation(samples: list[dict[str, Any]], sources: dict[str, str]) -> dict[str, Any]:
     """What verl's validation would say, by data source."""
     uids = [sample["uid"].split("_")[0] for sample in samples]
-    values = {key: [sample["info"][key] for sample in samples] for key in samples[0]["info"]}
+    keys = {key for sample in samples for key in sample["info"]}  # the v1 trainer fills gaps with None too
+    values = {key: [sample["info"].get(key) for sample in samples] for key in keys}
     return process_validation_metrics([sources[uid] for uid in uids], uids, values)
 
 

@@ -196,6 +196,8 @@ def test_tools_are_told_of_and_called(folder, slime, sglang):
     check(sample, answers)
     assert sample.reward == 1.0
     assert sample.metadata["turn_rewards"] == [0.0, 0.0, 1.0]
+    ours = {"success": 1.0, "truncated": 0.0, "raw_reward": 1.0}
+    assert sample.metadata["metrics"] == {"tool_calls": 5.0, "tool_errors": 2.0, **ours}
     text = tokenizer.decode(sample.tokens)
     for turn in tool_shop.expected(str(folder / "shop.py:Shopping")):
         assert all(result in text for result in turn.shown[:2] if result != "bought")

@@ -151,9 +151,9 @@ def test_a_single_turn_is_scored_and_trained_on_as_it_was_sampled():
     assert columns["env_mask"] == [[1, 1]] * 2
     assert columns["logprobs"] == [[-0.5, -0.5]] * 2
     metrics = {}
-    told = {"task_reward": columns["task_reward"], "num_turns": columns["num_turns"], "log_metric": metrics.__setitem__}
-    assert tasks.reward([], [], **told) == [1.0, 0.0]
-    assert metrics == {"task_server_failure": 0.0, "num_turns": 1.0}
+    assert tasks.reward([], [], **columns, log_metric=metrics.__setitem__) == [1.0, 0.0]
+    ours = {"success": 0.5, "truncated": 0.0, "raw_reward": 0.5}
+    assert metrics == {"task_server_failure": 0.0, "num_turns": 1.0, **ours}
 
 
 def test_what_the_environment_says_is_masked():
@@ -603,3 +603,41 @@ def test_a_dataset_for_rollouts_starts_one_episode_of_a_kind_and_not_all():
         prompts = arguments["train_dataset"]["prompt"]
         assert [prompt[0]["content"] for prompt in prompts] == [f"Machine {n}." for n in range(256)]
         assert [prompt[0]["task_index"] for prompt in prompts] == list(range(256))
+
+
+class Opened(Environment):
+    """Counts how many of it start at the same time."""
+
+    starting = most = 0
+
+    async def start(self):
+        Opened.starting += 1
+        Opened.most = max(Opened.most, Opened.starting)
+        await asyncio.sleep(0.005)
+        Opened.starting -= 1
+        return "Go."
+
+    def step(self, action):
+        raise RuntimeError("broken")
+
+
+class Openings(Taskset):
+    def load_tasks(self):
+        return [Task(prompt="Go.") for _ in range(100)]
+
+    def environment(self, task):
+        return Opened(task)
+
+
+def test_a_large_batch_does_not_start_all_of_its_environments_at_once():
+    with TrlTasks(Openings()) as tasks:
+        rollout(tasks, Speaker("yes<end>"), range(100))
+        assert 1 < Opened.most <= 32
+
+
+def test_a_training_that_never_has_a_reward_ends_with_an_error_that_says_why():
+    with TrlTasks(Openings()) as tasks:
+        first = rollout(tasks, Speaker("yes<end>"), [0, 1])
+        assert tasks.reward([], [], **first) == [None, None]
+        with pytest.raises(UsageError, match=r"no reward to train on, for 4 episodes in a row: .*broken"):
+            tasks.reward([], [], **rollout(tasks, Speaker("yes<end>"), [2, 3]))

@@ -170,7 +170,8 @@ def test_the_last_answer_is_scored_by_the_reward_function_and_counted_once():
         metrics = {}
         given = {"environments": environments, "log_metric": metrics.__setitem__}
         assert tasks.reward([], said, **given) == [0.25, 0.0, 0.0, None]
-        assert metrics == {"task_server_failure": 0.25, "num_turns": 1.25}
+        own = {"tool_calls": 1.0, "tool_errors": 0.0, "success": 1 / 3, "truncated": 0.0, "raw_reward": 1 / 3}
+        assert metrics == {"task_server_failure": 0.25, "num_turns": 4 / 3, **own}
         assert [environment.get_reward() for environment in environments] == [None] * 4
         assert not Counter.open
 

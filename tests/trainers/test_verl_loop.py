@@ -56,7 +56,8 @@ class Countdown(Environment):
         if answer == "boom":
             raise RuntimeError("the machine is gone")
         right = answer == str(self.left)
-        return Step("Go on.", reward=0.5 * right, done=not right or self.left == 0)
+        info = {"metrics": {"left": self.left}}
+        return Step("Go on.", reward=0.5 * right, done=not right or self.left == 0, info=info)
 
     def close(self):
         self.note("close")
@@ -69,6 +70,11 @@ class Counting(Taskset):
                        reward_spec={"ground_truth": number}, extra_info={"folder": str(Path.cwd())})
         yield Task(prompt="Read on. " * 400 + "Count down from 1.", env_class="counting.py:Countdown",
                    reward_spec={"ground_truth": 1}, extra_info={"folder": str(Path.cwd())})
+
+
+class Together(Counting):
+    def score_group(self, task, traces):
+        return [len(trace.turns) / sum(len(one.turns) for one in traces) for trace in traces]
 """
 SAMPLES = [
     {
@@ -138,6 +144,8 @@ def runs(files: dict[str, list[str]], killed: tuple[int, int]) -> list[dict[str,
         {"name": "raised v0", "worker": "v0", "agent": "raising", **counting, **bad},
         {"name": "a group v0", "worker": "v0", **counting, **group},
         {"name": "a group v1", "worker": "v1", **counting, **group},
+        {"name": "together v0", "worker": "v0", "files": files["together"], **group},
+        {"name": "together v1", "worker": "v1", "files": files["together"], **group},
         {"name": "dropped v1", "worker": "v1", "agent": "dropping", **counting, **group},
         {"name": "again v1", "worker": "v1", **counting, "rows": [0], "says": {two: [["boom"], ["1", "0"]]}},
         {"name": "rewritten v1", "worker": "v1", **counting, "rows": [0], "says": {two: [THOUGHTS]}},
@@ -207,6 +215,7 @@ def played(folder) -> Played:
 
 def targets() -> dict[str, str]:
     found = {"gsm8k": "gsm8k.yaml", "shop": "shop.py:Shopping", "counting": "counting.py:Counting"}
+    found["together"] = "counting.py:Together"
     found |= {kind: KINDS[kind][0] for kind in (TaskKind.MULTI_TURN, TaskKind.TOOLS)}
     return {**found, "shell": "shell.yaml"} if probe(shell=True).launcher is not None else found
 
@@ -246,7 +255,7 @@ def check_tokens(played: Played, name: str) -> None:
         first = len(sample["prompts"])
         assert sample["response_mask"] == mask[first:]
         assert sample["logprobs"] == pytest.approx(logprobs[first:])
-        assert sample["rm_scores"][:-1] == [0.0] * (len(sample["rm_scores"]) - 1)
+        placed(sample)
         assert sample["fields"]["min_global_steps"] == 10
         assert sample["fields"]["max_global_steps"] == 20 + len(calls) - 1
         assert sample["num_turns"] == 2 * len(calls) == 2 * sample["info"]["num_turns"]
@@ -265,7 +274,7 @@ def in_eval(folder: Path, target: str, *scripts: list[str]) -> list[tuple[float,
         for task, script in zip(tasks, scripts, strict=True):
             policy = tool_shop.Script() if script is WORDS else Replay([Completion(text=text) for text in script])
             traces.append(await run_rollout(taskset, task, policy))
-        return [(trace.reward, trace.passed()) for trace in traces]
+        return [(trace.shaped_reward, trace.passed()) for trace in traces]
 
     return asyncio.run(play())
 
@@ -285,7 +294,8 @@ def test_several_attempts_at_a_question_train_what_was_sampled_and_earn_what_eva
     assert played.answers[f"gsm8k {worker}"]["agents"] == ["treetune"] * 2
     first = samples(played, f"gsm8k {worker}")[0]
     assert first["fields"]["turn_scores"] == pytest.approx([0.0, 0.04, 1.0])
-    assert first["info"] == {"acc": 1.0, "num_turns": 3, "truncated": 0.0, "failed": 0.0}
+    own = {"turns": 3.0, "success": 1.0} if worker == "v1" else {}
+    assert first["info"] == {**own, "acc": 1.0, "num_turns": 3, "truncated": 0.0, "failed": 0.0, "raw_reward": 1.04}
 
 
 @WORKERS
@@ -301,7 +311,7 @@ def test_a_shell_is_used_over_several_turns(played, folder, worker):
         pytest.skip("no sandbox here")
     check_tokens(played, f"shell {worker}")
     check_rewards(played, f"shell {worker}", in_eval(folder, "shell.yaml", SHELL))
-    assert rewards(played, f"shell {worker}") == [1.0]
+    assert rewards(played, f"shell {worker}") == pytest.approx([0.95**2])  # os-interaction declares that discount
 
 
 @pytest.mark.parametrize("kind", [TaskKind.MULTI_TURN, TaskKind.TOOLS])
@@ -323,7 +333,8 @@ def test_a_task_that_cannot_be_played_trains_nothing_and_fails_no_batch(played):
     assert [sum(sample["rm_scores"]) for sample in (one, two)] == [1.0, 1.5]
     check_masked(bad)
     assert bad["info"]["acc"] is None  # verl's validation leaves it out
-    assert {tuple(sample["info"]) for sample in (one, two, bad)} == {("acc", "num_turns", "truncated", "failed")}
+    keys = {"acc", "num_turns", "truncated", "failed", "raw_reward"}
+    assert all(set(sample["info"]) == keys for sample in (one, two, bad))
 
 
 def test_the_v1_trainer_is_told_of_a_prompt_that_cannot_be_played_at_all(played):
@@ -408,8 +419,37 @@ def test_a_prompt_that_is_too_long_is_not_cut_but_left_out(played):
 
 def test_limits_and_discount_of_the_loop_hold(played):
     (sample,) = samples(played, "short v1")
-    assert sample["info"] == {"acc": 1.0, "num_turns": 2, "truncated": 1.0, "failed": 0.0}
+    own = {"left": 1.0, "success": 1.0, "raw_reward": 1.0}
+    assert sample["info"] == {**own, "acc": 1.0, "num_turns": 2, "truncated": 1.0, "failed": 0.0}
     assert rewards(played, "short v1") == [0.25]  # 0.5 + 0.5, discounted twice
+
+
+def placed(sample: dict[str, Any]) -> list[float]:
+    """The rewards at the last sampled token of each turn."""
+    mask = [*sample["response_mask"], 0]
+    ends = [at for at in range(len(mask) - 1) if mask[at] and not mask[at + 1]]
+    found = [sample["rm_scores"][at] for at in ends]
+    assert sum(found) == pytest.approx(sum(sample["rm_scores"]))  # none elsewhere
+    return found
+
+
+def test_the_v1_trainer_gets_the_reward_of_each_turn_where_it_ended_and_the_v0_trainer_their_sum(played):
+    first, second = samples(played, "gsm8k v1")
+    assert placed(first) == pytest.approx([0.0, 0.04, 1.0])
+    assert placed(second) == [1.0]
+    (short,) = samples(played, "short v1")
+    assert placed(short) == [0.25, 0.0]  # 0.5 / 2, then 1 / 4 in all
+    assert placed(samples(played, "gsm8k v0")[0]) == pytest.approx([0.0, 0.0, 1.04])
+
+
+def test_rollouts_of_a_task_are_scored_together_and_a_divided_group_is_refused(played):
+    found = sorted(samples(played, "together v1"), key=lambda sample: sample["info"]["failed"])
+    *scored, masked = found
+    assert sorted(sum(sample["rm_scores"]) for sample in scored) == [0.25, 0.75]
+    assert {sample["info"]["raw_reward"] for sample in scored} == {0.25, 0.75}
+    check_masked(masked)
+    assert sum(masked["rm_scores"]) == 0.5
+    assert "divided between verl's workers" in played.answers["together v0"]["samples"]  # verl's n is 1 there
 
 
 def test_an_engine_that_fails_is_the_trainers_to_deal_with(played):

@@ -163,8 +163,10 @@ class Episode:
         """The error from closing the environment, if any. It does not affect the reward."""
 
     @classmethod
-    async def start(cls, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None) -> Self:
-        episode = cls(taskset, task, limits)
+    async def start(
+        cls, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None, in_group: bool = False
+    ) -> Self:
+        episode = cls(taskset, task, limits, in_group=in_group)
         await episode.begin()
         return episode
 

@@ -30,13 +30,17 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
+from treetune.core.trace import Trace
 from treetune.data.rows.scorer import ScoredBy, row_tools, taskset_of, with_type
 from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.play.episode import DeadlinePassed, Episode
+from treetune.play.rollout import score_together
 from treetune.play.streams import Streams
 from treetune.serve import Denied, Misused, RemoteEpisode, ServeError, TaskServerClient
 
 T = TypeVar("T")
+_STARTS = 32
+"""How many episodes of a batch start at the same time: each start may open a sandbox."""
 
 
 class LocalEpisode(Episode):
@@ -58,6 +62,10 @@ class LocalEpisode(Episode):
         self.one_answer = isinstance(self._environment, SingleTurn) and not self.tools
         self.scores_answers = getattr(type(self._environment), "step", None) is not Environment.step
         return observation
+
+    async def score_group(self, traces: Sequence[Trace]) -> None:
+        """Set the rewards of traces of the task to those of the taskset's `score_group`."""
+        await score_together(self._taskset, self._task, traces)
 
     async def cancel(self) -> None:
         await self.close()
@@ -90,12 +98,18 @@ class LocalEpisodes:
 
     async def start(self, task_index: int) -> LocalEpisode:
         task = await self._streams.fetch(self._streams.draw_at(task_index))
-        episode = await LocalEpisode.start(self._streams.taskset, task, self._limits)
+        episode = await LocalEpisode.start(self._streams.taskset, task, self._limits, in_group=True)
         episode.info = {"task_index": task_index, "data_source": task.data_source}
         return episode
 
     async def start_many(self, task_indices: Sequence[int]) -> list[LocalEpisode | ServeError]:
-        starting = [asyncio.ensure_future(or_error(self.start(index))) for index in task_indices]
+        free = asyncio.Semaphore(_STARTS)
+
+        async def start(index: int) -> LocalEpisode | ServeError:
+            async with free:
+                return await or_error(self.start(index))
+
+        starting = [asyncio.ensure_future(start(index)) for index in task_indices]
         try:
             return list(await asyncio.gather(*starting))
         except asyncio.CancelledError:  # the caller never gets the episodes that have started
@@ -151,15 +165,16 @@ def connect(urls: str | Sequence[str], token_env: str, timeout: float, patience:
 
 
 class RowEpisodes:
-    def __init__(self, settings: EpisodeSettings | None = None, *, attempts: int = 2) -> None:
-        """A start that fails because of the environment is tried `attempts` times in all."""
+    def __init__(self, settings: EpisodeSettings | None = None, *, attempts: int = 2, in_group: bool = False) -> None:
+        """A start that fails because of the environment is tried `attempts` times in all. Set `in_group` if the caller
+        scores the episodes of a task together."""
         if attempts < 1:
             raise UsageError(f"attempts must be at least 1, got {attempts}")
         settings = settings or EpisodeSettings()
         self._limits = Limits(timeout=settings.timeout)
         access = settings.urls, settings.token_env, settings.timeout, settings.patience
         self._client = connect(*access) if settings.urls else None
-        self.attempts = attempts
+        self.attempts, self._in_group = attempts, in_group
 
     async def start(self, scored: ScoredBy, task: Task) -> LocalEpisode | RemoteEpisode:
         """Start an episode of a row's task. Raises `ServeError` if it cannot be started."""
@@ -178,7 +193,8 @@ class RowEpisodes:
             return await self._client.start(index if isinstance(index, int) else None, uid=task.uid)
         taskset = taskset_of(scored)
         typed = with_type(task, taskset)
-        episode = await LocalEpisode.start(_WithRowTools(taskset) if task.tools else taskset, typed, self._limits)
+        owner = _WithRowTools(taskset) if task.tools else taskset
+        episode = await LocalEpisode.start(owner, typed, self._limits, in_group=self._in_group)
         episode.info = {"data_source": task.data_source}
         return episode
 
@@ -197,7 +213,7 @@ class RowEpisodes:
 def share_episodes(loop: asyncio.AbstractEventLoop, settings: EpisodeSettings, attempts: int) -> RowEpisodes:
     """Return the episodes of an event loop, created once: for trainers that create their objects anew for every
     episode."""
-    return RowEpisodes(settings, attempts=attempts)
+    return RowEpisodes(settings, attempts=attempts, in_group=True)
 
 
 def is_misuse(error: TreetuneError) -> bool:
@@ -211,6 +227,8 @@ class _WithRowTools(Taskset[Task, TasksetConfig]):
     environment = ask_owner("environment")
     contract_of = ask_owner("contract_of")
     reward = ask_owner("reward")
+    score_group = ask_owner("score_group")
+    scores_group_of = ask_owner("scores_group_of")
 
     def __init__(self, owner: Taskset[Any, Any]) -> None:
         super().__init__()

@@ -78,11 +78,12 @@ def trace_of(
     episode, info = (played.episode, played.info) if played is not None else (None, {})
     task = getattr(episode, "task", None) or Task(prompt=prompt, data_source=str(info.get("data_source") or ""))
     rewards = played.rewards if played is not None else []
-    trace = Trace(task=task, uid=task.uid, reward=None if reward is None else total(rewards), tokens=tokens)
+    earned = played.raw_reward if played is not None else 0.0
+    trace = Trace(task=task, uid=task.uid, reward=None if reward is None else earned, tokens=tokens)
     trace.turns, trace.final = turns_of(prompt, said)
     if len(rewards) == len(trace.turns):
-        for turn, earned in zip(trace.turns, rewards, strict=True):
-            turn.reward = earned
+        for turn, each in zip(trace.turns, rewards, strict=True):
+            turn.reward = each
     else:
         trace.turns[-1].reward = total(rewards)
     result = getattr(episode, "result", None)

@@ -50,6 +50,8 @@ class Hooks:
     def contract_of(self, episode: Any) -> Contract:
         """The contract of an episode, with the user's own turn limit and discount."""
         contract: Contract = getattr(episode, "contract", None) or self.FOREIGN
+        if contract.group_score and episode is not None and not hasattr(episode, "score_group"):
+            _say_once("score_group() of the tasks is not called here: each episode is scored alone")
         if self.max_turns is not None and self.max_turns < contract.turns:
             _say_once(f"max_turns={self.max_turns} ends episodes that may have {contract.turns} turns")
         limited = contract.narrow(Limits(max_turns=self.max_turns)).resolved
@@ -111,11 +113,15 @@ class PlayedEpisode:
         self.failure: ServeError | PolicyError | None = episode if isinstance(episode, ServeError) else None
         self.episode: Any = None if self.failure else episode
         self.contract = hooks.contract_of(self.episode)
+        self.group_reward: float | None = None
+        """What the taskset's `score_group` gave it, in place of the sum of its rewards; see `group_scores`."""
         self.rewards: list[float] = []
         """The reward of each step."""
         self.info: dict[str, Any] = self.episode.info if self.episode else {}
         """The info of the last step, with `truncated` if a limit of the trainer ended the episode."""
         self.over = self.failure is not None
+        self._own: dict[str, float] = {}
+        """The metrics that the environment has reported."""
 
     def observe(self, step: Step | ServeError | PolicyError) -> None:
         """Record what the environment answered, or why there is no answer."""
@@ -124,13 +130,40 @@ class PlayedEpisode:
         else:
             self.rewards.append(step.reward)
             self.info, self.over = step.info, step.done
+            own = step.info.get("metrics")
+            if isinstance(own, dict):
+                self._own |= {str(name): float(each) for name, each in own.items() if isinstance(each, int | float)}
 
     def score(self, turns: int) -> float | None:
         """Return the reward to train on, for this many turns; None if the episode failed."""
         if self.failure is not None:
             return None
         info = {**self.info, "turn_discount": self.contract.turn_discount}
-        return self.hooks.shape_reward(total(self.rewards), turns, info)
+        return self.hooks.shape_reward(self.raw_reward, turns, info)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What trainers log of an episode besides its reward: the environment's own metrics, and ours."""
+        truncated = float(bool(self.info.get("truncated")))
+        return {**self._own, "success": float(self.passed), "truncated": truncated, "raw_reward": self.raw_reward}
+
+    @property
+    def passed(self) -> bool:
+        """Whether the task counts as solved."""
+        own = self.info.get("success") if self.group_reward is None else None  # that is from its own reward
+        return self.raw_reward >= 1 if own is None else bool(own)
+
+    @property
+    def raw_reward(self) -> float:
+        """The reward without the discount."""
+        return total(self.rewards) if self.group_reward is None else self.group_reward
+
+    def shape_each(self, turns: int) -> list[float]:
+        """Return the rewards of the steps to train on; their sum is `score(turns)`."""
+        each, reward = self.contract.shape_each(self.rewards), self.score(turns)
+        if each and reward is not None and (rest := reward - total(each)):
+            each[-1] += rest  # from a hook, or from the group's score
+        return each
 
 
 class Sampled(NamedTuple):
@@ -291,10 +324,12 @@ class FailureLog:
         self._log, self._server = log, server
         self.failures: Counter[str] = Counter()
         """By kind."""
+        self.last: TreetuneError | None = None
         self._warned: set[str] = set()
 
     def add(self, error: TreetuneError) -> None:
         self.failures[getattr(error, "kind", "failed")] += 1
+        self.last = error
         total = self.failures.total()
         if total & (total - 1) == 0:
             counts = f"{total} so far: {dict(self.failures)}"

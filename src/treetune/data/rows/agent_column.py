@@ -36,11 +36,12 @@ def has_several_turns(environment: Any) -> bool:
 
 
 def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
-    """Whether a task needs more than one answer: its environment has several turns, or tools may be called."""
+    """Whether one answer alone is not enough: the environment has several turns, tools may be called, or the rollouts
+    of the task are scored together."""
     taskset, task = owner_of(taskset, task)
     if (of_row := getattr(taskset, "scored_by", None)) is not None:
         return row_needs_loop(task, of_row(task))
-    if taskset.MULTI_TURN or taskset.offers_tools(task):
+    if taskset.MULTI_TURN or taskset.offers_tools(task) or taskset.overrides("score_group"):
         return True
     if task.env_class is None or taskset.overrides("environment") or task.extra_info.get("max_turns") == 1:
         return False

@@ -28,6 +28,7 @@ from treetune.config.interpolation import fill_variables, mark_variables
 from treetune.config.plugins import absolute_spec, environments, folders_of
 from treetune.config.structs import to_plain
 from treetune.config.trust import LOOK, Origin, code_folders, is_own_scorer, names_from, remember_scorer, trusts
+from treetune.core.contract import Contract
 from treetune.core.environment import Environment
 from treetune.core.from_config import build_taskset
 from treetune.core.mixture import owner_of, parts_of
@@ -133,6 +134,8 @@ def scored_by(taskset: Taskset[Any, Any], task: Task) -> ScoredBy | None:
         or taskset.overrides("environment")
         or own_fields(type(task))
         or taskset.tool_methods
+        or taskset.overrides("score_group")
+        or Contract() != taskset.CONTRACT
     ):
         return describe_taskset(taskset)
     if taskset.config.tools and task.env_class is None:
@@ -175,20 +178,21 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> Score
     return ScoredBy("taskset", described)
 
 
-def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
-    """Return a warning about what is lost if a taskset scores groups of answers. Raises if it scores only groups."""
+def refuse_groups(taskset: Taskset[Any, Any], task: Task, in_groups: bool = False) -> str | None:
+    """Return a warning about what is lost if a taskset scores groups of answers. Raises if it scores only groups.
+    `in_groups`: whether a taskset's own `score_group` is called."""
     taskset, task = owner_of(taskset, task)
-    if not taskset.scores_group_of(task):
+    if not taskset.scores_group_of(task) or (in_groups and taskset.overrides("score_group")):
         return None
     if not taskset.scores_alone(task):
         raise only_groups(taskset.name, "" if taskset.scorer is not None else "write reward(task, answer) too, or ")
-    return f"{taskset.name}.score_group() is not called for rows: trainers score each answer alone"
+    return f"{taskset.name}.score_group() is not called here: each answer is scored alone"
 
 
 def only_groups(name: str, before: str = "") -> UsageError:
     return UsageError(
-        f"{name} only scores groups, and a row is scored alone",
-        remedy=f"{before}train from `treetune serve`, which scores groups",
+        f"{name} only scores groups, and here each answer is scored alone",
+        remedy=f"{before}train with verl or TRL, or from `treetune serve`, which score groups",
     )
 
 

@@ -90,6 +90,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     # Scoring
 
     environment = ask_owner("environment")
+    contract_of = ask_owner("contract_of")
     reward = ask_owner("reward")
     validate = ask_owner("validate")
 

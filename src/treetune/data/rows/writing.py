@@ -94,7 +94,7 @@ def write_scored(
 
     def notice_loop() -> Iterator[ScoredTask]:
         nonlocal loop
-        for task, scored in _attach_scorers(tasks, scorer):
+        for task, scored in _attach_scorers(tasks, scorer, in_groups=format.one_answer):
             if taskset is not None:
                 loop = loop or needs_loop(taskset, task)
             else:
@@ -108,8 +108,11 @@ def write_scored(
     return count
 
 
-def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[ScoredTask]:
-    """Yield each task with what scores it; raises if that is unknown."""
+def _attach_scorers(
+    tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None, in_groups: bool
+) -> Iterator[ScoredTask]:
+    """Yield each task with what scores it; raises if that is unknown. `in_groups`: whether our agent loop plays the
+    rows, which scores the rollouts of a task together."""
     if scorer is None and isinstance(tasks, Taskset):
         scorer = tasks
     of_rows = isinstance(tasks, RowTasks)
@@ -117,7 +120,7 @@ def _attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | Non
     for number, task in enumerate(tasks):
         named = of_rows or isinstance(task.extra_info.get("scorer"), str)
         if isinstance(scorer, Taskset):
-            if (lost := refuse_groups(scorer, task)) is not None and lost not in warned:
+            if (lost := refuse_groups(scorer, task, in_groups)) is not None and lost not in warned:
                 warned.add(lost)
                 warnings.warn(lost, stacklevel=6)
             yield task, own.text if (own := scored_by(scorer, task)) is not None else ""

@@ -18,7 +18,6 @@ from typing import Any
 
 from treetune.chat.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
 from treetune.core.contract import Contract
-from treetune.core.score import total
 from treetune.errors import MissingExtraError, PolicyError
 from treetune.serve import ServeError, TaskServerClient
 from treetune.trainers.episodes import connect
@@ -102,14 +101,11 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             failures.warn_once(split + group * self._in_groups)
         stats.scalar(
             reward=reward,
-            raw_reward=total(played.rewards),
             num_turns=played.turns,
-            truncated=float(bool(played.info.get("truncated"))),
             realigned_turns=sum(sequence.realigned for sequence in sequences),
             split_sequences=len(sequences) - 1,
         )
-        if "success" in played.info:
-            stats.scalar(success=float(bool(played.info["success"])))
+        stats.scalar(**played.metrics)
         return tensors(sequences, reward)
 
     def _sampler(self, engine: Any) -> Sample:

@@ -212,7 +212,7 @@ class _LoopState:
         self._lost_in_a_row = 0
         kinds = type(sample.status)
         cut = bool(played.info.get("truncated")) or samples[-1].status == kinds.TRUNCATED
-        turns = {"num_turns": played.turns, "turn_rewards": played.rewards}
+        turns = {"num_turns": played.turns, "turn_rewards": played.rewards, "metrics": played.metrics}
         for part in samples:
             part.status = kinds.TRUNCATED if cut else kinds.COMPLETED
             part.reward = _as_asked(self.args, earned, evaluation)

@@ -32,6 +32,8 @@ class TaskOpening(NamedTuple):
     """Its tools, in OpenAI's format."""
     one_answer: bool = False
     """Whether any answer ends it; False if that is unknown."""
+    in_groups: bool = False
+    """Whether its rollouts are scored together."""
 
 
 def make_dataset(openings: Sequence[TaskOpening], environments: Sequence[str] = ()) -> Any:
@@ -71,6 +73,8 @@ WAYS: tuple[Way, ...] = ("reward_funcs", "rollout_func", "environment_factory")
 
 def choose(openings: Sequence[TaskOpening]) -> tuple[Way, str]:
     """Choose the way, and say why."""
+    if any(opening.in_groups for opening in openings):
+        return "rollout_func", "rollouts of a task are scored together"
     with_tools = any(opening.tools for opening in openings)
     if any(has_images(opening.messages) for opening in openings):
         if with_tools:

@@ -9,7 +9,8 @@ from typing import Any
 
 from treetune.chat.tokens import TokenSequence
 from treetune.errors import UsageError
-from treetune.trainers.token_episode import Sampled, TokenEpisode
+from treetune.trainers.token_episode import PlayedEpisode, Sampled, TokenEpisode
+from treetune.trainers.trl.columns import task_index_of
 
 Generate = Callable[[list[list[int]], Any], tuple[list[list[int]], list[list[float]] | None]]
 """Samples one answer to each prompt: (prompts in tokens, the trainer) -> (tokens sampled, their logprobs if known)."""
@@ -89,6 +90,23 @@ def longest_prompt(trainer: Any) -> int | None:
     return min(limits) - answer
 
 
+def groups_of(episodes: Sequence[TokenEpisode], prompts: Sequence[Any], trainer: Any) -> list[list[TokenEpisode]]:
+    """Return the groups of a batch whose tasks are scored together: a trainer's batch has the rollouts of a prompt next
+    to each other. Raises if a group is divided between processes."""
+    if not any(each.contract.group_score for each in episodes):
+        return []
+    evaluates = not getattr(trainer.model, "training", True) and getattr(trainer, "num_generations_eval", None)
+    size = evaluates or trainer.num_generations
+    groups = [list(episodes[first : first + size]) for first in range(0, len(episodes), size)]
+    tasks = list(map(task_index_of, prompts))
+    if len(tasks) % size or any(tasks[at] != tasks[at - at % size] for at in range(len(tasks))):
+        raise UsageError(
+            f"the {size} rollouts of a task are scored together, and are divided between processes",
+            remedy="set per_device_train_batch_size to a multiple of num_generations",
+        )
+    return groups
+
+
 def columns_of(episodes: list[TokenEpisode], end_token: int) -> dict[str, Any]:
     """Return TRL's columns: the prompt is everything before the first sampled token, the completion is the rest."""
     rows = [_tokens_of(each, end_token) for each in episodes]
@@ -101,9 +119,15 @@ def columns_of(episodes: list[TokenEpisode], end_token: int) -> dict[str, Any]:
         "logprobs": [row.logprobs[start:] for row, start in cut] if with_logprobs else None,
         "env_mask": [row.mask[start:] for row, start in cut],
         "task_reward": [each.reward for each in episodes],
+        "task_metrics": [metrics_of(each, each.turns) for each in episodes],
         "num_turns": [each.turns for each in episodes],
         "turn_rewards": [each.rewards for each in episodes],
     }
+
+
+def metrics_of(played: PlayedEpisode | None, turns: int) -> dict[str, float]:
+    """Return what TRL logs of an episode of this many turns; nothing if it was lost."""
+    return {} if played is None or played.failure is not None else {**played.metrics, "num_turns": float(turns)}
 
 
 def _tokens_of(played: TokenEpisode, end_token: int) -> TokenSequence:

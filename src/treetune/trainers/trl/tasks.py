@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import starmap
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
 from treetune.chat import call_formats
@@ -25,6 +26,7 @@ from treetune.serve import ServeError
 from treetune.system import threads
 from treetune.tasksets.target import load_taskset
 from treetune.trainers.episodes import LiveEpisodes, LocalEpisodes, connect
+from treetune.trainers.group_scores import score_group
 from treetune.trainers.rollout_log import trace_of, trace_of_tokens
 from treetune.trainers.single_turn import refuse_begun_answer
 from treetune.trainers.token_episode import FailureLog, Hooks, PlayedEpisode, TokenEpisode
@@ -50,8 +52,10 @@ from treetune.trainers.trl.environments import (
 from treetune.trainers.trl.rollouts import (
     Generate,
     columns_of,
+    groups_of,
     hand_over,
     longest_prompt,
+    metrics_of,
     play_together,
     sample_by_trainer,
 )
@@ -61,8 +65,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("treetune.trl")
 
-_AT_A_TIME = 64
+_AT_A_TIME = 8
 """How many episodes are started together only to see what they show: each may hold a whole sandbox."""
+_MOST_EMPTY = 2
+"""After this many batches in a row without any reward, an error ends the training if there never was a reward."""
+_MOST_LOST = 64
+"""After this many episodes in a row without a reward, an error ends the training."""
 _AT_A_GLANCE = 8
 """How many episodes of a task server are started to see how its tasks are played."""
 
@@ -103,6 +111,7 @@ class TrlTasks(Hooks):
         else:
             self._episodes = connect(tasks, token_env, timeout, patience)
         self._patience = patience
+        self._rewarded, self._empty, self._lost = False, 0, 0
         self._live = LiveEpisodes(self._episodes)
         """Episodes of environments that TRL plays."""
         self._toolsets: dict[str, list[dict[str, Any]]] = {}
@@ -139,6 +148,8 @@ class TrlTasks(Hooks):
         way, why = (using, "as asked") if using is not None else choose(openings)
         if way not in WAYS:
             raise UsageError(f"using={way!r}: there is no such way", remedy=f"choose one of {', '.join(WAYS)}")
+        if way != "rollout_func" and any(opening.in_groups for opening in openings):
+            raise UsageError(f"{way} scores each answer alone, and the tasks have score_group()", remedy=BY_ROLLOUTS)
         if using is None:
             log.warning("TRL plays these tasks by its argument %s: %s (using= chooses another)", way, why)
         rows = self._rows(indices, openings, way)
@@ -206,22 +217,35 @@ class TrlTasks(Hooks):
         completion as the answer to its task."""
         if "task_reward" in columns:
             rewards: list[float | None] = columns["task_reward"]
+            metrics = columns["task_metrics"]
         else:
             indices = columns.get("task_index") or [None] * len(prompts)
             pairs = zip(prompts, indices, strict=True)
             indices = [task_index_of(prompt) if index is None else index for prompt, index in pairs]
             if columns.get("environments"):
-                found = self._end_environments(columns["environments"], completions)
-                played, rewards, columns["num_turns"] = found
+                played, rewards, turns = self._end_environments(columns["environments"], completions)
             else:
                 played, rewards = self._score_answers(indices, list(map(text_of_completion, completions)))
+                turns = [1] * len(played)
+            metrics = [metrics_of(each, count) for each, count in zip(played, turns, strict=True)]
             said = zip(played, prompts, map(messages_of, completions), rewards, strict=True)
             self._report(columns.get("trainer_state"), indices, starmap(trace_of, said))
+        self._check(rewards)
         if (log_metric := columns.get("log_metric")) is not None:
             log_metric("task_server_failure", sum(reward is None for reward in rewards) / max(1, len(rewards)))
-            if turns := columns.get("num_turns"):
-                log_metric("num_turns", sum(turns) / len(turns))
+            for name in dict.fromkeys(name for each in metrics for name in each):
+                log_metric(name, fmean(each[name] for each in metrics if name in each))
         return rewards
+
+    def _check(self, rewards: Sequence[float | None]) -> None:
+        """Raise if the training learns from nothing."""
+        if any(reward is not None for reward in rewards):
+            self._rewarded, self._empty, self._lost = True, 0, 0
+            return
+        self._empty, self._lost = self._empty + 1, self._lost + len(rewards)
+        if self._lost >= _MOST_LOST or (self._empty >= _MOST_EMPTY and not self._rewarded):
+            why = f": {self._log.last}" if self._log.last is not None else ", whose first prompts leave no room"
+            raise UsageError(f"there is no reward to train on, for {self._lost} episodes in a row{why}")
 
     def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Play an episode for each prompt, all at once."""
@@ -234,6 +258,7 @@ class TrlTasks(Hooks):
             chat = self._chat[1]
             played = [TokenEpisode(chat, self, episode, hand_over, longest_prompt=longest) for episode in started]
             play_together(played, self._generate, self._step_many, trainer)
+            threads.run_in_background(_gather(map(score_group, groups_of(played, prompts, trainer))))
         for each in played:
             if each.failure is not None:
                 self._log.add(each.failure)
@@ -283,7 +308,8 @@ class TrlTasks(Hooks):
                 if isinstance(episode, ServeError):
                     raise episode
                 messages = self.show(episode.observation, [])
-                openings.append(TaskOpening(index, messages, episode.tools, getattr(episode, "one_answer", False)))
+                contract, one_answer = self.contract_of(episode), getattr(episode, "one_answer", False)
+                openings.append(TaskOpening(index, messages, episode.tools, one_answer, contract.group_score))
         return openings
 
     def _list_kinds(self, indices: Sequence[int]) -> list[int]:
@@ -351,6 +377,8 @@ class TrlTasks(Hooks):
                 (index, each, said) for index, each, said in zip(indices, played, answers, strict=True) if not each.over
             ]
             for index, each, _ in live:
+                if each.contract.group_score:
+                    self._log.warn_once("score_group() is not called: each answer is scored alone; pass rollout_func")
                 refuse_begun_answer(each.episode.observation.messages(), f"task {index}")
                 if each.episode.tools:
                     self._log.warn_once("tasks have tools, which a model sees only in rollouts: pass rollout_func")

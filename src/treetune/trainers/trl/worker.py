@@ -23,7 +23,8 @@ from treetune.chat.tokens import ChatTokens, Prompt, TokenSequence
 from treetune.core.trace import Trace
 from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, format_error
 from treetune.system import threads
-from treetune.trainers.episodes import LiveEpisodes
+from treetune.trainers.episodes import LiveEpisodes, LocalEpisode
+from treetune.trainers.group_scores import score_group
 from treetune.trainers.rollout_log import split_answers, trace_of_tokens
 from treetune.trainers.token_episode import FailureLog, Hooks, Sampled, TokenEpisode, play_episode
 from treetune.trainers.trl.vllm import PolicyServer
@@ -42,15 +43,12 @@ class EpisodeGroup:
         self.number, self.size = number, size
         self._ended = 0
         self.played: list[TokenEpisode] = []
-        self._scored: list[tuple[TokenEpisode, float]] = []
 
-    def add(self, played: TokenEpisode | None, reward: float | None) -> None:
+    def add(self, played: TokenEpisode | None) -> None:
         """Add an ended episode. One without a reward does not count in the comparison and is not trained on."""
         self._ended += 1
         if played is not None:
             self.played.append(played)
-        if played is not None and reward is not None:
-            self._scored.append((played, reward))
 
     @property
     def complete(self) -> bool:
@@ -60,14 +58,16 @@ class EpisodeGroup:
         """Return a `RolloutSample` per token sequence. Those of one episode share its advantage, as in TRL."""
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-        if not self._scored:
+        scored = [(played, reward) for played in self.played if (reward := played.reward) is not None]
+        if not scored:
             return []
-        rewards = [reward for _, reward in self._scored]
+        rewards = [reward for _, reward in scored]
         mean, spread = fmean(rewards), pstdev(rewards)
         samples = []
-        for played, reward in self._scored:
+        for played, reward in scored:
             prompt, completion = split_answers(played.messages, played.turns)
             metrics = {
+                **played.metrics,
                 "reward": reward,
                 "reward_std": spread,
                 "rewards/treetune": reward,
@@ -223,8 +223,9 @@ class RolloutWorker:
             played = await self._play(index, server, chat, longest)
             reward = None if played is None else played.reward
             self._count(played, reward, time.monotonic() - began)
-            group.add(played, reward)
+            group.add(played)
             if group.complete:
+                await _in_background(score_group(group.played))
                 if self._report is not None:
                     self._report(self._version, [(index, trace_of_tokens(each)) for each in group.played])
                 await self._put(group)
@@ -297,6 +298,8 @@ class _BackgroundEpisode:
         self.tools, self.observation, self.info = episode.tools, episode.observation, episode.info
         self.contract = episode.contract
         self.task, self.result = getattr(episode, "task", None), getattr(episode, "result", None)
+        if isinstance(episode, LocalEpisode):
+            self.score_group = episode.score_group
 
     async def step(self, action: Any) -> Any:
         return await _in_background(self._episode.step(action))

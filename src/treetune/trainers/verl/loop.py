@@ -15,16 +15,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
 import msgspec
+from pydantic import PrivateAttr
 
 from treetune.chat.tokens import ChatTokens, Rewrites, TokenSequence
 from treetune.config.structs import convert
-from treetune.core.score import total
 from treetune.data.rows.formats import task_to_score
 from treetune.errors import MissingExtraError, UsageError
 from treetune.serve import ServeError
@@ -42,6 +42,29 @@ groups = PromptGroups()
 failures = FailureLog(logging.getLogger("treetune.verl"))
 MOST_LOST = 64
 """After this many failures without a played episode, the failure is raised: nothing can be played."""
+
+
+class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]
+    """A sample whose reward the v1 trainer gets turn by turn, and the v0 trainer as a whole, at the last token."""
+
+    _rewards: dict[int, float] = PrivateAttr(default_factory=dict)
+    """The rewards of the turns, by the place of their last sampled token in the response."""
+
+    def place_rewards(self, mask: Sequence[int], rewards: Sequence[float]) -> None:
+        """Place the rewards of turns at the ends of what was sampled in them; `mask` is that of all turns."""
+        ends = [at for at, (now, then) in enumerate(zip(mask, [*mask[1:], 0], strict=True)) if now and not then]
+        if len(ends) == len(rewards):  # no turn was empty
+            last = len(self.response_ids) - 1
+            for end, reward in zip(ends, rewards, strict=True):
+                self._rewards[min(end, last)] = self._rewards.get(min(end, last), 0.0) + reward
+
+    def as_dict(self) -> dict[str, Any]:
+        output: dict[str, Any] = super().as_dict()
+        if self._rewards and (scores := output.get("rm_scores")) is not None:
+            scores[-1] = 0.0
+            for at, reward in self._rewards.items():
+                scores[at] = reward
+        return output
 
 
 class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
@@ -64,10 +87,14 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         with groups.join(str(row.get("uid") or uuid4().hex)) as member:
             calls = self._calls(sampling_params, row)
             played = await self._play(calls, row, v1)
-            if (reward := played.reward) is not None:
+            if played.reward is not None and played.contract.group_score:
+                config = self.rollout_config
+                # The v1 trainer gives a worker whole groups.
+                await member.score_together(played, None if v1 else (config.n, config.val_kwargs.n))
+            if (ended := EpisodeScore.of(played)) is not None:
                 TreetuneLoop.played += 1
-                ended = EpisodeScore(reward, float(played.info.get("success", total(played.rewards) >= 1)))
-                member.end(ended)
+                if not played.contract.group_score:
+                    member.end(ended)
                 return self._write(played, calls, ended, v1)
             failure = played.failure or ServeError("its first prompt was too long, or its time was over")
             failures.add(failure)
@@ -131,18 +158,17 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         if len(sequences) > 1 and not v1:
             failures.warn_once("history was rewritten in an episode: verl's v0 trainer gets only what was said since")
             sequences, experts = sequences[-1:], experts[-1:]
-        information = {
-            "acc": ended.passed,
-            "num_turns": played.turns,
-            "truncated": float(bool(played.info.get("truncated"))),
-            "failed": 0.0,
-        }
+        # The v0 trainer wants the same keys in every sample.
+        own = played.metrics if v1 else {key: played.metrics[key] for key in ("truncated", "raw_reward")}
+        information = {**own, "acc": ended.passed, "num_turns": played.turns, "failed": 0.0}
         fields = {**calls.fields, "turn_scores": list(played.rewards), "reward_extra_info": information}
         outputs = []
         for sequence, routed in zip(sequences, experts, strict=True):
             given = sequence.mask.index(1) if 1 in sequence.mask else len(sequence.ids)
             logprobs = bool(sequence.logprobs)
             output = self._sample(sequence, given, logprobs, ended.reward, 2 * played.turns, calls, fields)
+            if len(sequences) == 1:
+                output.place_rewards(sequence.mask[given:], played.shape_each(played.turns))
             if routed is not None:
                 output.routed_experts = routed[: given + len(output.response_ids)]
             outputs.append(output)
@@ -157,7 +183,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             prompt = self._chat("keep").prompt(list(row["raw_prompt"])).ids[-self.rollout_config.prompt_length :]
         # The v0 trainer skips None in its validation; the v1 trainer may filter groups by it.
         passed = others.passed if others is not None and "session_id" in row else None
-        information = {"acc": passed, "num_turns": 0, "truncated": 0.0, "failed": 1.0}
+        information = {"acc": passed, "num_turns": 0, "truncated": 0.0, "raw_reward": None, "failed": 1.0}
         # The v1 trainer wants weight versions for every sample, even if none were used.
         version = None if row.get("global_steps") is None else max(0, int(row["global_steps"]) - 1)
         known = {key: value for key, value in calls.fields.items() if value is not None}
@@ -181,7 +207,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         end = given + self.rollout_config.response_length
         response = sequence.ids[given:end] or [self.tokenizer.eos_token_id]
         timing = {"generate_sequences": calls.seconds}
-        return AgentLoopOutput(
+        return EpisodeOutput(
             prompt_ids=sequence.ids[:given],
             response_ids=response,
             response_mask=sequence.mask[given:end] or [0],

@@ -17,16 +17,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 from uuid import uuid4
 
 import msgspec
 
 from treetune.chat.tokens import Prompt, TokenSequence
+from treetune.errors import UsageError
 from treetune.serve import ServeError
 from treetune.trainers.episodes import EpisodeSettings
-from treetune.trainers.token_episode import Sampled
+from treetune.trainers.group_scores import score_group
+from treetune.trainers.token_episode import Sampled, TokenEpisode
 
 
 class LoopConfig(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,6 +132,13 @@ class EpisodeScore(NamedTuple):
     reward: float
     passed: float
 
+    @classmethod
+    def of(cls, played: TokenEpisode) -> EpisodeScore | None:
+        """Return the score of an episode; None if it failed."""
+        if (reward := played.reward) is None:
+            return None
+        return cls(reward, float(played.passed))
+
 
 class GroupMember:
     def __init__(self, group: _PromptGroup) -> None:
@@ -140,11 +149,27 @@ class GroupMember:
         self._group.ended.append(ended)
         self.stop()
 
+    async def score_together(self, played: TokenEpisode, sizes: Container[int] | None = None) -> None:
+        """Wait for the group's other episodes, and have the taskset score all of them. Raises if the group has none of
+        the `sizes`: then others of it are in another process."""
+        group = self._group
+        group.together.append(played)
+        await asyncio.sleep(0)
+        self.stop()
+        await group.all_ended.wait()
+        if sizes is not None and group.joined not in sizes:
+            raise UsageError(
+                "the rollouts of a prompt are scored together, and are divided between verl's workers",
+                remedy="make data.train_batch_size a multiple of actor_rollout_ref.rollout.agent.num_workers",
+            )
+        await group.score()
+
     async def mean_of_others(self) -> EpisodeScore | None:
         """Return the mean of the group's other episodes; None if no other was played."""
         await asyncio.sleep(0)  # others of the group may be about to start
         self.stop()
         await self._group.all_ended.wait()
+        await self._group.score()
         ended = self._group.ended
         if not ended:
             return None
@@ -160,9 +185,22 @@ class GroupMember:
 
 class _PromptGroup:
     def __init__(self) -> None:
-        self.members = self.playing = 0
+        self.members = self.playing = self.joined = 0
         self.ended: list[EpisodeScore] = []
         self.all_ended = asyncio.Event()
+        self.together: list[TokenEpisode] = []
+        """The episodes to be scored together."""
+        self._scoring: asyncio.Future[None] | None = None
+
+    async def score(self) -> None:
+        """Score `together`, once, for the first that asks."""
+        if self._scoring is None:
+            self._scoring = asyncio.ensure_future(self._score())
+        await asyncio.shield(self._scoring)
+
+    async def _score(self) -> None:
+        await score_group(self.together)
+        self.ended += filter(None, map(EpisodeScore.of, self.together))
 
 
 class PromptGroups:
@@ -173,6 +211,7 @@ class PromptGroups:
     def join(self, uid: str) -> Iterator[GroupMember]:
         group = self._groups.setdefault(uid, _PromptGroup())
         group.members += 1
+        group.joined += 1
         group.playing += 1
         group.all_ended.clear()
         member = GroupMember(group)
