@@ -33,12 +33,12 @@ from kinds import KINDS, write_targets, written
 from real_letters import letters_tokenizer
 from serving import serving
 from stories import Played, pieces_of, texts_of
-from treetune.serve.http.door import HttpDoor
 
 from treetune.cli.listing import TaskKind, cells
 from treetune.errors import UsageError
 from treetune.sandbox import probe
 from treetune.serve.http import HttpConfig
+from treetune.serve.http.routes import HttpDoor
 from treetune.tasksets.target import load_taskset
 from treetune.trainers import areal
 from treetune.trainers.areal import TaskServerWorkflow, tensors
@@ -108,6 +108,9 @@ class Speaker:
         self.tokenizer, self.say, self.ends, self.version = tokenizer, say, ends, version
         self.requests = []
         self.sampled = []
+
+    def get_version(self):
+        return self.version
 
     async def agenerate(self, request):
         self.requests.append(request)
@@ -344,6 +347,8 @@ def test_a_server_that_dies_in_the_middle_gives_none(tokenizer, minimal):
 
 def test_an_episode_is_cancelled_when_the_engine_fails(tokenizer):
     class Fails:
+        get_version = staticmethod(lambda: 0)
+
         async def agenerate(self, request):
             raise RuntimeError("out of memory")
 

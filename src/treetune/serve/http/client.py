@@ -233,11 +233,11 @@ class TaskServerClient:
         self, task_index: int | None = None, *, step: int | None = None, uid: str | None = None
     ) -> RemoteEpisode:
         """Starts an episode of that task, or of the next one in the server's own order, on the server with the fewest
-        episodes. `step` is the trainer's step, for the server's traces. With `uid`, starts the task with that uid,
-        whatever its index; a server that cannot look up uids is refused."""
-        asked = {"task_index": task_index, "step": step, "uid": uid}
+        episodes. `step` is the trainer's step, for the traces of a server of ours. With `uid`, starts the task with
+        that uid, whatever its index; a server that cannot look up uids is refused."""
+        asked = {"task_index": task_index, "uid": uid}
         body: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
-        name = {"request_id": secrets.token_hex(12)}
+        ours = {"request_id": secrets.token_hex(12)} | ({} if step is None else {"step": step})
         retries = _Retries(self._patience)
         while True:
             for server in self._sort_servers():
@@ -246,7 +246,7 @@ class TaskServerClient:
                     if uid is not None and not server.offers("uid"):
                         remedy = "serve the tasks with this version of Treetune"
                         raise Misused(f"{server.url} cannot be asked for the task of a row", remedy=remedy)
-                    return await self._start_on(server, {**body, **name} if server.offers("request_id") else body)
+                    return await self._start_on(server, {**body, **ours} if server.offers("request_id") else body)
                 except Unreachable as error:
                     server.leave_out()
                     problem: ServeError = error

@@ -78,7 +78,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             if index is None and self._in_groups:
                 failures.warn_once("rows without a task_index: the episodes of one group are of different tasks")
             played = await play_episode(
-                lambda: client.start(None if index is None else int(index)),
+                lambda: client.start(None if index is None else int(index), step=engine.get_version()),
                 self._chat,
                 self,
                 self._sampler(engine),
