@@ -13,10 +13,12 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +31,9 @@ ROOT = Path(__file__).parents[2]
 SUPPORT, TASK = ROOT / "tests" / "support", ROOT / "examples" / "every_trainer"
 PROMPTS, GROUP, RATE, MOST_TOKENS = 4, 4, 3e-3, 12
 """Of every trainer: tasks in a step, episodes of each, the learning rate, and the tokens of one answer."""
+
+VALIDATED = 8
+Until = Callable[[], bool] | None
 
 VERL_ON_CPU = {
     "data.dataloader_num_workers": 0,
@@ -83,6 +88,14 @@ class CpuTraining:
         self._caches = {"TREETUNE_TASK_CACHE_DIR": str(folder / "cache"), "HF_HOME": str(folder / "library")}
 
     @cached_property
+    def work(self) -> Path:
+        """A user's folder, with the task in it."""
+        place = self.folder / "work"
+        place.mkdir()
+        shutil.copy(TASK / "letters.py", place)
+        return place
+
+    @cached_property
     def model(self) -> Path:
         """The tiny model, as its warm-up left it."""
         place = self.folder / "model"
@@ -99,43 +112,57 @@ class CpuTraining:
 
     # One after the other: there are two cores
 
-    def verl(self, task: str, steps: int, *overrides: str) -> list[dict[str, Any]]:
+    def verl(self, task: str, steps: int, *options: str, until: Until = None) -> list[dict[str, Any]]:
         """verl's own figures of each step, and the rows that it trained on in `rollouts`."""
-        out = self.folder / f"verl-{task}"
+        logger = self.folder / f"verl-{task}-{len(options)}.jsonl"  # a resumed training has one of its own
         settings = {
             "data.train_batch_size": PROMPTS,
             "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
             "actor_rollout_ref.rollout.n": GROUP,
             "actor_rollout_ref.actor.optim.lr": RATE,
-            "hydra.run.dir": out / "hydra",
+            "hydra.run.dir": self.folder / "hydra",
             **VERL_ON_CPU,
         }
         words = [f"{key}={value}" for key, value in settings.items()]
-        target = ("train", "verl", f"letters.py:{task}", "--steps", str(steps), "--model", self.model, "-o", out)
+        target = ("verl", f"letters.py:{task}", "--steps", steps, "--val", VALIDATED, "--model", self.model)
         with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as short:
-            self._treetune(
-                *(venvs.vllm_verl(), *target, *words, *overrides),
-                log=out.with_suffix(".log"),
+            self._train(
+                *(venvs.vllm_verl(), *target, *options, *words),
+                until=until,
                 VERL_USE_EXTERNAL_MODULES="verl_cpu_platform",
                 VERL_ENGINE_DEVICE="cuda",
-                VERL_FILE_LOGGER_PATH=str(out.with_suffix(".jsonl")),
+                VERL_FILE_LOGGER_PATH=str(logger),
                 RAY_TMPDIR=short,  # so that no other cluster is found; its sockets need a short path
                 **RAY,
                 **vllm_server.ENVIRONMENT,
             )
-        logged = [json.loads(line)["data"] for line in out.with_suffix(".jsonl").read_text().splitlines()]
-        steps_seen = [step for step in logged if "critic/score/mean" in step]  # the first is a validation
-        for number, step in enumerate(steps_seen, 1):
-            rows = (out / "rollouts" / f"{number}.jsonl").read_text().splitlines()
+        lines = map(json.loads, logger.read_text().splitlines())
+        steps_seen = {line["step"]: line["data"] for line in lines if "critic/score/mean" in line["data"]}
+        for number, step in steps_seen.items():
+            rows = (self.run("verl", task) / "rollouts" / f"{number}.jsonl").read_text().splitlines()
             step["rollouts"] = [json.loads(row) for row in rows]
             step["reward"] = step["critic/score/mean"]
-        return steps_seen
+        return list(steps_seen.values())
+
+    def run(self, trainer: str, task: str) -> Path | None:
+        """The run folder of a training, which has named it; None before that."""
+        for plan in self.work.glob("runs/train-*/plan.json"):
+            began = json.loads(plan.read_text())
+            if began["trainer"] == trainer and began["target"].endswith(f":{task}"):
+                return plan.parent
+        return None
+
+    def trl_to_the_end(self, task: str, steps: int, *options: str, until: Until = None) -> None:
+        """GRPO as a user would start it, in one thread, because the sums of several have no fixed order."""
+        words = ("-n", 64, "--val", VALIDATED, "--steps", steps, "--model", self.model)
+        keys = (f"max_completion_length={MOST_TOKENS}", f"learning_rate={RATE}", "disable_tqdm=true")
+        target = ("trl", f"letters.py:{task}", *words, *options, *keys)
+        self._train(venvs.venv(*venvs.TRL), *target, until=until, OMP_NUM_THREADS="1")
 
     def trl(self, steps: int, vllm: tuple[str, Path] | None = None) -> dict[str, Any]:
         """GRPO, or AsyncGRPO where there is a vLLM; what `trl_cpu_side.py` says of it."""
         url, model = vllm or (None, self.model)
         settings = {
-            "output_dir": self.folder / ("trl-async" if url else "trl"),
             "per_device_train_batch_size": PROMPTS * GROUP,
             "gradient_accumulation_steps": 1,
             "num_generations": GROUP,
@@ -150,20 +177,20 @@ class CpuTraining:
         if url:
             settings |= {"trainer": "async", "vllm_server_base_url": url, "max_staleness": 0, "weight_sync_steps": 1}
             settings |= {"max_inflight_tasks": PROMPTS * GROUP, "dtype": "float32", "token_budget": -1}
-        else:
-            settings["log_completions"] = "true"
         words = [f"{key}={value}" for key, value in settings.items()]
-        arguments = ("train", "trl", "letters.py:Letters", "-n", "256", "--steps", str(steps), "--model", model, *words)
-        planned = self._treetune(venvs.venv(*venvs.TRL), *arguments, "--dry-run", "--json")
-        python, _, module, *rest = json.loads(planned)["command"]
+        named = ("-o", self.folder / ("trl-async" if url else "trl"))
+        target = ("train", "trl", "letters.py:Letters", "-n", "256", "--steps", steps, "--model", model)
+        planned = self._treetune(venvs.venv(*venvs.TRL), *target, *named, *words, "--dry-run", "--json")
+        plan = json.loads(planned)
+        python, _, module, *rest = plan["command"]
         assert module == "treetune.trainers.trl"
         answer = self.folder / "trl.json"
         venvs.run(
             *(Path(python), SUPPORT / "trl_cpu_side.py", answer, *rest),
             cwd=TASK, timeout=1200, PYTHONPATH=str(SUPPORT), TRL_EXPERIMENTAL_SILENCE="1", **self._caches,
+            **plan["environment"],
         )  # fmt: skip
-        found: dict[str, Any] = json.loads(answer.read_text())
-        return found
+        return {**json.loads(answer.read_text()), "run": Path(plan["run"])}
 
     def skyrl(self, steps: int) -> list[dict[str, Any]]:
         """SkyRL's generator over rows that were built for it, and its JAX backend through its Tinker API."""
@@ -175,6 +202,7 @@ class CpuTraining:
         asked = {
             "model": str(self.model),
             "files": planned["data"]["train"],
+            "rollouts": str(self.folder / "skyrl-rollouts"),
             "register": [id for option, id in pairwise(words) if option == "--env"],
             "steps": steps,
             "prompts": PROMPTS,
@@ -245,6 +273,25 @@ class CpuTraining:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     running.wait(30)
                 running.kill()
+
+    def _train(self, python: Path, *arguments: Any, until: Until, **environment: str) -> None:
+        """`treetune train ARGUMENTS` in the folder of the user: to its end, or until something is true, and then killed
+        with all of its processes."""
+        path = os.pathsep.join([str(ROOT / "src"), str(SUPPORT)])
+        variables = {**os.environ, "HF_HUB_OFFLINE": "1", **self._caches, **environment, "PYTHONPATH": path}
+        command = [python, "-m", "treetune", "train", *map(str, arguments)]
+        log = self.folder / "train.log"
+        options = {"cwd": self.work, "env": variables, "stderr": subprocess.STDOUT, "start_new_session": True}
+        with log.open("w") as printed, subprocess.Popen(command, stdout=printed, **options) as running:
+            try:
+                if until is None:
+                    running.wait(2400)
+                while until is not None and running.poll() is None and not until():
+                    time.sleep(0.1)
+                assert running.poll() == (0 if until is None else None), log.read_text()[-6000:]
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(running.pid, signal.SIGKILL)
 
     def _treetune(self, python: Path, *arguments: str | Path, log: Path | None = None, **environment: str) -> str:
         """`treetune ARGUMENTS` where the task is; what it prints, in the end or into a file."""

@@ -3,9 +3,9 @@
     python skyrl_tinker_side.py REQUEST.json ANSWER.json
     python skyrl_tinker_side.py serve MODEL PORT FOLDER RANK SEQUENCES
 
-The request has `model`, `files` of SkyRL's rows, `steps`, `prompts` (of a step), `group` and `rank` (of the adapter).
-SkyRL's trainer has no JAX backend, its Tinker API has: so the engine that the generator asks is that API's, and its
-rows are what is trained on.
+The request has `model`, `files` of SkyRL's rows, the folder for `rollouts`, `steps`, `prompts` (of a step), `group`
+and `rank` (of the adapter). SkyRL's trainer has no JAX backend, its Tinker API has: so the engine that the generator
+asks is that API's, and its rows are what is trained on.
 """
 
 from __future__ import annotations
@@ -89,11 +89,13 @@ def train(request: dict[str, Any], url: str) -> list[dict[str, Any]]:
     allow_typed_dicts()
     import tinker
     from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.generators.base import BatchMetadata
     from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
     from tinker import types
     from transformers import AutoTokenizer
 
     from treetune.trainers.skyrl import register
+    from treetune.trainers.skyrl.tasks import writing_rollouts
 
     register(replace=True)
     for spec in request.get("register", []):
@@ -104,6 +106,7 @@ def train(request: dict[str, Any], url: str) -> list[dict[str, Any]]:
     )
     engine = Engine(tokenizer, request["max_tokens"])
     generator = SkyRLGymGenerator(config.generator, config.environment.skyrl_gym, engine, tokenizer)
+    play = writing_rollouts(generator.generate, tokenizer, Path(request["rollouts"]))
     service = tinker.ServiceClient(base_url=url, api_key="tml-none")
     policy = service.create_lora_training_client(base_model=request["model"], rank=request["rank"], seed=0)
     rows, group, steps = prompts(request), request["group"], []
@@ -112,13 +115,14 @@ def train(request: dict[str, Any], url: str) -> list[dict[str, Any]]:
         first = step * request["prompts"]
         chosen = [row for row in rows[first : first + request["prompts"]] for _ in range(group)]
         output = asyncio.run(
-            generator.generate(
+            play(
                 {
                     "prompts": [messages for messages, _, _, _ in chosen],
                     "env_classes": [env_class for _, env_class, _, _ in chosen],
                     "env_extras": [extras for _, _, extras, _ in chosen],
                     "sampling_params": None,
                     "trajectory_ids": None,
+                    "batch_metadata": BatchMetadata(global_step=step + 1, training_phase="train"),
                 }
             )
         )

@@ -6,10 +6,13 @@ of two steps may fall: the tests check that steps were taken on the rollouts. do
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from cpu_training import GROUP, PROMPTS, CpuTraining
 
 from treetune.runs.discovery import open_run
+from treetune.view import RunList
 
 pytestmark = pytest.mark.slow
 
@@ -46,27 +49,93 @@ def said_in(rollout: dict) -> list[str]:
     return [turn.partition("\nuser")[0] for turn in turns]
 
 
-@pytest.mark.parametrize(("task", "turns"), [("Letters", 2), ("Line", 1)])
-def test_verl_takes_steps(training, task, turns):
-    steps = training.verl(task, 2)
+def shown_in(run):
+    """The mean reward by step of what the viewer shows of a training."""
+    found = {}
+    for each in RunList([run]):
+        with each.open() as opened:
+            steps, rewards = opened.columns.numbers("step"), opened.columns.reward
+            found[each.path.name] = {step: rewards[steps == step].mean() for step in sorted(set(steps.tolist()))}
+    return found
+
+
+def result_of(run):
+    result = json.loads((run / "result.json").read_text())
+    return {name: {int(step): mean for step, mean in result[name].items()} for name in ("rewards", "validation")}
+
+
+def state_of(run):
+    return {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+
+
+def after_a_checkpoint(training, trainer, newest, size, seen):
+    """Whether a training of Letters has one, and the viewer shows the first step, of that size: then this is seen."""
+
+    def look():
+        run = training.run(trainer, "Letters")
+        if run is None or not next(run.glob(newest), None) or not (run / "rollouts").exists():
+            return False
+        seen.update(shown_in(run))
+        return "rollouts" in seen and len(open_run(run / "rollouts")) >= size
+
+    return look
+
+
+def test_verl_is_killed_and_resumed_and_another_task_is_trained_beside_it(training):
+    seen = {}
+    newest = "checkpoints/latest_checkpointed_iteration.txt"
+    training.verl("Letters", 2, until=after_a_checkpoint(training, "verl", newest, PROMPTS * GROUP, seen))
+    assert list(seen["rollouts"]) == [1]
+    assert list(seen["validation"]) == [0, 1]
+    run = training.run("verl", "Letters")
+    (second,) = training.verl("Letters", 2, "--resume")
+    result = result_of(run)
+    assert list(result["rewards"]) == [1, 2]
+    assert list(result["validation"]) == [0, 1, 2]
+    assert result["rewards"][1] == pytest.approx(seen["rollouts"][1])
+    assert result["rewards"][2] == pytest.approx(second["reward"])
+    assert {path.name for path in (run / "checkpoints").glob("global_step_*")} == {"global_step_1", "global_step_2"}
+    check_step_of_verl(second, turns=2)
+    before = state_of(run)
+    steps = training.verl("Line", 2)
+    assert state_of(run) == before
     assert len(steps) == 2
     for step in steps:
-        assert step["actor/grad_norm"] > 0
-        assert step["training/rollout_probs_diff_max"] < EXACT  # after an update too: the engine has the new weights
-        assert len(step["rollouts"]) == PROMPTS * GROUP
-        for rollout in step["rollouts"]:
-            answers = said_in(rollout)
-            assert len(answers) == turns
-            expected = sum(map(share_of_small, answers)) / turns
-            assert rollout["score"] == pytest.approx(expected)
-        scores = [rollout["score"] for rollout in step["rollouts"]]
-        assert step["reward"] == pytest.approx(sum(scores) / len(scores))
+        check_step_of_verl(step, turns=1)
     first, second = ({rollout["output"] for rollout in step["rollouts"]} for step in steps)
     assert first != second
-    run = open_run(training.folder / f"verl-{task}" / "rollouts")
-    assert run.groups().rollouts.tolist() == [GROUP] * PROMPTS * 2
-    for number, step in enumerate(steps, 1):
-        assert run.columns.reward[run.columns.numbers("step") == number].mean() == pytest.approx(step["reward"])
+    assert open_run(training.run("verl", "Line") / "rollouts").groups().rollouts.tolist() == [GROUP] * PROMPTS * 2
+
+
+def check_step_of_verl(step, turns):
+    assert step["actor/grad_norm"] > 0
+    assert step["training/rollout_probs_diff_max"] < EXACT  # after an update too: the engine has the new weights
+    assert len(step["rollouts"]) == PROMPTS * GROUP
+    for rollout in step["rollouts"]:
+        answers = said_in(rollout)
+        assert len(answers) == turns
+        expected = sum(map(share_of_small, answers)) / turns
+        assert rollout["score"] == pytest.approx(expected)
+    scores = [rollout["score"] for rollout in step["rollouts"]]
+    assert step["reward"] == pytest.approx(sum(scores) / len(scores))
+
+
+def test_trl_is_killed_and_resumed_to_the_same_curve_and_another_task_is_trained_beside_it(training):
+    seen = {}
+    newest = "checkpoints/checkpoint-2/trainer_state.json"
+    training.trl_to_the_end("Letters", 6, until=after_a_checkpoint(training, "trl", newest, 16, seen))
+    assert list(seen["rollouts"])[:2] == [1, 2]
+    assert list(seen["validation"])[:3] == [0, 1, 2]
+    run = training.run("trl", "Letters")
+    before = state_of(run)
+    training.trl_to_the_end("Line", 1)
+    assert state_of(run) == before
+    training.trl_to_the_end("Letters", 6, "--resume")
+    training.trl_to_the_end("Letters", 6, "-o", "whole")
+    resumed, whole = result_of(run), result_of(training.work / "whole")
+    assert list(resumed["rewards"]) == [1, 2, 3, 4, 5, 6]
+    assert list(resumed["validation"]) == [0, 1, 2, 3, 4, 5, 6]
+    assert resumed == whole
 
 
 def test_trl_takes_steps(training):
@@ -75,7 +144,7 @@ def test_trl_takes_steps(training):
     assert all(log["grad_norm"] > 0 for log in found["logs"])
     assert found["moved"] > 0
     assert found["finite"]
-    run = open_run(training.folder / "trl")
+    run = open_run(found["run"] / "rollouts")
     assert run.groups().rollouts.tolist() == [GROUP] * PROMPTS * 2
     for number, log in enumerate(found["logs"], 1):
         assert run.columns.reward[run.columns.numbers("step") == number].mean() == pytest.approx(log["reward"])
@@ -83,7 +152,11 @@ def test_trl_takes_steps(training):
 
 def test_skyrls_jax_backend_takes_steps_on_what_its_generator_plays(training):
     first, second = training.skyrl(2)
-    for step in (first, second):
+    run = open_run(training.folder / "skyrl-rollouts")
+    assert run.groups().rollouts.tolist() == [GROUP] * PROMPTS * 2
+    assert set(run.columns.numbers("turns").tolist()) == {2}  # a metric that the environment reports
+    for number, step in enumerate((first, second), 1):
+        assert run.columns.reward[run.columns.numbers("step") == number].tolist() == pytest.approx(step["rewards"])
         assert step["logprob_difference"] < EXACT
         assert len(set(step["rewards"])) > 1
         for text, trained, reward in zip(step["texts"], step["trained"], step["rewards"], strict=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import venvs
@@ -11,10 +12,12 @@ from kinds import write_targets
 
 from treetune import Task
 from treetune.core.trace import Trace, Turn
+from treetune.errors import UsageError
 from treetune.runs.discovery import open_run
 from treetune.trainers.launch import Launch
 from treetune.trainers.rollout_log import RolloutLog
 from treetune.trainers.train_run import interval
+from treetune.trainers.trl.__main__ import find_checkpoint
 from treetune.view import RunList
 
 TARGET = ("kinds_of.py:Doubles", "-m", "org/M_1", "--steps", "4")
@@ -197,6 +200,22 @@ def test_validation_is_asked_for_only_where_there_is_some(treetune):
 def test_the_last_validation_is_close_to_the_end():
     assert interval(40, to_the_end=True) == 4
     assert [steps % interval(steps, to_the_end=True) for steps in (97, 101, 64, 1)] == [1, 1, 0, 0]
+
+
+def test_trl_resumes_from_its_newest_complete_checkpoint(folder):
+    for step in (2, 10):
+        (folder / f"checkpoint-{step}").mkdir()
+        (folder / f"checkpoint-{step}" / "trainer_state.json").write_text('{"max_steps": 20}')
+    (folder / "checkpoint-12").mkdir()  # was written when the training was killed
+
+    def found(named, max_steps=-1):
+        return find_checkpoint(SimpleNamespace(resume_from_checkpoint=named, output_dir=folder, max_steps=max_steps))
+
+    assert found("true") == str(folder / "checkpoint-10")
+    assert found("/elsewhere/checkpoint-2") == "/elsewhere/checkpoint-2"
+    assert found(None) is None
+    with pytest.raises(UsageError, match="has taken its 10 steps"):
+        found("true", max_steps=10)
 
 
 @pytest.mark.slow

@@ -104,7 +104,10 @@ def test_a_training_starts_anew_unless_it_is_resumed(planned, started, treetune,
     assert "already holds a training" in again.err
     assert "--resume" in again.err
     key, value = CONTINUES[trainer]
-    assert planned(trainer, "Doubles", "--resume")["config"][key] == value.format(run=run)
+    resumed = planned(trainer, "Doubles", "--resume")["config"]
+    assert resumed[key] == value.format(run=run)
+    for start in ("trainer.val_before_train", "trainer.eval_before_train", "eval_on_start"):
+        assert resumed.get(start, "false") == "false"  # the checkpoint was validated
 
 
 def test_another_name_in_the_plan_is_another_training(planned):

@@ -42,6 +42,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     several = lengths.response_limit(prompts) if turns > 1 else None
     logs = request.log_to("wandb", "mlflow", "tensorboard", most=1)
     at_hand = "the GPUs of this machine"
+    start = "validate at the start" + " only" * run.resume
     planned: dict[str, Setting] = {
         "trainer.policy.model.path": Setting(request.model, "the model"),
         "trainer.placement.policy_num_gpus_per_node": Setting(gpus, at_hand),
@@ -55,7 +56,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.epochs": Setting(epochs if epochs > 1 else None, "as many as --steps takes"),
         "trainer.max_training_steps": Setting(request.steps, "--steps"),
         "trainer.eval_interval": Setting(every if validates else -1, tenth if validates else "no validation"),
-        "trainer.eval_before_train": Setting(validates, "validate at the start" if validates else "no validation"),
+        "trainer.eval_before_train": Setting(validates and not run.resume, start if validates else "no validation"),
         "trainer.ckpt_interval": Setting(every, f"{tenth}, and the end of each epoch"),
         "trainer.ckpt_path": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
         "trainer.resume_mode": Setting("latest" if run.resume else "none", "only --resume continues a training"),

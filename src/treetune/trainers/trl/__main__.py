@@ -8,19 +8,21 @@ and `trainer=async` for AsyncGRPO with the vLLM server that `vllm_server_base_ur
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from treetune.core.mixture import Selection
 from treetune.core.trace import Trace
-from treetune.errors import UsageError, did_you_mean
+from treetune.errors import UsageError, did_you_mean, plural
 from treetune.tasksets.target import is_server
 from treetune.trainers.held_out import hold_out
 from treetune.trainers.launch import TrainRequest, load_tasks, run_command, split_override
 from treetune.trainers.rollout_log import RolloutLog
 from treetune.trainers.train_run import ROLLOUTS, VALIDATION
-from treetune.trainers.trl.launch import OURS, find_trainer
+from treetune.trainers.trl.launch import NEWEST, OURS, find_trainer
 from treetune.trainers.trl.tasks import TrlTasks
 
 
@@ -37,8 +39,8 @@ def run(arguments: Sequence[str]) -> Any:
     ours = {key: given.pop(key) for key in OURS if key in given}
     config_class, trainer_class = find_trainer(ours.get("trainer", "grpo"))
     args = read_config(config_class, given)
-    # HF's trainers take the checkpoint as an argument of `train`, and leave the key to whoever calls it.
-    checkpoint = {"true": True, "false": None}.get(args.resume_from_checkpoint or "false", args.resume_from_checkpoint)
+    # HF's trainers take the checkpoint as an argument of `train`, and leave the key to their caller.
+    checkpoint = find_checkpoint(args)
     count = int(ours["num_tasks"]) if "num_tasks" in ours else None
     settings: dict[str, Any] = {"max_turns": int(ours["max_turns"])} if "max_turns" in ours else {}
     size = int(ours.get("val", "0"))
@@ -68,6 +70,22 @@ def select_tasks(request: TrainRequest) -> tuple[Any, int | None, int]:
     if held.train is None or not held.val:
         return train, request.num_tasks, 0
     return Selection([(train, held.train), (declared or train, held.val)]), len(held.train), len(held.val)
+
+
+def find_checkpoint(args: Any) -> str | None:
+    """Return the checkpoint to continue from. `true` is the newest complete one: a kill may leave an incomplete one,
+    which HF's own search would take, and HF would take a step more than `max_steps` after the last."""
+    named: str = args.resume_from_checkpoint or "false"
+    if named.lower() != "true":
+        return None if named.lower() == "false" else named
+    found = [(int(file.parent.name.rpartition("-")[2]), file) for file in Path(args.output_dir).glob(NEWEST)]
+    if not found:
+        raise UsageError(f"{args.output_dir} has no checkpoint", remedy="leave out resume_from_checkpoint")
+    taken, file = max(found)
+    steps = args.max_steps if args.max_steps > 0 else json.loads(file.read_text())["max_steps"]
+    if taken >= steps:
+        raise UsageError(f"the training has taken its {plural(steps, 'step')}", remedy="pass a larger --steps")
+    return str(file.parent)
 
 
 def write_rollouts(count: int | None) -> Callable[[int, list[tuple[int, Trace]]], None] | None:

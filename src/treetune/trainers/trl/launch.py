@@ -16,6 +16,8 @@ from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.lengths import measure
 from treetune.trainers.train_run import PARTS, TrainRun
 
+NEWEST = "checkpoint-*/trainer_state.json"
+"""The files that complete checkpoints have, in `output_dir`."""
 OURS = ("trainer", "num_tasks", "val", "max_turns")
 """Keys of `python -m treetune.trainers.trl` that are not TRL's."""
 
@@ -47,7 +49,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "val": Setting(request.val if validates else 0, validation),
         "eval_strategy": Setting("steps" if validates else None, validation),
         "eval_steps": Setting(1 / PARTS if validates and regular else None, tenth),
-        "eval_on_start": Setting(True if validates and regular else None, "validate at the start"),
+        "eval_on_start": Setting(True if validates and regular and not run.resume else None, "validate at the start"),
         "num_generations_eval": Setting(1 if validates else None, "one rollout a task"),
         "save_strategy": Setting("steps", "a training that is killed can be resumed"),
         "save_steps": Setting(1 / PARTS, tenth),
@@ -74,7 +76,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         reasons=launch.reasons(planned, config),
         run=run,
         environment=run.environment(logs),
-        checkpoints="checkpoints/checkpoint-*/trainer_state.json",
+        checkpoints=f"checkpoints/{NEWEST}",
         saved="checkpoints/checkpoint-{step}",
         command=[
             *(sys.executable, "-m", "treetune.trainers.trl", target, *of_target, f"model={request.model}"),

@@ -43,6 +43,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     prompts = lengths.prompt_limit(LENGTH) or LENGTH
     longer = count_longer(lengths, launch.paths(files, "train"), request.model, prompts)
     logs = request.log_to("wandb", "mlflow", "tensorboard")
+    start = "validate at the start" + " only" * run.resume
     planned: dict[str, Setting] = {
         "data.train_files": Setting(launch.paths(files, "train"), "the tasks"),
         # verl requires some, and reads none if it does not validate
@@ -63,7 +64,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.n_gpus_per_node": Setting(launch.count_gpus(), "the GPUs of this machine"),
         "trainer.total_epochs": Setting(epochs if epochs > EPOCHS else None, "as many as --steps takes"),
         "trainer.total_training_steps": Setting(request.steps, "--steps"),
-        "trainer.val_before_train": Setting(validates, "validate at the start" if validates else "no validation"),
+        "trainer.val_before_train": Setting(validates and not run.resume, start if validates else "no validation"),
         "trainer.test_freq": Setting(every if validates else -1, tenth if validates else "no validation"),
         "trainer.save_freq": Setting(every, f"{tenth}, and the end"),
         "trainer.default_local_dir": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
