@@ -115,7 +115,7 @@ def test_several_calls_are_shown_as_text_where_a_template_has_words_for_one():
 
 
 def test_a_template_whose_calls_nobody_can_read_is_refused_unless_a_format_is_named():
-    with raises_code("usage", "call_format:") as refused:
+    with raises_code("usage", "call_format") as refused:
         ChatTokens(CallLetters(writes_hermes)).with_tools(TOOLS)
     assert "hermes" in str(refused.value)
 

@@ -496,7 +496,11 @@ def test_no_row_has_a_server_called(mark, tmp_path, monkeypatch):
         server.setblocking(False)
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         kinds = ["Served", "ServedEpisodes"]
-        places = ["foreign.openenv:OpenEnvTasks", "foreign.ors:OrsTasks", *(f"remote_taskset:{kind}" for kind in kinds)]
+        places = [
+            "openenv.taskset:OpenEnvTasks",
+            "openenv.ors_taskset:OrsTasks",
+            *(f"remote_taskset:{kind}" for kind in kinds),
+        ]
         nodes = [
             {"custom_cls": {"path": f"pkg://treetune.serve.{module}", "name": name}, "address": address}
             for module, name in (place.split(":") for place in places)

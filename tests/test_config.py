@@ -189,7 +189,7 @@ def test_faults_that_only_the_data_shows_have_their_file_and_line(treetune, tmp_
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     loading = "loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}"
     text = f"val_tasks:\n  - {loading}\n    prompt_template: '{{question}}'\n    ground_truth: anwser\n"
-    said = "no column 'anwser'; did you mean 'answer'?; there are: question, answer"
+    said = "no column 'anwser'; did you mean 'answer'?; available: question, answer"
     assert faults_in(treetune, tmp_path, text, verb) == [f"line 4, val_tasks[0].ground_truth: {said}"]
     if verb != "build":
         both = f"{text}{text.replace('val_tasks', 'train_tasks')}"

@@ -128,7 +128,7 @@ def test_the_time_of_a_contract_is_that_of_the_whole_episode():
     async def play():
         episode = await Episode.start(Slows(), Slows()[0])
         await episode.step("up")
-        with pytest.raises(DeadlinePassed, match=r"no end after 0\.2 seconds"):
+        with pytest.raises(DeadlinePassed, match=r"not finished after 0\.2 seconds"):
             await episode.step("up")
 
     asyncio.run(play())

@@ -102,8 +102,8 @@ def test_solved_tasks_and_those_without_a_rate_are_dropped_or_kept(made):
     [
         ({"model": "n"}, "has no 'n'; it has: m"),
         ({"model": "avg@9_m"}, "did you mean 'avg@8_m'"),
-        ({"min_solve_rate": 0.9, "max_solve_rate": 0.95}, "the profile leaves no task of Numbers: dropped are 90"),
-        ({"rates": {"another": 0.5}}, "has no pass rate of any task of Numbers"),
+        ({"min_solve_rate": 0.9, "max_solve_rate": 0.95}, "the profile drops every task of Numbers: 90"),
+        ({"rates": {"another": 0.5}}, "has no pass rate for any task of Numbers"),
         ({"rates": {"another": 7}}, "avg@8_m is 7, not a number from 0 to 1"),
         ({"schedule": {**POOLS, "easy": 1, "hard": 0, "normal": 0}, "max_solve_rate": 0.5}, "that the schedule draws"),
         ({"schedule": POOLS, "shares": {"a": 1, "b": 1, "cc": 1}}, "'cc' has no tasks; did you mean 'c'?"),

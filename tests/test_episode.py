@@ -289,7 +289,7 @@ def test_an_environment_that_is_made_after_its_deadline_is_closed(way):
             trace = await run_rollout(taskset, taskset[0], saying("x"), limits=limits)
             assert (trace.outcome, trace.reward) == (Outcome.TIMEOUT, None)
         else:
-            with pytest.raises(DeadlinePassed, match=r"no end after 0\.05 seconds"):
+            with pytest.raises(DeadlinePassed, match=r"not finished after 0\.05 seconds"):
                 await Episode.start(taskset, taskset[0], limits)
         Late.go.set()
         return await asyncio.to_thread(Late.closed.wait, 20)

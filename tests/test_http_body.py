@@ -98,7 +98,7 @@ def test_an_answer_of_more_tokens_than_max_tokens_is_refused():
     choice = {"message": {"role": "assistant", "content": "42"}, "token_ids": [5] * 40, "finish_reason": "length"}
     trace, _ = ask(lambda n, r: {"choices": [choice], "prompt_token_ids": [1]}, Sampling(max_tokens=8))
     assert trace.outcome is Outcome.POLICY_ERROR
-    assert "sent 40 tokens where max_tokens allows 8" in trace.failure.message
+    assert "sent 40 tokens, but max_tokens allows 8" in trace.failure.message
 
 
 def test_a_preflight_ends_at_an_endless_list_of_models():

@@ -66,9 +66,9 @@ def test_it_says_what_pillow_says(format, options, mode):
         (b"<?xml version='1.0'?>\n<svg/>", "SVG"),
         (b"<!DOCTYPE html><html><script>alert(1)</script></html>", "HTML, not"),
         (b"BM" + bytes(60), "BMP, not"),
-        (b"RIFF\x04\0\0\0WAVEfmt ", "no WebP"),
+        (b"RIFF\x04\0\0\0WAVEfmt ", "not a WebP"),
         (b"\xff\xd8\xff\xe0\0\x10", "cut off"),
-        (b"hello", "bytes that begin b'hello', not"),
+        (b"hello", "bytes that begin with b'hello', not"),
     ],
 )
 def test_what_is_no_whole_image_is_told(data, said):

@@ -36,8 +36,8 @@ def few(monkeypatch):
 
 def test_a_generator_without_an_end_that_would_be_read_whole_is_named_and_stopped(few):
     with (
-        pytest.warns(UserWarning, match="Unending.load_tasks\\(\\) has given .* goes on.* set INFINITE = True"),
-        pytest.raises(TasksetError, match=r"given 2\d,\d+ tasks and goes on") as stopped,
+        pytest.warns(UserWarning, match="Unending.load_tasks\\(\\) has yielded .* has not ended.* set INFINITE = True"),
+        pytest.raises(TasksetError, match=r"yielded 2\d,\d+ tasks and has not ended") as stopped,
     ):
         next(shuffled_by(Unending).draw(5))
     assert "set INFINITE = True if it never ends" in stopped.value.remedy

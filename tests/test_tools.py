@@ -234,7 +234,7 @@ def test_a_tool_that_would_take_the_place_of_a_method_is_refused_where_it_is_wri
 
     with raises_code("usage", f"'{name}'", what) as refused:
         type("Own", (base,), {name: tool(look_up)})
-    assert refused.value.remedy == f'rename it, or write @tool(name="{name}") above a method of another name'
+    assert refused.value.remedy == f'rename it, or write @tool(name="{name}") above a method with another name'
     named: Any = type("Own", (base,), {"look_up": tool(name=name)(look_up)})
     assert find_tools(named) == ("look_up",)
 
@@ -325,8 +325,8 @@ def test_calls_of_one_answer_run_side_by_side_and_are_answered_in_their_order() 
         (function("search", '{"query": ' + '{"a":' * 5000 + "1" + "}" * 5001), ""),
         (function("search", '{"query": "\ud800"}'), ""),
         (function("search", "\x00\xff\udcff"), "the arguments are not JSON"),
-        (function(None, "{}"), "names no function"),
-        ({"id": "c"}, "names no function"),
+        (function(None, "{}"), "does not name a function"),
+        ({"id": "c"}, "does not name a function"),
         ("search", "cannot be read"),
         (None, "cannot be read"),
     ],

@@ -101,11 +101,11 @@ def test_a_planted_fault_is_found_by_its_rule(fault):
 
 def test_calls_of_a_gold_answer_that_fail_are_quoted():
     (finding,) = audit(planted.GoldToolError(), rules=["solvable"]).findings
-    assert finding.found == "3 of 12 gold answers call a tool without success"
-    said = "there is no tool 'lookup'; did you mean 'look_up'?; there are: look_up"
+    assert finding.found == "3 of 12 gold answers make a tool call that fails"
+    said = "there is no tool 'lookup'; did you mean 'look_up'?; available: look_up"
     assert finding.evidence == [f"tasks 0, 4, 8: {said}"]
     forgotten = audit(planted.GoldWithoutTools(), rules=["gold-tool-error"]).findings[0]
-    assert "tasks 0, 4, 8: gold calls 'lookup', and the task offers no tools" in forgotten.evidence
+    assert "tasks 0, 4, 8: gold() calls 'lookup', but the task offers no tools" in forgotten.evidence
 
 
 def test_a_sound_taskset_has_no_findings():

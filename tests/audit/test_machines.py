@@ -50,8 +50,8 @@ def test_a_solution_on_the_machine_is_found(tmp_path):
     write_task(tmp_path / "task", dockerfile=dockerfile, **{"my-solution.txt": SOLVE, "out.txt": "old"})
     found = find(tmp_path, *LOOKS)
     assert found["truth-on-machine"].severity is ERROR
-    assert "/app/my-solution.txt holds" in found["truth-on-machine"].evidence[0]
-    assert "out.txt is there before the first action" in found["reference-done-already"].evidence[0]
+    assert "/app/my-solution.txt contains" in found["truth-on-machine"].evidence[0]
+    assert "out.txt exists before the first action" in found["reference-done-already"].evidence[0]
 
 
 @pytest.mark.thorough

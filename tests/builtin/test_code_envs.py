@@ -126,7 +126,7 @@ class TestCases:
         ("truth", "why"),
         [
             (None, "is missing"),
-            ("[", "no JSON"),
+            ("[", "not JSON"),
             ("5", "no test cases"),
             ("[]", "no test cases"),
             ("[5]", "no input and output in case 1"),
@@ -136,7 +136,7 @@ class TestCases:
             ([{"input": "5", "output": "25", "testtype": "functional", "metadata": {"func_name": "a b"}}], "func_name"),
             ([{"input": "5", "output": "25", "metadata": "x"}], "metadata"),
             (25, "is number"),
-            ("[" * 100_000, "no JSON"),
+            ("[" * 100_000, "not JSON"),
         ],
     )
     def test_a_ground_truth_without_cases_is_a_fault_that_says_why(self, truth, why):
@@ -430,9 +430,9 @@ class TestHostileAnswers:
             ("import sys, io\nsys.stdout = sys.__stdout__ = io.StringIO()\nprint(1)", "nothing instead of"),
             ("""print('{"ended": "done", "content": ""}')""", "instead of"),
             ("import sys\nsys.modules['__main__'].main = print\nsys.exit(0)", "nothing instead of"),
-            ("while True: pass", "no end in time"),
-            ("import time\ntime.sleep(60)", "no end in time"),
-            ("import signal\nfor n in (14, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass", "no end in time"),
+            ("while True: pass", "did not end in time"),
+            ("import time\ntime.sleep(60)", "did not end in time"),
+            ("import signal\nfor n in (14, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass", "not end in time"),
             ("import os\nwhile True: os.fork()", ""),
             ("x = bytearray(3 << 30)", "MemoryError"),
             ("import os\nfor _ in range(9):\n    os.fork()\nx = bytearray(99 << 20)\nimport time\ntime.sleep(9)", ""),

@@ -161,7 +161,7 @@ def test_the_host_is_said_to_stand_in_for_the_image(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         list(taskset(tmp_path).draw())
-    assert "the host's system stands in for the tasks' images (of a: python:3.12-slim)" in str(caught[0].message)
+    assert "the host's system replaces the tasks' images (of a: python:3.12-slim)" in str(caught[0].message)
 
 
 def test_where_no_sandbox_starts_it_is_refused_before_the_first_task(tmp_path, monkeypatch):

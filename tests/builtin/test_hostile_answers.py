@@ -235,4 +235,4 @@ def test_tests_that_give_no_reward_on_a_fresh_machine_either_are_the_tasks_fault
     done = Completion("```bash\ntrue\n```\nDONE")
     trace = asyncio.run(run_rollout(taskset, task, Replay([done])))
     assert (trace.outcome, trace.reward) == (Outcome.ENVIRONMENT_ERROR, None)
-    assert "look at tests/test.sh" in trace.failure.message
+    assert "check tests/test.sh" in trace.failure.message

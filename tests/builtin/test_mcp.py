@@ -182,8 +182,8 @@ def test_a_call_that_hangs_is_told_and_the_server_is_gone_afterwards(tmp_path):
 @pytest.mark.parametrize(
     ("ways", "said"),
     [
-        (["crash"], "ended with code 3 before it said which tools it has\n  | no database at 10.0.0.1"),
-        (["silent"], "did not say which tools it has within 1 seconds"),
+        (["crash"], "ended with code 3 before it listed its tools\n  | no database at 10.0.0.1"),
+        (["silent"], "did not list its tools within 1 seconds"),
     ],
 )
 def test_a_server_that_does_not_start_fails_the_episode_and_says_why(tmp_path, ways, said):
@@ -291,7 +291,7 @@ def test_a_task_cannot_say_which_server():
     task = Task(prompt="Say ok.", tools=["mcp"])
     trace = asyncio.run(run_rollout(taskset, task, Script("ok")))
     assert trace.failure is not None
-    assert "names no server" in trace.failure.message
+    assert "does not name a server" in trace.failure.message
 
 
 def test_a_row_that_names_a_command_is_refused_unless_a_build_of_ones_own_wrote_it(tmp_path, monkeypatch):

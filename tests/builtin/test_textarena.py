@@ -184,7 +184,7 @@ def test_a_game_that_hangs_is_told_to_the_others(monkeypatch):
 
     task = taskset()[0]
     monkeypatch.setattr(textarena_game, "WAIT_SECONDS", 0.05)
-    with textarena_game._busy, pytest.raises(EnvironmentFault, match="has not come back"):
+    with textarena_game._busy, pytest.raises(EnvironmentFault, match="has not returned"):
         make("textarena", task).start()
 
 

@@ -83,7 +83,7 @@ def test_the_first_test_that_fails_is_quoted():
 def test_an_answer_without_an_end_is_told_as_such(monkeypatch):
     monkeypatch.setattr(scorers, "CPU_SECONDS", 1)
     report = report_of("def add(a, b):\n    while True: pass")
-    assert report.why == "assert add(2, 3) == 5: RuntimeError: no end within 1 seconds of processor time"
+    assert report.why == "assert add(2, 3) == 5: RuntimeError: did not end within 1 seconds of processor time"
 
 
 VALUES = {

@@ -122,7 +122,7 @@ class Weather(Taskset):
         ('"tool": "temp', '"tool": "tmp', "there is no tool 'tmperature'; did you mean 'temperature'?", []),
         ('{"city"', '{"town"', "temperature: there is no argument 'town'", []),
         ("return 3", "return 3 / 0", "temperature failed: ZeroDivisionError: division by zero", []),
-        ("@tool", "", "gold calls 'temperature', and the task offers no tools", ["gold-not-rewarded"]),
+        ("@tool", "", "gold() calls 'temperature', but the task offers no tools", ["gold-not-rewarded"]),
     ],
 )
 def test_validate_quotes_the_error_of_a_gold_answer_s_call(treetune, tmp_path, old, new, said, rules):
@@ -173,11 +173,11 @@ def test_validate_counts_one_task_as_one(treetune):
     [
         (
             "def gold(self, task): return 'x'",
-            "the gold answer got 0, less than 1; too short",
+            "the gold answer earned 0, less than 1; too short",
         ),
         (
             "def gold(self, task): return 'fails'",
-            "the gold answer got 0, less than 1; Checked.reward() raised ZeroDivisionError at checked.py:5: float "
+            "the gold answer earned 0, less than 1; Checked.reward() raised ZeroDivisionError at checked.py:5: float "
             "division by zero",
         ),
         ("def gold(self, task): return {}['key']", "KeyError at checked.py:6: 'key'"),
@@ -272,7 +272,7 @@ def test_a_check_that_hangs_or_fails_is_a_finding_and_tried_again_on_resume(tree
     results = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     reasons = {result["idx"]: result["reason"] for result in results}
     assert {0, 3} <= set(found[f"{method}-failed"]["rows"])
-    assert reasons[3] == "timeout: no end after 0.5 seconds"
+    assert reasons[3] == "timeout: not finished after 0.5 seconds"
     assert "ZeroDivisionError" in reasons[0]
     write("return True" if method == "validate" else "return task.ground_truth", 6)
     again = treetune(*arguments, "--resume")
@@ -337,7 +337,7 @@ def test_rescore_of_a_damaged_file_names_the_line(treetune, tmp_path):
 def test_rescore_of_no_run_says_so(treetune, tmp_path):
     result = treetune("rescore", tmp_path)
     assert result.code == 2
-    assert "holds no run" in result.err
+    assert "contains no run" in result.err
 
 
 def test_init_scaffolds_a_taskset_whose_test_passes(treetune, tmp_path):
@@ -480,7 +480,7 @@ class Dears(Taskset):
 """)
     told = treetune("validate", "dear.py:Dears", "--json")
     assert told.json["findings"][0]["found"].startswith(
-        "the gold answer got 0.95, less than 1 (--pass-threshold, where"
+        "the gold answer earned 0.95, less than 1 (set --pass-threshold if"
     )
     assert treetune("validate", "dear.py:Dears", "--pass-threshold", 0.9).code == 0
     assert "what start() of its environment shows" in treetune("show", "dear.py:Dears").out

@@ -99,7 +99,7 @@ def test_a_failed_turn_has_no_reward_and_our_own_errors_no_frames_of_ours(treetu
     [
         ("runs/fist", "there is no run runs/fist; did you mean 'runs/first'?"),
         ("runs/nothing-like-it", "there is no run runs/nothing-like-it"),
-        ("runs", "name one of those in it: runs/first"),
+        ("runs", "name one of the runs in it: runs/first"),
     ],
 )
 @pytest.mark.parametrize("options", [[], ["--failed"]])

@@ -188,7 +188,7 @@ DAMAGES = {
     delete_the_file: "the file is gone",
     write_garbage_into_the_sidecar: "its sidecar cannot be read",
     empty_the_sidecar: "its sidecar cannot be read",
-    give_it_another_keys_files: "its sidecar is that of another key",
+    give_it_another_keys_files: "its sidecar belongs to another key",
 }
 
 

@@ -96,10 +96,10 @@ def test_a_row_that_lacks_an_option_or_has_one_twice_has_no_right_one():
         ),
         (PAIR, "maybe", "choices.answer 'maybe' is not an option (it is a number from 0, a letter or a text)"),
         (PAIR, None, "choices.answer None is not an option (it is a number from 0, a letter or a text)"),
-        (["no", "no"], "no", "choices.answer 'no' is several options"),
+        (["no", "no"], "no", "choices.answer 'no' matches several options"),
         ({"text": PAIR, "label": ["1", "2"]}, 3, "choices.answer 3 is not an option (there are 1, 2)"),
-        (["only"], 0, "of has not 2 to 26 options: ['only']"),
-        (None, 0, "of has not 2 to 26 options: None"),
+        (["only"], 0, "of does not have 2 to 26 options: ['only']"),
+        (None, 0, "of does not have 2 to 26 options: None"),
     ],
 )
 def test_a_row_without_a_right_option_says_why(choices, answer, problem):

@@ -95,7 +95,7 @@ def fault_of(config, kind=TreetuneError):
         ("b.json", "json", b'[{"question": "a"},\n{"question":', "b.json"),
         ("b.json", "json", b"5", "b.json, row 0: Expected `object`"),
         ("b.jsonl.gz", "json", b"nothing packed", "b.jsonl.gz cannot be read: zlib"),
-        ("b.csv", "csv", b"question,answer\na,b\nc,d,e,f\n", "b.csv, row 1: 4 cells, where 2 columns have a name"),
+        ("b.csv", "csv", b"question,answer\na,b\nc,d,e,f\n", "b.csv, row 1: 4 cells, but only 2 columns have a name"),
         ("b.csv", "csv", "question\nok\ncaf\xe9\n".encode("latin-1"), "b.csv is not UTF-8 text: "),
         ("b.txt", "text", "caf\xe9\n".encode("latin-1"), "b.txt is not UTF-8 text: "),
         ("b.parquet", "parquet", b"PAR1 and no more PAR1", "b.parquet cannot be read as parquet"),
@@ -140,10 +140,10 @@ def test_a_table_without_rows_or_with_a_column_twice_is_told(table, tmp_path):
 def test_names_that_mean_no_file_say_what_to_write(rows, tmp_path):
     rows()
     (tmp_path / "folder").mkdir()
-    assert "no file is called 'absent.jsonl'" in fault_of(node("absent.jsonl"), UsageError).message
-    assert "no file is called '*.nothing'" in fault_of(node("*.nothing"), UsageError).message
+    assert "no file matches 'absent.jsonl'" in fault_of(node("absent.jsonl"), UsageError).message
+    assert "no file matches '*.nothing'" in fault_of(node("*.nothing"), UsageError).message
     fault = fault_of(node("folder"), UsageError)
-    assert ("no file is called 'folder'" in fault.message, "write folder/*" in fault.remedy) == (True, True)
+    assert ("no file matches 'folder'" in fault.message, "write folder/*" in fault.remedy) == (True, True)
     fault = fault_of({"loading_params": {"args": ["rows.jsonl"]}, "prompt_template": "{question}"}, UsageError)
     assert "args: [json], kwargs: {data_files: rows.jsonl}" in fault.remedy
 
@@ -294,7 +294,7 @@ def quiz(*answers, question="Which?"):
         (
             [{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "two"}],
             {"ground_truth": {"column": "answer", "pattern": "#### (.+)"}},
-            "1 row dropped: no ground truth; row 1: answer is 'two', where ground_truth.pattern finds nothing",
+            "1 row dropped: no ground truth; row 1: answer is 'two', where ground_truth.pattern matches nothing",
         ),
         (
             [{"question": "a", "answer": {"one": "1"}}, {"question": "b", "answer": {"one": None}}],
@@ -452,12 +452,12 @@ def test_a_scorer_that_cannot_look_at_a_ground_truth_does_not_keep_rows_from_bei
         ("[{'prompt': []}]", "Dataset.from_list"),
         ("{'prompt': []}", "Dataset.from_dict"),
         ("None", "return a datasets.Dataset"),
-        ("__import__('datasets').DatasetDict()", "one of its splits"),
+        ("__import__('datasets').DatasetDict()", "one split of a DatasetDict"),
     ],
 )
 def test_build_dataset_that_gives_no_dataset_says_what_to_return(rows, custom, given, remedy):
     fault = fault_of(rows(custom_cls=custom(f"def build_dataset(self):\n    return {given}")), TasksetError)
-    assert "build_dataset() of Task gave a" in fault.message
+    assert "build_dataset() of Task returned a" in fault.message
     assert remedy in fault.remedy
 
 
@@ -466,7 +466,7 @@ def test_build_dataset_that_gives_no_dataset_says_what_to_return(rows, custom, g
     [
         ("def build_dataset(self):\n    return 1 / 0", "build_dataset() of Task failed: ZeroDivisionError"),
         ("def _make_map_fn(self):\n    return 1 / 0", "_make_map_fn() of Task failed: ZeroDivisionError"),
-        ("def _make_map_fn(self):\n    return None", "_make_map_fn() of Task gave None"),
+        ("def _make_map_fn(self):\n    return None", "_make_map_fn() of Task returned None"),
         ("def __init__(self, config, cache_dir=None):\n    pass", "made without its config"),
     ],
 )

@@ -82,7 +82,7 @@ def test_what_the_library_changes_in_files_of_the_hub_is_said_with_where_they_ar
             capture_output=True, text=True, env={**os.environ, **hub.environment(tmp_path / "home")}, timeout=60,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "3 rows with another a than the file has; row 0: '2024-01-01' in the file, read as timestamp" in done.stderr
+    assert "3 rows whose a differs from the file; row 0: '2024-01-01' in the file, read as timestamp" in done.stderr
     place = re.search(r"write args: \[json\], kwargs: \{data_files: (.*?)\}", done.stderr)[1]
     config["loading_params"] = {"args": ["json"], "kwargs": {"data_files": place, "split": "train"}}
     truths = [task.ground_truth for task in DatasetTaskset(config, cache_dir=tmp_path / "cache")]

@@ -837,7 +837,7 @@ def test_a_task_whose_source_was_checked_can_be_pickled(source):
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"data_files": "/nowhere.jsonl", "split": "train"}, "no file is called '/nowhere.jsonl'"),
+        ({"data_files": "/nowhere.jsonl", "split": "train"}, "no file matches '/nowhere.jsonl'"),
         ({"data_files": "FILE", "split": "absent"}, "Unknown split 'absent': there is train"),
     ],
 )

@@ -73,7 +73,7 @@ def test_the_columns_used_are_known_in_order():
 
 def test_an_unknown_column_is_named_with_the_nearest_and_with_those_there_are():
     (problem,) = faults("pas_rate < 1")
-    assert problem.startswith(f"no column 'pas_rate'; did you mean 'pass_rate'?; there are: {', '.join(ROW)}")
+    assert problem.startswith(f"no column 'pas_rate'; did you mean 'pass_rate'?; available: {', '.join(ROW)}")
 
 
 def test_an_unknown_function_is_named_with_the_nearest_and_with_those_there_are():
@@ -90,10 +90,10 @@ def test_every_fault_is_reported():
     ("text", "remedy"),
     [
         ("difficulty = 'easy'", "=="),
-        ("n > 1 && n < 3", "there are: and, or, not"),
-        ("!flag", "there are: and, or, not"),
-        ("(n > 1) & flag", "there are: and, or, not"),
-        ("~flag", "there are: and, or, not"),
+        ("n > 1 && n < 3", "available: and, or, not"),
+        ("!flag", "available: and, or, not"),
+        ("(n > 1) & flag", "available: and, or, not"),
+        ("~flag", "available: and, or, not"),
         ("n == null", "None, True, False"),
         ("flag == true", "None, True, False"),
         ("n ** 2 == 49", "is not available"),
@@ -109,7 +109,7 @@ def test_every_fault_is_reported():
         ("max < 3", "no column 'max'"),
         ("len(question, n) > 1", "len takes 1 arguments"),
         ("int() > 1", "int takes 1 to 2 arguments"),
-        ("matches(question, '(')", "no regular expression: "),
+        ("matches(question, '(')", "not a regular expression: "),
         (r"matches(question, '\bmany\b')", "write the pattern as r'...'"),
         ("matches(question, difficulty)", "written out"),
         ("n > 1 or " * 300 + "flag", "file.py:function"),

@@ -157,13 +157,13 @@ def test_an_address_stays_one_and_is_never_fetched(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("image", "template", "said"),
     [
-        (["red.png", "blue.png"], "<image>{question}", "row 1: 2 images, and 1 places for them in the prompt"),
-        ([], "<image>{question}", "row 1: 0 images, and 1 places"),
+        (["red.png", "blue.png"], "<image>{question}", "row 1: 2 images, but 1 places for them in the prompt"),
+        ([], "<image>{question}", "row 1: 0 images, but 1 places"),
         ("gone.png", "{question}", "row 1: the image cannot be used: .*gone.png: No such file"),
         (["red.png", "empty.png"], "{question}", "row 1: image 1 of 2 cannot be used: 0 bytes"),
         ("cut.png", "{question}", "row 1: the image cannot be used: a PNG that is cut off after 50 bytes"),
         ("page.png", "{question}", "HTML, not PNG, JPEG, WebP or GIF"),
-        ("drawing.svg", "{question}", "row 1: .*drawing.svg is not called .png"),
+        ("drawing.svg", "{question}", "row 1: .*drawing.svg does not end in .png"),
         ("huge.png", "{question}", "row 1: the image cannot be used: 100,000,000 bytes, more than 20,971,520"),
         ("../secret.png", "{question}", "row 1: the path '../secret.png' leads out of"),
         ("link.png", "{question}", "row 1: the path 'link.png' leads out of"),
@@ -231,7 +231,7 @@ def test_faults_of_the_config_are_told_together(folder):
         task_over(folder, [{"question": "?", "image": "red.png"}], **config).check_source()
     said = str(raised.value)
     assert "no column 'imge'; did you mean 'image'?" in said
-    assert "cannot count images" in said
+    assert "counts only text, not images" in said
 
 
 def test_a_changed_image_is_built_anew_and_a_run_beside_it_changes_nothing(folder):

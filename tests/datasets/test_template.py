@@ -41,7 +41,7 @@ def test_items_conversions_and_specs_work_as_in_str_format():
 
 def test_a_missing_column_is_named_with_the_nearest_and_with_those_there_are():
     problem = fault("{qestion} {answer}", ["question", "answer"])
-    assert "{qestion} names no column; did you mean 'question'?; there are: question, answer" in problem
+    assert "{qestion} is not a column; did you mean 'question'?; available: question, answer" in problem
 
 
 def test_every_missing_column_is_reported():
@@ -86,7 +86,7 @@ def test_stray_braces_are_explained(text, corrected):
 
 @pytest.mark.parametrize("text", ["Q: {0}", "{}{}", "{:>3}", "{!r}", "{[0]}", "{٣}"])
 def test_positional_fields_are_refused(text):
-    assert "is a position, and columns have names, as in {question}; there are: question" in fault(text, ["question"])
+    assert "is a position, and columns have names, as in {question}; available: question" in fault(text, ["question"])
 
 
 def test_the_first_position_alone_is_the_default():
@@ -108,7 +108,7 @@ def test_items_count_from_the_end_too():
 
 
 def test_a_column_named_by_another_is_refused_with_the_way_to_do_it():
-    assert "a field names its column itself" in fault("{a{b}}", ["a", "b"])
+    assert "a field must name its column itself" in fault("{a{b}}", ["a", "b"])
     assert "_make_map_fn" in fault("{a{b}}", ["a", "b"])
 
 
@@ -170,7 +170,7 @@ def test_what_str_format_would_refuse_is_refused_at_once(text):
         ),
         ("{a[b]}", {"a": {"c": 1}}, ["no 'b'", "a = {'c': 1}"]),
         ("{a[5]}", {"a": [1]}, ["out of range", "a = [1]"]),
-        ("{a[b]}", {"a": [1]}, ["a is a list, whose items have numbers: a[0]"]),
+        ("{a[b]}", {"a": [1]}, ["a is a list, whose items are numbered: a[0]"]),
         ("{x} {y}", {"x": 1}, ["the row has no 'y'"]),
     ],
 )

@@ -103,7 +103,7 @@ def test_an_answer_without_a_completion_is_a_policy_error(answer):
 
 def test_logprobs_that_do_not_come_are_told():
     trace, _ = ask(lambda n, r: web.json_response(GOOD), Sampling(logprobs=True))
-    assert trace.warnings == ["sampling.logprobs was asked for, and the model gave none"]
+    assert trace.warnings == ["sampling.logprobs was requested, but the model returned none"]
 
 
 def test_token_ids_and_logprobs_are_kept_where_the_server_gives_them():
@@ -128,7 +128,7 @@ def test_token_ids_and_logprobs_are_kept_where_the_server_gives_them():
         ("[5, -6]", "[-1, -1]", "m: sampled token 1 of 2 is -6"),
         ("[5, 6.5]", "[-1, -1]", "m: sampled token 1 of 2 is 6.5"),
         ('[5, "six"]', "[-1, -1]", "m: sampled token 1 of 2 is 'six'"),
-        ('"five"', "[-1, -1]", "m: sampled token: a list is needed, got 'five'"),
+        ('"five"', "[-1, -1]", "m: sampled token: expected a list, got 'five'"),
         ("56", "[-1, -1]", "sent no usable completion"),
     ],
 )

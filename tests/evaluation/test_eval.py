@@ -387,8 +387,8 @@ DEEP = b'{"task":{"idx":0,"more":' + b"[" * 9999 + b"]" * 9999 + b'},"uid":"x"}\
 DAMAGES = {
     "a line that was cut": (lambda lines: [lines[0], lines[1][:50], *lines[2:]], ["1 line", "line 2:"], 2),
     "garbage": (lambda lines: [lines[0], b"{garbage}\n", *lines[1:]], ["1 line", "line 2:"], 0),
-    "a line twice": (lambda lines: [*lines[:4], lines[1], *lines[4:]], ["1 line", "is there twice"], 0),
-    "the last lines twice": (lambda lines: [*lines, *lines[-2:]], ["2 lines", "are there twice"], 0),
+    "a line twice": (lambda lines: [*lines[:4], lines[1], *lines[4:]], ["1 line", "is repeated"], 0),
+    "the last lines twice": (lambda lines: [*lines, *lines[-2:]], ["2 lines", "are repeated"], 0),
     "too deep": (lambda lines: [*lines, DEEP], ["line 9:", "deep"], 0),
     "overwritten": (lambda lines: [*lines[:3], b"#" * 50 + lines[3][50:], *lines[4:]], ["line 4:"], 1),
     "not UTF-8": (lambda lines: [lines[0].replace(b"reverse", b"revers\xff"), *lines[1:]], ["line 1:"], 1),
@@ -564,7 +564,7 @@ def test_traces_of_tasks_that_are_gone_are_moved_aside(treetune, tmp_path):
     assert treetune("eval", "--resume", "-o", "run").code == 2
     result = treetune("eval", "--resume", "--rescore", "-o", "run", "--json")
     assert result.json["rollouts"] == 7
-    assert "no longer gives" in result.err
+    assert "no longer has" in result.err
     assert len(lines(tmp_path / "run" / "traces.jsonl")) == 7
 
 

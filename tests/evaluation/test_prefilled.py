@@ -93,7 +93,7 @@ def test_each_turn_may_be_begun():
 def test_a_policy_that_answers_instead_of_going_on_is_refused():
     trace = played(Begun(), Says("42"))
     assert trace.outcome is Outcome.POLICY_ERROR
-    assert "says answered it, and did not go on with it" in trace.failure.message
+    assert "says answered that message instead of continuing it" in trace.failure.message
 
 
 def test_an_answer_of_its_own_is_no_beginning():

@@ -99,7 +99,7 @@ def test_a_misspelt_name_that_a_server_answers_to_is_told(evaluate, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sent", "told"), [(None, "wants a key, and none was sent"), ("wrong", "refuses the key in K")]
+    ("sent", "told"), [(None, "requires a key, and none was sent"), ("wrong", "refuses the key in K")]
 )
 def test_a_missing_and_a_wrong_key_are_told_apart(evaluate, tmp_path, monkeypatch, sent, told):
     more = ("--endpoint.api_key_env", "K") if sent else ()

@@ -115,10 +115,10 @@ def test_a_set_and_a_run_are_not_mixed(treetune):
     both = ["arithmetic", "-m", "scripted:gold", "-m", "scripted:echo", "-n", 2]
     assert treetune("eval", *both, "-o", "set").code == 0
     assert "--resume" in treetune("eval", *both, "-o", "set").err
-    assert "already holds runs" in treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 2, "-o", "set").err
+    assert "already contains runs" in treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 2, "-o", "set").err
     assert "TARGET" in treetune("eval", "--resume", "-o", "set", "-m", "scripted:gold").err
     assert treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 2, "-o", "run").code == 0
-    assert "holds a single run" in treetune("eval", *both, "-o", "run", "--resume").err
+    assert "contains a single run" in treetune("eval", *both, "-o", "run", "--resume").err
 
 
 def test_a_dry_run_shows_each(treetune, tmp_path):

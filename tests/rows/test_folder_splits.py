@@ -59,7 +59,7 @@ def test_a_folder_is_its_train_split_and_another_is_named(folder, treetune):
 def test_a_split_that_is_not_there_is_told_with_those_that_are(folder):
     (folder / "train.parquet").unlink()
     for name in ("both", "both:validation"):
-        with pytest.raises(UsageError, match=r"has no split '(train|validation)'; there are: test\n.*both:test"):
+        with pytest.raises(UsageError, match=r"has no split '(train|validation)'; available: test\n.*both:test"):
             list(find(name))
 
 

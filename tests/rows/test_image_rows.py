@@ -125,7 +125,9 @@ def test_a_reward_function_of_verl_gets_the_whole_task(tmp_path):
 def test_what_verl_would_take_for_an_image_is_refused(tmp_path):
     for said in ("<image>", "<video>"):
         task = Task(prompt=[{"role": "user", "content": [image_part(to_url(png(RED))), text(f"a {said} tag")]}])
-        with pytest.raises(TreetuneError, match=f"task 0: .* holds {said}, which verl takes for one of them"):
+        with pytest.raises(
+            TreetuneError, match=f"task 0: .* contains {said}, which verl reads as the mark of an image"
+        ):
             written(tmp_path, [task], "verl")
         assert next(read_tasks(written(tmp_path, [task], "skyrl"))).uid == task.uid
     alone = Task(prompt="Write an <image> tag.")

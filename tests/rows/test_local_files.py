@@ -288,8 +288,8 @@ def test_a_split_that_is_none_says_which_there_are(files):
             "a.jsonl",
             '{"q": "a", "v": "2024-01-01"}\n{"q": "b", "v": "2024-01-02"}\n',
             {"encoding_errors": "ignore"},
-            "2 rows with another v than the file has; row 0: '2024-01-01' in the file, read as timestamp[s]; "
-            "leave encoding_errors out of loading_params.kwargs, and values are kept as they stand",
+            "2 rows whose v differs from the file; row 0: '2024-01-01' in the file, read as timestamp[s]; "
+            "leave encoding_errors out of loading_params.kwargs to keep the values unchanged",
         ),
         (
             "a.jsonl",

@@ -103,7 +103,7 @@ def test_the_command_line_converts_checks_and_plays_them(treetune, theirs, tmp_p
 
 
 def test_only_json_lines_are_written_and_nothing_is_built(treetune, tmp_path):
-    with pytest.raises(UsageError, match=r"reads no files named \.parquet"):
+    with pytest.raises(UsageError, match=r"does not read \.parquet"):
         write_tasks([Task(prompt="?")], tmp_path / "rows.parquet", "nemo-gym")
     result = treetune("build", "arithmetic", "-n", "3", "--format", "nemo-gym")
     assert (result.code, "treetune convert arithmetic rows.jsonl --to nemo-gym" in result.err) == (2, True)

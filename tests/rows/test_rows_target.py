@@ -65,13 +65,13 @@ def test_rows_of_csv_are_read(folder, treetune):
     assert treetune("eval", "rows.csv", "-m", "scripted:gold", "--json").json["mean_reward"] == 1.0
     assert treetune("convert", "rows.csv", "rows.parquet", "--to", "skyrl").code == 0
     written = treetune("convert", "rows.parquet", "other.csv", "--to", "trl")
-    assert (written.code, "trainers read no rows from CSV" in written.err) == (2, True)
+    assert (written.code, "trainers read neither CSV" in written.err) == (2, True)
     (folder / "bad.csv").write_text("prompt,ground_truth\none, two,3\n")
     bad = treetune("show", "bad.csv")
-    assert "bad.csv, row 0: 3 cells, where 2 columns have a name" in bad.err
+    assert "bad.csv, row 0: 3 cells, but only 2 columns have a name" in bad.err
     for name in ("rows.csv", "bad.csv"):
         judged = treetune("validate", name)
-        assert (judged.code, "trainers read no rows from CSV" in judged.out) == (1, True), judged.out
+        assert (judged.code, "trainers do not read CSV" in judged.out) == (1, True), judged.out
 
 
 def test_shuffled_rows_come_in_an_order_of_their_own(folder):
@@ -122,5 +122,5 @@ def test_trust_is_for_rows(treetune):
 
 def test_a_folder_without_rows_is_told(folder):
     (folder / "empty").mkdir()
-    with pytest.raises(UsageError, match="holds no"):
+    with pytest.raises(UsageError, match="contains no"):
         load_taskset("empty").count()

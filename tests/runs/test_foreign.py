@@ -186,7 +186,7 @@ def test_a_pickle_that_would_run_something_runs_nothing(tmp_path):
     folder = tmp_path / "dumped_data"
     folder.mkdir()
     (folder / "global_step_1_training_input.pkl").write_bytes(pickle.dumps(Harm()))
-    with pytest.warns(UserWarning, match="no batch of SkyRL"):
+    with pytest.warns(UserWarning, match="not a batch of SkyRL"):
         assert len(open_run(folder)) == 0
     assert not (tmp_path / "harm").exists()
 
@@ -475,6 +475,6 @@ def test_a_folder_without_end_is_not_searched_for_ever(tmp_path, monkeypatch):
     shutil.copytree(RECORDED / "verl" / "rollouts", tmp_path / "z" / "near")
     for number in range(100):
         (tmp_path / "a" / str(number) / "deep").mkdir(parents=True)
-    with pytest.warns(UserWarning, match="more than 50 folders.*Name a folder nearer"):
+    with pytest.warns(UserWarning, match="more than 50 folders.*Name a folder closer"):
         found = runs_below(tmp_path)
     assert [place.path.relative_to(tmp_path).parts[:2] for place in found] == [("z", "near")]

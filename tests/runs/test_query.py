@@ -83,7 +83,7 @@ def test_a_query_finds(run, query, found):
         ("mixed &", "missing at its end"),
         ("source<b", "is a text"),
         ("reward~1", "is a number"),
-        ('"open', "cannot be read"),
+        ('"open', "cannot be parsed"),
     ],
 )
 def test_a_query_that_is_none_is_told_why(run, query, words):
@@ -129,7 +129,7 @@ def test_a_rollout_is_named_as_lists_name_it(run):
         ("reward<", "a value is missing after reward<"),
         ("source:made", "write source=made instead of source:made"),
         ("source=mode", "there is no source 'mode'; did you mean 'made'?"),
-        ("comment~Bea", "are texts; comment is none"),
+        ("comment~Bea", "are texts; comment is not"),
     ],
 )
 def test_what_is_plainly_meant_otherwise_is_not_looked_for_as_words(run, query, said):

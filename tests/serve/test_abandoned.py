@@ -96,7 +96,7 @@ def test_both_doors_drain_in_the_seconds_of_one(tmp_path):
 
         told = asyncio.run(asyncio.wait_for(run_one(), 60))
     assert server.process.returncode == 0
-    assert "waiting for what is under way: zmq 1, http 1" in told
+    assert "waiting for running work: zmq 1, http 1" in told
     assert "had not ended: zmq 1, http 1" in told
 
 

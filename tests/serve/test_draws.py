@@ -306,7 +306,7 @@ def test_a_generator_that_says_it_never_ends_and_does_ends_the_stream():
 
     found, told, skipped = run(draw())
     assert (found, skipped) == ([0, 1, 2, None, None, None], 0)
-    assert "Short says INFINITE, but it ended after 3 tasks" in told[0]
+    assert "Short declares INFINITE = True, but it ended after 3 tasks" in told[0]
 
 
 def test_a_task_of_a_generator_that_is_none_is_skipped_and_the_next_ones_come():

@@ -97,7 +97,7 @@ def test_asked_twice_the_server_ends_at_once(tmp_path):
         post(server.report["http"] + "/api/episode/start", {})
         server.process.send_signal(signal.SIGINT)
         line = b""
-        while b"waiting for what is under way: http 1" not in line:
+        while b"waiting for running work: http 1" not in line:
             line = server.process.stderr.readline()
         server.stop(signal.SIGINT)
     assert server.process.returncode == 130

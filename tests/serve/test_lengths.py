@@ -99,11 +99,11 @@ def shuffled(cls):
 
 
 BROKEN = {
-    EndsEarly: (TasksetError, "EndsEarly says INFINITE, but it ended after 3 tasks"),
-    EndsAtOnce: (TasksetError, "EndsAtOnce says INFINITE, but it ended after 0 tasks"),
+    EndsEarly: (TasksetError, "EndsEarly declares INFINITE = True, but it ended after 3 tasks"),
+    EndsAtOnce: (TasksetError, "EndsAtOnce declares INFINITE = True, but it ended after 0 tasks"),
     EndsEarlyByIndex: (
         TasksetError,
-        "EndsEarlyByIndex says INFINITE, but task_at(3) failed: IndexError: list index out of range",
+        "EndsEarlyByIndex declares INFINITE = True, but task_at(3) failed: IndexError: list index out of range",
     ),
     BreaksEarly: (TasksetError, "BreaksEarly.load_tasks() failed: KeyError: 'b'"),
     CountsTooMany: (TasksetError, "CountsTooMany.count() says 4, but it ended after 3 tasks"),
@@ -116,19 +116,22 @@ BROKEN = {
         TasksetError,
         "CountsTooManyByIndex.count() says 4, but task_at(3) failed: IndexError: list index out of range",
     ),
-    Miscounts: (TasksetError, "Miscounts.count() gave None"),
-    shuffled(Miscounts): (TasksetError, "Miscounts.count() gave None"),
-    CountsBelowNothing: (TasksetError, "CountsBelowNothing.count() gave -3"),
-    CountsText: (TasksetError, "CountsText.count() gave 'three'"),
-    CountsInHalves: (TasksetError, "CountsInHalves.count() gave 3.5"),
-    EndlessAndCounted: (TasksetError, "EndlessAndCounted.count() gave 3"),
+    Miscounts: (TasksetError, "Miscounts.count() returned None"),
+    shuffled(Miscounts): (TasksetError, "Miscounts.count() returned None"),
+    CountsBelowNothing: (TasksetError, "CountsBelowNothing.count() returned -3"),
+    CountsText: (TasksetError, "CountsText.count() returned 'three'"),
+    CountsInHalves: (TasksetError, "CountsInHalves.count() returned 3.5"),
+    EndlessAndCounted: (TasksetError, "EndlessAndCounted.count() returned 3"),
     lambda: Mixture.of([CountsTooMany()], [1]): (
         TasksetError,
         "CountsTooMany.count() says 4, but it ended after 3 tasks",
     ),
-    lambda: Mixture.of([EndsEarly()], [1]): (TasksetError, "EndsEarly says INFINITE, but it ended after 3 tasks"),
+    lambda: Mixture.of([EndsEarly()], [1]): (
+        TasksetError,
+        "EndsEarly declares INFINITE = True, but it ended after 3 tasks",
+    ),
     lambda: Union.of([CountsTooMany()]): (TasksetError, "CountsTooMany.count() says 4, but it ended after 3 tasks"),
-    lambda: Union.of([Miscounts()]): (TasksetError, "Miscounts.count() gave None"),
+    lambda: Union.of([Miscounts()]): (TasksetError, "Miscounts.count() returned None"),
 }
 
 
@@ -176,7 +179,7 @@ def test_eval_tells_it_as_a_server_does(tmp_path, treetune):
     )
     result = treetune("eval", "early.py:Early", "-m", "scripted:gold", "-n", "5", "-o", "run", "--json")
     assert result.code == 3
-    assert "Early says INFINITE, but it ended after 2 tasks" in result.json["error"]
+    assert "Early declares INFINITE = True, but it ended after 2 tasks" in result.json["error"]
     assert treetune("eval", "early.py:Early", "-m", "scripted:gold", "-n", "2", "-o", "two").code == 0
 
 

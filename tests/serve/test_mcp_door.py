@@ -101,7 +101,7 @@ async def play(session: Any, *, named: bool = False) -> None:
     assert bought.structured_content["info"]["success"]
     assert (await session.call_tool("search", {"query": "red", **episode})).is_error
     beyond = await session.call_tool("start", {"task_index": 3})
-    assert (beyond.is_error, texts(beyond)) == (True, ["there is no task 3: they are 0 to 2"])
+    assert (beyond.is_error, texts(beyond)) == (True, ["there is no task 3: indices go from 0 to 2"])
     assert texts(await session.call_tool("start", {})) == ["Buy red 0."]  # left behind, and closed with the session
 
 

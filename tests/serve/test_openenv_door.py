@@ -76,7 +76,7 @@ def test_a_reset_names_a_task_by_seed_or_index(asked, shown):
 @pytest.mark.parametrize(
     ("taskset", "asked", "code", "words"),
     [
-        (Echoes, {"index": 5}, "EXECUTION_ERROR", "they are 0 to 4"),
+        (Echoes, {"index": 5}, "EXECUTION_ERROR", "indices go from 0 to 4"),
         (Echoes, {"index": -1}, "VALIDATION_ERROR", "no task -1"),
         (Echoes, {"seed": "three"}, "VALIDATION_ERROR", "Invalid message"),
         (Echoes, {"split": "test", "index": 0}, "EXECUTION_ERROR", "there is only 'train'"),

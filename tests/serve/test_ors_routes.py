@@ -142,7 +142,7 @@ def test_two_clients_cannot_create_one_session():
         ({"split": "train"}, 422, "either task_spec or both"),
         ({"split": "test", "index": 0}, 400, "only 'train'"),
         ({"split": "train", "index": 5}, 400, "Invalid task index"),
-        ({"task_spec": {"a": 1}}, 400, "names no task"),
+        ({"task_spec": {"a": 1}}, 400, "does not name a task"),
         ({"task_spec": {"split": "train", "index": 1}, "env_name": "other"}, 404, "unknown environment"),
         ({"task_spec": {"split": "train", "index": 1}, "more": 1}, 422, "more"),
     ],

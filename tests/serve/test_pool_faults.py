@@ -437,7 +437,7 @@ def test_an_episode_that_would_begin_differently_is_not_started_anew(marks):
 
     status, answer = run(play())
     assert (status, answer["kind"]) == (410, "worker_lost")
-    assert "restarted, it shows something else" in answer["error"]
+    assert "after the restart it shows something else" in answer["error"]
 
 
 def test_a_pull_client_is_told_which_task_ended_the_worker(marks):

@@ -83,7 +83,7 @@ def test_rollouts_and_http_episodes_in_sandboxes_survive_the_death_of_a_node(tmp
     assert said == [str(idx) for idx in range(64)]
     assert alive == 4  # two were on the node
     assert last == "70"
-    assert "no sign of life" in told or "ended (" in told
+    assert "no heartbeat" in told or "ended (" in told
     assert server.process.returncode == 0
 
 
@@ -96,7 +96,7 @@ def test_a_pool_that_the_cluster_has_no_room_for_is_told_why(tmp_path, python):
             told = next(line for line in server.stderr if "no CPU of the Ray cluster is free" in line)
             server.terminate()
             server.communicate(timeout=60)
-    assert "each worker takes one (-w)" in told
+    assert "each worker needs one (-w)" in told
 
 
 def test_the_inner_state_of_a_raylet_that_ended_is_not_printed(tmp_path, python):

@@ -61,9 +61,9 @@ def test_failures_do_not_count_towards_the_group(play):
 def test_a_group_of_fewer_than_it_has_is_refused(play):
     async def test(client, watch):
         task = await client.sample()
-        with pytest.raises(Exception, match="of is the number"):
+        with pytest.raises(Exception, match="is the number of rollouts to start"):
             await client.run_group(task, 4, of=3, **watch.of)
-        with pytest.raises(Exception, match="a group has"):
+        with pytest.raises(Exception, match="a group must have"):
             await client.run_group(task, 4, of=5000, **watch.of)
 
     play(test)

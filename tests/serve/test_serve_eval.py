@@ -146,7 +146,7 @@ def test_a_server_that_is_none_is_told(treetune):
     absent = [
         treetune(verb, "http://127.0.0.1:1", *further) for verb, *further in (["show"], ["eval", "-m", "scripted:echo"])
     ]
-    assert (wrong.code, "it begins with tcp://" in wrong.err) == (2, True)
+    assert (wrong.code, "it must begin with tcp://" in wrong.err) == (2, True)
     assert all(result.code == 3 and "is a task server running there?" in result.err for result in absent)
 
 

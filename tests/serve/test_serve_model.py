@@ -174,7 +174,7 @@ class World:
                 self.send(id)
                 return
             if answer["kind"] == "failed":  # its task could not be made: somebody asks for another
-                assert "the disk is away" in answer["error"] or "could not be made" in answer["error"]
+                assert "the disk is away" in answer["error"] or "could not be created" in answer["error"]
                 del self.outstanding[id]
                 self.streams[self.ask(b"sample", {"stream": self.streams[id]})] = self.streams[id]
                 return

@@ -122,7 +122,7 @@ DAMAGES = {
     "a log with one wrong byte": (KILLED, rewrite("server.sqlite-wal", flip), "are missing"),
     "no count of transactions": (STOPPED, remove("commits"), "the file commits is missing"),
     "a count that is cut short": (STOPPED, rewrite("commits", lambda data: data[:7]), "the file commits is missing"),
-    "a count with one wrong byte": (STOPPED, rewrite("commits", flip), "not as it was written"),
+    "a count with one wrong byte": (STOPPED, rewrite("commits", flip), "differs from what was written"),
     "an older count": (
         STOPPED,
         rewrite("commits", lambda data: _pack_commits(data[:8], 1)),
@@ -134,7 +134,7 @@ DAMAGES = {
     "a lost cursor": (STOPPED, change("DELETE FROM cursors"), "are missing"),
     "another state's count": (STOPPED, rewrite("commits", _pack_commits(bytes(8), 9)), "belong to different states"),
     "a folder as the count": (STOPPED, make_folder("commits"), "the file commits is missing"),
-    "no key": (STOPPED, change("DELETE FROM facts WHERE name = 'key'"), "the key of the seals is missing"),
+    "no key": (STOPPED, change("DELETE FROM facts WHERE name = 'key'"), "the signing key is missing"),
     "another key": (
         STOPPED,
         change_key("zeroblob(32)"),
@@ -143,7 +143,7 @@ DAMAGES = {
     "a key of one byte": (
         STOPPED,
         change_key("x'07'"),
-        "has 1 bytes, of at least",
+        "has 1 bytes, but needs at least",
     ),
     "a folder as the lock": (STOPPED, make_folder(".lock"), "cannot keep state"),
 }

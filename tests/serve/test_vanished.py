@@ -300,7 +300,9 @@ async def killed(url: str, pid: int, marker: str) -> dict[str, int]:
         await until(lambda: not any(map(marked, lost)))
         for episode in episodes:
             await caller.post("cancel", episode_id=episode)
-        for index in range(0, 96, 12):  # one after the other: each may have ended the worker, and needs one of its own
+        for index in range(
+            0, 96, 12
+        ):  # one after the other: each may have ended the worker, and needs a worker to itself
             episode = await caller.start(index)
             status, said = await caller.post("step", episode_id=episode, action=bash("echo back"), turn=0)
             assert (status, said["observation"]["content"]) == (200, "back")

@@ -84,7 +84,7 @@ def test_the_code_of_a_tokenizers_bases_counts(monkeypatch):
 
 @pytest.mark.parametrize("wrong", [None, 5, "", [""], [None]])
 def test_what_names_no_file_is_told(wrong, source):
-    with pytest.raises(UsageError, match="names no file"):
+    with pytest.raises(UsageError, match="does not name a file"):
         made(wrong)
 
 

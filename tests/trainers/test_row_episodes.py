@@ -184,7 +184,7 @@ def test_a_server_of_other_tasks_is_refused(counting, tmp_path):
                 await episodes.start(*rows[0])
             assert not server.http.live
         async with scripted() as plain, RowEpisodes(EpisodeSettings(urls=(plain.url,))) as episodes:
-            with pytest.raises(Misused, match="cannot be asked for the task of a row"):
+            with pytest.raises(Misused, match="cannot look up the task of a row"):
                 await episodes.start(*rows[0])
             assert plain.seen["start"] == 0
 

@@ -737,7 +737,7 @@ def test_files_of_rows_are_trained_on_as_they_are(gym, rows_of, tmp_path):
     skyrl.resolve_tasks_into_config(config, files, val_tasks=held_out)
     assert (config.data.train_data, config.data.val_data) == (files, [held_out])
     assert set(_resolve(config, files, None, held_out, {})) == {"gsm8k", "aime"}
-    with pytest.raises(UsageError, match="has no split 'train'; there are: validation"):
+    with pytest.raises(UsageError, match="has no split 'train'; available: validation"):
         skyrl.resolve_tasks_into_config(config, tmp_path)
     trained = rows_of("train.parquet", "gsm8k")
     skyrl.resolve_tasks_into_config(config, tmp_path)

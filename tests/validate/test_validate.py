@@ -510,12 +510,14 @@ def test_later_blocks_of_lines_must_fit_the_first(tmp_path: Path, monkeypatch: p
         path = faults.lines(tmp_path / "last", [*rows, row])
         return [finding.found for finding in validate(str(path)).findings if finding.rule == "late-types"]
 
-    assert last(ability="sums") == ["ability comes first in line 21"]
-    assert last(ability=None) == ["ability comes first in line 21"]
-    assert last(extra_info={"index": 1, "more": 1}) == ["extra_info.more comes first in line 21"]
-    assert last(extra_info={"index": 1.5}) == ["extra_info.index is float, integer in all, and int64 at first"]
-    assert last(extra_info={"note": "a"}) == ["extra_info.note is text in all, and null at first"]
-    assert last(prompt=faults.user(name="Ann")) == ["prompt[].name comes first in line 21"]
+    assert last(ability="sums") == ["ability first appears in line 21"]
+    assert last(ability=None) == ["ability first appears in line 21"]
+    assert last(extra_info={"index": 1, "more": 1}) == ["extra_info.more first appears in line 21"]
+    assert last(extra_info={"index": 1.5}) == [
+        "extra_info.index is float, integer in the whole file, but int64 at first"
+    ]
+    assert last(extra_info={"note": "a"}) == ["extra_info.note is text in the whole file, but null at first"]
+    assert last(prompt=faults.user(name="Ann")) == ["prompt[].name first appears in line 21"]
     assert last(data_source=7) == last(data_source=...) == last(extra_info={}) == []
     path = faults.lines(
         tmp_path / "json", [faults.row(30, extra_info={"other": 1}), *rows, faults.row(20, extra_info={"more": 1})]
@@ -746,7 +748,7 @@ def test_an_environment_that_pays_for_two_guesses_is_found(tmp_path: Path, capsy
     assert main(["validate", str(path), "--gold", "--json"]) == 1
     (finding,) = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["severity"] == "error"]
     assert (finding["rows"], finding["rule"]) == ([0], "gold-not-rewarded")
-    assert "beside a wrong one, in either order" in finding["found"]
+    assert "next to a wrong one, in either order" in finding["found"]
 
 
 def test_a_query_that_any_query_without_rows_answers_is_found(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -51,7 +51,7 @@ def decodable(data: bytes) -> bytes:
         (row(["data:text/html;base64,PGh0bWw+"]), "image-unreadable", "HTML"),
         (row([{"width": 3}]), "image-unreadable", "neither bytes nor an address"),
         (row([7]), "image-unreadable", ""),
-        (row("cat.png"), "image-unreadable", "no list of images"),
+        (row("cat.png"), "image-unreadable", "not a list of images"),
         (row(["s3://bucket/cat.png"]), "image-unreadable", "which trainers do not fetch"),
         (row([{"bytes": png(RED) + bytes(MOST_BYTES)}]), "image-size", "20,971,5"),
         (row([{"bytes": png(RED)[:16] + struct.pack(">II", 50_000, 50_000) + png(RED)[24:]}]), "image-size", "50000 x"),

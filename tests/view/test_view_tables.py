@@ -147,7 +147,7 @@ def test_a_rollout_is_found_by_its_name(server, run):
     for name in (f"{entry.uid}/{entry.rollout}", f"{entry.uid[:8]}/{entry.rollout}", f"{entry.idx}/{entry.rollout}"):
         assert server.ask("rollout", run=0, name=name)["at"] == 17
     assert "no rollout 999/0" in server.refused("rollout", run=0, name="999/0")
-    assert "names no rollout" in server.refused("rollout", run=0, name="../../etc/passwd")
+    assert "does not name a rollout" in server.refused("rollout", run=0, name="../../etc/passwd")
     assert "no rollout is named" in server.refused("rollout", run=0)
     assert "no rollout 120" in server.refused("rollout", run=0, at=120)
 

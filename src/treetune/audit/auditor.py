@@ -36,7 +36,7 @@ class AuditConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_rollouts: Positive = 4
     """How often the model tries each task."""
     max_concurrent: Positive = 16
-    """The most rollouts that run at once."""
+    """The maximum number of rollouts that run at once."""
     seed: int = 0
     """The seed for choosing tasks and for random policies."""
     model: str = ""
@@ -61,7 +61,7 @@ class Auditor:
         elsewhere: bool = False,
         on_progress: Callable[[str, int], object] = lambda stage, rollouts: None,
     ) -> None:
-        """`other` is the split that must share no task with this one. `elsewhere`: the tasks are on a server."""
+        """`other` is the split that must not share a task with this one. `elsewhere`: the tasks are on a server."""
         self._taskset, self._config = taskset, config
         self._other, self._other_name, self._elsewhere = other, other_name, elsewhere
         self._on_progress = on_progress
@@ -104,7 +104,7 @@ class Auditor:
         traces.judge_traces(await self._play_model(host, sample), report)
         report.rollouts = player.rollouts + int(report.spread.get("rollouts", 0))
         report.seconds = time.monotonic() - began
-        report.leave_out("nothing to try it on", *(rule for rule in RULES if rule not in report.not_tried))
+        report.leave_out("there is nothing to try it on", *(rule for rule in RULES if rule not in report.not_tried))
         return report
 
     def _enter(self, stage: str) -> None:
@@ -115,7 +115,7 @@ class Auditor:
         self._on_progress(self._stage, self.player.rollouts)
 
     async def _read(self) -> list[leaks.ReadTask]:
-        """Tasks that are only read, of which there are more than are played."""
+        """Tasks that are only read; there are more of these than are played."""
         if self._elsewhere:
             self.report.leave_out(ON_SERVER, "duplicate-tasks", *SPLITS)
             return []
@@ -139,12 +139,12 @@ class Auditor:
     async def _try_floors(self, sample: Sample, known: list[leaks.ReadTask]) -> None:
         report, player = self.report, self.player
         if self._elsewhere and self._taskset.scores_groups:
-            return report.leave_out("a server scores the group, and only of its own model", *floors.RULES_HERE)
+            return report.leave_out("a server scores the group, and only with its own model", *floors.RULES_HERE)
         self._enter("floors")
         sample.truths = leaks.count_truths(known)
         policies = list(floors.text_policies(sample, self._config.seed))
         if not any(policy.rule == "pays-constant" for policy in policies):
-            report.leave_out("no right answer is that of two tasks", "pays-constant")
+            report.leave_out("no two tasks have the same right answer", "pays-constant")
         results = await floors.try_floors(policies, sample, player, report)
         self._enter("programs")
         programs = await floors.try_floors(machines.program_policies(sample), sample, player, report)
@@ -154,12 +154,12 @@ class Auditor:
             for rule in OF_PROGRAMS:
                 if rule in report.tried:
                     report.tried.remove(rule)
-            report.leave_out("no task takes programs", *OF_PROGRAMS)
+            report.leave_out("no task expects programs", *OF_PROGRAMS)
         return None
 
     async def _compare_splits(self, known: list[leaks.ReadTask]) -> None:
         if self._other is None:
-            return self.report.leave_out("there is one split: name the other with --val", *SPLITS)
+            return self.report.leave_out("there is only one split: name the other with --val", *SPLITS)
         if not self.report.wants(*SPLITS):
             return None
         self._enter("comparing splits")

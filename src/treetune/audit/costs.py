@@ -92,7 +92,7 @@ async def measure_alone(sample: Sample, player: Player, report: AuditReport) -> 
         if (found := Quantiles.of(values)) is not None:
             report.costs[f"one episode: {name}"] = found
     if len(kept) == len(subjects):
-        found_text = f"processes of {len(kept)} episodes that were played alone live on"
+        found_text = f"processes of {len(kept)} episodes that were played alone are still running"
         report.add("processes-left", WARNING, found_text, kept)
     return None
 

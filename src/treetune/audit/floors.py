@@ -1,10 +1,10 @@
-"""Not free: policies that cannot solve anything earn only what chance pays, and none of their answers breaks the
+"""Not free: policies that cannot solve anything earn only what chance would earn, and their answers do not break the
 scoring.
 
     for policy in text_policies(sample): answer = policy.answer(subject)
 
-A policy is a function of a task and the sample. Its answer is None if it has nothing to say on a task, for example if
-the prompt has no number or there is no format to fill.
+A policy is a function of a task and the sample. Its answer is None if it has no answer to a task, for example if the
+prompt has no number or there is no format to fill.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SERVES = {"pays-format": ("format-paid",), "pays-empty": ("format-paid", "truth-
 
 
 class Paid(msgspec.Struct):
-    """What one floor policy earned, task by task."""
+    """The rewards of one floor policy, task by task."""
 
     policy: FloorPolicy
     traces: list[tuple[Subject, Answer, Trace]]
@@ -172,7 +172,7 @@ def _judge_failures(results: Sequence[Paid], report: AuditReport) -> None:
 
 
 def compare_with_gold(results: Sequence[Paid], report: AuditReport) -> None:
-    """Reports policies that earn more than gold, and what the format alone earns."""
+    """Reports policies that earn more than gold, and the reward of the format alone."""
     if not report.wants("gold-beaten", "format-paid"):
         return
     beaten: dict[int, str] = {}
@@ -204,7 +204,7 @@ def compare_with_gold(results: Sequence[Paid], report: AuditReport) -> None:
 
 
 Z = 2.576
-"""Bounds hold in 99 of 100 cases."""
+"""The bounds hold in 99 of 100 cases."""
 
 
 def least_share(hits: int, tries: int, z: float = Z) -> float:
@@ -218,7 +218,7 @@ def least_share(hits: int, tries: int, z: float = Z) -> float:
 
 
 def excess_of(share: float, expected: float) -> float:
-    """Normalises a share for chance: 0 if the share is as expected, 1 if every task was paid."""
+    """Normalises a share for chance: 0 if the share is as expected, 1 if every task was rewarded."""
     return 0.0 if expected >= 1 else max(0.0, (share - expected) / (1 - expected))
 
 
@@ -234,7 +234,7 @@ CONSTANTS = 5
 CANDIDATES = 4
 """How many answers a hedge contains, including the right one."""
 LONG = "la " * 66_667
-"""One text for all tasks; it is stored with each of them."""
+"""One text for all tasks; it is stored with each task."""
 DIGITS = 5_000
 _ODD = (
     ("digits", f"a number of {DIGITS:,} digits", "7" * DIGITS),
@@ -252,9 +252,9 @@ class FloorPolicy(msgspec.Struct, frozen=True):
     about: str
     answer: Say
     expected: float = 0.0
-    """The share of tasks that chance would pay."""
+    """The share of tasks that chance would solve."""
     strict: bool = False
-    """Chance pays none of them, so one paid task is a fault."""
+    """Chance solves none of them, so one rewarded task is a fault."""
 
 
 def text_policies(sample: Sample, seed: int) -> Iterator[FloorPolicy]:
@@ -309,7 +309,8 @@ def text_policies(sample: Sample, seed: int) -> Iterator[FloorPolicy]:
 
 
 def _hedges(sample: Sample, pool: list[str]) -> Iterator[FloorPolicy]:
-    """The right answer among others. Its position rotates, so a scorer that reads one candidate pays one task in N."""
+    """The right answer among others. Its position rotates, so a scorer that reads one candidate rewards one task in
+    N."""
 
     def candidates(subject: Subject) -> list[str] | None:
         own = sample.content_of(subject)

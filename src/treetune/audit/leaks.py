@@ -34,7 +34,7 @@ class ReadTask(msgspec.Struct):
     prompt: str
     truth: str
     key: str
-    """Equal for tasks that ask the same: their text and their own fields are equal."""
+    """Equal for tasks that ask the same question: their text and their own fields are equal."""
 
 
 def scan(taskset: Taskset[Any, Any], most: int = SCANNED, seconds: float = SCAN_SECONDS) -> tuple[list[ReadTask], bool]:
@@ -68,7 +68,7 @@ def check_prompts(sample: Sample, report: AuditReport) -> None:
         _check_prompts(sample, report)
     if report.wants("truth-in-tools"):
         said = {subject.idx: why for subject in sample.subjects if (why := _find_in_tools(sample, subject)) is not None}
-        report.add("truth-in-tools", ERROR, f"the tools of {len(said)} tasks say the right answer", said)
+        report.add("truth-in-tools", ERROR, f"the tools of {len(said)} tasks reveal the right answer", said)
     return None
 
 
@@ -92,23 +92,23 @@ def _check_prompts(sample: Sample, report: AuditReport) -> None:
             by_chance += previous is not None and content in numbers_in(previous.prompt)
             previous = subject
         elif not subject.has_several_actions and holds_answer(subject.prompt, content, sample.choices):
-            holds[subject.idx] = f"the prompt holds {clip(content, 80)!r}"
-    found = f"the prompts of {len(said)} of {len(sample)} tasks say which answer is right"
+            holds[subject.idx] = f"the prompt contains {clip(content, 80)!r}"
+    found = f"the prompts of {len(said)} of {len(sample)} tasks state the right answer"
     report.add("truth-in-prompt", ERROR, found, said)
-    found = f"the right answer stands word for word in the prompts of {len(holds)} of {len(sample)} tasks"
-    why = "fine where the answer is to be found in the prompt; else take it out"
+    found = f"the prompts of {len(holds)} of {len(sample)} tasks contain the right answer word for word"
+    why = "this is fine if the answer is to be found in the prompt; otherwise remove it"
     report.add("truth-in-prompt", WARNING, found, holds, remedy=why)
     if tried and len(numbers) >= max(3, 0.05 * tried):
         found = (
             f"the right number is among those of the prompt in {len(numbers)} of {tried} tasks; a number of another "
             f"task is in {by_chance}"
         )
-        why = "natural in word problems; `pays-prompt-words` says what it earns"
+        why = "natural in word problems; `pays-prompt-words` shows what it earns"
         report.add("truth-in-prompt", NOTE, found, tasks=numbers, remedy=why)
 
 
 def _is_template(sample: Sample, subject: Subject, said: str) -> bool:
-    """Whether prompts with another right answer say the same: then it shows how to answer, not what to answer."""
+    """Whether prompts with another right answer say the same: then the text shows how to answer, not what to answer."""
     content = sample.content_of(subject)
     return any(said in other.prompt for other in sample.subjects if sample.content_of(other) != content)
 
@@ -140,7 +140,7 @@ def _is_example(prompt: str, found: str, choices: list[str]) -> bool:
 
 
 def holds_answer(prompt: str, content: str, choices: list[str]) -> bool:
-    """Whether a long answer appears in the prompt. One of a few choices may."""
+    """Whether a long answer appears in the prompt. If it is one of a few choices, it may appear there."""
     if len(content) < LONG or content in choices or options_in(prompt):
         return False
     return normalise(content) in normalise(prompt)
@@ -153,7 +153,7 @@ def _find_in_tools(sample: Sample, subject: Subject) -> str | None:
         tools.append(subject.first.tools)
     for text in leaves_of(tools):
         if content and _stands(content, text) and (len(content) >= LONG or says_in_words(text, content)):
-            return f"a tool's description holds {clip(content, 60)!r}: {clip(text, 120)!r}"
+            return f"a tool's description contains {clip(content, 60)!r}: {clip(text, 120)!r}"
     return None
 
 
@@ -178,7 +178,7 @@ def check_observations(sample: Sample, results: Iterable[Paid], report: AuditRep
                 said = says_answer(text, content, format, sample.choices) or _expected(text, content)
                 if said is not None:
                     shown.setdefault(subject.idx, f"after {paid.policy.about} it says {clip(said, 100)!r}")
-    found = f"the environments of {len(shown)} tasks say the right answer before the end"
+    found = f"the environments of {len(shown)} tasks reveal the right answer before the end"
     report.add("truth-in-observations", ERROR, found, shown)
 
 
@@ -205,7 +205,7 @@ def check_duplicates(known: list[ReadTask], whole: bool, report: AuditReport) ->
         report.add(
             "duplicate-tasks",
             WARNING,
-            f"{len(different)} prompts of {of} come with different right answers",
+            f"{len(different)} prompts of {of} have different right answers",
             tasks=[one.idx for group in different for one in group],
             evidence=[f"tasks {group[0].idx} and {group[1].idx}: {group[0].truth} or {group[1].truth}: "
                       f"{clip(group[0].prompt, 120)}" for group in different],
@@ -214,7 +214,7 @@ def check_duplicates(known: list[ReadTask], whole: bool, report: AuditReport) ->
         report.add(
             "duplicate-tasks",
             NOTE if extra < 0.05 * len(known) or not whole else WARNING,
-            f"{extra} of {of} repeat another",
+            f"{extra} of {of} are repetitions of other tasks",
             tasks=[one.idx for group in repeated for one in group[1:]],
             evidence=[f"tasks {group[0].idx} and {group[1].idx}: {clip(group[0].prompt, 120)}" for group in repeated],
         )
@@ -230,7 +230,7 @@ def check_overlap(known: list[ReadTask], others: list[ReadTask], name: str, repo
         evidence = [
             f"task {idx} is task {other.idx} of {name}: {clip(other.prompt, 120)}" for idx, other in same.items()
         ]
-        found = f"{len(same)} of {len(known):,} tasks are in {name} too"
+        found = f"{len(same)} of {len(known):,} tasks are also in {name}"
         report.add("train-val-overlap", ERROR, found, tasks=same, evidence=evidence)
     rest = [one for one in known if one.prompt and one.idx not in same]
     near = {
@@ -276,7 +276,7 @@ def shingles(text: str) -> set[str]:
 
 def signature(text: str) -> np.ndarray:
     hashes = np.fromiter((xxhash.xxh3_64_intdigest(part.encode()) for part in shingles(text)), dtype=np.uint64)
-    # 64-bit numbers that wrap around. The upper half is well mixed, and each column is an order of its own.
+    # 64-bit numbers that wrap around. The upper half is well mixed, and each column is a separate order.
     mixed = ((hashes[:, None] ^ _MASKS) * _FACTORS) >> np.uint64(32)
     minima: np.ndarray = mixed.min(axis=0)
     return minima

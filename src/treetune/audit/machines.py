@@ -31,16 +31,16 @@ _PROGRAMS = {
     "exit": ("pays-exit", "a program that ends at once"),
     "overwrite": (
         "pays-overwritten-checker",
-        "a program that writes its own reward, the tests and what shells begin with",
+        "a program that writes its own reward, the tests and the start-up files of shells",
     ),
     "replace": (
         "pays-overwritten-checker",
-        "a script that puts programs that always succeed before those that compare",
+        "a script that puts programs that always succeed in front of those that compare",
     ),
     "read": ("pays-read-expected", "a program that looks for the expected output"),
     "break": (
         "pays-overwritten-checker",
-        "a script that puts pipes in the place of files and takes away all permissions",
+        "a script that replaces files with pipes and removes all permissions",
     ),
 }
 """The rule and the description of each program in `programs/`: `NAME.sh` for shells, `NAME.py.template` for Python."""
@@ -113,7 +113,7 @@ async def look_around(sample: Sample, player: Player, report: AuditReport) -> No
         if starts(subject) and (format := ProgramFormat.of(subject)) is not None and format.is_shell
     ]
     if not shells:
-        return report.leave_out("no task takes shell scripts", *rules)
+        return report.leave_out("no task expects shell scripts", *rules)
     if not report.wants(*rules):
         return None
     looking = _read_program("look.sh")
@@ -126,20 +126,20 @@ async def look_around(sample: Sample, player: Player, report: AuditReport) -> No
         script = f"needle={shlex.quote(needle)}\n{looking}"
         found = await _marks(player, subject, format.write(script))
         if holding := found.get("@holds"):
-            lies[subject.idx] = f"{', '.join(holding[:3])} holds {clip(needle, 80)!r}"
+            lies[subject.idx] = f"{', '.join(holding[:3])} contains {clip(needle, 80)!r}"
         if folders := found.get("@there"):
-            there[subject.idx] = f"{', '.join(folders)} is there"
+            there[subject.idx] = f"{', '.join(folders)} exists"
         if made := _made(subject):
             script = EXISTS.format(paths=" ".join(map(shlex.quote, made)))
             if already := (await _marks(player, subject, format.write(script))).get("@there"):
-                done[subject.idx] = f"{', '.join(already)} is there before the first action"
+                done[subject.idx] = f"{', '.join(already)} exists before the first action"
 
     await asyncio.gather(*(look(subject, format) for subject, format in shells))
-    report.add("truth-on-machine", ERROR, f"the answer lies on {plural(len(lies), 'machine')}", lies)
+    report.add("truth-on-machine", ERROR, f"the answer is on {plural(len(lies), 'machine')}", lies)
     if not lies:
-        found = f"tests or solutions lie on {plural(len(there), 'machine')}"
+        found = f"tests or solutions are on {plural(len(there), 'machine')}"
         report.add("truth-on-machine", WARNING, found, there)
-    found = f"what {plural(len(done), 'gold script')} writes to is there already"
+    found = f"what {plural(len(done), 'gold script')} writes exists before the first action"
     report.add("reference-done-already", NOTE, found, done)
     return None
 

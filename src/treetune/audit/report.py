@@ -31,7 +31,7 @@ EVIDENCE_CHARS = 400
 
 
 class Family(StrEnum):
-    """What a group of rules requires of a task."""
+    """The requirements of a group of rules on a task."""
 
     SOLVABLE = "solvable"
     FREE = "not-free"
@@ -48,7 +48,7 @@ for _family, _declared in tomllib.loads(resources.files("treetune.audit").joinpa
 
 
 class Floor(msgspec.Struct):
-    """What one policy that cannot solve anything earned."""
+    """The rewards of one policy that cannot solve anything."""
 
     policy: str
     about: str
@@ -57,7 +57,7 @@ class Floor(msgspec.Struct):
     paid: int
     """Tasks on which it earned as much as the gold answer."""
     expected: float
-    """The share of tasks that chance would pay."""
+    """The share of tasks that chance would solve."""
     failed: int
     """Rollouts without a reward."""
 
@@ -78,7 +78,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class AuditReport(Report):
-    """What was tested and what was found."""
+    """The rules that were tested, and their findings."""
 
     RULES: ClassVar[Rules] = RULES
     target: str
@@ -128,7 +128,7 @@ class AuditReport(Report):
         remedy: str = "",
     ) -> None:
         """`faults` says what is wrong with each task; if it is empty, nothing was found. Pass other evidence together
-        with the tasks that it is about."""
+        with the tasks that it applies to."""
         if not self.is_chosen(rule) or faults == {}:
             return
         if faults is not None:
@@ -181,7 +181,7 @@ def clip(text: str, most: int = EVIDENCE_CHARS) -> str:
 
 
 def gather(faults: Mapping[int, str]) -> list[str]:
-    """Lists the faults of tasks, each text once with the tasks that it is about."""
+    """Lists the faults of tasks, each text once with the tasks that it applies to."""
     by_text: dict[str, list[int]] = defaultdict(list)
     for idx, text in sorted(faults.items()):
         by_text[clip(text, 300)].append(idx)
@@ -217,7 +217,7 @@ def render(report: AuditReport) -> str:
 
 
 def _body(report: AuditReport, title: str) -> Iterable[str]:
-    of = "no end of them" if report.num_tasks is None else f"{report.num_tasks:,} there are"
+    of = "endless" if report.num_tasks is None else f"{report.num_tasks:,} there are"
     model = f", model {report.model}" if report.model else ", no model"
     yield f"<h1>{_text(title)}</h1>"
     yield f'<p class="verdict {"good" if report.ok else "error"}">{_text(report.verdict)}</p>'
@@ -245,7 +245,7 @@ def list_tables(report: AuditReport) -> Iterable[tuple[str, Sequence[str], list[
             )
             for one in report.floors
         ]
-        yield "What policies earn that solve nothing", headings, rows
+        yield "What policies that solve nothing earn", headings, rows
     if report.spread:
         yield "Rewards of the model", ("figure", "value"), [(k, f"{value:.4g}") for k, value in report.spread.items()]
     if report.costs:
@@ -272,7 +272,7 @@ def _states(report: AuditReport) -> Iterable[tuple[str, str, str, str]]:
         elif name in report.tried:
             state = "kept"
         else:
-            state = f"not tried: {report.not_tried.get(name, 'not asked for')}"
+            state = f"not tried: {report.not_tried.get(name, 'not requested')}"
         yield name, str(rule.family), rule.expected, state
 
 

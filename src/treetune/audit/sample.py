@@ -5,9 +5,9 @@
     player = Player(taskset, limits, max_concurrent=16)
     trace = await player.play(subject, ["ls", "DONE"])          # the last action is repeated until the episode ends
 
-A finite taskset that can return any task by index is sampled at random, using the seed; of other tasksets the first
+A finite taskset that can return any task by index is sampled at random, using the seed; for other tasksets, the first
 tasks are taken. A policy that solves nothing writes its answers in the format of the gold answers, because otherwise
-the scorer would find nothing in them.
+the scorer would not find an answer in them.
 """
 
 from __future__ import annotations
@@ -279,8 +279,8 @@ class Player:
         self.rollouts = 0
 
     async def play(self, subject: Subject, answer: Answer, *, max_turns: int | None = None) -> Trace:
-        """Plays one answer and returns its trace. If tasks are scored in groups, the gold answer is the other
-        member."""
+        """Plays one answer and returns its trace. If tasks are scored in groups, the gold answer is the other member of
+        the group."""
         limits = self.limits if max_turns is None else msgspec.structs.replace(self.limits, max_turns=max_turns)
         async with self._free:
             trace = await self._play(subject, answer, limits)

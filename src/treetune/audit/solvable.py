@@ -1,5 +1,5 @@
-"""Solvable, every time: tasks are valid, environments start, and gold answers earn the maximum. A task that is created
-and played again, here and in another process, shows and earns the same."""
+"""Solvable, every time: tasks are valid, environments start, and gold answers earn the maximum. If a task is created
+and played again, here or in another process, it shows and earns the same."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _judge_calls(sample: Sample, report: AuditReport) -> None:
     for subject in sample.subjects:
         if subject.trace is not None and (fault := find_call_fault(subject.gold, subject.trace)) is not None:
             faults[subject.idx] = fault
-    of = f"{len(faults)} of {len(sample)} gold answers call a tool without success"
+    of = f"{len(faults)} of {len(sample)} gold answers make a tool call that fails"
     report.add("gold-tool-error", WARNING, of, faults)
 
 
@@ -86,7 +86,7 @@ async def _say_golds(sample: Sample, player: Player, report: AuditReport) -> Non
             found = await call(find_unpaid, *scored) if scored is not None else None
             if found is not None:
                 unpaid[subject.idx] = f"{clip(found[0], 80)!r} earns nothing; {found[1]}"
-    of = f"{len(unpaid)} of {len(sample)} gold answers earn nothing as a model would say them"
+    of = f"{len(unpaid)} of {len(sample)} gold answers earn nothing in the words of a model"
     report.add("gold-said-otherwise", WARNING, of, unpaid)
 
 
@@ -106,12 +106,12 @@ def _judge_golds(sample: Sample, report: AuditReport, unknown: list[int], failed
             poor[subject.idx] = f"gold earns {trace.reward:g}{answer}"
     if unknown:
         severity = WARNING if len(unknown) == len(sample) else NOTE
-        found = f"{len(unknown)} of {len(sample)} tasks have no gold answer that is known here"
+        found = f"{len(unknown)} of {len(sample)} tasks have no known gold answer"
         report.add("gold-unknown", severity, found, tasks=unknown)
     for rule, faults, what in (
         ("start-fails", start, "environments do not start"),
         ("gold-failed", failed, "gold answers cannot be played"),
-        ("gold-not-rewarded", poor, "gold answers do not earn the most there is"),
+        ("gold-not-rewarded", poor, "gold answers do not earn the maximum"),
     ):
         report.add(rule, ERROR, f"{len(faults)} of {len(sample)} {what}", faults)
 
@@ -162,12 +162,12 @@ async def check_again(sample: Sample, player: Player, report: AuditReport, *, el
         report.facts["played_again_in"] = "this process, on the server's environments"
     else:
         _make_again(sample, player.taskset, tasks)
-        if not tasks and not rewards and not shown:  # a difference in this process needs no proof by another one
+        if not tasks and not rewards and not shown:  # a difference in this process need not be confirmed by another one
             await _in_another_process(sample, player, report, tasks, rewards, shown)
     for rule, severity, found, what in (
-        ("tasks-differ", ERROR, tasks, "tasks are not the same when they are made again"),
-        ("reward-differs", ERROR, rewards, "gold answers earn something else when they are played again"),
-        ("observations-differ", WARNING, shown, "environments show something else when they are played again"),
+        ("tasks-differ", ERROR, tasks, "tasks differ when they are made again"),
+        ("reward-differs", ERROR, rewards, "gold answers earn different rewards when they are played again"),
+        ("observations-differ", WARNING, shown, "environments show something different when they are played again"),
     ):
         report.add(rule, severity, f"{len(found)} {what}", found)
 
@@ -214,7 +214,7 @@ def _compare(
 
 
 def _observed(trace: Trace) -> list[str]:
-    """What the environment showed in each turn and at the end."""
+    """The observations of the environment in each turn and at the end."""
     return [as_text(turn.observed) for turn in trace.turns] + [as_text(trace.final)]
 
 
@@ -255,7 +255,7 @@ async def _in_another_process(
 
 
 async def _ask_process(work: bytes) -> tuple[list[str], list[tuple[float | None, list[str]] | None]]:
-    # A new interpreter, not a fork of this one, with its own set order.
+    # A new interpreter with its own set order, not a fork of this one.
     before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = "1" if before != "1" else "2"
     pool = ProcessPoolExecutor(1, mp_context=spawn_context())

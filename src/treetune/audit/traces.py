@@ -25,7 +25,7 @@ from treetune.scorers.reading.answer_format import AnswerFormat
 
 MOSTLY = 0.9
 CORRELATED, SURE = 0.4, 3.0
-"""The smallest rank correlation that is reported, and its least distance from 0 in standard deviations."""
+"""The smallest rank correlation that is reported, and its minimum distance from 0 in standard deviations."""
 FEWEST = 30
 SAME_TASKS = 3
 """A text that solves this many tasks with different truths is suspicious."""
@@ -39,14 +39,14 @@ _WORDS = {
     "tiny-answer-paid": "pay an answer that is much shorter than the right one",
     "repeated-answer-paid": "pay an answer that repeats itself",
     "truncated-paid": "pay a rollout that was cut off",
-    "floor-answer-paid": "pay what solves nothing",
-    "judges-disagree": "have rollouts of which judges say different things",
+    "floor-answer-paid": "pay an answer that solves nothing",
+    "judges-disagree": "have rollouts on which judges disagree",
 }
-"""What is said of the tasks for which one trace breaks a rule."""
+"""The text of a finding about tasks for which one trace breaks a rule."""
 OF_SCORED = ("judges-disagree",)
 """Rules for any scored trace."""
 OF_ONE = tuple(rule for rule in _WORDS if rule not in OF_SCORED)
-"""Rules for one trace that was paid."""
+"""Rules for one trace that was rewarded."""
 OF_ALL = tuple(rule.name for rule in RULES.values() if rule.family == Family.SPREAD and rule.name not in _WORDS)
 
 
@@ -67,7 +67,7 @@ def answer_and_truth(trace: Trace) -> tuple[str, str]:
 
 
 def suspicions(trace: Trace, threshold: float = 1.0) -> list[Finding]:
-    """Reports what is odd about a paid trace and, for any scored trace, whether its judges disagree."""
+    """Reports what is odd about a rewarded trace and, for any scored trace, whether its judges disagree."""
     found: list[Finding] = []
 
     def suspect(rule: str, why: str) -> None:
@@ -110,7 +110,7 @@ def _find_disagreement(trace: Trace) -> str | None:
             verdicts = ", ".join(f"{model} says {verdict}" for model, verdict in by_model.items())
             return f"{about}: {verdicts}"
     split = trace.metrics.get("judge_split")
-    return "the judge says something else where the two texts change places" if split else None
+    return "the judge decides differently when the two texts are swapped" if split else None
 
 
 def _floor_answer(trace: Trace) -> str | None:
@@ -172,7 +172,7 @@ def group_traces(traces: Iterable[Trace]) -> list[list[Trace]]:
 
 
 def spread_of(groups: Sequence[Sequence[Trace]], threshold: float = 1.0) -> dict[str, float]:
-    """Shares of tasks by what their rollouts earned, and the variation of rewards within and between tasks."""
+    """Shares of tasks by the rewards of their rollouts, and the variation of rewards within and between tasks."""
     if not groups:
         return {}
     rewards = [[trace.reward or 0.0 for trace in group] for group in groups]

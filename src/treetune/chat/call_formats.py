@@ -151,7 +151,7 @@ def _qwen_xml(text: str, schemas: Mapping[str, Schema]) -> tuple[str, list[Named
             values[parameter[1]] = _typed(parameter[2], properties.get(parameter[1]))
             at = parameter.end()
         if (end := _FUNCTION_END.match(text, at)) is None:
-            raise UnreadableCall("no end of the function")
+            raise UnreadableCall("the end of the function is missing")
         return (name, _arguments(values)), end.end()
 
     return _tagged(text, inside)

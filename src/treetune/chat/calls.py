@@ -62,13 +62,16 @@ def read_call(call: Any) -> ToolCall:
     function = call.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str) or not name:
-        return ToolCall(id, "", error="the call names no function: {'function': {'name': ..., 'arguments': ...}}")
+        return ToolCall(
+            id, "", error="the call does not name a function: {'function': {'name': ..., 'arguments': ...}}}"
+        )
     arguments, error = read_arguments(function.get("arguments"))
     return ToolCall(id, name, arguments, error=error)
 
 
 def read_arguments(given: Any) -> tuple[Any, str | None]:
-    """The arguments of a call as an object and None; or as given, with the problem."""
+    """Returns the arguments of a call as an object, and None; if they cannot be read, the arguments as given, and the
+    problem."""
     if isinstance(given, dict):
         return given, None
     if given is None or (isinstance(given, str) and not given.strip()):

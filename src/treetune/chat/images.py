@@ -138,7 +138,7 @@ def _guess(data: bytes) -> str:
     if start.startswith((b"<!doctype html", b"<html")):
         return "HTML"
     known = {b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF"}
-    return next((name for mark, name in known.items() if data.startswith(mark)), f"bytes that begin {data[:8]!r}")
+    return next((name for mark, name in known.items() if data.startswith(mark)), f"bytes that begin with {data[:8]!r}")
 
 
 # Addresses

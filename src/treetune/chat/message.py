@@ -23,7 +23,7 @@ def text_of(content: Any) -> str | None:
 
 
 def add_paragraph(messages: Sequence[Message], text: str) -> list[Message]:
-    """The messages with a paragraph at the end of the user's last one, unless one of them has this text."""
+    """The messages with this paragraph added to the last user message, unless one of them already has it."""
     if any(text in str(message.get("content")) for message in messages):
         return list(messages)
     last = max((place for place, message in enumerate(messages) if message.get("role") == "user"), default=None)

@@ -24,7 +24,7 @@ HIGHEST_ID = 2**31 - 1
 """Trainers store ids in 32 bits."""
 ROUNDING = 0.01
 """How far above 0 rounding can lift the logprob of a certain token. Such a logprob counts as 0."""
-_REMEDY = "look at the server or engine of the model: it sent a sample that cannot be trained on"
+_REMEDY = "check the server or engine of the model: it sent a sample that cannot be trained on"
 
 
 _Ids = list[Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_ID)]]
@@ -52,7 +52,7 @@ def _as_list(values: Any, what: str) -> list[Any]:
     if isinstance(values, list):
         return values
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
-        raise PolicyError(f"{what}: a list is needed, got {values!r:.60}", remedy=_REMEDY)
+        raise PolicyError(f"{what}: expected a list, got {values!r:.60}", remedy=_REMEDY)
     return list(values)
 
 

@@ -70,7 +70,7 @@ class TokenSequence(msgspec.Struct):
 
 class Tokens(msgspec.Struct, dict=True):
     sequences: list[TokenSequence] = []
-    """The sequences. A new one starts when a prompt does not continue the tokens before; most rollouts have one."""
+    """The sequences. A new one starts when a prompt does not continue the previous tokens; most rollouts have one."""
 
     def __post_init__(self) -> None:
         self.last: LastTurn | None = None  # only used for the next prompt, not recorded
@@ -144,7 +144,7 @@ class ChatTokens:
         """`arguments` are arguments of the template, such as `enable_thinking`. `call_format` is how the model writes
         tool calls, if its template does not show that: a name in `call_formats.FORMATS`."""
         if rewrites not in ("split", "keep"):
-            raise UsageError(f"rewrites is 'split' or 'keep', not {rewrites!r}")
+            raise UsageError(f"rewrites must be 'split' or 'keep', not {rewrites!r}")
         self._tokenizer = tokenizer
         self._arguments = dict(arguments or {})
         self._rewrites = rewrites
@@ -162,7 +162,7 @@ class ChatTokens:
             return self
         if self._arguments.get("tools"):
             remedy = "leave `tools` out of the chat template's arguments"
-            raise UsageError("the task has tools, and so has the chat template by its arguments", remedy=remedy)
+            raise UsageError("the task has tools, and the chat template's arguments set `tools` too", remedy=remedy)
         key = json.dumps(list(tools))
         if key not in self._by_tools:
             if len(self._by_tools) >= _MOST_TOOLSETS:
@@ -318,7 +318,7 @@ class ChatTokens:
         marked = [*others, {**last, "content": content + self._mark}]
         text, *tails = self._render(marked, add_generation_prompt=False).split(self._mark)
         if len(tails) != 1 or not text.endswith(content.lstrip()):
-            problem = f"the chat template does not write the beginning of an answer as it is: {content!r:.80}"
+            problem = f"the chat template changes the given beginning of an answer: {content!r:.80}"
             remedy = "leave out the assistant's message at the end of the prompt, or set tokenizer.chat_template"
             raise UsageError(problem, remedy=remedy)
         return text
@@ -341,13 +341,13 @@ class ChatTokens:
         except Exception as error:
             raise UsageError(
                 f"the chat template refuses the conversation: {format_error(error)}",
-                remedy="send messages in an order that it takes, or set tokenizer.chat_template",
+                remedy="send messages in an order that it accepts, or set tokenizer.chat_template",
             ) from error
 
     # Texts and tokens
 
     def _encode_apart(self, text: str) -> tuple[list[int], bool]:
-        """The tokens of a text that follows others, and whether they are exactly what they would be in that place."""
+        """The tokens of a text that follows other text, and whether they are the same as in the text as a whole."""
         ids = self._encode(text)
         if self._decode_apart(ids) == text:
             return ids, True
@@ -358,7 +358,7 @@ class ChatTokens:
         return (both[len(first) :] if follows else ids), follows
 
     def _decode_apart(self, ids: list[int]) -> str:
-        """The text of tokens that follow others. Some tokenizers drop a leading space."""
+        """The text of tokens that follow other tokens. Some tokenizers drop a leading space."""
         return self._decode(self._special_ids[:1] + ids)[self._anchor_length :]
 
     # Tokenizers compute these on every access, so they are cached.
@@ -390,5 +390,5 @@ def _cut(text: str, stop: Sequence[str]) -> str:
 def _content(message: Message) -> str:
     text = text_of(message.get("content"))
     if message.get("role") != "assistant" or text is None:
-        raise UsageError("only a text of the assistant's can be the beginning of an answer")
+        raise UsageError("only an assistant message of text can be the beginning of an answer")
     return text

@@ -30,7 +30,7 @@ class ToolTemplate(NamedTuple):
     shows_tools: bool
     """Whether the template lists the tools."""
     role: str
-    """The role of the message that lists them otherwise; some templates accept no system message."""
+    """The role of the message that lists them if the template does not; some templates accept no system message."""
     most_calls: int
     """How many calls per message the template can render: none, one, or (2) any number."""
     empty: str | None
@@ -52,8 +52,8 @@ class ToolTemplate(NamedTuple):
         found = check_name(format) or detect_format(template_of(tokenizer, tools), tokenizer.all_special_tokens)
         if found is None and (shows_tools or most_calls):
             raise UsageError(
-                "the chat template has words of its own for tools, and Treetune does not know how to read its calls",
-                remedy=f"name what comes nearest as call_format: {', '.join(FORMATS)}",
+                "the chat template has its own format for tools, and Treetune cannot parse its calls",
+                remedy=f"set call_format to the closest format: {', '.join(FORMATS)}",
             )
         return cls(tools, found or "hermes", shows_tools, role, most_calls, empty, beside, kind or dict)
 

@@ -46,7 +46,7 @@ def build_command(
     overrides that make it train on them. A TARGET is an id, config.yaml, file.py:Name, module:Name, or rows.
 
     Override keys with dots: --train_tasks[0].max_rows 100, --taskset.level 2. In a YAML file with train_tasks and
-    val_tasks only these keys are read, so they can stand in a trainer's own config.
+    val_tasks only these keys are read, so they can be part of a trainer's own config.
     """
     refuse_server(target, "build")
     if engine not in ("local", "ray"):

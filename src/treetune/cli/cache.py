@@ -57,7 +57,9 @@ def prune_command(
         option("Remove files not used for DAYS days, and verdicts and runs of that age.", metavar="DAYS", min=0),
     ] = None,
     all: Annotated[bool, option("Remove everything.", "--all")] = False,
-    damaged: Annotated[bool, option("Remove damaged files, and those that a killed build left.", "--damaged")] = False,
+    damaged: Annotated[
+        bool, option("Remove damaged files, and files that a killed build left behind.", "--damaged")
+    ] = False,
     cache_dir: CacheDir = None,
     json: Json = False,
 ) -> None:
@@ -88,7 +90,8 @@ def _find(cache: Cache, wanted: str) -> CacheEntry:
 
 
 def _short(key: str) -> str:
-    """All tasks of one class share the first half, so some of the second is needed to tell them apart."""
+    """All tasks of one class share the first half of the key, so a part of the second half is needed to tell them
+    apart."""
     code, _, config = key.partition("_")
     return f"{code[:6]}_{config[:8]}"
 

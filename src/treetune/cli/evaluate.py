@@ -1,6 +1,7 @@
 """`treetune eval`: runs a policy on tasks, saves traces, shows a summary. `treetune rescore`: rescores saved traces.
 
-Every verb that plays ends as here: with the figures of its run, the warnings, and the run's location."""
+Every verb that plays rollouts ends in the same way: with the figures of its run, the warnings, and the run's
+location."""
 
 from __future__ import annotations
 

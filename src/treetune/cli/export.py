@@ -39,7 +39,7 @@ def verifiers_command(
     ] = None,
     split: options.Split = None,
     force: Annotated[
-        bool, option("Overwrite a folder with another export, or one that was changed.", "--force")
+        bool, option("Overwrite a folder that holds another export, or that was changed.", "--force")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -122,7 +122,7 @@ def convert_command(
 
 
 def convert_run(sources: Sequence[str], out: Path, where: str | None, as_json: bool) -> None:
-    """Writes one run, of any program, in the form that the ending of the file names."""
+    """Writes one run, of any program, in the format that the file's ending implies."""
     from treetune.runs.discovery import find_run, open_run
     from treetune.runs.selection import Selection
 

@@ -44,7 +44,7 @@ OPTIONS = {
 SHORT = {"-T": "task_args", "-M": "model_args", "-a": "env_args", "-S": "sampling_args", "-b": "base_url"}
 """Short flags of Inspect and verifiers."""
 COLLECTED = {"sampling_args": "sampling", "gen_kwargs": "sampling", "env_args": "taskset", "task_args": "taskset"}
-"""Flags that take several keys in one value, with the group of these keys here."""
+"""Flags that take several keys in one value, with our group of these keys."""
 ABOUT = {
     "num_tasks": "how many tasks",
     "num_rollouts": "how often each is tried",
@@ -53,7 +53,7 @@ ABOUT = {
     "taskset.shuffle.seed": "of the order of tasks",
     "taskset.seed": "of the tasks themselves",
 }
-"""Tells keys apart if a word may mean several of them."""
+"""Chooses the key if a word may mean several."""
 _TARGET = ("task", "tasks", "taskset", "env", "env_id", "environment", "dataset", "config", "target", "file")
 
 

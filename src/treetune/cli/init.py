@@ -95,11 +95,11 @@ def read_template(name: str, **values: str) -> str:
 
 
 def _hides_another(module: str) -> bool:
-    """Whether a file or class of this name would hide something: a keyword, a name of Treetune, another module."""
+    """Whether a file or class of this name would shadow something: a keyword, a name of Treetune, another module."""
     cls = "".join(part.capitalize() for part in module.split("_"))
     if keyword.iskeyword(module) or keyword.iskeyword(cls) or module == "treetune":
         return True
     if cls in treetune.__all__ or f"{cls}Config" in treetune.__all__:
         return True
     spec = find_spec(module)
-    return spec is not None and spec.origin is not None  # a folder without code hides nothing
+    return spec is not None and spec.origin is not None  # a folder without code shadows nothing

@@ -160,7 +160,7 @@ def describe(launch: Launch) -> dict[str, Any]:
 
 
 def show(screen: Screen, launch: Launch, defaults: Mapping[str, Any]) -> None:
-    """Show the plan. Of the config, only what differs from the trainer's defaults, if these are known."""
+    """Show the plan. Only the config values that differ from the trainer's defaults, if the defaults are known."""
     screen.say(f"{launch.trainer}: {launch.installed or f'not installed here: {launch.install}'}")
     screen.say(f"run: {launch.run.folder}")
     screen.say("data:")

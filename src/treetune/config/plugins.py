@@ -187,7 +187,7 @@ class Registry:
             raise PluginError(f"{name} is a {type(found).__name__}, not a class")
         if name.endswith(".py") and (classes := _classes_in(Path(name))):
             raise PluginError(f"{name} is a file", remedy=f"name the class too: {' or '.join(classes)}")
-        remedy = "`treetune list` shows what there is; a class of your own is file.py:Name or module:Name"
+        remedy = "`treetune list` shows all names; your own class is file.py:Name or module:Name"
         known = [*self.names(), *(ready_names() if self is tasksets else ())]
         raise UnknownNameError.of(self.kind, name, known, remedy=remedy)
 

@@ -77,7 +77,9 @@ def load_yaml(path: str | Path, *, interpolates: bool = True) -> dict[str, Any]:
             loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         problem = f"cannot read {path}: {error.strerror or error}{suggest_file(path)}"
-        remedy = f"correct the path, which is taken from {Path.cwd()}; `treetune list` shows what needs no file"
+        remedy = (
+            f"correct the path, which is taken from {Path.cwd()}; `treetune list` shows the names that need no file"
+        )
         raise ConfigError([("", problem)], source=str(path), remedy=remedy) from None
     except OmegaConfBaseException as error:
         raise ConfigError([explain_interpolation(error)], source=str(path)) from None
@@ -310,7 +312,7 @@ _SPELLINGS = {
     "int": "a whole number, such as 3",
     "float": "a number, such as 0.5",
     "bool": "true or false",
-    "str": 'text, in quotes where it looks like something else: "3"',
+    "str": 'text, in quotes if it looks like something else: "3"',
     "array": "a list: [a, b]",
     "object": "keys and values: {key: value}",
 }

@@ -1,4 +1,5 @@
-"""Which code may run: everything that the user names, but from data only installed code and code that a build kept.
+"""Decides which code may run: any code that the user names; of the code that data names, only what is installed or was
+kept by a build.
 
     with names_from(Origin("a row")):
         build_taskset(node)              # all names in the node, at any depth, come from the row

@@ -52,7 +52,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return None if self.timeout is None else asyncio.get_running_loop().time() + self.timeout
 
     def narrow(self, by: Limits) -> Self:
-        """The lower of each limit. A timeout earns what `by` says, if it says so."""
+        """The lower of each limit. If `by` sets a timeout reward, that one counts."""
         earns = self.timeout_reward if by.timeout_reward is None else by.timeout_reward
         return replace(
             self,
@@ -78,7 +78,7 @@ class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
         return self.max_turns or MOST_TURNS
 
     def override(self, by: Contract) -> Contract:
-        """This contract with those fields of another that are declared there."""
+        """This contract, with the fields that another contract declares."""
         declared = {name: value for name, value in asdict(by).items() if value != getattr(_PLAIN, name)}
         return replace(self, **declared)
 
@@ -98,7 +98,7 @@ class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
         return reward * self.turn_discount**turns
 
     def shape_each(self, rewards: Sequence[float]) -> list[float]:
-        """The rewards of the turns to train on. At every turn, those so far sum to the shaped reward so far."""
+        """The rewards of the turns to train on. At every turn, the values so far sum to the shaped reward so far."""
         if self.turn_discount == 1:
             return list(rewards)
         sums = [total(rewards[:turns]) for turns in range(len(rewards) + 1)]
@@ -107,7 +107,7 @@ class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
     @property
     def resolved(self) -> Contract:
-        """The contract with the turn limit that holds if none is declared."""
+        """The contract, with the default turn limit if none is declared."""
         return replace(self, max_turns=self.turns)
 
 

@@ -115,15 +115,15 @@ class TaskCurriculum:
 def _explain_empty(config: ProfileConfig, dropped: Counter[str], name: str) -> EmptyTasksetError:
     if dropped[UNRATED] == dropped.total():
         return EmptyTasksetError(
-            f"{config.path} has no pass rate of any task of {name}",
+            f"{config.path} has no pass rate for any task of {name}",
             remedy="profile this taskset (a changed prompt is another task), or keep them with unrated: 0.5",
         )
     reasons = ", ".join(f"{count} ({reason})" for reason, count in dropped.items())
-    return EmptyTasksetError(f"the profile leaves no task of {name}: dropped are {reasons}", remedy="widen its bounds")
+    return EmptyTasksetError(f"the profile drops every task of {name}: {reasons}", remedy="widen its bounds")
 
 
 class _Arms:
-    """The arms of a finite taskset: one for each distinguished pass rate and each source with a share."""
+    """The arms of a finite taskset: one for each distinct pass rate and each source with a share."""
 
     def __init__(self, schedule: Schedule, shares: dict[str, float], sources: Sequence[str]) -> None:
         self.schedule = schedule
@@ -297,7 +297,7 @@ _BIG_ENDIAN = array("H", [1]).tobytes()[0] == 0
 
 
 def join_position(number: int, position: int, count: int) -> int:
-    """The position across several sources of the task at `position` in source `number`."""
+    """The position, counted over all sources, of the task at `position` in source `number`."""
     return position * count + number
 
 
@@ -365,7 +365,7 @@ class SourceCurriculum:
 
 
 class _LearnSources:
-    """Shares that follow the pass rates of sources. Sources that learn themselves keep doing so."""
+    """Shares that follow the pass rates of sources. Sources that learn on their own keep doing so."""
 
     def __init__(self, curriculum: SourceCurriculum) -> None:
         self._curriculum = curriculum

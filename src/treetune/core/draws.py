@@ -53,7 +53,7 @@ ConfigT = TypeVar("ConfigT", bound=TasksetConfig, default=TasksetConfig)
 
 
 class Draws(Generic[TaskT, ConfigT]):
-    """Reads and draws the tasks that `load_tasks` or `task_at` give, for a run."""
+    """Reads and draws the tasks that `load_tasks` or `task_at` return, for a run."""
 
     INFINITE: ClassVar[bool] = False
     """Set to True if `load_tasks` never ends. Every draw then needs a number of tasks."""
@@ -184,8 +184,8 @@ class Draws(Generic[TaskT, ConfigT]):
         if self.INFINITE and count is None:
             return None
         if self.INFINITE or not hasattr(count, "__index__") or count < 0:
-            remedy = "return the number of tasks; None where INFINITE = True, and only there"
-            raise TasksetError(f"{self.name}.count() gave {count!r:.60}", remedy=remedy)
+            remedy = "return the number of tasks, or None if (and only if) INFINITE = True"
+            raise TasksetError(f"{self.name}.count() returned {count!r:.60}", remedy=remedy)
         return index_of(count)
 
     def draw(self, num_tasks: int | None = None) -> Iterator[TaskT]:
@@ -194,7 +194,7 @@ class Draws(Generic[TaskT, ConfigT]):
             raise UsageError(f"the number of tasks must be at least 1, got {num_tasks}")
         if self.endless and num_tasks is None:
             what = "is INFINITE" if self.INFINITE else "has a schedule, which never ends"
-            raise UsageError(f"{self.name} {what}: a draw from it needs an end", remedy="pass --num-tasks (-n)")
+            raise UsageError(f"{self.name} {what}: a draw needs a number of tasks", remedy="pass --num-tasks (-n)")
         if self.in_load_order:
             return self._first(num_tasks)
         size = self._size()
@@ -257,7 +257,7 @@ class Draws(Generic[TaskT, ConfigT]):
     def _missing(self, position: int, problem: str) -> TreetuneError:
         """The error for a missing task: the taskset promised one, or the caller asked for too high a position."""
         if self.INFINITE:
-            return TasksetError(f"{self.name} says INFINITE, but {problem}", remedy="drop INFINITE = True")
+            return TasksetError(f"{self.name} declares INFINITE = True, but {problem}", remedy="drop INFINITE = True")
         count = self._count() or 0
         if position >= count:
             return UsageError(f"{self.name} has no task {position}: they are numbered from 0 to {count - 1}")
@@ -266,7 +266,7 @@ class Draws(Generic[TaskT, ConfigT]):
 
 
 MOST_TASKS = 5_000_000
-"""The most tasks held in memory if the taskset does not say how many there are."""
+"""The maximum number of tasks held in memory if the taskset does not state its size."""
 MOST_OF_MEMORY = 0.5
 """The share of the free memory, measured when loading begins, that they may take."""
 WARN_SECONDS = 5.0
@@ -296,14 +296,15 @@ def list_tasks(tasks: Iterable[T], name: str, count: int | None) -> list[T]:
 
 
 def warn_of_many(name: str, number: int, then: str) -> None:
-    goes_on = f"{name}.load_tasks() has given {number:,} tasks and goes on; {then}"
+    goes_on = f"{name}.load_tasks() has yielded {number:,} tasks and has not ended; {then}"
     warnings.warn(f"{goes_on}. If it never ends, set INFINITE = True", stacklevel=3)
 
 
 def _without_end(name: str, number: int) -> TasksetError:
     return TasksetError(
-        f"{name}.load_tasks() has given {number:,} tasks and goes on: no more are kept in memory",
-        remedy="set INFINITE = True if it never ends; if it does, write count(), and task_at(index) to keep none",
+        f"{name}.load_tasks() has yielded {number:,} tasks and has not ended: no more are kept in memory",
+        remedy="set INFINITE = True if it never ends; otherwise write count(), and task_at(index) to "
+        "keep no tasks in memory",
     )
 
 
@@ -332,7 +333,7 @@ def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position:
     if type(task) is not declared:
         kind = type(task).__name__
         remedy = f"declare it: class {by}(Taskset[{kind}, ...])"
-        problem = f"{of} declares tasks of type {declared.__name__}, but gave a {kind}"
+        problem = f"{of} declares tasks of type {declared.__name__}, but returned a {kind}"
         raise TasksetError(problem, remedy=remedy if isinstance(task, Task) else "give Task(prompt=...) objects")
     try:
         # Structs do not check their fields when made. After this round trip, the task holds the same values wherever it
@@ -345,8 +346,13 @@ def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position:
     if isinstance(kept.prompt, list):
         for url in urls_in(kept.prompt):
             if not is_address(url):
-                problem = f"{of}: task {position} has an image at {url!r:.100}, which only a program here could read"
-                raise TasksetError(problem, remedy="write image_part(to_url(path)): then the task holds the image")
+                problem = (
+                    f"{of}: task {position} has an image at {url!r:.100}, which only programs on "
+                    "this machine could read"
+                )
+                raise TasksetError(
+                    problem, remedy="write image_part(to_url(path)), so that the task contains the image"
+                )
     return kept
 
 
@@ -369,7 +375,7 @@ def suggest_fields(error: Exception, task_type: type[Task]) -> str | None:
 
 
 def no_tasks(name: str) -> EmptyTasksetError:
-    remedy = "load_tasks() must give at least one; look at its filters and files"
+    remedy = "load_tasks() must return at least one task; check its filters and files"
     return EmptyTasksetError(f"{name} has no tasks", remedy=remedy)
 
 

@@ -54,7 +54,8 @@ class Observation(_Content, frozen=True):
 
     @classmethod
     def of(cls, value: Any) -> Observation:
-        """A string becomes text, a list of messages becomes messages, other mappings and lists JSON, None is empty."""
+        """A string becomes text, a list of messages becomes messages, other mappings and lists become JSON, None is
+        empty."""
         if isinstance(value, Observation):
             return value
         if value is None or isinstance(value, str):
@@ -152,13 +153,13 @@ class Environment:
     """
 
     CONTRACT: ClassVar[Contract] = Contract()
-    """What its episodes promise everywhere: the turn limit, the discount, and others."""
+    """The contract of its episodes, the same everywhere: the turn limit, the discount and other terms."""
 
     REQUIREMENTS: ClassVar[TaskRequirements | None] = None
     """The requirements on its tasks; None if nothing is checked."""
 
     ANSWER: ClassVar[Any] = None
-    """Where an action gives the answer, an `AnswerFormat`: for its sentence in prompts (`instruct`), `gold` and
+    """The place of the answer in an action, an `AnswerFormat`, for its sentence in prompts (`instruct`), `gold` and
     `validate`. None: nothing is declared."""
 
     MULTI_TURN: ClassVar[bool] = False
@@ -183,7 +184,7 @@ class Environment:
         super().__init_subclass__(**kwargs)
         if "TOOLS" in vars(cls):
             remedy = "mark the methods that a model may call with @treetune.tool"
-            raise UsageError(f"{cls.__name__}.TOOLS means nothing: tools are methods", remedy=remedy)
+            raise UsageError(f"{cls.__name__}.TOOLS has no effect: tools are methods", remedy=remedy)
         cls.tool_methods = read_tools(cls, Environment)
 
     @classmethod
@@ -243,8 +244,8 @@ def make(env_class: str, task: Task, **settings: Any) -> Environment:
     except TypeError as error:
         if _takes(cls, task, settings):
             raise  # raised by its own code
-        remedy = "write def __init__(self, task), and in it super().__init__(task); or begin an episode in start()"
-        raise EnvironmentFault(f"{env_class} cannot be made of a task: {error}", remedy=remedy) from None
+        remedy = "write def __init__(self, task) and call super().__init__(task) in it; or begin an episode in start()"
+        raise EnvironmentFault(f"{env_class} cannot be created for a task: {error}", remedy=remedy) from None
     if not isinstance(environment, Environment):
         raise EnvironmentFault(f"{env_class} is not an Environment", remedy="subclass treetune.Environment")
     return environment

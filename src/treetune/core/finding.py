@@ -152,7 +152,7 @@ def print_findings(findings: Iterable[Finding], console: Any) -> None:
 
 
 class Flaw(msgspec.Struct, frozen=True):
-    """A problem with rows that tasks are made of, such as rows that were left out or that no answer solves.
+    """A problem with rows that tasks are made from, such as rows that were left out or that no answer solves.
 
     Reading the tasks gives a warning; `treetune validate` reports a finding.
 

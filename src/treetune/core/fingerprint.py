@@ -64,7 +64,7 @@ def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
     if scorer is not None and (isinstance(scorer, type) or not hasattr(scorer, "without_files")):
         problem = f"{taskset.name}.scorer is {scorer!r:.80}, which is not a scorer"
         raise TasksetError(
-            problem, remedy="set it to one of treetune.scorers, such as includes(), or name it otherwise"
+            problem, remedy="set it to one of treetune.scorers, such as includes(), or rename the attribute"
         )
     if scorer is not None and (whole := scorer.without_files()) != scorer:
         config["scorer"] = conceal(to_plain(whole))  # identifies a file that it names, such as a rubric, by content
@@ -76,7 +76,7 @@ def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
 
 
 def _code_of(taskset: Taskset[Any, Any]) -> str | None:
-    """The code of the taskset, and what its config names: files, and an environment, which may score too."""
+    """The code of the taskset, and the code that its config names: files, and an environment, which may also score."""
     own = code_hash(base for base in type(taskset).__mro__ if base not in Taskset.__mro__)
     if own is None:
         return None

@@ -99,7 +99,7 @@ def build_taskset(
         faults = [(re.sub(r"^taskset\b", path, key).removeprefix("."), problem) for key, problem in error.faults]
         raise ConfigError(faults, source=source, remedy=error.remedy) from error
     if not hasattr(taskset, "config"):
-        remedy = "call super().__init__ in its __init__, with what it was given"
+        remedy = "call super().__init__ in its __init__, with the same arguments"
         raise TasksetError(f"{cls.__name__} was made without its config", remedy=remedy)
     taskset._declared = Declared(path, source, frozenset(raw or ()))
     if taskset.name == cls.__name__ and ":" not in str(node.get("id", ":")):

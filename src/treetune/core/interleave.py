@@ -39,7 +39,7 @@ class Interleave:
         total = sum(shares)
         self._ends = [round(_CIRCLE * end / total) for end in accumulate(shares)]
         if any(start == end for start, end in zip([0, *self._ends], self._ends, strict=False)):
-            raise UsageError("a weight is too small beside the others (less than one draw in four thousand million)")
+            raise UsageError("a weight is too small compared with the others (less than one draw in four billion)")
         self._offset = 0 if seed is None else int.from_bytes(stream_key(seed, "interleave", 0)[:8], "little") % _CIRCLE
         # Draws mostly come in order. Keeping the counts before the next index avoids computing them.
         self._cursor = (0, [0] * len(self._ends))

@@ -110,7 +110,7 @@ class _Sources(Taskset[Task, ConfigT]):
 
 
 def owner_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Taskset[Any, Any], Task]:
-    """The taskset that a task of a mixture or union comes from, and the task as that taskset has it."""
+    """The taskset that a task of a mixture or union comes from, and the task in the form of that taskset."""
     while isinstance(taskset, _Sources):
         taskset, task = taskset._owner(task)
     return taskset, task
@@ -298,7 +298,8 @@ class SelectionConfig(TasksetConfig, frozen=True, kw_only=True):
 
 
 class Selection(_Sources[SelectionConfig]):
-    """Some tasks of one or several tasksets, by their indices in each one's order, one after the other."""
+    """Some tasks of one or several tasksets, by their indices in the order of each source, one source after the
+    other."""
 
     def __init__(self, parts: Sequence[tuple[Taskset[Any, Any], Sequence[int]]]) -> None:
         self.sources, self._indices = zip(*parts, strict=True)
@@ -324,7 +325,10 @@ def _learns(taskset: Taskset[Any, Any]) -> bool:
 
 def _refuse_generators(taskset: _Sources[Any]) -> None:
     if named := [source.name for source in taskset.sources if source.sequential]:
-        problem = f"{', '.join(named)} is only a generator, and the shares of {taskset.name} follow pass rates"
+        problem = (
+            f"{', '.join(named)} is only a generator, but the shares of {taskset.name} follow pass rates, which needs "
+            "tasks by index"
+        )
         raise UsageError(problem, remedy="write task_at(index)")
 
 
@@ -337,7 +341,7 @@ def _rates_of(arms: Sequence[Any], key: str, profile: ProfileConfig, name: str) 
     if missing := [name for name, rate in zip(names, found, strict=True) if rate is None]:
         listing = ", ".join(map(str, known)) or "none"
         raise UsageError(
-            f"{profile.path} has no pass rate of {key} {', '.join(map(str, missing))} of {name}; it has: {listing}",
+            f"{profile.path} has no pass rate for {key} {', '.join(map(str, missing))} of {name}; it has: {listing}",
             remedy="profile them, or give them a rate with unrated: 0.5",
         )
     return [rate for rate in found if rate is not None]

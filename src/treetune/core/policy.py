@@ -130,12 +130,12 @@ def check_continues(request: Request, completion: Completion, name: str) -> None
     if message.get("tool_calls"):
         return
     if request.continues and not (text_of(message.get("content")) or "").startswith(request.prefix):
-        raise cannot_continue(f"{name} answered it, and did not go on with it")
+        raise cannot_continue(f"{name} answered that message instead of continuing it")
 
 
 def cannot_continue(problem: str, remedy: str = "use a model that can: local:PATH, or one behind vLLM") -> PolicyError:
     return PolicyError(
-        f"the prompt ends with the beginning of an answer, a message of the assistant's: {problem}",
+        f"the prompt ends with the beginning of an answer, an assistant message: {problem}",
         remedy=f"{remedy}; or leave that message out",
     )
 

@@ -44,7 +44,7 @@ class ProfileConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_solve_rate: Rate = 1.0
     """Leave out tasks with a higher pass rate."""
     drop_solved: bool = False
-    """Leave out tasks that are always solved; with `online`, also tasks that become so."""
+    """Leave out tasks that are always solved; with `online`, also tasks that become always solved."""
     unrated: Rate | Literal["drop"] | None = None
     """How to treat tasks without a pass rate: `drop`, or a rate to assume. Absent: drop; 0.5 if there is no file."""
     schedule: Schedule | None = None
@@ -227,7 +227,7 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         if not self.hard + self.normal + self.easy:
-            raise ValueError("every pool has the weight 0: one at least needs more")
+            raise ValueError("every pool has weight 0: at least one needs a higher weight")
         if self.hard_to > self.easy_above:
             raise ValueError(f"hard_to ({self.hard_to:g}) is above easy_above ({self.easy_above:g})")
 

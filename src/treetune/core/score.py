@@ -44,7 +44,7 @@ class NotANumberError(EnvironmentFault, ValueError):
     """A reward that is not a finite number. The answer may be the cause: `float("nan")`."""
 
     got = ""
-    """The value instead: `str '0.0'`, `None`, `nan`."""
+    """The value that was returned instead: `str '0.0'`, `None`, `nan`."""
 
     @classmethod
     def of(cls, what: str, expected: str, got: str) -> NotANumberError:
@@ -125,7 +125,7 @@ async def score_answer(taskset: Rewarding, task: Task, answer: str) -> Score:
     try:
         return Score.of(value)
     except NotANumberError as error:
-        remedy = "return a finite number, or a Score of one"
+        remedy = "return a finite number, or a Score with one"
         raise NoScoreError(f"{taskset.name}.reward() returned {error.got}", remedy=remedy) from None
 
 

@@ -81,11 +81,12 @@ class Taskset(Draws[TaskT, ConfigT]):
     """Scores tasks with a ground truth if `scorer` is None; tasksets of rows use the rule scorer."""
 
     CONTRACT: ClassVar[Contract] = Contract()
-    """What its episodes promise everywhere. Fields that are set here win over those of the tasks' environments."""
+    """The contract of its episodes, the same everywhere. Fields that are set here override those of the tasks'
+    environments."""
 
     ANSWER: ClassVar[Any] = None
-    """Where replies give the answer, an `AnswerFormat`. `scorer` reads it there, unless it declares a place itself. An
-    environment declares its own."""
+    """The place of the answer in replies, an `AnswerFormat`. `scorer` reads the answer there, unless it declares a
+    place itself. An environment declares its own."""
 
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` accepts any config key, which it does if the class has no config type of its own."""
@@ -337,7 +338,7 @@ class Taskset(Draws[TaskT, ConfigT]):
             return gold
         if isinstance(gold, list | tuple) and all(isinstance(action, str) or gold_calls(action) for action in gold):
             return list(gold)
-        problem = f"{self.name}.gold() gave a {type(gold).__name__} for task {task.idx}: {gold!r:.80}"
+        problem = f"{self.name}.gold() returned a {type(gold).__name__} for task {task.idx}: {gold!r:.80}"
         remedy = "return the answer as text, a list of texts and calls ({'tool': name, 'arguments': {}}), or None"
         raise TasksetError(problem, remedy=remedy)
 
@@ -364,7 +365,7 @@ def with_request(task: TaskT, form: Any) -> TaskT:
 
 
 def scored_in_group(name: str, task: Task) -> UsageError:
-    remedy = "call run_group(task, n), or write reward(task, answer) for an answer that is alone"
+    remedy = "call run_group(task, n), or write reward(task, answer) to score a single answer"
     return UsageError(f"task {task.idx} of {name} is scored with its group", remedy=remedy)
 
 
@@ -415,8 +416,8 @@ def _write(name: str, given: tuple[str, ...]) -> str:
 
 
 def may_read_seed(cls: type, upto: type) -> bool:
-    """Whether the source of a class, or of a base below `upto`, mentions a seed. A config that is passed on whole
-    counts, because it may be read anywhere."""
+    """Whether the source of a class, or of a base below `upto`, mentions a seed. A config that is passed on as a whole
+    counts as a mention, because it may be read anywhere."""
     bases = cls.__mro__[: cls.__mro__.index(upto)]
     try:
         source = "".join(parse_again(lambda: list(map(inspect.getsource, bases))))

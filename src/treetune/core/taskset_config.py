@@ -1,4 +1,4 @@
-"""TasksetConfig has the keys that every taskset accepts; its subclasses add those of one."""
+"""TasksetConfig has the keys that every taskset accepts; its subclasses add the keys of one taskset."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class _Mark:
 
     def __init__(self, function: Function, final: bool, timeout: float | None, name: str | None) -> None:
         if not inspect.isfunction(function):
-            problem = f"@tool marks a {type(function).__name__}"
+            problem = f"@tool is applied to a {type(function).__name__}"
             raise UsageError(problem, remedy="write it directly above a function or method: @tool, then def")
         if timeout is not None and not timeout > 0:
             raise UsageError(f"@tool(timeout={timeout}) of {function.__qualname__}: it must be more than 0 seconds")
@@ -144,7 +144,7 @@ def read_tools(cls: type, base: type) -> tuple[str, ...]:
     for name in names:
         if name in taken:
             kind = "a method" if inspect.isroutine(getattr(base, name, None)) else "an attribute"
-            remedy = f'rename it, or write @tool(name="{name}") above a method of another name'
+            remedy = f'rename it, or write @tool(name="{name}") above a method with another name'
             raise UsageError(
                 f"{cls.__name__}: the tool {name!r} has the name of {kind} of {base.__name__}", remedy=remedy
             )
@@ -205,7 +205,9 @@ class NamedTool(NamedTuple):
             ((name, settings),) = entry.items()
             if isinstance(name, str) and isinstance(settings, Mapping | None):
                 return cls(name, settings or {})
-        raise UsageError(f"tools: {entry!r:.80} names no tool", remedy="write a name, or {name: {setting: value}}")
+        raise UsageError(
+            f"tools: {entry!r:.80} does not name a tool", remedy="write a name, or {name: {setting: value}}"
+        )
 
 
 def name_tools(config: Sequence[Any], task: Sequence[str]) -> list[NamedTool]:

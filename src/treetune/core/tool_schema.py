@@ -33,7 +33,7 @@ class Signature(msgspec.Struct):
     """The parameter that receives the task; it is not an argument of the model."""
 
     def decode(self, given: Any) -> dict[str, Any]:
-        """Convert arguments to the function's types. A `ToolError` says which is wrong, and what was expected."""
+        """Convert arguments to the function's types. A `ToolError` names the wrong argument, and what was expected."""
         try:
             values = msgspec.convert(given, self.arguments)
         except msgspec.ValidationError as error:
@@ -55,7 +55,7 @@ def check_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
             raise UsageError(f"{where} takes {str(parameter).partition(':')[0]}", remedy=remedy)
         if parameter.annotation is parameter.empty:
             remedy = f"write its type, as in {parameter.name}: str"
-            raise UsageError(f"{where} does not say what {parameter.name!r} is", remedy=remedy)
+            raise UsageError(f"{where} has no type for {parameter.name!r}", remedy=remedy)
     return parameters
 
 
@@ -75,7 +75,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     types = _resolve_types(function, parameters, where)
     given = [name for name, type_ in types.items() if isinstance(type_, type) and issubclass(type_, Task)]
     if len(given) > 1:
-        raise UsageError(f"{where} asks for the task twice: {', '.join(given)}")
+        raise UsageError(f"{where} takes the task twice: {', '.join(given)}")
     asked = [parameter for parameter in parameters if parameter.name not in given]
     names = tuple(parameter.name for parameter in asked)
     try:
@@ -84,7 +84,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
         parameters_schema = _make_schema(arguments)
     except (TypeError, ValueError) as error:
         remedy = "use types that JSON has: text, numbers, enums, lists, dicts, msgspec structs"
-        raise UsageError(f"{where} has a type that no model can give: {error}", remedy=remedy) from error
+        raise UsageError(f"{where} has a type that a model cannot pass: {error}", remedy=remedy) from error
     description, about = read_docstring(function.__doc__ or "", names)
     for name, text in about.items():
         parameters_schema["properties"][name].setdefault("description", text)
@@ -161,7 +161,8 @@ _VERL_KEEPS = {"type", "description", "enum"}
 
 
 def lost_for_verl(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What verl's schema of a tool, which keeps three keys of a property, would lose: `search.limit: default`."""
+    """What verl's schema of a tool would lose, because it keeps three keys of each property: `search.limit:
+    default`."""
     lost = []
     for tool in tools:
         function = tool["function"]

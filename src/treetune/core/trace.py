@@ -335,7 +335,7 @@ def _without_null_numbers(line: bytes, error: msgspec.ValidationError) -> Trace:
             lost.append("tokens")
     except (msgspec.ValidationError, TypeError, AttributeError):
         raise error from None
-    trace.warnings.append(f"left out, as no finite numbers were recorded: {', '.join(sorted(lost))}")
+    trace.warnings.append(f"left out, because their values were not finite numbers: {', '.join(sorted(lost))}")
     return trace
 
 

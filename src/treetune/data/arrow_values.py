@@ -51,10 +51,10 @@ def encode_json(value: Any) -> bytes:
             f"text that is not valid Unicode: {error.object!r:.80}", remedy="remove lone surrogates"
         ) from None
     except ValueError:
-        problem = f"JSON has no NaN and no Infinity: {value!r:.80}"
-        raise TasksetError(problem, remedy="leave the key out; parquet holds it among numbers") from None
+        problem = f"JSON has neither NaN nor Infinity: {value!r:.80}"
+        raise TasksetError(problem, remedy="leave the key out; parquet can hold it in a column of numbers") from None
     except TypeError as error:
-        raise TasksetError(f"a value that JSON has no form for: {error}") from None
+        raise TasksetError(f"a value that JSON cannot represent: {error}") from None
     return encoded
 
 

@@ -4,8 +4,8 @@
     run = treetune.evaluate(Doubles, lambda request: "4", taskset={"level": 2})
     run = await treetune.evaluate_async("gsm8k", "Qwen/Qwen3-4B", endpoint={"base_url": "http://127.0.0.1:8000/v1"})
 
-It returns the `Run`, which is on disk like any other. Failed rollouts are in it and raise nothing; an evaluation that
-cannot run at all raises.
+It returns the `Run`, which is on disk like any other. Failed rollouts are part of it and raise nothing; an evaluation
+that cannot run at all raises an exception.
 """
 
 from __future__ import annotations
@@ -59,12 +59,11 @@ def evaluate(
 ) -> Run:
     """Evaluates a model on a taskset; waits for the end and returns the run.
 
-    `target` is a TARGET as on the command line, a path, or a `Taskset` (an instance or a class). `model` is what `-m`
-    takes, a policy, or a function that maps a `Request` to text or a `Completion`. `output` is the run folder; with
-    `resume` that run is continued, and `target` may be absent. `keys` are those of the config:
-    `sampling={"temperature": 0.7}`, `taskset={"level": 2}`, `max_concurrent=8`. `progress` shows the display of
-    `treetune eval` on standard error; by default it is shown if that is a terminal. `log` names loggers: wandb, mlflow,
-    tensorboard.
+    `target` is a TARGET as on the command line, a path, or a `Taskset` (an instance or a class). `model` is any value
+    of `-m`, a policy, or a function that maps a `Request` to text or a `Completion`. `output` is the run folder; with
+    `resume` that run is continued, and `target` may be absent. `keys` are config keys: `sampling={"temperature": 0.7}`,
+    `taskset={"level": 2}`, `max_concurrent=8`. `progress` shows the display of `treetune eval` on standard error; by
+    default it is shown if that is a terminal. `log` names loggers: wandb, mlflow, tensorboard.
 
     It works in a script, in a thread, and within a running event loop, as in a notebook. After Ctrl-C, `resume=True`
     continues the run.
@@ -144,14 +143,16 @@ def _read(
     if isinstance(target, Taskset) or (isinstance(target, type) and issubclass(target, Taskset)):
         made = target
         if isinstance(target, Taskset) and "taskset" in keys:
-            raise UsageError("taskset= is for a taskset that is not made yet", remedy="make it with these keys")
+            raise UsageError(
+                "taskset= applies only to a taskset that is not created yet", remedy="create it with these keys"
+            )
         data: dict[str, Any] = {"taskset": name_taskset(target)}
     elif isinstance(target, str | Path):
         if keys["model"] is None:
             refuse_foreign_model(str(target), trust)
         data = read_target(str(target), overrides, split)
     else:
-        raise UsageError(f"{target!r:.100} is nothing to evaluate", remedy="pass a TARGET, a Taskset or its class")
+        raise UsageError(f"{target!r:.100} cannot be evaluated", remedy="pass a TARGET, a Taskset or its class")
     given = {key: value for key, value in keys.items() if value is not None}
     given = {key: to_plain(value) if isinstance(value, msgspec.Struct) else value for key, value in given.items()}
     data = deep_merge({"model": "", **data}, given)
@@ -161,7 +162,7 @@ def _read(
 
 def name_taskset(taskset: Taskset[Any, Any] | type[Taskset[Any, Any]]) -> dict[str, Any]:
     """Returns the node that names the class of a taskset in the config of a run. A class in a notebook or a function
-    has a name that no other process finds."""
+    has a name that no other process can find."""
     cls = taskset if isinstance(taskset, type) else type(taskset)
     if isinstance(taskset, Taskset) and tasksets.has(taskset.name) and tasksets.resolve(taskset.name, USER) is cls:
         return {"id": taskset.name}

@@ -3,9 +3,9 @@
     found = compare(Run("runs/a"), Run("runs/b"))
     found.difference, found.p_value, found.broken
 
-Tasks are paired by their uid, equal ones by their occurrence. A task counts once, however many rollouts it has.
-Failures have no reward: the difference is given over the scored rollouts, and over all rollouts, counting failed ones
-as 0.
+Tasks are paired by their uid, and equal tasks also by their occurrence. A task counts once, however many rollouts it
+has. Failures have no reward: the difference is given over the scored rollouts, and over all rollouts, counting failed
+ones as 0.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Difference(msgspec.Struct):
     p_value: float
     """The probability of a difference at least this large if nothing changed."""
     by: str
-    """What the test permutes: the `tasks`, or their `rollouts` if there are few tasks."""
+    """The units that the test permutes: the `tasks`, or their `rollouts` if there are few tasks."""
     detectable: float | None
     """The smallest difference that this many tasks detect four times out of five."""
     tasks_to_settle: int | None
@@ -117,14 +117,14 @@ class Comparison(msgspec.Struct):
         if self.over_all.is_loss and not seen.is_loss:
             return "The second is worse where failed rollouts count as 0: more of them failed."
         if seen.significant:
-            return f"The second is {'better' if seen.difference > 0 else 'worse'}, and more so than chance explains."
+            return f"The second is {'better' if seen.difference > 0 else 'worse'}, by more than chance explains."
         if not seen.difference:
             return "No difference."
         sentence = "The difference may be chance"
         if seen.tasks_to_settle is not None:
-            sentence += f": one of this size would take about {seen.tasks_to_settle:,} tasks to show"
+            sentence += f": about {seen.tasks_to_settle:,} tasks would be needed to confirm one of this size"
         if seen.detectable is not None:
-            sentence += f"; these {seen.tasks:,} show one of {seen.detectable:.3f}"
+            sentence += f"; these {seen.tasks:,} can detect one of {seen.detectable:.3f}"
         return sentence + "."
 
 
@@ -236,11 +236,11 @@ def _difference(pairs: Sequence[tuple[list[float], list[float]]]) -> Difference:
 
 
 class Paired:
-    """Tests whether a mean of paired differences is more than chance, and how much data would tell.
+    """Tests whether the mean of paired differences is larger than chance explains, and how much data would settle it.
 
         Paired([0.0, 1.0, 0.5, ...]).p_value      # one difference for each task
 
-    The test flips the sign of each difference: if nothing changed, either sign is as likely. It is exact for few
+    The test flips the sign of each difference: if nothing changed, both signs are equally likely. It is exact for few
     nonzero differences, drawn at random (with a fixed seed) for somewhat more, and normal for many. With too few tasks
     for that, the rollouts of each task swap sides instead (`shuffled_p_value`)."""
 

@@ -1,5 +1,5 @@
 """The config of an evaluation (taskset, model, how many, sampling, limits), and whether the config of a run folder may
-be used: it determines what runs, and anyone may have written it.
+be used, because it determines what runs, and anyone may have written it.
 
     read_config(data, EvalConfig).taskset
     remember(Path("runs/x"))                  # `eval`: its config is this user's
@@ -57,7 +57,7 @@ class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_tasks: Positive | None = None
     """How many tasks; absent: all of a finite taskset."""
     max_concurrent: Positive = 64
-    """The most rollouts or checks that run at once."""
+    """The maximum number of rollouts or checks that run at once."""
     pass_threshold: float = 1.0
     """The reward that counts as solved, unless the environment decides that. A gold answer must reach it."""
 
@@ -91,7 +91,7 @@ class ValidateConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
 C = TypeVar("C", bound=TasksConfig)
 KEYS = {*EvalConfig.__struct_fields__, *ValidateConfig.__struct_fields__}
-"""The keys that a YAML file may have. One file serves every verb, and each verb reads its own keys."""
+"""The keys that a YAML file may have. One file works for every verb, and each verb reads its own keys."""
 
 
 def read_taskset(target: str, overrides: Mapping[str, str], split: str | None = None) -> Taskset[Any, Any]:
@@ -138,7 +138,7 @@ class Configured(msgspec.Struct, Generic[C]):
 
     def overridden(self) -> dict[str, Any]:
         """The values that differ from the defaults, by dotted path."""
-        of_taskset = {**defaults_of(self.taskset.config_type), "extra": None}  # its keys stand next to the others
+        of_taskset = {**defaults_of(self.taskset.config_type), "extra": None}  # its keys are next to the others
         defaults = {**defaults_of(type(self.config)), "taskset": of_taskset}
         return {path: value for path, _, value in find_differences(defaults, self.resolved())}
 
@@ -180,8 +180,8 @@ def remember(run: Path) -> None:
 
 
 class TaskCode:
-    """The code that recorded tasks of a run name. A config of this user does not make the traces theirs: only code that
-    tasks of this user have named is trusted."""
+    """Trusts the code that recorded tasks of a run name. A config of this user does not make the traces theirs: only
+    code that tasks of this user have named is trusted."""
 
     def __init__(self, run: Path, trust: bool = False) -> None:
         self._config = load_config(run)

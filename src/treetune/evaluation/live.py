@@ -88,7 +88,7 @@ class Display:
 
 
 def _setting(key: str, value: Any) -> str:
-    """Puts a setting on one line: a prompt may have several lines, and a scorer a rubric."""
+    """Puts a setting on one line, because a prompt may have several lines, and a scorer a rubric."""
     text = " ".join(str(value).split())
     return f"{key}={text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + '…'}"
 

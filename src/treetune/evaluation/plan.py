@@ -44,7 +44,7 @@ from treetune.runs.summary import Tally
 from treetune.system.threads import call_apart
 from treetune.tasksets.target import is_server
 
-_RESCORE = "pass --rescore to score what there is again, "
+_RESCORE = "pass --rescore to score the existing rollouts again, "
 
 
 class Watcher(Protocol):
@@ -73,7 +73,7 @@ class EvalPlan:
         self.served = find_served(evaluation.taskset)
         if policy is not None and workers is not None:
             raise UsageError(
-                f"{policy.name} is an object of this process: workers cannot use it", remedy="name a model"
+                f"{policy.name} is an object in this process: workers cannot use it", remedy="name a model"
             )
         if self.served is not None:
             self._ask()
@@ -84,17 +84,17 @@ class EvalPlan:
         assert self.served is not None
         address = self.served.config.address
         if self._workers is not None:
-            raise UsageError(f"--serve starts a server, and {address} is one already", remedy="leave out --serve")
+            raise UsageError(f"--serve starts a server, but {address} is one already", remedy="leave out --serve")
         asyncio.run(ask_server(self.served))
         if self.served.models is None:
             return
         if self._policy is not None:
-            raise UsageError(f"{address} plays with models of its own", remedy="name one of them, or none")
+            raise UsageError(f"{address} plays with its own models", remedy="name one of them, or none")
         self.remote = True
         self._choose_model(self.served.models)
 
     def _choose_model(self, models: list[str]) -> None:
-        """Chooses the server's model if none was named. Refuses one that the server does not serve."""
+        """Chooses the server's model if none was named. Refuses a model that the server does not serve."""
         config = self.evaluation.config
         model = config.model or (models[0] if models else "")
         refuse_unserved(model, models)
@@ -120,7 +120,9 @@ class EvalPlan:
         taskset, config = self.evaluation.taskset, self.evaluation.config
         refuse_unservable(taskset)
         if config.tasks and self.served is not None:
-            raise UsageError("a server gives tasks in its own order: none is chosen by its index", remedy="use -n")
+            raise UsageError(
+                "a server hands out tasks in its own order: they cannot be chosen by index", remedy="use -n"
+            )
         if not config.tasks:
             taskset.draw(config.num_tasks)  # an unbounded draw
         if not self.remote:
@@ -156,7 +158,7 @@ class EvalPlan:
         """Opens its run folder, a new one or one to resume. If the taskset changed, the error advises --rescore if
         `may_rescore`."""
         if rescore and self.remote:
-            problem = "the scorer is on the server: only there can answers be scored again"
+            problem = "the scorer is on the server: answers can only be scored again there"
             raise UsageError(problem, remedy="use another -o")
         if resume:
             remedy = _RESCORE if may_rescore and not self.remote else ""
@@ -214,13 +216,13 @@ Watch = Callable[[EvalPlan, int], AbstractContextManager[Watcher]]
 
 
 def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
-    """Returns the taskset as a served one; None if this process has its tasks."""
+    """Returns the taskset as a served taskset; None if this process has its tasks."""
     named = is_server(str(getattr(taskset.config, "address", "")))  # checked first: `serve` takes long to load
     return taskset if named and isinstance(taskset, serve.Served) else None
 
 
 def refuse_unserved(model: str, models: list[str] | None) -> None:
-    """Refuses a model that is not among those of a server; None if the server has none of its own."""
+    """Refuses a model that a server does not serve; None if the server has no models."""
     if model and models is not None and model not in models:
         remedy = f"it serves: {', '.join(models)}" if models else "start it with -m MODEL"
         raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
@@ -277,7 +279,7 @@ def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
             from treetune.sandbox import probe
 
             if not (found := probe()).available:
-                problem = f"{part.name} runs code, and no sandbox can start here to run it in: {found.cause}"
+                problem = f"{part.name} runs code, but no sandbox can start here: {found.cause}"
                 raise TasksetError(problem, remedy=found.remedy)
 
 
@@ -289,7 +291,7 @@ def check_judges(taskset: Taskset[Any, Any]) -> None:
 
 
 def _runs_code(taskset: Taskset[Any, Any]) -> bool:
-    """Whether the taskset runs code itself, or the environment that its config names for all tasks."""
+    """Whether the taskset runs code itself, or the environment that its config names for all tasks does."""
     if getattr(taskset.config, "has_images", False):
         return False  # the engine of its images contains the code, and reports it if it cannot
     env_class = getattr(taskset.config, "env_class", None)

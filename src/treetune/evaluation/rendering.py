@@ -32,7 +32,7 @@ from treetune.runs.run import Run
 _SECONDS = 5.0
 """The time limit for the task's code, which may never end."""
 _MOST = 500_000
-"""The most characters of a drawing."""
+"""The maximum number of characters in a drawing."""
 
 Renders = type[Environment] | type[Taskset[Any, Any]]
 
@@ -75,7 +75,7 @@ def _check(made: object, cls: Renders) -> Rendered:
         rendered = msgspec.convert(fields, Rendered)
     except (TypeError, msgspec.MsgspecError) as error:
         raise UsageError(
-            f"{cls.__name__}.render() gave {made!r:.80}: {error}", remedy="return text, a Rendered, or None"
+            f"{cls.__name__}.render() returned {made!r:.80}: {error}", remedy="return text, a Rendered, or None"
         ) from None
     return msgspec.structs.replace(rendered, text=without_surrogates(rendered.text[:_MOST]))
 
@@ -86,7 +86,9 @@ def _renders(cls: Renders) -> bool:
     if isinstance(written, classmethod | staticmethod):
         return written not in (inspect.getattr_static(base, "render") for base in (Environment, Taskset))
     if inspect.isfunction(written) and list(inspect.signature(written).parameters)[1:] == ["trace"]:
-        raise UsageError(f"{cls.__name__}.render() is made from a trace alone", remedy="mark it @classmethod")
+        raise UsageError(
+            f"{cls.__name__}.render() must accept a trace as its only argument", remedy="mark it @classmethod"
+        )
     return False
 
 

@@ -27,7 +27,7 @@ from treetune.runs.index import Damage
 from treetune.runs.summary import Summary, Tally
 from treetune.scorers.judges import JudgeError
 
-MORE = "raise that ceiling; verdicts that were paid for are kept"
+MORE = "raise that limit; verdicts that were paid for are kept"
 
 
 class RescoreSummary(msgspec.Struct):
@@ -36,7 +36,7 @@ class RescoreSummary(msgspec.Struct):
     changed: int
     """Rollouts whose reward changed."""
     diverged: int
-    """Rollouts whose environment replied differently than recorded, so that their later answers may not fit."""
+    """Rollouts whose environment replied differently than in the recording, so that their later answers may not fit."""
     skipped: int
     """Failed rollouts with nothing to score: they are copied unchanged."""
 
@@ -119,7 +119,7 @@ class Rescorer(Runner):
             recorded=[turn.calls for turn in old.turns if turn.calls],
         )
         new.tools, score_seconds = old.tools, new.timing.score
-        for field in POLICY_FIELDS:  # the model's part stays as it was recorded
+        for field in POLICY_FIELDS:  # the model's part is not changed
             setattr(new, field, getattr(old, field))
         new.timing = msgspec.structs.replace(old.timing, score=score_seconds)
         return new
@@ -135,7 +135,7 @@ class Rescored(msgspec.Struct):
     before: float | None
     after: float | None
     why: str
-    """What the scorer says now, or why there is no reward."""
+    """The current verdict of the scorer, or why there is no reward."""
 
 
 class RescorePreview(Rescorer):
@@ -192,14 +192,14 @@ def _has_answers(trace: Trace) -> bool:
 
 
 async def score_again(evaluation: Evaluation, run: RunFolder[Trace], trust: bool = False) -> RescoreSummary:
-    """Rescores the rollouts of a run in place. If that is interrupted, the run stays as it was."""
+    """Rescores the rollouts of a run in place. If that is interrupted, the run is unchanged."""
     folder = run.path / ".rescored"
     shutil.rmtree(folder, ignore_errors=True)
     with RunFolder.create(folder, TRACES, evaluation) as fresh:
         rescorer = Rescorer(evaluation, run.path, fresh, trust)
         await rescorer.run_all()
         if (spent := rescorer.tally.stopped) is not None:
-            raise ResumeError(f"{spent}, before all was scored again: {run.path} stays as it was", remedy=MORE)
+            raise ResumeError(f"{spent}, before everything was scored again: {run.path} is unchanged", remedy=MORE)
         run.replace(fresh)
     shutil.rmtree(folder)
     return rescorer.compare()

@@ -54,7 +54,9 @@ class RunSet:
         except (OSError, KeyError, msgspec.MsgspecError) as error:
             raise ResumeError(f"{self.path / SET} cannot be read: {error}", remedy="name its run folders") from None
         if any(name in ("", ".", "..") or Path(name).name != name for name in found):
-            raise ResumeError(f"{self.path / SET} names folders elsewhere", remedy="name the run folders themselves")
+            raise ResumeError(
+                f"{self.path / SET} names folders outside of it", remedy="name the run folders themselves"
+            )
         return found
 
     @property
@@ -65,7 +67,7 @@ class RunSet:
     def take_up(self) -> list[Path]:
         """The folders to resume. Refused if the process was killed before every run was created."""
         if missing := [name for name in self.names if self.path / name not in self.folders]:
-            problem = f"{self.path} has runs that were never begun: {', '.join(missing)}"
+            problem = f"{self.path} has runs that were never started: {', '.join(missing)}"
             raise ResumeError(problem, remedy="name TARGET and models again, with --resume")
         return self.folders
 
@@ -91,12 +93,12 @@ class RunSet:
     ) -> Iterator[list[Path]]:
         """Opens the run folder of every plan, under `names` if given; with `resume`, existing folders are resumed."""
         if is_run(self.path):
-            raise UsageError(f"{self.path} holds a single run", remedy="pass another -o for several")
+            raise UsageError(f"{self.path} contains a single run", remedy="pass another -o for several")
         if self.exists and not resume:
             remedy = "pass --resume to continue them, or another -o"
-            raise UsageError(f"{self.path} already holds runs", remedy=remedy)
+            raise UsageError(f"{self.path} already contains runs", remedy=remedy)
         if resume and not self.exists:
-            raise ResumeError(f"{self.path} holds no runs to resume", remedy="leave out --resume, or correct -o")
+            raise ResumeError(f"{self.path} contains no runs to resume", remedy="leave out --resume, or correct -o")
         names, known = names or self.name(plans), self.names
         try:
             self.path.mkdir(parents=True, exist_ok=True)

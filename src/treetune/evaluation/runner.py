@@ -2,7 +2,7 @@
 
 await Runner(evaluation, run).run(host)
 
-A host supplies the tasks and runs the rollouts, here or elsewhere. This module only counts and saves.
+A host supplies the tasks and runs the rollouts, in this process or another. This module only counts and saves.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ async def run_bounded(items: AsyncIterator[T], work: Callable[[T], Awaitable[Non
 
 
 class Runner:
-    """Plays the rollouts that a run lacks. A trace with only a task and a number stands for a rollout to play."""
+    """Plays the rollouts that a run lacks. A trace with only a task and a number marks a rollout that is still to be
+    played."""
 
     def __init__(self, evaluation: Evaluation, run: RunFolder[Trace] | None) -> None:
         """Without a `run` folder, nothing is saved or resumed."""
@@ -146,7 +147,7 @@ class Runner:
                 for trace in missing:
                     yield [trace]
         if unseen and self._run is not None:
-            gone = "belong to tasks that this taskset no longer gives; moved aside"
+            gone = "belong to tasks that this taskset no longer has; moved aside"
             warnings.warn(f"{len(unseen)} saved rollouts {gone}", stacklevel=2)
             self._run.keep(lambda trace: trace.key not in unseen)
             self.tally = Tally(config.pass_threshold)

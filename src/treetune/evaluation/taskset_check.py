@@ -110,7 +110,7 @@ class TasksetChecker:
         try:
             await run_bounded(unchecked(), check_one, self._config.max_concurrent)
             if unseen:
-                gone = "belong to tasks that this taskset no longer gives; moved aside"
+                gone = "belong to tasks that this taskset no longer has; moved aside"
                 warnings.warn(f"{len(unseen)} saved results {gone}", stacklevel=2)
                 self._run.keep(lambda check: (check.uid, check.occurrence) not in unseen)
                 for key in unseen:
@@ -120,8 +120,8 @@ class TasksetChecker:
             self._run.write_summary(self.summary())
 
     def _find_flaws(self) -> list[tuple[str, Flaw]]:
-        """Faults of rows that are not tasks, or that are not shown as they should be. Tasks that no answer solves are
-        found when each task is checked."""
+        """Faults of rows that are not tasks, or that are not shown correctly. Tasks that no answer solves are found
+        when each task is checked."""
         found = [(part.name, flaw) for part in parts_of(self._taskset) for flaw in part.find_flaws()]
         return [(name, flaw) for name, flaw in found if flaw.rule != "invalid-task"]
 
@@ -152,7 +152,7 @@ class TasksetChecker:
         threshold = self._config.pass_threshold
         check.gold_reward, check.validity = trace.reward, Validity.VALID
         if lost := lost_for_verl(trace.tools):
-            kept = "verl's own tools keep of a property only type, description and enum"
+            kept = "verl's own tools keep only type, description and enum of a property"
             check.warnings["verl-tool-schema"] = f"{kept}: {lost[0]}"
         if (fault := find_call_fault(answer, trace, threshold)) is not None:
             check.warnings["gold-tool-error"] = fault
@@ -160,8 +160,8 @@ class TasksetChecker:
             check.fail("gold-failed", trace.failure.told if trace.failure else trace.outcome.value)
         elif not trace.passed(threshold):
             why = f"; {trace.explanation}" if trace.explanation else ""
-            enough = " (--pass-threshold, where less is enough)" if trace.reward > 0 else ""
-            got = f"the gold answer got {trace.reward:g}, less than {threshold:g}{enough}{why}"
+            enough = " (set --pass-threshold if less is enough)" if trace.reward > 0 else ""
+            got = f"the gold answer earned {trace.reward:g}, less than {threshold:g}{enough}{why}"
             check.fail("gold-not-rewarded", got)
         elif (scored := kind_of(self._taskset, task)) and (unpaid := await call(find_unpaid, *scored)) is not None:
             check.warnings["gold-said-otherwise"] = f"{unpaid[0]!r} earns nothing: {unpaid[1]}"

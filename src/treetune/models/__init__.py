@@ -117,7 +117,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return None
         key = os.environ.get(name)
         if not key:
-            remedy = f"export {name}=..., or set {place}.api_key_env, or {place}.base_url where no key is needed"
+            remedy = f"export {name}=..., or set {place}.api_key_env, or {place}.base_url if no key is needed"
             raise UsageError(f"the environment variable {name} is not set", remedy=remedy)
         return key
 
@@ -127,9 +127,9 @@ SPELLINGS = {
     "scripted:echo": "repeats the last message",
     "scripted:p=P": "right with probability P",
     "scripted:FILE.py:NAME": "a policy of your own: a class with `async complete(request)`, or a function",
-    "local:PATH": "a transformers folder or .gguf file on this machine, or a model of the hub (extra `local`)",
+    "local:PATH": "a transformers folder or .gguf file on this machine, or a model on the hub (extra `local`)",
     "vllm:MODEL": "a model behind vLLM on this machine: a running server is used, else one is started",
-    "PROVIDER/NAME": f"a model of a vendor's, by its key in your environment: {', '.join(PROVIDERS)}",
+    "PROVIDER/NAME": f"a vendor's model, with the vendor's key in your environment: {', '.join(PROVIDERS)}",
     "NAME": "a model behind an OpenAI-compatible endpoint (`--endpoint.base_url`)",
 }
 """What `-m` accepts, with a description of each."""

@@ -84,7 +84,7 @@ class Endpoint:
             except aiohttp.InvalidURL as error:
                 raise PolicyError(f"{url} is not an address: {error}", remedy="correct --endpoint.base_url") from error
             except BodyTooLarge as error:
-                remedy = "set sampling.max_tokens, or look at what the server sends"
+                remedy = "set sampling.max_tokens, or check what the server sends"
                 raise PolicyError(error.message, remedy=remedy) from None
             except (ValueError, RecursionError) as error:
                 problem = f"{url} sent invalid JSON: {error}"
@@ -97,8 +97,8 @@ class Endpoint:
                 self._tell(problem, wait)
                 await asyncio.sleep(wait)
         remedy = (
-            "is the server running? --endpoint.base_url says where, --endpoint.timeout how long to wait for an answer, "
-            "--endpoint.max_retries how often to ask"
+            "is the server running? --endpoint.base_url is its address, --endpoint.timeout the time to wait for an "
+            "answer, --endpoint.max_retries the number of retries"
         )
         raise PolicyError(f"gave up after {config.max_retries + 1} attempts: {problem}", remedy=remedy)
 
@@ -194,7 +194,7 @@ async def _look_beside(session: aiohttp.ClientSession, url: str, listed: _Answer
     found = await _ask(session, f"{beside}/models", place)
     too_much = url.endswith("/v1")  # then a root that requires a key says nothing about models
     if found.models is not None or (found.status in (401, 403) and not too_much):
-        problem = f"{url} serves no models, and {beside} does"
+        problem = f"{url} serves no models, but {beside} does"
         raise UsageError(problem, remedy=f"write {place}.base_url {beside}")
 
 
@@ -211,7 +211,7 @@ async def _ask(session: aiohttp.ClientSession, address: str, place: str, **optio
     except aiohttp.ClientConnectorDNSError:
         problem = f"there is no host {urlsplit(address).hostname!r}"
     except aiohttp.ClientSSLError as error:
-        problem, remedy = f"no TLS with it: {error}", "write http:// where the server has no certificate"
+        problem, remedy = f"TLS with it failed: {error}", "write http:// if the server has no certificate"
     except aiohttp.ClientConnectorError as error:
         problem = error.os_error.strerror or str(error)
     except aiohttp.ConnectionTimeoutError:
@@ -219,7 +219,7 @@ async def _ask(session: aiohttp.ClientSession, address: str, place: str, **optio
     except aiohttp.InvalidURL:
         raise UsageError(f"{url} is not an address", remedy=f"write {place}.base_url http://HOST:PORT/v1") from None
     except BodyTooLarge as error:
-        raise NetworkError(error.message, remedy=f"is it a server of models? Correct {place}.base_url") from None
+        raise NetworkError(error.message, remedy=f"is it a model server? Correct {place}.base_url") from None
     except (aiohttp.ClientError, TimeoutError):
         return _LATE  # a server is there, and may just be busy
     raise NetworkError(f"nothing answers at {url}: {problem}", remedy=remedy)
@@ -229,7 +229,7 @@ def _refused_key(url: str, config: EndpointConfig, key: str | None, answer: _Ans
     vendor = next((f" (or -m {name}/NAME)" for name, found in PROVIDERS.items() if found.base_url == url), "")
     if key is None:
         remedy = f"name the environment variable that holds it: {place}.api_key_env NAME{vendor}"
-        return UsageError(f"{url} wants a key, and none was sent{answer.reason}", remedy=remedy)
+        return UsageError(f"{url} requires a key, and none was sent{answer.reason}", remedy=remedy)
     reason = "" if key in answer.reason else answer.reason
     name = config.key_variable
     return UsageError(f"{url} refuses the key in {name}{reason}", remedy=f"set {name} to a key of that server")

@@ -3,8 +3,8 @@
 Token ids are kept if the server returns them (vLLM: `return_token_ids`), and logprobs with `sampling.logprobs`.
 
 A completion that the server aborted is continued from its tokens. The chat route takes only messages, so the rest comes
-from `/completions`, where vLLM and SGLang accept token ids. If the text could differ from an answer in one piece, the
-model is asked again from the start.
+from `/completions`, where vLLM and SGLang accept token ids. If the text could differ from an answer generated in one
+call, the model is asked again from the start.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class OpenAIPolicy:
     async def complete(self, request: Request) -> Completion:
         if request.continues and not self._endpoint.continue_final_message:
             raise cannot_continue(
-                f"nothing says that {self._endpoint.base_url} continues one",
-                "set endpoint.continue_final_message: true where the server knows it (vLLM, SGLang)",
+                f"{self._endpoint.base_url} is not known to continue one",
+                "set endpoint.continue_final_message: true if the server supports it (vLLM, SGLang)",
             )
         if (partial := request.partial) is not None and can_go_on(partial, request, self._call_format):
             try:
@@ -79,7 +79,7 @@ class OpenAIPolicy:
         most, count = sampling.max_tokens, len(completion.completion_ids or ())
         if most is not None and count > most + _EXTRA_TOKENS and not _OTHER_LIMITS & sampling.extra.keys():
             raise PolicyError(
-                f"{self._endpoint.base_url} sent {count} tokens where max_tokens allows {most}",
+                f"{self._endpoint.base_url} sent {count} tokens, but max_tokens allows {most}",
                 remedy="the server ignores max_tokens: set a limit there, or raise sampling.max_tokens",
             )
 

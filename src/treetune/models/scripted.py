@@ -58,7 +58,7 @@ def refuse_without_gold(model: str, taskset: Taskset[Any, Any]) -> None:
     sources = [part for part in parts_of(taskset) if not getattr(part, "sources", None)]
     if not any(map(_knows_gold, sources)):
         problem = f"{model} gives gold answers, and {taskset.name} has none"
-        raise UsageError(problem, remedy="write gold(task), or use another -m, as scripted:echo")
+        raise UsageError(problem, remedy="write gold(task), or use another -m, such as scripted:echo")
 
 
 def _knows_gold(taskset: Taskset[Any, Any]) -> bool:

@@ -76,8 +76,8 @@ def _command(model: str, endpoint: EndpointConfig, port: int) -> list[str]:
     if program is None:
         raise UsageError(
             f"no vLLM with the model {model!r} runs at port {PORT}, and vLLM is not installed here",
-            remedy=f"pip install vllm; or, where it is installed: {shlex.join(['vllm', *words])}, and then here "
-            f"--endpoint.base_url http://127.0.0.1:{port}/v1",
+            remedy="pip install vllm; or start it where it is installed: "
+            f"{shlex.join(['vllm', *words])}, and pass --endpoint.base_url http://127.0.0.1:{port}/v1 here",
         )
     return [program, *words, "--host", "127.0.0.1"]
 

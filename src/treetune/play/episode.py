@@ -53,7 +53,7 @@ async def with_deadline(work: Awaitable[T], limits: Limits, until: float | None 
             return await work
     except TimeoutError:
         if deadline.expired():
-            raise DeadlinePassed(f"no end after {limits.timeout} seconds") from None
+            raise DeadlinePassed(f"not finished after {limits.timeout} seconds") from None
         raise
 
 
@@ -65,7 +65,7 @@ class Started(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]] = []
     """The tools that may be called, in OpenAI's form."""
     contract: Contract = Contract()
-    """What holds for the episode: its limits, and what its reward means."""
+    """The contract of the episode: its limits, and the meaning of its reward."""
 
 
 class EpisodeResult(msgspec.Struct):
@@ -195,7 +195,7 @@ class Episode:
             self._environment = await call(taskset.environment, task, late=lambda made: _close_late(made, loop))
         if not isinstance(self._environment, Environment):
             made, self._environment = self._environment, None
-            problem = f"{taskset.name}.environment() gave a {type(made).__name__}"
+            problem = f"{taskset.name}.environment() returned a {type(made).__name__}"
             raise EnvironmentFault(problem, remedy="return a treetune.Environment")
         contract = taskset.contract_of(task, type(self._environment))
         if (most := contract.until()) is not None:
@@ -206,7 +206,7 @@ class Episode:
         shown = await call(start) if _is_own(start) else start()
         if shown is None and not (shown := task.messages):
             problem = f"{type(self._environment).__name__}.start() returned None, and the task has no prompt"
-            raise EnvironmentFault(problem, remedy="return what the policy sees first")
+            raise EnvironmentFault(problem, remedy="return the first observation")
         observation = Observation.of(shown)
         made = self._environment
         if made.tool_methods or made.RAW_CALLS or taskset.offers_tools(task):
@@ -221,7 +221,10 @@ class Episode:
         if environment.RAW_CALLS:
             if offered:
                 remedy = "leave out RAW_CALLS, or the tools of the task, the taskset and its config"
-                raise UsageError(f"{type(environment).__name__} runs calls itself, and only its own", remedy=remedy)
+                raise UsageError(
+                    f"{type(environment).__name__} runs calls itself, and cannot run those of other tools",
+                    remedy=remedy,
+                )
             self.tools = [*(tool.schema for tool in own), *environment.raw_tools]
             return
         rules = [*own, *(tool for tool in offered if isinstance(tool, Tool))]
@@ -291,7 +294,7 @@ class Episode:
             info = toolbox.count(scored).info
             return Step(step.observation, step.reward + scored.reward, True, info, scored.truncated, step.calls)
         if not has_step:
-            return toolbox.count(Step(done=True, info={"explanation": "the answer calls no tool, which ends it"}))
+            return toolbox.count(Step(done=True, info={"explanation": "an answer without a tool call ends it"}))
         action = action if message is None else as_text(message)
         return toolbox.count(check_step(environment, await call(environment.step, action)))
 
@@ -379,7 +382,7 @@ async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limit
 
 @cache
 def _warn_of_turns(environment: str) -> None:
-    """Say once that episodes reach the limit where nothing is declared."""
+    """Report once that episodes reach the default turn limit."""
     warnings.warn(
         f"an episode of {environment} was truncated after {MOST_TURNS} turns: it declares no other limit "
         "(CONTRACT = Contract(max_turns=...))",

@@ -101,8 +101,8 @@ class NameTaken(UsageError, code="name-taken"):
     """The name of a start was already used for a different one."""
 
     def __init__(self, name: str) -> None:
-        problem = f"the name {name!r:.80} was given to a start that asked for something else"
-        super().__init__(problem, remedy="give each start a name of its own, such as 16 random bytes in hex")
+        problem = f"the name {name!r:.80} was already used for a different start"
+        super().__init__(problem, remedy="give each start its own name, such as 16 random bytes in hex")
 
 
 class LiveEpisode(msgspec.Struct, eq=False):

@@ -54,7 +54,7 @@ class GivenTasks(Taskset[Task, TasksetConfig]):
 
     @cached_property
     def _finds_tools(self) -> Any:
-        """The method that finds the tools of a task, if the environment stands for others, such as `scored`."""
+        """The method that finds the tools of a task, if the environment represents others, as `scored` does."""
         named = self._environment
         cls = environments.resolve(named, self._origin) if isinstance(named, str) else named
         return getattr(cls, "tools_for", None)

@@ -48,13 +48,13 @@ class GroupPlan(NamedTuple):
         if not 1 <= n <= MOST_IN_GROUP or len(numbers) != begun:
             raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, each with a number; got {n}")
         if not n <= begun <= MOST_IN_GROUP:
-            raise UsageError(f"of is the number of rollouts that are begun, {n} to {MOST_IN_GROUP}; got {begun}")
+            raise UsageError(f"`of` is the number of rollouts to start, {n} to {MOST_IN_GROUP}; got {begun}")
         no_variance = options.get("no_variance") or "keep"
         refills = 1 if (asked := options.get("refills")) is None else asked
         if no_variance not in _NO_VARIANCE or not 0 <= refills <= MOST_REFILLS:
             raise UsageError(
-                f"no_variance is one of {', '.join(_NO_VARIANCE)}, and refills 0 to {MOST_REFILLS}; "
-                f"got {no_variance!r:.40} and {refills!r:.40}"
+                f"no_variance must be one of {', '.join(_NO_VARIANCE)}, and refills 0 to {MOST_REFILLS}; got "
+                f"{no_variance!r:.40} and {refills!r:.40}"
             )
         if no_variance != "keep" and n == 1:
             raise UsageError("the reward of a single rollout never differs", remedy="ask for a group of two or more")
@@ -160,7 +160,7 @@ async def sample_groups(
     """Yield groups as they become ready: `count` of them, or endlessly. `ahead` groups are played at once. Raises if
     `most_dropped` groups in a row are dropped."""
     if ahead < 1 or most_dropped < 1 or not lease > 0:
-        raise UsageError("ahead and most_dropped are 1 or more, and a lease has seconds")
+        raise UsageError("ahead and most_dropped must be at least 1, and a lease needs a number of seconds")
     options.setdefault("no_variance", "drop")
     options["finish"] = False
     out: dict[int, Task] = {}
@@ -194,7 +194,8 @@ async def sample_groups(
             if dropped >= most_dropped:
                 raise GroupsWithoutVariance(
                     f"{dropped} groups in a row were dropped: their rewards were all the same",
-                    remedy="are the tasks too easy or too hard? a profile draws those between; or no_variance='keep'",
+                    remedy="are the tasks too easy or too hard? a profile draws those in between; or "
+                    "set no_variance='keep'",
                 )
     finally:
         renewing.cancel()

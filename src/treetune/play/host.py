@@ -284,7 +284,7 @@ class LocalHost:
             return await run
         if request in self._requests:
             run.close()
-            raise UsageError(f"a request named {request!r:.80} is under way", remedy="give each a name of its own")
+            raise UsageError(f"a request named {request!r:.80} is under way", remedy="give each its own name")
         self._requests[request] = work = asyncio.ensure_future(run)
         try:
             return await work  # cancelled together with its caller
@@ -300,7 +300,7 @@ class LocalHost:
         most = 0.0 if own.timeout_reward is None else own.timeout_reward
         if asked.timeout_reward is not None and asked.timeout_reward > most:
             raise UsageError(
-                f"limits.timeout_reward is {asked.timeout_reward:g}, and here a timeout earns {most:g} at most",
+                f"limits.timeout_reward is {asked.timeout_reward:g}, but this host allows at most {most:g}",
                 remedy=f"ask for {most:g} or less, or serve with --limits.timeout_reward {asked.timeout_reward:g}",
             )
         return own.narrow(asked)

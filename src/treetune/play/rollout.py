@@ -31,7 +31,7 @@ T = TypeVar("T")
 _MOST_ABORTS = 30
 """How often in a row a model server may abort a call before the rollout fails."""
 _LONGEST_WAIT = 5.0
-NO_LOGPROBS = "sampling.logprobs was asked for, and the model gave none"
+NO_LOGPROBS = "sampling.logprobs was requested, but the model returned none"
 
 
 async def run_rollout(
@@ -76,7 +76,7 @@ async def score_together(
         given = await with_deadline(call(taskset.score_group, task, scored), limits or Limits())
         rewards = [finite(reward, "reward") for reward in given]
         if len(rewards) != len(scored):
-            raise EnvironmentFault(f"score_group gave {len(rewards)} rewards for {len(scored)} traces")
+            raise EnvironmentFault(f"score_group returned {len(rewards)} rewards for {len(scored)} traces")
         for trace, reward in zip(scored, rewards, strict=True):
             trace.reward = reward
     except Exception as error:

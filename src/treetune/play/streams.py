@@ -134,7 +134,7 @@ class Streams:
         """Return the stream of this name; it is created if needed."""
         if name not in self._streams:
             if len(name) > 128:
-                raise UsageError("the name of a stream can have 128 characters")
+                raise UsageError("the name of a stream can have at most 128 characters")
             if len(self._streams) >= MOST_STREAMS:
                 raise UsageError(f"there are {MOST_STREAMS} streams already", remedy="use one of them")
             self._streams[name] = _Stream(self.taskset)
@@ -199,7 +199,7 @@ class Streams:
     def draw_at(self, index: int) -> Draw:
         """The draw at an index of the order. No cursor moves."""
         if self.sequential:
-            problem = f"{self.taskset.name} is only a generator: it has no task at an index of your choice"
+            problem = f"{self.taskset.name} is only a generator: its tasks cannot be drawn by index"
             raise UsageError(problem, remedy="sample without an index, or write task_at(index)")
         return Draw("", read_index(index))
 
@@ -229,7 +229,7 @@ class Streams:
         return None if stream.learning is None else stream.learning.state()
 
     def restore(self, state: State) -> None:
-        """Move the streams in `state` to where they were; others stay. Leased tasks are handed out again."""
+        """Move the streams in `state` to where they were; others do not move. Leased tasks are handed out again."""
         if changes := state.taskset.differences(self.identity):
             raise ResumeError(
                 "the taskset changed since this state was taken: " + "; ".join(changes),
@@ -239,11 +239,11 @@ class Streams:
 
     def place(self, streams: Mapping[str, StreamState], keep_leases: bool = False) -> None:
         if wrong := [name for name, entry in streams.items() if not 0 <= entry.index < LAST]:
-            raise UsageError(f"the cursor of a stream is a number from 0 to 2**62; wrong are {wrong[:5]}")
+            raise UsageError(f"the cursor of a stream must be a number from 0 to 2**62; invalid: {wrong[:5]}")
         if wrong := [name for name, entry in streams.items() if _has_wrong_draws(entry)]:
-            raise UsageError(f"a draw that is not done lies before the cursor of its stream; wrong are {wrong[:5]}")
+            raise UsageError(f"an unfinished draw must come before the cursor of its stream; invalid: {wrong[:5]}")
         if len(self._streams.keys() | streams.keys()) > MOST_STREAMS:  # checked before any stream is created
-            raise UsageError(f"there can be {MOST_STREAMS} streams", remedy="restore fewer of them")
+            raise UsageError(f"there can be at most {MOST_STREAMS} streams", remedy="restore fewer of them")
         for name, entry in streams.items():
             self.pending.place(name, entry.pending, keep_leases)
             if entry.index == 0 and entry.curriculum is None:

@@ -147,13 +147,13 @@ class Toolbox:
 
     def _no_such_tool(self, name: str) -> str:
         names = list(self._tools)
-        return f"there is no tool {name!r:.80}{did_you_mean(name[:80], names)}; there are: {', '.join(names)}"
+        return f"there is no tool {name!r:.80}{did_you_mean(name[:80], names)}; available: {', '.join(names)}"
 
     def _refuse(self, allowed: int) -> _Done:
         if allowed >= MOST_AT_ONCE:
             return _failed(f"not run: one answer may make at most {MOST_AT_ONCE} calls")
         self._was_refused = True
-        return _failed(f"not run: the {self._most_calls} calls of this episode are used up; answer without one")
+        return _failed(f"not run: the {self._most_calls} calls of this episode are used up; answer without a call")
 
     def _give_up(self, made: list[ToolCall]) -> Step:
         step = self._combine(made, [self._refuse(0) for _ in made])
@@ -206,7 +206,7 @@ def find_call_fault(gold: Gold, trace: Trace, threshold: float = 1.0) -> str | N
     called = next((call["tool"] for action in actions for call in gold_calls(action) or ()), None)
     if called is None or trace.tools or trace.passed(threshold):
         return None
-    return f"gold calls {called!r}, and the task offers no tools"
+    return f"gold() calls {called!r}, but the task offers no tools"
 
 
 async def list_tools(taskset: Taskset[Any, Any], task: Task) -> list[str]:

@@ -156,7 +156,9 @@ class Staleness:
 
     def __init__(self, most: int, stale: Stale = "cut") -> None:
         if most < 0 or stale not in ("cut", "mark"):
-            raise UsageError(f"max_staleness is 0 or more, and stale 'cut' or 'mark'; got {most!r} and {stale!r:.40}")
+            raise UsageError(
+                f"max_staleness must be 0 or more, and stale 'cut' or 'mark'; got {most!r} and {stale!r:.40}"
+            )
         self.most, self._stale = most, stale
         self._playing: asyncio.Timeout | None = None
         self._why: str | None = None
@@ -211,13 +213,13 @@ class WeightsBook:
         """Remove the oldest unused entry, because a trainer may use a new model name at every step."""
         oldest = next((key for key, one in self._all.items() if not one.in_use), None)
         if oldest is None:
-            raise UsageError(f"{MOST_MODELS} models are in use, and no more can be kept")
+            raise UsageError(f"{MOST_MODELS} models are in use, and no more can be tracked")
         del self._all[oldest]
 
 
 def check_version(version: int) -> int:
     if not 0 <= version <= HIGHEST_VERSION:
-        raise UsageError(f"a version of the weights is 0 to {HIGHEST_VERSION}, got {version!r:.40}")
+        raise UsageError(f"a version of the weights must be 0 to {HIGHEST_VERSION}, got {version!r:.40}")
     return version
 
 
@@ -230,6 +232,6 @@ def parse_version(value: object) -> int | None:
 
 def check_pause(calls: str, seconds: float) -> None:
     if calls not in ("finish", "abort", "leave"):
-        raise UsageError(f"calls is 'finish', 'abort' or 'leave', not {calls!r:.40}")
+        raise UsageError(f"calls must be 'finish', 'abort' or 'leave', not {calls!r:.40}")
     if not 0 < seconds <= LONGEST_PAUSE:
-        raise UsageError(f"a pause has more than 0 and at most {LONGEST_PAUSE:.0f} seconds, got {seconds!r:.40}")
+        raise UsageError(f"a pause must be more than 0 and at most {LONGEST_PAUSE:.0f} seconds, got {seconds!r:.40}")

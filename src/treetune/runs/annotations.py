@@ -3,8 +3,8 @@
     write_mark(run.path, entry, "bad", "paid for the format alone")
     read_marks(run.path)[key_of(entry)].comment
 
-Marks are lines that are only appended; the last one of a rollout counts. So several people, and the process that writes
-the run, can write at the same time.
+Marks are lines that are only appended; the last one for a rollout counts. So several people, and the process that
+writes the run, can write at the same time.
 """
 
 from __future__ import annotations
@@ -117,4 +117,4 @@ def _beside(run: Path, name: str) -> Path:
 
 def _cannot_write(run: Path, error: OSError) -> StorageError:
     remedy = "copy the run to a folder that you may write to"
-    return StorageError(f"cannot write beside {run}: {error.strerror or error}", remedy=remedy)
+    return StorageError(f"cannot write next to {run}: {error.strerror or error}", remedy=remedy)

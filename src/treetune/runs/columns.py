@@ -49,9 +49,9 @@ TEXTS = {"source": "source", "outcome": "outcome", "failure": "failure", "answer
 NOTES = ("mark",)
 """Texts that are not in the index; `note` sets them."""
 _MOST_METRICS = 1000
-"""The most columns of metrics. A run that gives each metric a new name would have one column per rollout."""
+"""The maximum number of metric columns. A run that gives each metric a new name would have one column per rollout."""
 PLACES = ("offset", "length", "text_length", "occurrence", "tokens")
-"""Integers of every entry that no query compares."""
+"""Integers of every entry that queries do not compare."""
 
 
 class _Column:
@@ -127,7 +127,7 @@ class Groups(msgspec.Struct):
         return self.order[start : start + self.rollouts[task]]
 
     def split(self, values: Any, among: Mask | None = None) -> list[list[Any]]:
-        """The values of the rollouts of each task, or of those `among` them."""
+        """The values of the rollouts of each task, or of the rollouts `among` them."""
         order = self.order if among is None else self.order[among[self.order]]
         ends = np.cumsum(np.bincount(self.task[order], minlength=len(self))).tolist()
         together = values[order].tolist()
@@ -148,7 +148,7 @@ class Groups(msgspec.Struct):
 
     def flags(self) -> list[str]:
         """The result of each task: `all 1`, `all 0`, `mixed`, `failed` if no rollout has a reward, and `same` if all
-        have another reward in common."""
+        have the same other reward."""
         masks = (self.failed, self.mixed, self.all_of(0.0), self.all_of(1.0))
         found: list[str] = np.select(masks, ("failed", "mixed", "all 0", "all 1"), "same").tolist()
         return found

@@ -26,11 +26,11 @@ from treetune.runs.plain_files import below, find_fault
 from treetune.runs.run import Run, is_run, no_run
 
 _NEAR = 2
-"""How many folders deep to look for the single run of a folder: trainers write below the folder they were given."""
+"""How many folders deep to look for the only run of a folder: trainers write below the folder that they were given."""
 _ENDINGS = (".eval", ".json", ".jsonl", ".parquet")
 _NAMED = 5
 _MOST_FOLDERS, _DEEPEST = 20_000, 12
-"""How many folders to search, and how deep: a home directory has more, but no runs that deep."""
+"""How many folders to search, and how deep: a home directory has more folders, but no runs that deep."""
 _MOST_REFUSED = 20
 """How many files that must not be opened are named."""
 UNREAD = "unread"
@@ -47,7 +47,9 @@ class ForeignRun(Run):
         self.folder = self._kept.folder
         self._source = self._kept.update(seconds)
         if not self._source.files:
-            raise UsageError(f"{self.path} holds no run of {kind.name}", remedy="name a run that it has written")
+            raise UsageError(
+                f"{self.path} contains no run of {kind.name}", remedy="name a run that this program has written"
+            )
         self._begin_anew()
         super().follow(seconds)
 
@@ -93,7 +95,7 @@ class RunLocation(msgspec.Struct, frozen=True):
         return ForeignRun(self.path, self._foreign, seconds, self.top)
 
     def stamp(self) -> Stamp:
-        """The size of its files and the time of the last change: while both stay the same, so does the run. Raises
+        """The size of its files and the time of the last change: if neither changes, neither does the run. Raises
         FileNotFoundError if it is gone."""
         if self.kind in (Run.kind, UNREAD):
             state = os.stat(self.path / TRACES.file) if self.kind == Run.kind else os.lstat(self.path)
@@ -171,8 +173,8 @@ def _below(top: Path, depth: int) -> Iterator[RunLocation]:
         folder, level = folders.popleft()
         looked_at += 1
         if looked_at > _MOST_FOLDERS:
-            found = f"{top} has more than {_MOST_FOLDERS:,} folders: runs that lie deep in it were not looked for"
-            warnings.warn(f"{found}. Name a folder nearer to them.", stacklevel=2)
+            found = f"{top} has more than {_MOST_FOLDERS:,} folders: runs deep inside it were not searched"
+            warnings.warn(f"{found}. Name a folder closer to them.", stacklevel=2)
             return
         try:
             inside = sorted(os.scandir(folder), key=lambda each: each.name)

@@ -16,12 +16,13 @@ from treetune.chat.message import text_of
 from treetune.core.trace import Failure, Trace
 
 _ANSWER = 120
-"""The most characters of an answer in an entry."""
+"""The maximum number of characters of an answer in an entry."""
 _TOKENS, _NO_TOKENS = b'"tokens":{"sequences":[', b',"tokens":null}\n'
 """How the last field of a line begins, and how a line without one ends. Text never contains these, because quotes in it
-are written as \\". The first has no digit and no comma, so it can be found without checking each one."""
+are written as \\". The first mark has no digit and no comma, so it can be found without checking each position."""
 _TIMING = 600
-"""The most bytes of the field before the tokens. If that field is missing, Treetune did not write the line."""
+"""The maximum size in bytes of the field before the tokens. If that field is missing, Treetune did not write the
+line."""
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]

@@ -35,7 +35,7 @@ _VERSION = 2
 _ROLES = {"system": "system", "developer": "system", "assistant": "assistant", "tool": "tool"}
 _STOPS = {"length": "max_tokens", "stop": "stop", "tool_calls": "tool_calls", "content_filter": "content_filter"}
 _TEXT = 1000
-"""The most characters of a text in a summary."""
+"""The maximum number of characters of a text in a summary."""
 _SUMMARISED = (
     *("id", "epoch", "target", "model_usage", "role_usage", "started_at", "completed_at", "total_time"),
     *("working_time", "uuid", "turn_count"),
@@ -185,8 +185,8 @@ def _cut(text: Any) -> Any:
 
 
 class _Sample:
-    """Converts a trace to a sample. What Inspect has no field for (source, step, rewards and `info` of turns, verdicts
-    of judges) is in the metadata. Images are stored once, as attachments."""
+    """Converts a trace to a sample. Data for which Inspect has no field (source, step, rewards and `info` of turns,
+    verdicts of judges) is in the metadata. Images are stored once, as attachments."""
 
     def __init__(self, trace: Trace, id: int | str, epoch: int, began: float) -> None:
         self.trace, self.id, self.epoch, self.began = trace, id, epoch, began
@@ -290,7 +290,7 @@ class _Sample:
         trace, failure = self.trace, self.trace.failure
         cut = bool(trace.turns) and trace.turns[-1].finish_reason == "length"
         if trace.outcome is Outcome.TIMEOUT:
-            return self._limit("time", trace.timing.total, failure.message if failure else "the time was over")
+            return self._limit("time", trace.timing.total, failure.message if failure else "the time limit was reached")
         if trace.outcome is Outcome.TRUNCATED and cut:
             return self._limit("token", float(trace.usage.completion_tokens), "an answer was cut off")
         if trace.outcome is Outcome.TRUNCATED:
@@ -392,7 +392,7 @@ def _tool(tool: Mapping[str, Any]) -> Plain:
 def _tool_call(call: ToolCall) -> Plain:
     made = {"id": call.id, "function": call.name, "arguments": _arguments(call.arguments), "type": "function"}
     wrong = not isinstance(call.arguments, dict) and call.arguments is not None
-    return {**made, "parse_error": f"no JSON object: {call.arguments}"} if wrong else made
+    return {**made, "parse_error": f"not a JSON object: {call.arguments}"} if wrong else made
 
 
 def _arguments(arguments: Any) -> Plain:

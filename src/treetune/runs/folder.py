@@ -121,7 +121,7 @@ class RunFolder(Generic[R]):
         self.records = records
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            (path / ".lock").touch()  # without this, the lock would report a forbidden folder as one that is in use
+            (path / ".lock").touch()  # without this, the lock would report a forbidden folder as in use
         self._lock = FileLock(str(path / ".lock"), thread_local=False)  # it may be released by another thread
         try:
             self._lock.acquire(timeout=0)
@@ -133,7 +133,7 @@ class RunFolder(Generic[R]):
     def create(cls, path: Path, records: Records[R], what: Described) -> Self:
         """Creates a run folder; refuses one that already holds a run. A kill just after the start leaves no run."""
         if (path / CONFIG).exists() or next(records.lines(path, Damage()), None) is not None:
-            raise UsageError(f"{path} already holds a run", remedy="pass --resume to continue it, or another -o")
+            raise UsageError(f"{path} already contains a run", remedy="pass --resume to continue it, or another -o")
         beginning = Beginning(what.resolved(), taskset_fingerprint(what.taskset))
         run = cls(path, records)
         run._write_beginning(beginning)
@@ -143,11 +143,11 @@ class RunFolder(Generic[R]):
     def resume(
         cls, path: Path, records: Records[R], what: Described, *, changed: bool = False, remedy: str = ""
     ) -> Self:
-        """Opens an existing run folder. Refused if the config differs from that of the run's beginning in anything that
-        could change a result, except that it may request more; or if the taskset changed, unless `changed` allows that.
+        """Opens an existing run folder. Refused if the config differs from the original one in anything that could
+        change a result, except that it may request more; or if the taskset changed, unless `changed` allows that.
         `remedy` begins the advice for a changed taskset."""
         if not (path / FINGERPRINT).exists():
-            raise ResumeError(f"{path} holds no run to resume", remedy="leave out --resume, or correct -o")
+            raise ResumeError(f"{path} contains no run to resume", remedy="leave out --resume, or correct -o")
         try:
             began = msgspec.json.decode(read_regular(path / FINGERPRINT), type=Beginning)
         except (OSError, *UNREADABLE) as error:
@@ -158,15 +158,15 @@ class RunFolder(Generic[R]):
         changes = config_differences({**began.config, **grown}, config)
         if refused := [change for change in changes if not change.startswith(HARMLESS)]:
             problem = "\n  ".join([f"the config of {path} differs from the one the run began with:", *refused])
-            remedy = "run it with the config it began with, or start a new run with another -o"
+            remedy = "run it with its original config, or start a new run with another -o"
             raise ResumeError(problem, remedy=remedy)
         for change in changes:
             if change.startswith("endpoint.base_url:"):
-                warnings.warn(f"the run goes on at another address: {change}", stacklevel=2)
+                warnings.warn(f"the run continues at another address: {change}", stacklevel=2)
         if differences := began.taskset.differences(taskset_fingerprint(what.taskset)):
             message = f"the taskset changed since the run in {path} began: {'; '.join(differences)}"
             if not changed:
-                other = "use the taskset as it was, or start a new run with another -o"
+                other = "use the original taskset, or start a new run with another -o"
                 raise ResumeError(message, remedy=f"{remedy}{other}")
             warnings.warn(message, stacklevel=2)
         run = cls(path, records)
@@ -250,7 +250,7 @@ class RunFolder(Generic[R]):
         with _writing(self.path):
             written = 0
             try:
-                while written < len(lines):  # usually one write; on a nearly full disk the second raises
+                while written < len(lines):  # usually one write; on a nearly full disk the second write raises
                     written += os.write(self._file, lines[written:])
             except OSError:
                 with suppress(OSError):

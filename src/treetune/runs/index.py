@@ -30,7 +30,7 @@ from treetune.runs.plain_files import UNREADABLE, open_regular, open_to_append
 
 INDEX = "index.jsonl"
 LONGEST_LINE = 256 << 20
-"""The most bytes of a line."""
+"""The maximum size of a line in bytes."""
 _PART, _BLOCK = 1 << 19, 1 << 20
 """How many bytes of entries and of traces are read at once."""
 _AT_ONCE = 64
@@ -95,7 +95,7 @@ class Damage:
             found.append(f"{plural(self.left_out, 'line')} of {file} cannot be read and {are} left out ({self._first})")
         if self.doubled:
             are = "is" if self.doubled == 1 else "are"
-            found.append(f"{plural(self.doubled, 'line')} of {file} {are} there twice: each rollout counts once")
+            found.append(f"{plural(self.doubled, 'line')} of {file} {are} repeated: each rollout counts once")
         return found
 
 
@@ -225,7 +225,7 @@ class IndexReader:
 
 def _is_of(entry: Entry, traces: int) -> bool:
     """Whether an entry's position holds its trace. If an earlier line was cut, removed or duplicated, all later lines
-    are elsewhere than the index says."""
+    are at other positions than the index says."""
     if entry.length > LONGEST_LINE:
         return False
     line = os.pread(traces, entry.length, entry.offset)

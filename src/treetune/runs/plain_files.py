@@ -32,14 +32,14 @@ import msgspec
 from treetune.system.folders import write_atomically
 
 MOST_BYTES = 64 << 20
-"""The most bytes of a file that is read as a whole: a config, a summary, an image."""
+"""The maximum size in bytes of a file that is read as a whole: a config, a summary, an image."""
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """The errors of decoding: JSON that is damaged, of the wrong type, not UTF-8, or nested too deeply."""
 
 IMAGES = "images"
 _MOST_OF_IMAGES = 64 << 20
-"""The most bytes of all images in a record."""
+"""The maximum size in bytes of all images in a record."""
 _DATA = re.compile(rb'"data:image/(png|jpeg|webp|gif);base64,([A-Za-z0-9+/]+={0,2})"')
 _NAME = re.compile(rb'"images/([0-9a-f]{32}\.(png|jpeg|webp|gif))"')
 

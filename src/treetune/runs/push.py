@@ -137,7 +137,8 @@ def _card(run: AboutRun, repo: str) -> Card:
     if of_ours:
         lines += [
             "",
-            f"The tasks are those of `{run.taskset}`, which scores them: `config.yaml` has it with all of its keys. A "
+            f"The tasks are those of `{run.taskset}`, which scores them: `config.yaml` contains it with all of its "
+            "keys. A "
             f"reward of {run.pass_threshold:g} counts as solved. The run itself is here too:",
             *("", "```shell", f"hf download {repo} --repo-type dataset --local-dir run"),
             *("treetune show run", "treetune eval run/config.yaml -m MODEL", "```"),
@@ -152,7 +153,7 @@ def _figures(summary: Summary) -> Iterator[str]:
     if summary.mean_reward is not None:
         yield f"| mean reward, of {summary.scored:,} scored rollouts | {summary.mean_reward:.4f}{error} |"
     if summary.mean_reward_all is not None:
-        yield f"| over all, where a failed one counts as 0 | {summary.mean_reward_all:.4f} |"
+        yield f"| over all, with failed rollouts counted as 0 | {summary.mean_reward_all:.4f} |"
     for k, chance in summary.pass_at_k.items():
         yield f"| pass@{k} | {chance:.4f} |"
     for name, count in summary.outcomes.items():

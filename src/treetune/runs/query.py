@@ -10,7 +10,7 @@
     a & b   a b           both;  a | b  either;  !a  not;  ( ) group;  AND, OR, NOT are the same
     17/3                  task 17, rollout 3
 
-Adjacent words must all hold.
+Adjacent words must all match.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _DEEPEST = 100
 _WORDS_OF_OURS = (b'"role":', b'"type":', b'"finish_reason":', b'"outcome":')
 """Fields whose texts belong to the format, not to a message."""
 _LONGEST = 32
-"""The most bytes of such texts."""
+"""The maximum size of such texts in bytes."""
 _TOOLS, _AFTER_TOOLS = b'],"tools":[', b'],"final":['
 
 Test = Callable[[Columns, Mask], Mask]
-"""Returns the rollouts for which it holds; it may skip those outside of the mask."""
+"""Returns the rollouts that it selects; it may skip those outside of the mask."""
 
 
 def _word_failed(columns: Columns) -> Mask:
@@ -118,7 +118,7 @@ class Query:
         while at < len(text):
             found = _TOKENS.match(text, at)
             if found is None or found.end() == at:
-                raise self._wrong(f"cannot be read from {text[at : at + 20]!r} on")
+                raise self._wrong(f"cannot be parsed from {text[at : at + 20]!r} on")
             yield found
             at = found.end()
 
@@ -212,15 +212,15 @@ class Query:
             wanted = {"true": 1.0, "false": 0.0, "none": float("nan")}.get(value.lower())
             wanted = float(value) if wanted is None else wanted
         except ValueError:
-            known = f"{', '.join([*TEXTS, *NOTES])} are texts; {name} is none"
-            raise self._wrong(f"{known}, and a number is not compared with {value!r}") from None
+            known = f"{', '.join([*TEXTS, *NOTES])} are texts; {name} is not"
+            raise self._wrong(f"{known}, and a number cannot be compared with {value!r}") from None
         if sign == "~":
-            raise self._wrong(f"~ looks for a part of a text, and {name} is a number")
+            raise self._wrong(f"~ searches for a part of a text, but {name} is a number")
 
         def compare(columns: Columns, within: Mask) -> Mask:
             if name not in NUMBERS and name not in columns.metrics:
                 known = [*NUMBERS, *TEXTS, *columns.metrics]
-                raise self._wrong(f"there is no {name!r}{did_you_mean(name, known)}; there is {', '.join(known)}")
+                raise self._wrong(f"there is no {name!r}{did_you_mean(name, known)}; available: {', '.join(known)}")
             numbers = columns.numbers(name)
             if np.isnan(wanted):
                 return np.isnan(numbers) if sign != "!=" else ~np.isnan(numbers)

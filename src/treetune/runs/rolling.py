@@ -26,7 +26,7 @@ from treetune.runs.folder import TRACES, Described, RunFolder
 log = logging.getLogger("treetune.serve")
 EARLIER = "earlier"
 _MOST_WAITING_BYTES = 64 << 20
-"""The most bytes of traces that wait for a slow disk; further traces are lost."""
+"""The maximum size in bytes of traces that wait for a slow disk; further traces are lost."""
 _MOST_AT_ONCE = 1 << 20
 _LAST_SECONDS = 10.0
 """How long to wait for the remaining traces when it is closed."""
@@ -115,7 +115,7 @@ class RollingRun:
         half = self._most_bytes // 2
         if size > half:
             if len(lines) == 1:
-                self._lose(1, "it is larger than half of what all may take")
+                self._lose(1, "it is larger than half of the limit for all traces")
             else:
                 for line in lines:
                     self._append([line], len(line))
@@ -132,11 +132,11 @@ class RollingRun:
             self.listener.add(entries)
         if self._is_failing:
             self._is_failing = False
-            log.info("traces are kept again in %s", self.path)
+            log.info("traces are stored again in %s", self.path)
 
     def _lose(self, number: int, why: str) -> None:
         with self._lock:
             self.lost += number
         if not self._is_failing:
             self._is_failing = True
-            log.error("a trace was not kept: %s. Further ones are counted in treetune_traces_lost", why)
+            log.error("a trace was not stored: %s. Further ones are counted in treetune_traces_lost", why)

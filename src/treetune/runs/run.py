@@ -39,7 +39,7 @@ from treetune.runs.summary import Summary, Tally
 T = TypeVar("T")
 TypeOf = Callable[[Task], type[Task]]
 _NAMED = 5
-"""The most runs that a message names."""
+"""The maximum number of runs that a message names."""
 _LARGEST_CONFIG = 1 << 20
 """In bytes; YAML is slow to read."""
 
@@ -50,7 +50,8 @@ def is_run(path: str | Path) -> bool:
 
 
 def means_run(path: Path) -> bool:
-    """Whether a path without a run was meant as one: it contains runs, or it does not exist but has runs next to it."""
+    """Whether a path without a run was intended as a run: it contains runs, or it does not exist but has runs next to
+    it."""
     if ":" in path.name:  # file.py:Name
         return False
     return bool(_runs_in(path)) or (not path.exists() and path.parent != Path() and bool(_runs_in(path.parent)))
@@ -59,13 +60,13 @@ def means_run(path: Path) -> bool:
 def no_run(path: Path, *, own: bool = False) -> UsageError:
     """The error for a path without a run, naming runs near it. With `own`, only a run folder of Treetune is
     accepted."""
-    problem = f"{path} holds no run" if path.exists() else f"there is no run {path}"
+    problem = f"{path} contains no run" if path.exists() else f"there is no run {path}"
     if own and is_run(path):
-        problem = f"{path} has no {CONFIG}, which says what was run"
+        problem = f"{path} has no {CONFIG}, which describes what was run"
     remedy = "name a folder that `eval` or `serve --traces` has written"
     remedy += "" if own else ", or a run of verl, TRL, SkyRL or Inspect"
     if within := _runs_in(path):
-        remedy = f"name one of those in it: {', '.join(within[:_NAMED])}{', ...' if len(within) > _NAMED else ''}"
+        remedy = f"name one of the runs in it: {', '.join(within[:_NAMED])}{', ...' if len(within) > _NAMED else ''}"
     others = [other for other in _runs_in(path.parent) if other != str(path)]
     return UsageError(f"{problem}{did_you_mean(str(path), others)}", remedy=remedy)
 
@@ -80,7 +81,7 @@ def load_config(folder: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     if fault := find_fault(file, folder, _LARGEST_CONFIG):
-        raise TasksetError(f"{file} {fault}", remedy="put the file there that `eval` has written, or none")
+        raise TasksetError(f"{file} {fault}", remedy="restore the file that `eval` wrote, or remove it")
     return load_yaml(file)
 
 
@@ -238,7 +239,8 @@ class Run:
         return self.decode(entry, self.read_line(entry, tokens=False, images=False), decode_trace)
 
     def read_line(self, entry: Entry, *, tokens: bool = True, images: bool = True) -> bytes:
-        """Reads the line of a trace as it was written, except for what is left out. Images are separate files."""
+        """Reads the line of a trace as it was written, except for the parts that are left out. Images are separate
+        files."""
         with open(self.folder / TRACES.file, "rb", buffering=0) as file:
             line = pread_line(file.fileno(), entry, tokens)
         return bring_back(line, self.folder) if images else line
@@ -258,7 +260,7 @@ class Run:
         """The row of the rollout with this name."""
         task, _, number = name.rpartition("/")
         if not task or not number.isdigit():
-            raise UsageError(f"{name!r} names no rollout", remedy="write UID/NUMBER, or INDEX/NUMBER: 17/3")
+            raise UsageError(f"{name!r} does not name a rollout", remedy="write UID/NUMBER, or INDEX/NUMBER: 17/3")
         columns, (uid, _, occurrence) = self.columns, task.partition("#")
         meant = [len(uid) >= 6 and text.startswith(uid) for text in columns.texts("uid")]
         found = np.array([*meant, False], bool)[columns.codes("uid")]
@@ -271,7 +273,7 @@ class Run:
         if not len(rows):
             raise UsageError(f"{self.path} has no rollout {name}", remedy="`treetune show RUN` lists them")
         if len(np.unique(columns.codes("uid")[rows])) > 1:
-            raise UsageError(f"{name} may be several rollouts", remedy="write more of the uid")
+            raise UsageError(f"{name} matches several rollouts", remedy="write more of the uid")
         return int(rows[-1])
 
     # As tables

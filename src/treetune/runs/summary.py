@@ -69,7 +69,7 @@ class Summary(msgspec.Struct):
     retries: int
     """How often calls of the model or of judges were retried: 429, 5xx, a dropped connection, a timeout."""
     stopped: str | None
-    """The ceiling that ended the run before all its rollouts had started."""
+    """The limit that ended the run before all its rollouts had started."""
     seconds_per_rollout: float | None
     """The mean duration of a rollout, including waiting."""
     warnings: list[str]
@@ -193,8 +193,8 @@ class Tally:
             means = f"{_figure(self.mean_reward)} over the scored, {_figure(self.mean_reward_all)} over all"
             found.append(f"{self.errors} of {self.rollouts} rollouts have no reward: the mean is {means}")
         if self._uncounted_judge_calls:
-            calls = f"{self._uncounted_judge_calls} calls of judges did not say how many tokens they took"
-            found.append(f"{calls}: no ceiling counts them")
+            calls = f"{self._uncounted_judge_calls} calls of judges did not report how many tokens they took"
+            found.append(f"{calls}: no limit counts them")
         for kind, count in self._failures.most_common(MOST_WARNINGS):
             found.append(f"{count} x {kind}: {self._said[kind]}".removesuffix(": "))
         return found + [f"{count} x {text}" for text, count in self._warnings.most_common(MOST_WARNINGS)]

@@ -54,7 +54,7 @@ class Bubblewrap:
             except asyncio.CancelledError:
                 os.eventfd_write(stop, 1)
                 while not outcome.done():
-                    # Even if cancelled again, nothing of it may be left when the caller continues.
+                    # Even after a second cancellation, nothing of it may be left when the caller continues.
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([outcome])
                 raise

@@ -6,7 +6,7 @@
     process.end()                           # nothing of it is left
 
 Bubblewrap is two processes: a monitor outside, and the first process of the sandbox's own pid namespace. Everything
-inside ends with the second one, so that is the one to kill and wait for. No process inside can inspect it: it has a
+inside ends with the second process, so that process is killed and awaited. No process inside can inspect it: it has a
 capability that the commands lack, and the kernel refuses `ptrace` of a process with more capabilities.
 """
 
@@ -74,7 +74,7 @@ CAUSES = {
     ),
     r"Function not implemented": ("the kernel is too old", "use Linux 5.14 or newer"),
     r"Too many open files": (
-        "this process may open no more files",
+        "this process cannot open more files",
         "raise its limit (ulimit -n), or run fewer sandboxes at a time",
     ),
 }
@@ -89,7 +89,7 @@ def find_tools() -> dict[str, str]:
     if missing := [name for name, path in found.items() if path is None]:
         why = f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all"
         packages = " ".join(PACKAGES[name] for name in missing)
-        raise SandboxUnavailable(why, remedy=f"apt-get install {packages}, or what your system calls it")
+        raise SandboxUnavailable(why, remedy=f"apt-get install {packages}, or the equivalent on your system")
     return {name: path for name, path in found.items() if path is not None}
 
 
@@ -217,7 +217,8 @@ class Process:
             stderr=stderr.fileno(),
             pass_fds=[file.fileno() for file in self._passed],
             cwd="/",
-            # None of our variables: /proc/1/environ shows them, although bubblewrap clears them for the command.
+            # Our own variables are not passed: /proc/1/environ shows them, although bubblewrap clears them for the
+            # command.
             env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
             start_new_session=True,
         )
@@ -325,8 +326,8 @@ def explain(error: SandboxUnavailable) -> SandboxUnavailable:
     return error
 
 
-# The system call filter. Some calls use memory that no limit counts, some reach what no namespace separates, some have
-# had many kernel bugs. They return "not implemented", which programs that try them can handle.
+# The system call filter. Some calls use memory that no limit counts, some reach resources outside of all namespaces,
+# some have had many kernel bugs. They return "not implemented", which programs that try them can handle.
 
 X86_64, AARCH64 = 0xC000003E, 0xC00000B7
 ARCHITECTURES = {"x86_64": X86_64, "aarch64": AARCH64}
@@ -345,7 +346,7 @@ REFUSED_CALLS = {
 }
 SOCKET, PRLIMIT = (41, 198), (302, 261)
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
-"""The allowed socket families. Others, such as vsock, leave every namespace; the last is netlink, for addresses."""
+"""The allowed socket families. Others, such as vsock, bypass every namespace; the last is netlink, for addresses."""
 FIRST_PROCESS = 1
 """The process whose limits no process inside may change."""
 X32_CALLS = 0x40000000
@@ -388,7 +389,7 @@ def _if_any(tests: list[tuple[int, int]], result: int) -> list[Line]:
 
 
 def _by_argument(number: int, values: tuple[int, ...], result: int, otherwise: int) -> list[Line]:
-    """For one call: return a result if its first argument is one of the values, another result otherwise."""
+    """For one call: return a result if its first argument is one of the values, and another result otherwise."""
     chosen = _if_any([(IF_EQUAL, value) for value in values], result)
     lines = [(LOAD, 0, 0, ARGUMENT_AT), *chosen, (RETURN, 0, 0, otherwise)]
     return [(IF_EQUAL, 0, len(lines), number), *lines]

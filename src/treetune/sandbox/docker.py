@@ -37,7 +37,7 @@ UNREACHABLE = 900
 """The library's status for an engine that does not respond."""
 GONE = (404, 409)
 """The statuses for what the engine has removed or is about to remove."""
-ENGINE_REMEDY = "start the engine, or name its socket with DOCKER_HOST=unix:///path; may this user open it?"
+ENGINE_REMEDY = "start the engine, or name its socket with DOCKER_HOST=unix:///path; check that this user may open it"
 
 
 async def open_shell(image: str, limits: SandboxLimits = DEFAULT_LIMITS) -> Shell:
@@ -76,7 +76,7 @@ def _translate_errors(remedy: str | None = None) -> Iterator[None]:
         status, said = getattr(error, "status", UNREACHABLE), getattr(error, "message", error)
         if status == UNREACHABLE:
             raise SandboxUnavailable(f"no Docker engine answers: {said}", remedy=ENGINE_REMEDY) from error
-        raise SandboxUnavailable(f"the Docker engine refuses ({status}): {said}", remedy=remedy) from error
+        raise SandboxUnavailable(f"the Docker engine refused the request ({status}): {said}", remedy=remedy) from error
 
 
 class DockerRuntime:
@@ -121,7 +121,7 @@ class DockerRuntime:
                     await self.write(compile_script(RUNNER, None))
                 await receive(self.reader)
         except (OSError, EOFError, ValueError, TimeoutError) as error:
-            said = self._errors.decode(errors="replace").strip() or "it does not say why"
+            said = self._errors.decode(errors="replace").strip() or "it gave no reason"
             why = f"no shell starts in a container of {image}: {said}"
             raise SandboxUnavailable(why, remedy="the image needs bash and python3") from error
 

@@ -1,6 +1,6 @@
 """The limits of a sandbox, how a command in it ended, and what enforces the limit of memory.
 
-However the code inside ends, there is a `Result`. Only a sandbox that cannot start raises an exception.
+However the code inside ends, a `Result` is returned. Only a sandbox that cannot start raises an exception.
 
     parent = CgroupParent.find()        # None: this process may make no cgroups
     memory = Cgroup(parent, limit, all_at_once=True) if parent else WatchedMemory(limit, mounts)
@@ -44,8 +44,8 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     processes: Annotated[int, msgspec.Meta(ge=1)] = 64
     """The maximum number of processes and threads at one time."""
     disk_mb: Annotated[int, msgspec.Meta(ge=1)] = 64
-    """Space in MB for files in the working folder and `/tmp` together. Shared memory (`/dev/shm`) may hold as much
-    again."""
+    """Space in MB for files in the working folder and `/tmp` together. Shared memory (`/dev/shm`) may hold the same
+    amount again."""
     output_kb: Annotated[int, msgspec.Meta(ge=1)] = 1024
     """Limit in KB for standard output, and the same for standard error; a command that writes more is killed."""
 
@@ -105,7 +105,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 INODE_BYTES = 1024
-"""What the kernel needs for a file without content."""
+"""The memory that the kernel needs for an empty file."""
 
 
 class Memory:
@@ -142,7 +142,7 @@ class WatchedMemory(Memory):
             return False
         processes: list[Path] = []
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            # The sandbox's own /proc shows its processes and no others, daemons among them.
+            # The sandbox's own /proc shows only its processes, including daemons.
             processes = [entry for entry in (self._root / "proc").iterdir() if entry.name.isdigit()]
         files = 0
         for mount in self._mounts:
@@ -188,7 +188,7 @@ class Cgroup(Memory):
     def __init__(self, parent: CgroupParent, limit: int, *, all_at_once: bool) -> None:
         """`all_at_once`: a process that takes too much ends all of them, if the kernel supports it."""
         path = self._path = Path(parent.path) / f"treetune-{os.getpid()}-{secrets.token_hex(6)}"
-        # Moving the own single thread is instant; any other way waits for all processors, 10 ms and more.
+        # Moving only the calling thread is instant; any other way waits for all processors, 10 ms and more.
         self.entrance = str(path / ("cgroup.procs" if parent.version == 2 else "tasks"))
         self._events = path / ("memory.events" if parent.version == 2 else "memory.oom_control")
         path.mkdir()
@@ -229,7 +229,7 @@ class Cgroup(Memory):
 
 def _sweep(folder: Path) -> None:
     """Remove the cgroups of processes that were killed; one in use cannot be removed."""
-    with contextlib.suppress(OSError):  # no more files can be opened: the next one does it
+    with contextlib.suppress(OSError):  # no more files can be opened: the next check tries again
         for left in folder.glob("treetune-*-*"):
             if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
                 with contextlib.suppress(OSError):

@@ -58,7 +58,7 @@ class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
         if self.rootfs is None:
             return self
         if self.has_images:
-            raise ConfigError([("taskset.rootfs", f"is for bubblewrap; with {self.sandbox} it is `image`")])
+            raise ConfigError([("taskset.rootfs", f"applies only to bubblewrap; with {self.sandbox}, set `image`")])
         rootfs = str(Path(self.rootfs).expanduser().resolve())
         try:
             Root.of_folder(rootfs)
@@ -117,7 +117,7 @@ async def survey(rootfs: str | None = None) -> tuple[bool, list[SurveyPart]]:
     if rootfs is not None:
         parts.append(await _try("rootfs", _describe_rootfs(rootfs)))
     good = all(part.works for part in parts)
-    parts.append(await _try("docker", docker.describe_engine(), "\nonly tasks with an image of their own need it"))
+    parts.append(await _try("docker", docker.describe_engine(), "\nonly tasks with their own image need it"))
     return good, parts
 
 

@@ -279,7 +279,7 @@ def main() -> NoReturn:
         for name, value in plan["rlimits"].items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (value, value))
     except OSError as error:
-        sys.exit(f"the root of a sandbox cannot be made: {error}")
+        sys.exit(f"the root of a sandbox cannot be created: {error}")
     os.execve(plan["command"][0], plan["command"], {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"})
 
 

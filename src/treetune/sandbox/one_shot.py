@@ -41,8 +41,8 @@ FIRST_PROCESS = (
     'echo && read -r go && (exec "$@" 2>&3 3>&-); exit $?'
 )
 """A shell sets the limits for itself and its children (dash has -p where others have -u). It waits for a line, so that
-a sandbox whose owner died during the start runs nothing. Then it reaps processes until the command has ended. What a
-shell prints about the command's end ("Killed") is not part of the command's output."""
+a sandbox whose owner died during the start runs nothing. Then it reaps processes until the command has ended. The
+messages that a shell prints about the command's end ("Killed") are not part of the command's output."""
 READY, GO = b"\n", b"go\n"
 DROP_CAPABILITIES = ("--ambient-caps=-all", "--inh-caps=-all", "--bounding-set=-all")
 ENTER = 'echo 0 > "$0" && exec "$@"'
@@ -161,7 +161,7 @@ class _Run(bubblewrap.Process):
                 pass
         if ended is None:
             said = err.content.decode(errors="replace").strip()
-            raise SandboxUnavailable(f"bubblewrap cannot start a sandbox: {said or 'it does not say why'}")
+            raise SandboxUnavailable(f"bubblewrap cannot start a sandbox: {said or 'no reason given'}")
         code = self.read_exit_code()
         if ended is Ended.COMPLETED:
             # Limits that were exceeded since the last check.
@@ -249,9 +249,9 @@ def _place(files: Mapping[str, bytes], limits: SandboxLimits) -> dict[str, bytes
         placed[f"{WORK}/{path}"] = content
     folders = {str(folder) for path in placed for folder in PurePosixPath(path).parents}
     if len(placed) < len(files) or not folders.isdisjoint(placed):
-        raise UsageError("two files for a sandbox have the same place", remedy="give each a path of its own")
+        raise UsageError("two files for a sandbox have the same path", remedy="give each its own path")
     pages = sum(-(-len(content) // PAGE) for content in placed.values())
     if pages * PAGE > limits.disk_mb << 20:
-        why = f"the files for a sandbox need {pages * PAGE >> 20} MB, its disk has {limits.disk_mb} MB"
+        why = f"the files for a sandbox need {pages * PAGE >> 20} MB, but its disk has {limits.disk_mb} MB"
         raise UsageError(why, remedy="raise disk_mb, or pass less")
     return placed

@@ -36,8 +36,8 @@ except BlockingIOError:
     pass
 print(count)
 """
-"""It may have two processes, so it can start one."""
-OWN_USERS = "users of its own: useradd, chown and su work, and everything in /usr and /etc can be changed"
+"""It may have two processes, so that it can start one."""
+OWN_USERS = "its own users: useradd, chown and su work, and everything in /usr and /etc can be changed"
 ONE_USER = "one user: files in /usr can be added and removed but not changed; no su, no chown to others"
 
 
@@ -58,14 +58,14 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
         """Each limit, and what enforces it."""
         if self.launcher is None:
             return {}
-        looks = "Treetune's look twenty times a second" if self.launcher.looks else "nothing"
+        looks = "Treetune checks twenty times a second" if self.launcher.looks else "nothing"
         counted_by = looks if self.launcher.parent is None else "a cgroup"
         return {
             "seconds": "the pid namespace is killed",
             "memory_mb": f"RLIMIT_DATA for a process; {counted_by} for all together",
-            "processes": "RLIMIT_NPROC in a user namespace of its own",
+            "processes": "RLIMIT_NPROC in its own user namespace",
             "disk_mb": "the size of a tmpfs",
-            "output_kb": "reading no more, and killing",
+            "output_kb": "Treetune stops reading and kills the command",
         }
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
         if self.shell:
             users = OWN_USERS if self.launcher.own_users else ONE_USER
             return f"{users}\nwhy not more: {self.cause}" if self.cause else users
-        owner = "a user of its own for each run" if self.launcher.becomes_user else "the user that you are"
+        owner = "a separate user for each run" if self.launcher.becomes_user else "your own user"
         tools = [f"bubblewrap: {self.launcher.tools['bwrap']}", f"python: {self.launcher.tools['python3']}"]
         return "\n".join([*tools, f"runs as: {owner}", *(f"{limit}: {by}" for limit, by in self.enforced.items())])
 
@@ -144,7 +144,7 @@ def _try_command(launcher: Launcher) -> None:
         why = f"{python} does not run in a sandbox: {result.error_text.strip() or result.ended}"
         raise SandboxUnavailable(why, remedy="apt-get install python3: the system's Python is used")
     if int(result.text) != 1:
-        why = "the kernel does not count the processes of a sandbox alone, so that a fork bomb would not end"
+        why = "the kernel does not count the processes of a sandbox separately, so a fork bomb would not end"
         remedy = "run Treetune as an ordinary user, or as root outside of a user namespace; use Linux 5.14 or newer"
         raise SandboxUnavailable(why, remedy=remedy)
 

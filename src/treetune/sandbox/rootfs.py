@@ -48,7 +48,7 @@ COPIED = (
     *("/etc/ld.so.*", "/etc/services", "/etc/protocols", "/etc/localtime", "/etc/timezone", "/etc/magic*"),
     *("/etc/mime.types", "/etc/java*", "/etc/perl", "/etc/python3*", "/etc/vim", "/etc/nanorc"),
 )
-"""Copied from the host's /etc if all users may read it. Nothing here reveals who uses the host, and for what."""
+"""Copied from the host's /etc if all users may read it. Nothing here reveals who uses the host, or for what."""
 EVERYBODY = stat.S_IROTH | stat.S_IXOTH
 SYSTEM_USERS = "daemon:1 bin:2 sys:3 sync:4:65534 games:5:60 man:6:12 lp:7 mail:8 news:9 uucp:10 proxy:13 www-data:33"
 PASSWD = ["root:x:0:0:root:/root:/bin/bash"]
@@ -80,7 +80,7 @@ class Root(msgspec.Struct, frozen=True):
     shown: list[str]
     """Folders of the host that are visible inside. Changes stay in the sandbox."""
     whole: str | None = None
-    """The one of these folders that is the root itself."""
+    """Which of these folders is the root itself."""
     folders: dict[str, int] = {}
     links: dict[str, str] = {}
     files: dict[str, tuple[bytes, int]] = {}
@@ -109,7 +109,7 @@ class Root(msgspec.Struct, frozen=True):
         missing = [path for path in ("/bin/bash", PYTHON) if not os.path.lexists(folder + path)]
         if missing:
             what = f"has no {' and no '.join(missing)}" if os.path.isdir(folder) else "is not a folder"
-            why = f"{folder} {what}: no root file system of a sandbox"
+            why = f"{folder} {what}: it is not a root file system for a sandbox"
             raise SandboxUnavailable(why, remedy=f"treetune sandbox build {folder}")
         return cls(shown=[folder], whole=folder)
 
@@ -129,7 +129,7 @@ def _read_etc() -> tuple[dict[str, str], dict[str, tuple[bytes, int]]]:
         elif stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH:
             files[path] = Path(path).read_bytes(), stat.S_IMODE(status.st_mode)
     if "/etc/profile" in files:
-        # bash knows its user without starting another program.
+        # so that bash knows its user without starting another program
         content, mode = files["/etc/profile"]
         files["/etc/profile"] = content.replace(b"$(id -u)", b"${EUID:-$(id -u)}"), mode
     return links, files
@@ -180,7 +180,7 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
     try:
         _clear(place)  # left by a build that was interrupted
         root = _make_root(place, recipe, say)
-        # It must contain nothing of this machine.
+        # It must not contain anything from this machine.
         (root / "etc" / "resolv.conf").unlink(missing_ok=True)
         for path in ("/etc/hostname", "/etc/hosts"):
             Path(f"{root}{path}").write_text(FILES[path][0])
@@ -241,7 +241,7 @@ def _run(command: list[str], place: Path, say: Say) -> None:
             raise
     if process.returncode != 0:
         why = f"{command[0]} ended with {process.returncode}:\n" + "\n".join(last)
-        remedy = "look at the suite, the packages and the mirror; an ordinary user needs the package uidmap"
+        remedy = "check the suite, the packages and the mirror; an ordinary user needs the package uidmap"
         raise SandboxUnavailable(why, remedy=remedy)
 
 

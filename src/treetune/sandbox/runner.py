@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 PR_SET_DUMPABLE = 4
 CANNOT_START = 126
 AS_COPY = "copy"
-"""The argument for a copy, whose files stay unchanged."""
+"""The argument for a copy, whose files must not change."""
 PROGRAMS = (
     *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
     *("/lib", "/lib64", "/usr/lib64", "/usr/lib/lib*", "/usr/lib/ld*", "/usr/lib/x86_64*", "/usr/lib/aarch64*"),
     *("/usr/lib/python3*", "/usr/local/lib/python3*", "/etc/python3*", "/etc/perl", "/etc/ld.so*"),
 )
-"""The files of shells, the usual tools and Python; a star stands for the rest of a name."""
+"""The files of shells, the usual tools and Python; a star matches the rest of a name."""
 
 
 def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
@@ -150,7 +150,7 @@ def is_program(path: str) -> bool:
 
 
 def list_processes(terminal: Terminal) -> list[str]:
-    """Return the commands that run here, except this one and the shells that lead to the one at the prompt."""
+    """Return the commands that run here, except this one and the shells between the first one and the prompt."""
     parents, commands = {}, {}
     for name in os.listdir("/proc"):
         if name.isdigit():

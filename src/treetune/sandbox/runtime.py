@@ -86,7 +86,7 @@ class Runtime(Protocol):
 
 @contextlib.asynccontextmanager
 async def close_on_failure(runtime: Runtime) -> AsyncIterator[None]:
-    """Close a runtime whose start fails or is cancelled."""
+    """Close a runtime if its start fails or is cancelled."""
     try:
         yield
     except BaseException:
@@ -194,7 +194,7 @@ class BubblewrapRuntime:
             self._process.kill()
             os.set_blocking(self._errors.fileno(), False)
             why = (self._errors.read(4096) or b"").decode(errors="replace").strip()
-            raise SandboxUnavailable(f"no sandbox with a shell can start: {why or 'it does not say why'}")
+            raise SandboxUnavailable(f"no sandbox with a shell can start: {why or 'no reason given'}")
         if self._process.memory.entrance is None:
             self._watching = asyncio.create_task(self._watch_memory())
 
@@ -216,7 +216,8 @@ class BubblewrapRuntime:
         if self._watching is not None:
             self._watching.cancel()
         if self._writer is not None:
-            # Before its socket is closed: otherwise the event loop confuses it with the next one of the same number.
+            # This must happen before its socket is closed: otherwise the event loop confuses it with the next socket of
+            # the same number.
             self._writer.transport.abort()
         await asyncio.get_running_loop().run_in_executor(None, self.end)
 

@@ -5,8 +5,8 @@
         result = await shell.execute("echo $x; pwd")
         result.text, result.exit_code    # "3\\n/var\\n", 0
 
-However a command ends, there is a `Result`. After `close`, nothing of the sandbox is left; if this process is killed,
-its sandboxes end too. A shell belongs to the event loop in which it was opened.
+However a command ends, a `Result` is returned. After `close`, nothing of the sandbox is left; if this process is
+killed, its sandboxes end too. A shell belongs to the event loop in which it was opened.
 
 The first process inside is `runner.py`. It runs in a `Runtime`: bubblewrap, or a Docker container.
 """
@@ -93,7 +93,7 @@ class Shell:
         await self._ask_file({"kind": "record"})
 
     async def find_tampered(self) -> list[str]:
-        """Return recorded files that were changed or removed since, and new ones that are found before them. New
+        """Return recorded files that were changed or removed since, and new files that would be found before them. New
         programs with other names are allowed."""
         found = await self._ask_file({"kind": "tampered"})
         return [os.fsdecode(path) for path in found.split(b"\0") if path]
@@ -151,7 +151,7 @@ class Shell:
             raise SandboxGone("the sandbox has ended", remedy="open another")
         if header["failed"]:
             why = read.decode(errors="replace")
-            raise UsageError(f"no file can be had in the sandbox: {why}", remedy="look at its path")
+            raise UsageError(f"cannot open a file in the sandbox: {why}", remedy="check its path")
         return read
 
     async def _ask(

@@ -41,7 +41,8 @@ START_UP_FILES = ("/etc/bash.bashrc", "/etc/profile.d/treetune.sh")
 RTLD_NOW = 2
 CAPABILITIES_VERSION_3 = 0x20080522
 CAP_LEASE = 28
-"""Unused otherwise, but a process without it cannot inspect one that has it. The shell and its children lack it."""
+"""This capability is not used otherwise, but a process without it cannot inspect a process that has it. The shell and
+its children lack it."""
 
 
 class Output:
@@ -202,8 +203,8 @@ class Terminal:
         return code
 
     def wait(self, output: Output, limit: TimeLimit, exact: bool = False) -> int | None:
-        """Return the exit code once a shell is at its prompt, or has ended; None if time ran out. Unless `exact`,
-        this may be another shell than the one that took the command (`su`, or `exit` from it)."""
+        """Return the exit code once a shell is at its prompt, or has ended; None if time ran out. Unless `exact`, this
+        may be a different shell from the one that took the command (`su`, or `exit` from it)."""
         while True:
             report = self.find_report()
             if report:
@@ -352,7 +353,7 @@ def call(function: str, *arguments: Any) -> None:
         library = _ctypes.dlopen(None, RTLD_NOW)  # type: ignore[arg-type]
         _ctypes.call_function(_ctypes.dlsym(library, function), arguments)
     except (ImportError, OSError, AttributeError):
-        pass  # a Python without it: one barrier less
+        pass  # this Python lacks it: one barrier less
 
 
 def find_home() -> str:

@@ -63,7 +63,7 @@ def parse_http_address(address: str, access: Access) -> tuple[str, int]:
 def _refuse_exposed(address: str, host: str, access: Access) -> None:
     if not is_loopback(host) and not access.token and not access.open:
         raise UsageError(
-            f"{address} can be reached by other machines, and there is no token",
+            f"{address} can be reached by other machines, but there is no token",
             remedy="pass --token (or set TREETUNE_TOKEN); --open allows it without one",
         )
 
@@ -90,7 +90,7 @@ def bind_tcp(host: str, port: int, address: str) -> socket.socket:
 
 
 def cannot_listen(address: str, error: Exception) -> UsageError:
-    return UsageError(f"cannot listen on {address}: {error}", remedy="is another server there?")
+    return UsageError(f"cannot listen on {address}: {error}", remedy="does another server use it?")
 
 
 def load_curve_key(path: Path) -> bytes:
@@ -120,8 +120,8 @@ def check_key_length(key: bytes, where: str) -> None:
     """Raises UsageError if a signing key is short enough to guess."""
     if len(key) < SHORTEST_KEY:
         raise UsageError(
-            f"the key of the seals in {where} has {len(key)} bytes, of at least {SHORTEST_KEY}",
-            remedy="put back the one that was there; a new file or folder gets a key of its own",
+            f"the signing key in {where} has {len(key)} bytes, but needs at least {SHORTEST_KEY}",
+            remedy="restore the previous one; a new file or folder gets a new key",
         )
 
 

@@ -55,4 +55,5 @@ class Unreachable(ServeError, kind="unreachable"):
 
 
 class Misused(ServeError, kind="usage"):
-    """The request is not valid here: for example a rollout where groups are scored, or a turn out of order."""
+    """The request is not valid here: for example a rollout of a task that is scored in groups, or a turn out of
+    order."""

@@ -80,7 +80,7 @@ class Models:
         """Returns the name and the address of the model for a request."""
         name = model or self.default
         if name is None:
-            raise Denied("this server has no model of its own", remedy="serve with -m MODEL, or step episodes")
+            raise Denied("this server has no model", remedy="serve with -m MODEL, or step episodes")
         address = endpoint.rstrip("/") if endpoint is not None else None
         if address is None and name not in self._endpoints:
             served = ", ".join(self.names) or "none"
@@ -219,7 +219,7 @@ class ServerHost(LocalHost):
             return b""
         try:
             return encode_trace(trace)
-        except Exception as error:  # no reason to fail the rollout
+        except Exception as error:  # no reason for the rollout to fail
             log.error("a trace cannot be written: %s", error)
             return b""
 

@@ -40,10 +40,10 @@ _MOST_BYTES = 8 << 20
 _MANY_ENDED = 256
 log = logging.getLogger("treetune.serve")
 INSTRUCTIONS = (
-    "Tasks to solve. `start` begins one and gives its prompt; then call the tools that it offers, or `answer`. "
-    "Results say `reward` and `done`; after `done`, `start` begins the next."
+    "Tasks to solve. `start` begins a task and returns its prompt; then call the tools that it offers, or `answer`. "
+    "Results contain `reward` and `done`; after `done`, `start` begins the next task."
 )
-_EPISODE = {"type": "string", "description": "The episode that `start` named. Only needed where there is no session."}
+_EPISODE = {"type": "string", "description": "The episode that `start` named. Only needed without a session."}
 
 
 def _own(name: str, description: str, properties: dict[str, Any], required: list[str]) -> Tool:
@@ -51,12 +51,12 @@ def _own(name: str, description: str, properties: dict[str, Any], required: list
     return Tool(name=name, description=description, input_schema=schema)
 
 
-_INDEX = {"type": "integer", "minimum": 0, "description": "Which task; without it the next one."}
+_INDEX = {"type": "integer", "minimum": 0, "description": "The index of the task; by default, the next one."}
 _TEXT = {"type": "string", "description": "What you say."}
 OWN = [
-    _own("start", "Begin a task: gives its prompt. A task that is under way is given up.", {"task_index": _INDEX}, []),
-    _own("answer", "Say something in the task under way.", {"text": _TEXT, "episode": _EPISODE}, ["text"]),
-    _own("close", "Give up the task under way.", {"episode": _EPISODE}, []),
+    _own("start", "Begin a task; returns its prompt. A task in progress is abandoned.", {"task_index": _INDEX}, []),
+    _own("answer", "Send a text to the task in progress.", {"text": _TEXT, "episode": _EPISODE}, ["text"]),
+    _own("close", "Abandon the task in progress.", {"episode": _EPISODE}, []),
 ]
 OWN_NAMES = {tool.name for tool in OWN}
 _CLASH = "env_"
@@ -69,8 +69,8 @@ class _StartArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 class _NoEpisode(UsageError):
     def __init__(self, *, needs_name: bool) -> None:
-        remedy = "call `start`, and pass the `episode` that it names" if needs_name else "call `start` first"
-        super().__init__("no task is under way", remedy=remedy)
+        remedy = "call `start`, and pass the `episode` that it returns" if needs_name else "call `start` first"
+        super().__init__("no task is in progress", remedy=remedy)
 
 
 class McpDoor(Door):
@@ -318,7 +318,7 @@ def _read_action(name: str, arguments: dict[str, Any]) -> Any:
     if name == "answer":
         text = arguments.get("text")
         if not isinstance(text, str):
-            raise UsageError("answer: `text` is missing or no text", remedy='call it with {"text": "..."}')
+            raise UsageError("answer: `text` is missing or is not text", remedy='call it with {"text": "..."}')
         return text
     if name.removeprefix(_CLASH) in OWN_NAMES:
         name = name.removeprefix(_CLASH)

@@ -99,7 +99,7 @@ class WeightsRequest(ServerRequest, kw_only=True):
     endpoint: str | None = None
     version: Version | None = None
     calls: Calls = "finish"
-    """What a pause does with running calls."""
+    """How a pause handles running calls."""
     seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_PAUSE)] = PAUSE_SECONDS
     """The maximum length of the pause."""
 
@@ -248,14 +248,15 @@ def pack_head(client: bytes, token: str | None = None, protocol: int = PROTOCOL)
 def read_head(head: bytes) -> tuple[int, bytes, bytes]:
     """Returns the version, the client and the token."""
     if not 1 + CLIENT_BYTES <= len(head) <= MOST_HEAD_BYTES:
-        raise BadRequest(f"a head has a byte for the version, {CLIENT_BYTES} for the client, and the token")
+        raise BadRequest(f"a head needs a byte for the version, {CLIENT_BYTES} bytes for the client, and the token")
     return head[0], head[1 : 1 + CLIENT_BYTES], head[1 + CLIENT_BYTES :]
 
 
 # Bytes
 
 MOST_VALUES = 250_000
-"""The most numbers, texts, lists and maps in one request: a byte of msgpack can become 64 bytes of memory."""
+"""The maximum number of numbers, texts, lists and maps in one request: a byte of msgpack can become 64 bytes of
+memory."""
 BIG_INTEGER = 1
 """The code of the msgpack extension for integers beyond 64 bits."""
 _MOST_DIGITS = 4096
@@ -303,9 +304,9 @@ def check_values(data: bytes) -> None:
 
 
 def _find_shapes() -> list[tuple[int, int, int]]:
-    """By the first byte of a value: the number of bytes of its length, the bytes of its content, and the values in it.
-    If there is a length, it is added to the content. A negative content is the number of values, counted twice for a
-    map."""
+    """By the first byte of a value: the number of bytes that give its length, the number of bytes of its content, and
+    the number of values in it. If there is a length, it is added to the content. A negative content is the number of
+    values, counted twice for a map."""
     shapes = [(0, 0, 0)] * 256
     for mark in range(16):
         shapes[0x80 + mark], shapes[0x90 + mark] = (0, 0, 2 * mark), (0, 0, mark)

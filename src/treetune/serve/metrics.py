@@ -29,14 +29,14 @@ RECENT = 60
 """How many recent rewards the page at `/` shows."""
 
 COUNTS = {
-    "stragglers": "Rollouts cancelled because their group had enough",
-    "groups_without_variance": "Groups asked to differ whose rewards were all the same",
-    "dropped_groups": "Those among them that were dropped",
-    "refilled_groups": "Those among them that were repeated",
+    "stragglers": "Rollouts cancelled because their group was complete",
+    "groups_without_variance": "Groups for which different rewards were requested, but whose rewards were all the same",
+    "dropped_groups": "Groups with equal rewards that were dropped",
+    "refilled_groups": "Groups with equal rewards that were repeated",
     "marked_stale": "Rollouts that ended with weights too far ahead, and were marked",
     "pauses": "Pauses of a model",
     "expired_pauses": "Pauses that expired",
-    "aborted_calls": "Calls of a model that a pause or the model's server aborted",
+    "aborted_calls": "Model calls aborted by a pause or by the model's server",
 }
 """Counters for the options of asynchronous trainers. Stale rollouts are counted as the outcome `stale`."""
 
@@ -171,7 +171,9 @@ class Metrics:
         for name, what in COUNTS.items():
             yield CounterMetricFamily(f"treetune_{name}", what, self.counts[name])
         yield GaugeMetricFamily("treetune_uptime", "Seconds since the server began", time.time() - self.began)
-        yield CounterMetricFamily("treetune_malformed", "Messages dropped: no request could be read", self.malformed)
+        yield CounterMetricFamily(
+            "treetune_malformed", "Messages dropped because no request could be read", self.malformed
+        )
         latency = HistogramMetricFamily("treetune_seconds", "Seconds from a request to its answer", labels=["method"])
         for method, counted in self.buckets.items():
             buckets = zip([*map(str, BOUNDS), "+Inf"], accumulate(counted), strict=True)

@@ -5,7 +5,7 @@
     held.release()
 
 Each body also has its own limit. Without a shared limit, a thousand of them could take 8 GB. If an accept fails because
-no descriptor is left, it fails silently, so the server checks for that and logs an error.
+no file descriptor is left, it fails silently, so the server checks for that and logs an error.
 """
 
 from __future__ import annotations

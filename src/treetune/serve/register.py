@@ -91,7 +91,7 @@ def open_register(place: str, token: str | None = None, *, make: bool = True) ->
     if scheme in ("http", "https"):
         return RemoteRegister(place, token)
     if scheme:
-        raise UsageError(f"{place!r} is not a register", remedy="give a folder, or the http address of a register")
+        raise UsageError(f"{place!r} is not a register", remedy="pass a folder, or the http address of a register")
     folder = Path(place).expanduser()
     if not make and not folder.is_dir():
         raise UsageError(
@@ -114,7 +114,7 @@ async def stay_registered(register: Register, entry: ServerEntry) -> AsyncIterat
         try:
             await asyncio.wait_for(register.withdraw(entry.id), _ASK_SECONDS)
         except _FAILURES as error:
-            log.warning("not taken out of the register: %s", error)
+            log.warning("not removed from the register: %s", error)
 
 
 async def _announce_until(ended: asyncio.Event, register: Register, entry: ServerEntry) -> None:
@@ -127,7 +127,7 @@ async def _announce_until(ended: asyncio.Event, register: Register, entry: Serve
             good = True
         except _FAILURES as error:
             if good is not False:
-                log.warning("not registered, will try again: %s", error)
+                log.warning("not registered, will retry: %s", error)
             good = False
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), ANNOUNCE_SECONDS)
@@ -216,7 +216,7 @@ class RemoteRegister:
         parts = urlsplit(url)
         if "@" in parts.netloc or parts.query or parts.fragment:  # the address is printed and logged
             raise UsageError(
-                "the address of a register may hold no password", remedy="set TREETUNE_REGISTER_TOKEN instead"
+                "the address of a register may not contain a password", remedy="set TREETUNE_REGISTER_TOKEN instead"
             )
         self.place = url
         self._token = token
@@ -240,8 +240,8 @@ Register = FolderRegister | RemoteRegister
 
 
 class RegisterServer:
-    """A register for machines that share no folder. It is kept in memory: after a restart, servers announce themselves
-    again within seconds."""
+    """A register for machines without a shared folder. It is kept in memory: after a restart, servers announce
+    themselves again within seconds."""
 
     def __init__(self, address: str, access: Access) -> None:
         from treetune.serve.http.asgi import JsonApp, Route  # only a register needs it
@@ -275,7 +275,7 @@ class RegisterServer:
         entry = read_body(ServerEntry, request.body)
         self._forget_old()
         if entry.id not in self._known and len(self._known) >= MOST_ENTRIES:
-            raise HttpError(429, "busy", f"{MOST_ENTRIES} servers are registered, the most that are allowed")
+            raise HttpError(429, "busy", f"{MOST_ENTRIES} servers are registered, which is the maximum")
         self._known[entry.id] = (entry, time.monotonic())
         return b"{}"
 
@@ -309,7 +309,7 @@ async def check_health(servers: list[RegisteredServer], timeout: float) -> list[
         if server.age <= STALE_SECONDS:
             return health
         state = "gone" if health.state in ("no answer", "elsewhere") else health.state
-        return health._replace(state=state, detail=f"last heard of {server.age:,.0f} s ago")
+        return health._replace(state=state, detail=f"last seen {server.age:,.0f} s ago")
 
     return list(await asyncio.gather(*map(check, servers)))
 

@@ -4,9 +4,10 @@
     await taskset.learn()                               # its name and how many tasks it has
     await taskset.first_tasks(3)
 
-A pull server also runs the rollouts. An HTTP server runs only the environment; the policy runs here. So do the servers
-of other projects, which `openenv:URL` and `ors:URL` name: they are asked for their tasks when the taskset is created. A
-task there is identified by its number, and its prompt is the first observation of its episode.
+A pull server also runs the rollouts. An HTTP server runs only the environment; the policy runs here. The servers of
+other projects, which `openenv:URL` and `ors:URL` name, also run only the environment: the taskset asks them for their
+tasks when it is created. A task there is identified by its number, and its prompt is the first observation of its
+episode.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Served(Taskset[Task, ServedConfig]):
         """Returns the first tasks with their prompts. No cursor moves."""
         if not self._info.by_index:
             raise UsageError(
-                f"{self.name} is only a generator: its server has no task at an index", remedy="show the taskset itself"
+                f"{self.name} is only a generator: its server cannot return a task by index",
+                remedy="show the taskset itself",
             )
         known = self._info.num_tasks
         return [await self.client.sample(index) for index in range(count if known is None else min(count, known))]
@@ -154,7 +156,7 @@ class ServedEpisodes(Served):
         self.describe_as(info)
 
     async def first_tasks(self, count: int) -> list[Task]:
-        """Returns the first tasks. The prompt of a task is what its episode shows first."""
+        """Returns the first tasks. The prompt of a task is the first observation of its episode."""
         tasks = []
         for task in self.select_tasks(count):
             async with await self.client.start(task.reward_spec[INDEX]) as episode:
@@ -165,7 +167,7 @@ class ServedEpisodes(Served):
         async with HttpTransport(self.config.address, self.token) as transport:
             reply = await transport.ask("GET", "/metrics", None, self.deadline)
         if reply.status == 404:
-            raise ServeError(f"{transport.url} shows no /metrics", remedy="`treetune serve TARGET --http :PORT` does")
+            raise ServeError(f"{transport.url} has no /metrics", remedy="`treetune serve TARGET --http :PORT` does")
         return reply.read(dict[str, Any])
 
     def task_at(self, index: int) -> Task:
@@ -233,7 +235,7 @@ def read_server_node(address: str) -> dict[str, Any]:
     cls = SERVERS.get(address.partition("://")[0])
     if cls is None:
         known = ", ".join(f"{scheme}://" for scheme in SERVERS)
-        raise UsageError(f"{address!r} is not the address of a server", remedy=f"it begins with {known}")
+        raise UsageError(f"{address!r} is not the address of a server", remedy=f"it must begin with {known}")
     return {"id": f"{__name__}:{cls.__name__}", "address": address}
 
 
@@ -257,7 +259,7 @@ class ForeignTasks(Served):
     """The address of a class that was made for a TARGET."""
     BASE: ClassVar[type[ForeignTasks] | None] = None
     BY_NUMBER = True
-    MULTI_TURN = True  # the server does not say before an episode
+    MULTI_TURN = True  # the server does not report this before an episode
     config_type = ForeignConfig
     config: ForeignConfig
 
@@ -323,7 +325,7 @@ class ForeignTasks(Served):
             await environment.close()
 
     async def stats(self) -> dict[str, Any]:
-        raise UsageError(f"{self.config.address} has no figures that `top` knows")
+        raise UsageError(f"{self.config.address} has no figures that `top` can show")
 
     def count(self) -> int | None:
         return self.num_tasks
@@ -399,7 +401,7 @@ class ForeignEnvironment(Environment):
 
 
 def end_without_call() -> Step:
-    return Step(done=True, info={"explanation": "the answer calls no tool, which ends it"})
+    return Step(done=True, info={"explanation": "an answer without a tool call ends it"})
 
 
 def make_step(shown: Observation, reward: Any, done: Any, metadata: Any) -> Step:

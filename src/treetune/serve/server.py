@@ -69,7 +69,7 @@ class StartedTask(NamedTuple):
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     access: Access = Access()
     capacity: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The most rollouts and episodes in flight at once, HTTP episodes included. A group counts once per rollout.
+    """The maximum number of concurrent rollouts and episodes, HTTP episodes included. A group counts once per rollout.
     Requests beyond it get `busy`. Absent: 512, or the HTTP door's episode limit if that is higher."""
     limits: Limits = Limits()
     """The turn and time limits of one rollout."""
@@ -85,7 +85,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How often the task of a draw may fail before it is skipped."""
     lease: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_LEASE)] | None = None
     """Seconds until a task is handed out again unless the client finishes or renews it. A request may override it.
-    Absent: tasks are handed out for good."""
+    Absent: tasks are handed out only once."""
 
 
 class Door:
@@ -240,7 +240,7 @@ class EnvServer:
         """Stops accepting work and waits for running work, with one time limit for all doors."""
         self.stopping = True
         if left := self._under_way():
-            log.info("waiting for what is under way: %s", left)
+            log.info("waiting for running work: %s", left)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.drain_seconds):
                 while self._under_way():  # noqa: ASYNC110
@@ -265,7 +265,7 @@ class EnvServer:
 
     def refuse_stopping(self) -> None:
         if self.stopping:
-            raise Stopping("the server is stopping", remedy="ask again when it is back")
+            raise Stopping("the server is stopping", remedy="retry when it is back")
 
     async def sample(self, index: int | None = None) -> tuple[Task, int]:
         """Returns the next task of the unnamed stream, or the task at `index`, with the index of its draw."""
@@ -288,7 +288,7 @@ class EnvServer:
     def refuse_beyond_end(self, index: int | None) -> None:
         count = self.streams.count
         if index is not None and count is not None and index >= count:
-            raise UsageError(f"there is no task {index}: they are 0 to {count - 1}")
+            raise UsageError(f"there is no task {index}: indices go from 0 to {count - 1}")
 
     async def start_episode(
         self, index: int | None, terms: SessionLimits, *, step: int | None = None, name: Hashable | None = None
@@ -334,7 +334,7 @@ class EnvServer:
                 if self.streams.pending.changed:
                     self.commit()
             except Exception:
-                log.exception("looking after the leases failed")
+                log.exception("checking the leases failed")
 
     def _expire_leases(self) -> None:
         """Releases tasks whose leases expired and stops their work."""
@@ -344,11 +344,11 @@ class EnvServer:
         before = pending.expired
         for name in pending.expire():
             if isinstance(name, str) and name in episodes.live:
-                episodes.end(episodes.live[name], "expired", "the lease of its task ran out")
+                episodes.end(episodes.live[name], "expired", "the lease of its task expired")
             for door in self.doors:
                 door.abandon(name)
         if pending.expired > before:
-            log.info("%d leases ran out: their tasks are given out again", pending.expired - before)
+            log.info("%d leases expired: their tasks are handed out again", pending.expired - before)
 
     @property
     def in_flight(self) -> int:
@@ -361,8 +361,8 @@ class EnvServer:
         # A group that is larger than the capacity runs alone.
         if size and used and used + size > self.capacity:
             raise Busy(
-                f"{used} rollouts are under way, of {self.capacity} at most",
-                remedy="ask again when some have ended, or serve with a larger --capacity",
+                f"{used} rollouts are running, of {self.capacity} at most",
+                remedy="retry when some have ended, or serve with a larger --capacity",
             )
         if size > self.capacity:
             log.warning("a group of %d is larger than the capacity of %d", size, self.capacity)

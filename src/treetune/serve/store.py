@@ -113,7 +113,7 @@ class Store:
         """A kill truncates at most the latest transaction, whose reply was not sent: one missing transaction is
         accepted, anything else is damage."""
         if (key := self._fact("key")) is None:
-            raise self._damaged("the key of the seals is missing")
+            raise self._damaged("the signing key is missing")
         check_key_length(key, f"the state in {self._folder}")
         self.key, self._owner = key, _hash(key)
         owner, announced = self._read_commits()
@@ -125,16 +125,16 @@ class Store:
         if missing < 0:
             raise self._damaged("the file commits is older than server.sqlite")
         if missing > 1:
-            problem = f"its latest {missing} transactions are missing; server.sqlite-wal was lost, cut short or damaged"
+            problem = f"its latest {missing} transactions are missing; server.sqlite-wal was lost, truncated or damaged"
             if not self._accept_loss:
-                raise self._damaged(problem, "go on with what is left, and draw some tasks again: --accept-changes")
-            log.warning("the state in %s: %s; going on with what is left", self._folder, problem)
+                raise self._damaged(problem, "continue with what is left, and draw some tasks again: --accept-changes")
+            log.warning("the state in %s: %s; continuing with what is left", self._folder, problem)
         self._commits_file = os.open(self._commits_path, os.O_RDWR)
 
     def _read_commits(self) -> tuple[bytes, int]:
         data = self._commits_path.read_bytes() if self._commits_path.is_file() else b""
         if len(data) != _COMMITS.size or data != _pack_commits(*_COMMITS.unpack(data)[:2]):
-            raise self._damaged("the file commits is missing, or not as it was written")
+            raise self._damaged("the file commits is missing, or differs from what was written")
         owner, number, _ = _COMMITS.unpack(data)
         return owner, number
 
@@ -162,15 +162,13 @@ class Store:
             raise self._damaged(f"server.sqlite was written by {other}")
 
     def _damaged(self, problem: str, way_on: str = "") -> ResumeError:
-        remedy = "put back a copy of that folder, or start with another --state"
+        remedy = "restore a copy of that folder, or start with another --state"
         return ResumeError(
             f"the state in {self._folder} is damaged: {problem}", remedy=f"{remedy}; or {way_on}" if way_on else remedy
         )
 
     def _unusable(self, error: Exception) -> StorageError:
-        return StorageError(
-            f"cannot keep state in {self._folder}: {error}", remedy="pass a --state that can be written"
-        )
+        return StorageError(f"cannot keep state in {self._folder}: {error}", remedy="pass a --state that is writable")
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -191,8 +189,8 @@ class Store:
         began = identity if kept is None else msgspec.msgpack.decode(kept, type=Identity)
         if changes := began.differences(identity):
             raise ResumeError(
-                f"the taskset is not the one that the state in {self._folder} belongs to: " + "; ".join(changes),
-                remedy="serve it as it was, pass another --state, or continue with --accept-changes",
+                f"the taskset differs from the one that the state in {self._folder} belongs to: " + "; ".join(changes),
+                remedy="serve it unchanged, pass another --state, or continue with --accept-changes",
             )
         self.commit({}, facts={"identity": msgspec.msgpack.encode(identity)})
 
@@ -321,9 +319,9 @@ class StoredStreams:
             return None
         kept, draw = self.recovered[key]
         if kept != digest:
-            raise Misused("this id was used for another request", remedy="give each request a new id")
+            raise Misused("this id was already used for another request", remedy="give each request a new id")
         if draw.index == FAILED:
-            raise DrawFailed("the task of this request could not be made", remedy="sample again, with a new id")
+            raise DrawFailed("the task of this request could not be created", remedy="sample again, with a new id")
         del self.recovered[key]
         found = self.streams.pending.get((draw.stream, draw.index))
         if found is None:

@@ -5,7 +5,7 @@
 
 A task is sent as a map of all its fields, including those of a subclass, with two extra keys: `$kind`, the name of its
 class, and `$seal`. The hash covers the content with sorted keys, so a client in any language may decode it and encode
-it again. The server checks the hash before it interprets the task. For a task from elsewhere it looks up no class and
+it again. The server checks the hash before it interprets the task. For a task from elsewhere, it loads no class and
 opens no file.
 """
 
@@ -45,13 +45,13 @@ class TaskSigner:
         """Checks the seal of a task in a request and returns the task as its concrete type."""
         fields = unpack_plain(data)
         if not isinstance(fields, dict):
-            raise BadRequest("a task is a map of its fields")
+            raise BadRequest("a task must be a map of its fields")
         seal = fields.pop(SEAL, b"")
         fields.pop(KIND, None)
         if not isinstance(seal, bytes) or not hmac.compare_digest(self._hash(pack_sorted(fields)), seal):
             raise TaskRefused(
-                f"task {fields.get('idx')!r:.40} is not one that this server gave out: changed, made up, or from "
-                "before a restart that kept no key",
+                f"task {fields.get('idx')!r:.40} was not handed out by this server: changed, made up, or from before "
+                "a restart that kept no key",
                 remedy="sample again; to keep tasks valid over a restart, serve with --state DIR or --key-file FILE",
             )
         return concrete_task(data, taskset)

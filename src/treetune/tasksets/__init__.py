@@ -4,6 +4,6 @@
 ready-made set.
 
 Other packages use `target` (`load_taskset` turns what a user names into a taskset) and `turns.TurnEnvironment`, which
-the built-in environments share. As for the folders: `code` runs programs of a policy, `shell` and `harbor` give it a
-machine, `mcp` the tools of a server, `textarena` a game, and `tools` holds the ready-made tools.
+the built-in environments share. The folders: `code` runs programs of a policy, `shell` and `harbor` give it a machine,
+`mcp` the tools of a server, `textarena` a game, and `tools` holds the ready-made tools.
 """

@@ -1,11 +1,12 @@
-r"""Competition math, one answer: what follows the last `Answer:` against the ground truth, for 1 or -1.
+r"""Competition math, one answer: compares the text after the last `Answer:` with the ground truth, for a reward of 1 or
+-1.
 
     Task(prompt="...", env_class="aime", ground_truth="204")   # "Answer: $\boxed{204}$" earns 1
 
 As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a `<`, and a box without
-`Answer:` does not count. A ground truth that is a number is compared as a number. Any other is normalised, and so is
-the answer: units, dollar signs, `\text`, `\boxed` and spaces are removed, `\frac12` becomes `\frac{1}{2}`. A reply with
-several different answers earns nothing. `reward_spec: {method: math_verify}` also compares by meaning.
+`Answer:` does not count. A ground truth that is a number is compared as a number. Any other ground truth is normalised,
+and so is the answer: units, dollar signs, `\text`, `\boxed` and spaces are removed, `\frac12` becomes `\frac{1}{2}`. A
+reply with several different answers earns nothing. `reward_spec: {method: math_verify}` also compares by meaning.
 `extra_info.strict: false` follows skyrl-gym exactly: the last `Answer:`, in it the first `$...$`, both sides
 normalised.
 """

@@ -40,7 +40,7 @@ class AlphabetSortConfig(TasksetConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.turns * self.names_per_turn > len(NAMES):
-            raise ValueError(f"turns x names_per_turn must be at most {len(NAMES)}: no name comes twice")
+            raise ValueError(f"turns x names_per_turn must be at most {len(NAMES)}: no name appears twice")
 
 
 class AlphabetSort(Taskset[AlphabetSortTask, AlphabetSortConfig]):

@@ -22,7 +22,7 @@ class ArithmeticConfig(TasksetConfig, frozen=True, kw_only=True):
     level: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     """1: one-digit sums; 2: two digits, + and -; 3: products; 4: three terms; 5: parentheses."""
     seed: int = 0
-    """The random seed. Another seed gives other tasks; `shuffle.seed` replaces it if set."""
+    """The random seed. A different seed gives different tasks; `shuffle.seed` replaces it if set."""
 
 
 class Arithmetic(Taskset[Task, ArithmeticConfig]):

@@ -26,7 +26,7 @@ from treetune.scorers.scorer import explain
 from treetune.tasksets.turns import TurnEnvironment, list_answers
 
 FORMAT_REWARD = 0.2
-"""What all turns of a multi-turn episode together earn for the format alone."""
+"""The total reward of all turns of a multi-turn episode for the format alone."""
 _NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 _GO_ON = (
     "Please provide your step-by-step reasoning, "

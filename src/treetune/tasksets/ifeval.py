@@ -4,7 +4,7 @@
     follows("length_constraints:number_words", "One two.", {"relation": "at least", "num_words": 3})  # False
 
 They mean the same as in the reference (google-research/instruction_following_eval, with the corrections of lm-eval).
-Where the reference leaves a verdict to chance or to its own data, this module decides (docs/ready.md lists the
+Where the reference leaves a verdict to chance or to its own data, this module sets a rule (docs/ready.md lists the
 differences).
 """
 
@@ -64,7 +64,7 @@ def compare(number: int, values: Values, relation: str, bound: str) -> bool:
 
 def count_sentences(text: str) -> int:
     """Count sentences. They end with a full stop, a question or an exclamation mark before a space, but not after an
-    abbreviation or an initial. Text after the last of them is one more."""
+    abbreviation or an initial. Text after the last of them is one more sentence."""
     count = begin = 0
     for end in _SENTENCE_END.finditer(text):
         before = text[max(begin, end.start() - 12) : end.start() + 1]

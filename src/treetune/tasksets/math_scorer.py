@@ -39,7 +39,8 @@ class Math(Scorer, frozen=True, tag="math"):
 
 
 def read_formula(statement: Statement) -> Extraction | None:
-    """The expression that a statement gives: its number, else its formula in `$`, else itself or what follows `is`."""
+    """The expression that a statement gives: its number, else its formula in `$`, else the whole statement or the part
+    after `is`."""
     text = statement.text
     if read_number(text) is not None and (statement.form not in SENTENCES or "=" not in text):
         return Extraction(plain(text.rpartition("=")[2]), value=text)

@@ -4,7 +4,8 @@ r"""Compares two mathematical expressions with math-verify in a separate process
     await call(compare, r"\frac{1}{2}", "0.5")   # True
 
 `compare` blocks, so call it in a thread. A worker is this file run as a program. After its time limit, the two
-expressions count as different. math-verify's own timeout is off: it is an exception that math-verify may itself catch.
+expressions count as different. math-verify's own timeout is off, because it is an exception that math-verify itself may
+catch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SECONDS = 5.0
 MEMORY = 1 << 30
 """Memory limit of a worker, in bytes."""
 _SEVERAL_MEANINGS = re.compile(r"\\(?:pm|mp|lor|vee|cup|quad|qquad|newline|\\)(?![a-z])|[;\n]|±")
-"""Lets math-verify read several answers out of one expression."""
+"""Lets math-verify read several answers from one expression."""
 
 
 def require_math_verify() -> None:

@@ -1,7 +1,7 @@
 """reasoning-gym: any of its generators by name, endless, with its own scorer (extra `reasoning-gym`).
 
-reasoning-gym adds its seed to the index: seed 7 at index i + 1 equals seed 8 at index i. Here all tasks lie on one line
-of 2**32 such sums, cut into stretches. A seed only chooses where on the line a run begins.
+reasoning-gym adds its seed to the index: seed 7 at index i + 1 equals seed 8 at index i. Here all tasks are on one line
+of 2**32 such sums, cut into sections. A seed only chooses where on the line a run begins.
 
 Some of its scorers evaluate the answer as Python. These only get sums of numbers and names, and lists of them.
 """
@@ -42,10 +42,10 @@ class ReasoningGymConfig(TasksetConfig, frozen=True, kw_only=True):
     params: dict[str, Any] = {}
     """The generator's own settings, such as `{min_terms: 2}`."""
     strict: bool = True
-    """Accept only one `<answer>`, and give no reward for one that contains the right answer among others, for which
-    many generators pay in part. `false` scores as reasoning-gym itself does."""
+    """Accept only one `<answer>`, and give no reward if it contains the right answer among others, for which many
+    generators give a part of the reward. `false` scores as reasoning-gym itself does."""
     seed: int = 0
-    """The random seed. Another seed gives other tasks; `shuffle.seed` replaces it if set."""
+    """The random seed. A different seed gives different tasks; `shuffle.seed` replaces it if set."""
 
 
 class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
@@ -149,7 +149,7 @@ def _is_plain(node: ast.AST) -> bool:
         return node.id in _FUNCTIONS or re.fullmatch(r"[A-Za-z]", node.id) is not None
     if isinstance(node, ast.Call):
         known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
-        # With numbers alone it would be computed: exp(exp(99)) would not end.
+        # If it had only numbers, it would be computed: exp(exp(99)) would not end.
         return known and any(isinstance(part, ast.Name) and len(part.id) == 1 for part in ast.walk(node))
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str | float | int)

@@ -220,7 +220,7 @@ def find_tool(block: str) -> tuple[str | None, str]:
 
 
 def describe(result: Result) -> str:
-    """Return what the policy may read of its program's run."""
+    """Return the part of its program's run that the policy may read."""
     limits = {
         Ended.TIMEOUT: f"Execution timed out after {SECONDS} seconds.",
         Ended.MEMORY: "It used too much memory.",

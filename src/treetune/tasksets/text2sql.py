@@ -110,7 +110,7 @@ class Text2SqlEnvironment(TurnEnvironment):
         return f"the solution fails: {said}" if tried != "ok" else said
 
     def _ask(self, count: int, **request: Any) -> list[list[Any]]:
-        """Return the result of each statement. If the worker ended during one, a limit stopped it."""
+        """Return the result of each statement. If the worker ended during a statement, a limit stopped it."""
         request |= {"file": str(self._file), "clock_seconds": CLOCK_FACTOR * request["seconds"]}
         replies: list[list[Any]] = _workers.ask(request, count)
         for ended, why in replies:

@@ -203,7 +203,7 @@ class SearchTool(ToolSource):
             remedy = f"write {{search: {{corpus: FILE.jsonl}}}} in the config, or export {CORPUS_VARIABLE}=FILE.jsonl"
             raise UsageError("the tool search has nothing to search", remedy=remedy)
         if not isinstance(documents, int) or documents < 1:
-            raise UsageError(f"the tool search shows at least 1 document, got {documents!r}")
+            raise UsageError(f"the tool search must show at least 1 document, got {documents!r}")
         self._corpus, self._documents = Path(named), documents
 
     async def open(self) -> list[Tool]:

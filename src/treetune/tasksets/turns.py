@@ -107,7 +107,7 @@ def list_answers(truth: Any) -> list[str]:
     answers = [answers] if isinstance(answers, str) else answers
     if not isinstance(answers, list | tuple) or not answers or not all(isinstance(answer, str) for answer in answers):
         remedy = 'write "Paris", ["Paris", "paris"] or {"target": ["Paris"]}'
-        raise EnvironmentFault(f"the ground truth holds no texts but {answers!r:.100}", remedy=remedy)
+        raise EnvironmentFault(f"the ground truth must contain texts, got {answers!r:.100}", remedy=remedy)
     return list(answers)
 
 

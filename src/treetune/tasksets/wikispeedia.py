@@ -127,7 +127,7 @@ class WikispeediaConfig(TasksetConfig, frozen=True, kw_only=True):
     max_turns: Positive = WikispeediaEnvironment.CONTRACT.turns
     """The number of turns in an episode, including wrong ones."""
     seed: int = 0
-    """The random seed. Another seed gives other tasks; `shuffle.seed` replaces it if set."""
+    """The random seed. A different seed gives different tasks; `shuffle.seed` replaces it if set."""
 
     def __post_init__(self) -> None:
         if self.min_distance > self.max_distance:
@@ -187,7 +187,9 @@ def _draw_sources(graph: LinkGraph, rng: random.Random) -> Iterator[str]:
 def load_graph(task: WikispeediaTask) -> LinkGraph:
     path = task.extra_info.get("graph")
     if not isinstance(path, str):
-        raise EnvironmentFault("the task names no graph", remedy="set extra_info.graph to the path of the graph file")
+        raise EnvironmentFault(
+            "the task does not name a graph", remedy="set extra_info.graph to the path of the graph file"
+        )
     graph = LinkGraph.load(path)
     if graph.digest != task.graph:
         raise EnvironmentFault(f"{path} is not the graph that this task was made from", remedy="draw the task again")

@@ -43,7 +43,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 _MOST_RESCORED = 1000
-"""The most rollouts in a preview."""
+"""The maximum number of rollouts in a preview."""
 _RESCORE_SECONDS = 600.0
 
 

@@ -98,7 +98,7 @@ def _add(name: str, modules: Mapping[str, str], done: dict[str, str], above: tup
     if name in above:
         raise TreetuneError(f"modules of the page import each other: {' -> '.join((*above, name))}")
     if name not in modules:
-        raise TreetuneError(f"{above[-1] if above else 'the page'} imports {name}, which is not there")
+        raise TreetuneError(f"{above[-1] if above else 'the page'} imports {name}, which does not exist")
 
     def imported(found: re.Match[str]) -> str:
         names, place = found.groups()
@@ -120,7 +120,7 @@ def _add(name: str, modules: Mapping[str, str], done: dict[str, str], above: tup
     text = _IMPORT.sub(imported, modules[name])
     text = _EXPORTED.sub(declared, _LIST.sub(listed, text))
     if (other := _OTHER.search(text)) is not None:
-        raise TreetuneError(f"{name} has a form of import or export that is not known: {other[0][:80]}")
+        raise TreetuneError(f"{name} uses an unknown form of import or export: {other[0][:80]}")
     done[name] = f"const {_variable(name)} = (() => {{\n{text}\nreturn {{ {', '.join(exported)} }};\n}})();"
 
 
@@ -136,7 +136,7 @@ def _renamed(names: str, between: str) -> str:
 
 
 MOST_BYTES = 20_000_000
-"""The most bytes of the answers in a file."""
+"""The maximum size in bytes of the answers in a file."""
 _GROUPS_SHARE, _PAIRS_SHARE = 0.25, 0.25
 """The shares of this size for the lines of groups, and for both runs' answers to tasks that changed."""
 _MOST_RUNS = 16
@@ -188,10 +188,10 @@ class _Answers:
 
     @property
     def note(self) -> str | None:
-        chosen = f"those that fit {self._where!r}" if self._where else "those of the groups with the highest variance"
+        chosen = f"those that match {self._where!r}" if self._where else "those of the groups with the highest variance"
         if self.rollouts == self.of:
             return f"This file holds {chosen}." if self._where else None
-        return f"This file holds {self.rollouts:,} of {self.of:,} rollouts: {chosen}, as many as have room."
+        return f"This file contains {self.rollouts:,} of {self.of:,} rollouts: {chosen}, as many as fit."
 
     def answers(self) -> bytes:
         single = {"runs": self._calls.runs(Body()), "words": self._calls.words(Body()), "note": self.note}

@@ -36,7 +36,7 @@ from treetune.system.folders import default_cache_dir, write_atomically
 from treetune.view.figures import NOTHING, overview
 
 _MOST_ROLLOUTS = 300_000
-"""The most rollouts of all open runs together."""
+"""The maximum number of rollouts of all open runs together."""
 _READ_SECONDS = 0.5
 """How long a run is read before its first part is shown."""
 _SLICE_SECONDS = 0.2
@@ -162,7 +162,7 @@ class RunList:
 
     def __getitem__(self, id: int) -> ShownRun:
         if not 0 <= id < len(self._runs):
-            raise UsageError(f"there is no run {id}", remedy=f"there are {len(self._runs)}: look at the list again")
+            raise UsageError(f"there is no run {id}", remedy=f"there are {len(self._runs)}: reload the list")
         self._close_others(id)
         return self._runs[id]
 

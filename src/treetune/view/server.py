@@ -36,7 +36,7 @@ _HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 _MOST_BYTES = 1 << 20
-"""The most bytes in the body of a call."""
+"""The maximum size in bytes of the body of a call."""
 
 
 class ViewServer:

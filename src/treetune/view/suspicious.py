@@ -119,7 +119,7 @@ def _same_answers(run: Run) -> list[tuple[int, str, str]]:
                 by_text[text].setdefault(truth, at)
         for text, truths in by_text.items():
             if len(truths) >= SAME_TASKS:
-                why = f"{text[:60]!r} is paid on {len(truths)} tasks with different right answers"
+                why = f"{text[:60]!r} earns a reward on {len(truths)} tasks with different right answers"
                 found += [(at, SAME, why) for at in truths.values()]
     return found
 

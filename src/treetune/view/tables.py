@@ -30,9 +30,9 @@ from treetune.view.figures import FLAGS, plain
 
 _QUESTION = 160
 _MOST_TASKS = 5000
-"""The most tasks in a comparison; those that changed come first."""
+"""The maximum number of tasks in a comparison; those that changed come first."""
 _LONGEST = 20_000
-"""The most characters of a last answer."""
+"""The maximum number of characters of a last answer."""
 _SHOWN = (
     *("rollout", "uid", "occurrence", "source", "outcome", "reward", "turns", "seconds", "retries", "answer"),
     *("failure", "step", "metrics"),
@@ -75,7 +75,9 @@ def _column(columns: Columns, name: str) -> Numbers:
         return columns.numbers(name)
     if name not in TEXTS and name not in NOTES:
         known = [*NUMBERS, *TEXTS, *NOTES, *columns.metrics, "advantage"]
-        raise UsageError(f"rollouts are not sorted by {name!r:.80}{did_you_mean(name, known)}", remedy=", ".join(known))
+        raise UsageError(
+            f"rollouts cannot be sorted by {name!r:.80}{did_you_mean(name, known)}", remedy=", ".join(known)
+        )
     return _rank(columns.texts(name))[columns.codes(name)]
 
 
@@ -119,7 +121,7 @@ def _group_column(columns: Columns, name: str) -> Numbers:
         return np.bincount(groups.task, seconds, minlength=len(groups)).astype(np.float64)
     if name in ("task", "source"):
         return _column(columns, name)[groups.first]
-    raise UsageError(f"groups are not sorted by {name!r:.80}{did_you_mean(name, SORTS)}", remedy=", ".join(SORTS))
+    raise UsageError(f"groups cannot be sorted by {name!r:.80}{did_you_mean(name, SORTS)}", remedy=", ".join(SORTS))
 
 
 def cells_of(columns: Columns, group: int) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ format.
     sidecar = build(taskset, taskset.open_source(), path, "verl", on_rows=progress)
     sidecar, path = build_rows(load_taskset("doubles.py:Doubles"), "verl")
 
-Memory use stays at a few tables, whatever the size of the source. Other processes (`num_proc`) or a Ray cluster
+Memory use stays at a few tables, however large the source is. Other processes (`num_proc`) or a Ray cluster
 (`engine="ray"`) can build the tables; rows and their order stay the same.
 """
 
@@ -53,8 +53,8 @@ IMAGE_ROWS = 32
 """Rows per batch, and so per row group, if they have images. All images of a batch are in memory."""
 
 LOOKED_AT = 100
-"""Rows that are checked for whether any answer can solve them. This many reveal a column that is wrong throughout, and
-cost little in a large build. `treetune validate` checks all rows."""
+"""The number of rows that are checked for whether an answer can solve them. This many reveal a column that is wrong
+throughout, and cost little in a large build. `treetune validate` checks all rows."""
 
 BuiltTable = tuple[pa.Table | None, Notes]
 Work = tuple[SourceBatch, int]
@@ -157,7 +157,7 @@ def write_rows(
     engine: Engine = "local",
     on_rows: Progress | None = None,
 ) -> tuple[GrowingParquet, Notes]:
-    """Write the selected rows; return the writer, and the notes from one pass over the source.
+    """Write the selected rows; return the writer, and the notes of one pass over the source.
 
     `made`: the source already has a trainer's rows, from a `build_dataset` that selected them itself.
     """
@@ -194,13 +194,13 @@ def write_rows(
             firsts = "".join(f"\n  row {flaw.rows[0]}: {flaw.first}" for flaw in notes.flaws if flaw.first)
             raise EmptyTasksetError(
                 f"{taskset.name} has no rows: {reasons or 'its source is empty'}{firsts}",
-                remedy="look at filter, ground_truth and loading_params",
+                remedy="check filter, ground_truth and loading_params",
             )
     return writer, notes
 
 
 def _find_invalid(taskset: DatasetRows, table: pa.Table, most: int, notes: Notes) -> None:
-    """Report rows, among the first of a table, for which the scorer finds that no answer can solve them. The user's
+    """Report rows, among the first rows of a table, that no answer can solve according to the scorer. The user's
     `validate` may be slow: only `treetune validate` runs it."""
     if taskset.overrides("validate") or taskset.scorer is None:
         return
@@ -219,7 +219,7 @@ def _find_invalid(taskset: DatasetRows, table: pa.Table, most: int, notes: Notes
 
 
 def _check_environments(taskset: DatasetRows, table: pa.Table, checked: set[Any], format: Format) -> None:
-    """Check the environments that a map function gave to rows. `checked` holds those of earlier tables."""
+    """Check the environments that a map function gave to rows. `checked` holds the environments of earlier tables."""
     if table.schema.field("extra_info").type.get_field_index("env_class") < 0:
         return
     for env_class in set(pc.unique(pc.struct_field(table["extra_info"], "env_class")).to_pylist()) - checked:
@@ -228,7 +228,7 @@ def _check_environments(taskset: DatasetRows, table: pa.Table, checked: set[Any]
             said = f"rows with the env_class {env_class!r}: {problem}"
             if not format.has_environments:
                 raise TasksetError(said)
-            warnings.warn(f"{said}; the trainer must know it", stacklevel=2)
+            warnings.warn(f"{said}; the trainer must have it", stacklevel=2)
 
 
 def _build_tables(
@@ -266,8 +266,9 @@ def _build_in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -
             raise error from None  # without the traceback of that process
         except BrokenProcessPool:
             raise TasksetError(
-                f"one of the {count} processes that build rows ended abruptly: by its own code, or for its memory",
-                remedy="num_proc: 1 builds in this process, and shows where",
+                f"one of the {count} processes that build rows ended abruptly: its code ended it, or it ran out of "
+                "memory",
+                remedy="set num_proc: 1 to build in this process and see where it ends",
             ) from None
 
 

@@ -4,8 +4,8 @@
     choices.of({"question": "2 + 2?", "choices": ["3", "4"], "answer": 1})
     # {"options": "A) 3\nB) 4", "letter": "B", "choices": ["3", "4"]}
 
-A dataset has a list of texts (MMLU), texts with their own labels (ARC), or one column per text (GPQA). It gives the
-right option as a number from 0, a letter, a label or a text.
+A dataset has a list of texts (MMLU), texts with their own labels (ARC), or one column per text (GPQA). The right option
+is a number from 0, a letter, a label or a text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Choices:
     def __init__(self, config: ChoicesConfig, columns: Sequence[str]) -> None:
         faults: Faults = []
         if (config.column is None) == (not config.columns):
-            faults.append(("choices", "needs either `column`, one with all options, or `columns`, one for each"))
+            faults.append(
+                ("choices", "needs either `column`, which holds all options, or `columns`, one for each option")
+            )
         named = {"column": [config.column] if config.column is not None else [], "columns": config.columns}
         for key, names in {**named, "answer": [config.answer]}.items():
             faults += [(f"choices.{key}", no_column(name, columns)) for name in names if name not in columns]
@@ -82,10 +84,12 @@ class Choices:
             empty = [name for name in config.columns if row[name] is None]
             return f"{empty[0]} is None" if empty else "two of choices.columns have the same text"
         if not texts:
-            return f"{config.column} has not 2 to {len(LETTERS)} options: {reprlib.repr(row[config.column or ''])}"
+            return (
+                f"{config.column} does not have 2 to {len(LETTERS)} options: {reprlib.repr(row[config.column or ''])}"
+            )
         answer, labels = row[config.answer], self._labels(row)
         if texts.count(str(answer).strip()) > 1:
-            return f"choices.answer {answer!r:.60} is several options"
+            return f"choices.answer {answer!r:.60} matches several options"
         counted = isinstance(answer, int | float) and not isinstance(answer, bool)
         known = f"there are {', '.join(labels)}" if labels else "it is a number from 0, a letter or a text"
         if isinstance(answer, str) and answer.strip().isdecimal() and not labels:

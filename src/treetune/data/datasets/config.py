@@ -30,8 +30,8 @@ class ChoicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     columns: list[str] = []
     """Instead of `column`: one column for each option."""
     answer: str
-    """The column that gives the right option as a number from 0, a letter, a label or a text. With `columns`, the one
-    of them that holds the right option."""
+    """The column that has the right option, as a number from 0, a letter, a label or a text. With `columns`, the one of
+    them that holds the right option."""
     shuffle: bool = False
     """Show the options in an order derived from their texts, the same everywhere. Use it for data that lists the right
     option first."""
@@ -68,8 +68,9 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     """How answers are scored: `includes`, or `{kind: number, tolerance: 0.01}`; docs/scoring.md lists every kind.
     Without it, answers are compared with the ground truth (the rule)."""
     answer: AnswerFormat | None = None
-    """Where a reply gives its answer, for the scorer to read it there: `boxed`, `{tag: answer}`, `hash`,
-    `{line: "Answer:"}`. With `instruct: true`, the prompt asks for this form. Absent: wherever it is stated."""
+    """Where a reply gives its answer, so that the scorer reads it there: `boxed`, `{tag: answer}`, `hash`, `{line:
+    "Answer:"}`. With `instruct: true`, the prompt asks for this form. Absent: the answer is read wherever the reply
+    states it."""
     reward_method: str = "rule"
     """The scoring method that rows report to trainers; the name of a scorer kind selects that scorer."""
     ability: str | None = None
@@ -105,7 +106,7 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
 
 def no_column(name: str, columns: Sequence[str]) -> str:
     """Return the message for a name that is not a column."""
-    return f"no column {name!r}{did_you_mean(name, columns)}; there are: {', '.join(columns)}"
+    return f"no column {name!r}{did_you_mean(name, columns)}; available: {', '.join(columns)}"
 
 
 def explain_misfit(key: str, text: str, columns: Sequence[str], row: Mapping[str, Any], error: Exception) -> str:

@@ -33,7 +33,7 @@ from treetune.scorers.scorer import Rule
 from treetune.system.folders import default_cache_dir
 
 BUILDER_VERSION = f"7.{UID_VERSION}"
-"""Part of every cache key. Raise it when the same config gives different rows or different notes."""
+"""Part of every cache key. Increase it when the same config gives different rows or different notes."""
 
 
 class DatasetRows(Taskset[Task, DatasetConfig]):
@@ -47,7 +47,7 @@ class DatasetRows(Taskset[Task, DatasetConfig]):
         typed = config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
         read = set() if typed.scorer is None else set(typed.scorer.columns())
         if typed.choices is not None:
-            read.add(TEXTS)  # so that a scorer knows the options' texts, and notices a second one
+            read.add(TEXTS)  # so that a scorer knows the texts of the options, and notices a second one
         if more := read.difference(typed.extra_fields):
             typed = msgspec.structs.replace(typed, extra_fields=[*typed.extra_fields, *sorted(more)])
         super().__init__(typed)
@@ -84,8 +84,8 @@ class DatasetRows(Taskset[Task, DatasetConfig]):
 
     @cached_property
     def row_scorer(self) -> ScoredBy | None:
-        """How any process can score a row from the row alone: by the rule, its environment, a scorer, or this taskset
-        as JSON. None if none of these can."""
+        """How any process can score a row from the row alone: by the rule, by its environment, by a scorer, or by this
+        taskset as JSON. None if none of them can."""
         if self.config.env_class is not None:
             return self.describe_environment(self.config.env_class)
         if self.overrides("reward") or self.tool_methods or len(self.tool_names) < len(self.config.tools):

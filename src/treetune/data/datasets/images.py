@@ -80,7 +80,7 @@ class ImageReader:
         """Return the bytes of a file inside the folders, after following links."""
         if not self._folders:
             remedy = "set image_folder to the folder that holds them"
-            raise TasksetError(f"the path {name!r} of a dataset that is not here", remedy=remedy)
+            raise TasksetError(f"the path {name!r}, in a dataset that is not on this machine", remedy=remedy)
         inside = [place for folder in self._folders if (place := (folder / name).resolve()).is_relative_to(folder)]
         if not inside:
             raise TasksetError(
@@ -90,7 +90,7 @@ class ImageReader:
         try:
             path = next((place for place in inside if place.is_file()), inside[0])
             if path.suffix.lower() not in SUFFIXES:
-                raise ValueError(f"{name:.80} is not called {', '.join(SUFFIXES)}")
+                raise ValueError(f"the name {name:.80} does not end in {', '.join(SUFFIXES)}")
             with path.open("rb") as file:
                 refuse_large(os.fstat(file.fileno()).st_size, self._most_bytes)
                 return file.read()
@@ -137,7 +137,7 @@ def _iter_images(folders: list[Path]) -> Iterator[tuple[str, int, int]]:
             seen += len(names)
             if seen > MOST_FILES:
                 raise TasksetError(
-                    f"there are more than {MOST_FILES:,} files beside the data, in {folder}",
+                    f"there are more than {MOST_FILES:,} files next to the data, in {folder}",
                     remedy="set image_folder to the folder that holds the images",
                 )
             for name in names:

@@ -68,8 +68,8 @@ class ListFile(NamedTuple):
 
 
 def draws_by_weight(weights: Sequence[Any]) -> bool:
-    """Whether a list is a mixture: it has several entries, and at least one has a weight. An entry without one weighs
-    1."""
+    """Whether a list is a mixture: it has several entries, and at least one has a weight. An entry without a weight
+    counts as 1."""
     return len(weights) > 1 and any(weight is not None for weight in weights)
 
 
@@ -152,8 +152,10 @@ def join_files(
     with_agents = [AGENT in sidecar.schema for sidecar, _, _ in built]
     if any(with_agents) and not all(with_agents):
         without = ", ".join(name for name, having in zip(names, with_agents, strict=True) if not having)
-        remedy = f"give all tasks of the list the column {AGENT}, or none"
-        raise TasksetError(f"rows of task {without} would name no agent: others have the column {AGENT}", remedy=remedy)
+        remedy = f"give all tasks of the list the column {AGENT}, or none of them"
+        raise TasksetError(
+            f"rows of task {without} would not name an agent, but others have the column {AGENT}", remedy=remedy
+        )
     clashes = next(_find_clashes(names, built), None)
     if clashes is None:
         return list(built)
@@ -181,7 +183,7 @@ def _change_file(
     taskset: DatasetTaskset, file: CachedFile, asked: Mapping[str, Any], change: Converter, *wider: Any
 ) -> CachedFile:
     """Return the file with changed tables, from the cache. `asked` identifies the change. `wider` is the schema for the
-    rows and the fields in it that are JSON text."""
+    rows, with its fields that are JSON text."""
     sidecar, path, hit = file
     cache = Cache(taskset.cache_dir)
     key = f"{sidecar.key.partition('_')[0]}_{config_hash({'like': sidecar.key, **asked}, {})}"
@@ -202,7 +204,7 @@ def _find_clashes(names: Sequence[str], built: Sequence[CachedFile]) -> Iterator
 
 
 def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[CachedFile]) -> list[Converter]:
-    """Choose what converts each file's texts to lists and parts, if another file has those."""
+    """Choose which texts of each file become lists or parts, because another file has lists or parts there."""
     from treetune.data.rows.formats import FORMATS
 
     # The path of a ground truth that the rule compares, per format.
@@ -263,6 +265,6 @@ def _widen_schemas(
         try:
             wide = schema if wide is None else widen(wide, schema, json_fields)
         except TasksetError:
-            remedy = f"no key makes them alike: a custom_cls of task {name} can give them one shape"
+            remedy = f"no config key can convert them; a custom_cls of task {name} can give them the same shape"
             raise TasksetError(next(_find_clashes(names, built)), remedy=remedy) from None
     return wide, json_fields

@@ -39,7 +39,7 @@ from treetune.errors import ConfigError, TasksetError, user_code
 
 NO_PROMPT, NO_TRUTH = "no prompt", "no ground truth"
 MISSING = (NO_PROMPT, NO_TRUTH, NO_IMAGE)
-"""Reasons for dropping rows, or faults if the config says `drop_missing: false`."""
+"""The reasons for dropping rows; they are faults if the config says `drop_missing: false`."""
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 """The role names of the `from`/`value` layout."""
@@ -104,7 +104,7 @@ def _prompt_maker(config: DatasetConfig, first: Row) -> Callable[[Row], list[Mes
             if entries is None or entries == []:
                 raise RowDropped(NO_PROMPT)
             if not isinstance(entries, list):
-                remedy = f'{LEAVE_OUT}; prompt_template: "{{{field}}}" makes prompts of text'
+                remedy = f'{LEAVE_OUT}; prompt_template: "{{{field}}}" makes prompts from text'
                 raise Misfit(f"{field}: expected a list of messages, or its JSON, got {entries!r:.80}", remedy)
             messages = [_spell_message(entry, number) for number, entry in enumerate(entries)]
             if any(_is_empty(message) for message in messages):
@@ -170,7 +170,9 @@ def call_make_map_fn(taskset: DatasetRows) -> Callable[[Row, int], Any]:
     with user_code(whose):
         function = taskset._make_map_fn()
     if not callable(function):
-        raise TasksetError(f"{whose} gave {function!r:.80}, not a function", remedy="return a function of (row, index)")
+        raise TasksetError(
+            f"{whose} returned {function!r:.80}, not a function", remedy="return a function of (row, index)"
+        )
     parameters = inspect.signature(function).parameters.values()
     several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     second = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:2]
@@ -206,7 +208,7 @@ def truth_finder(config: str | GroundTruthConfig, columns: Sequence[str]) -> tup
     try:
         pattern = re.compile(given.pattern)
     except re.error as error:
-        raise ConfigError([("ground_truth.pattern", f"no regular expression: {error}")]) from None
+        raise ConfigError([("ground_truth.pattern", f"not a regular expression: {error}")]) from None
     if pattern.groups > 1:
         raise ConfigError([("ground_truth.pattern", "has several groups; use (?:...) for all but the answer")])
 
@@ -264,7 +266,7 @@ def _spell_message(entry: Any, number: int) -> Message:
         return message
     role = _ROLES.get(str(message["from"]))
     if role is None:
-        raise Misfit(f"message {number} is from {message['from']!r}; known: {', '.join(_ROLES)}")
+        raise Misfit(f"message {number} is from {message['from']!r}; known roles: {', '.join(_ROLES)}")
     rest = {key: value for key, value in message.items() if key not in ("from", "value", "content")}
     return {"role": role, "content": message.get("value"), **rest}
 
@@ -278,7 +280,8 @@ _SEEN = ("data_source", "extra_info", "env_class")
 
 
 def write_images(made: Row, index: int, images: ImageReader) -> tuple[Row, list[Message]]:
-    """Return a made row with its images in the canonical layout, wherever they were, and the messages of its task."""
+    """Return a made row with its images in the canonical layout, wherever they were before, and the messages of its
+    task."""
     messages, given = made["prompt"], made.get(IMAGES)
     if given is None and not has_images(messages):
         return made, messages
@@ -300,7 +303,7 @@ def write_images(made: Row, index: int, images: ImageReader) -> tuple[Row, list[
 
 
 def complete_row(taskset: DatasetRows, made: Row, messages: list[Message], index: int) -> tuple[str, Row]:
-    """Return the uid of a made row's task, and the row with everything that a canonical row has."""
+    """Return the uid of a made row's task, and the row with all fields of a canonical row."""
     config = taskset.config
     given = made.get("extra_info") or {}
     env_class = made.get("env_class") or given.get("env_class") or config.env_class
@@ -362,5 +365,5 @@ def _index(value: Any, position: int) -> int:
     except (TypeError, ValueError):
         raise TasksetError(
             f"row {position} has the index {value!r}, which is not a whole number",
-            remedy="extra_info.index is the number of the row in the source: give another value another key",
+            remedy="extra_info.index is the number of the row in the source: store any other value under another key",
         ) from None

@@ -94,7 +94,7 @@ class RowBuilder:
         if not made and not taskset.overrides_rows:
             faults += [("images", no_column(name, names)) for name in config.images if name not in names]
         if config.images and config.max_prompt_length is not None:
-            faults.append(("max_prompt_length", "counts text, and cannot count images: leave that to the trainer"))
+            faults.append(("max_prompt_length", "counts only text, not images: leave this to the trainer"))
         with gather_faults(faults, "filter"):
             self._filter = row_filter(None if made else config.filter, names, taskset._origin)
         if config.profile is not None and config.profile.path is not None:
@@ -122,7 +122,7 @@ class RowBuilder:
         self._make_row = (lambda row, index: row) if made else call_make_map_fn(taskset)
 
     def _request_for(self, env_class: str | None) -> str | None:
-        """The sentence with which prompts ask for the form of the answer, if they do."""
+        """The sentence in which prompts ask for the form of the answer, if they do."""
         form = self.taskset.answer_format(Task(env_class=env_class))
         return form.ask() if form is not None and form.instruct else None
 
@@ -273,7 +273,7 @@ class RowBuilder:
             if (fault := find_fault(made)) is not None:
                 raise TasksetError(
                     f"row {index} {fault}: {made!r:.200}",
-                    remedy="the function of _make_map_fn() returns data_source, prompt and extra_info at the least",
+                    remedy="the function of _make_map_fn() must return at least data_source, prompt and extra_info",
                 )
             if not self._made and (lack := find_lack(made)) is not None:
                 left_out.setdefault(lack, []).append(number)
@@ -297,7 +297,7 @@ class RowBuilder:
     def _leave_out(
         self, left_out: Mapping[str, list[int]], source: SourceBatch, indices: list[int], notes: Notes
     ) -> None:
-        """Count the dropped rows by reason, and report those that lack something. Raises if the config says
+        """Count the dropped rows by reason, and report rows that lack something. Raises if the config says
         `drop_missing: false`."""
         for reason, numbers in left_out.items():
             notes.dropped[reason] += len(numbers)
@@ -313,7 +313,7 @@ class RowBuilder:
             notes.report(Flaw.of(DROPPED, dropped_for(reason), first, [indices[number] for number in numbers]))
 
     def _explain_lack(self, reason: str, row: Row) -> str:
-        """Return the column of a source row that lacks something, and its value. Empty if a user's function made the
+        """Return the column in which a source row lacks something, and its value. Empty if a user's function made the
         row."""
         config = self.taskset.config
         if self.taskset.overrides_rows:
@@ -335,12 +335,12 @@ class RowBuilder:
         truth = config.ground_truth
         if reason == NO_TRUTH and whole.get(column) and truth is not None:
             path, pattern = (truth.column, truth.pattern) if isinstance(truth, GroundTruthConfig) else (truth, None)
-            found += ", where ground_truth.pattern finds nothing" if pattern is not None else f", which has no {path}"
+            found += ", where ground_truth.pattern matches nothing" if pattern is not None else f", which has no {path}"
         return found
 
     def _locate_fault(self, batch: SourceBatch, first: int, error: Exception) -> TreetuneError:
         """Find the faulty row. Rows are built many at a time, so they are built again one by one to find the first that
-        fails alone. If none does, the error names the first row of the batch."""
+        fails alone. If no row fails alone, the error names the first row of the batch."""
         remedy = "correct the row: text is UTF-8, keys are text, and whole numbers of extra_fields have 64 bits"
         for number in range(len(batch)):
             try:

@@ -5,8 +5,7 @@
     keep.keeps({"question": "1 + 1?", "level": 1})  # True
 
 An expression is Python, and every node is checked against a list of what is allowed: no attributes, no names except
-columns, no calls except to the functions below. Operations by which a short text could ask for endless work are
-bounded.
+columns, no calls except to the functions below. Operations that could let a short text cause endless work are bounded.
 
 `Notes` counts the dropped rows by reason, and lists the flaws of the others.
 """
@@ -57,7 +56,7 @@ def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Notes], pa.Table
     if config.max_prompt_length is None:
         return None
     if config.tokenizer is None:
-        raise ConfigError([("tokenizer", "is required where max_prompt_length is set")])
+        raise ConfigError([("tokenizer", "is required if max_prompt_length is set")])
     from treetune.data.rows.prompt_lengths import PromptTokens, load_tokenizer
 
     most = config.max_prompt_length
@@ -157,7 +156,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: lambda left, right: _number(left) % _number(right),
 }
 
-# No identifier can have these names, so a column called `len` hides nothing.
+# No identifier can have these names, so a column called `len` shadows nothing.
 _NAMES: dict[str, Any] = {
     "__builtins__": {},
     **{f"{name}()": function for name, (function, _, _) in _FUNCTIONS.items()},
@@ -172,7 +171,7 @@ _PLAIN_NODES = (
 )  # fmt: skip
 
 _AVAILABLE = (
-    "there are: and, or, not, in, comparisons, + - * / // %, `a if b else c`, column[key], numbers, text, lists, None, "
+    "available: and, or, not, in, comparisons, + - * / // %, `a if b else c`, column[key], numbers, text, lists, None, "
     f"True, False, and the functions {', '.join(_FUNCTIONS)}"
 )
 
@@ -228,7 +227,7 @@ class _Checker(ast.NodeTransformer):
         if name in self.columns and not name.startswith("__"):
             self.used[name] = None
             return node
-        return self.refuse(node, f"{no_column(name, self.columns)}; and None, True, False")
+        return self.refuse(node, f"{no_column(name, self.columns)}, None, True, False")
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if type(node.op) not in _OPERATORS:
@@ -287,7 +286,7 @@ def _pattern_fault(pattern: ast.expr) -> str | None:
     try:
         re.compile(pattern.value)
     except (re.error, OverflowError) as error:
-        return f"no regular expression: {error}"
+        return f"not a regular expression: {error}"
     return None
 
 
@@ -352,7 +351,7 @@ def look_at_prompts(config: DatasetConfig, table: pa.Table, notes: Notes) -> Non
         _find_hidden_options(table, notes)
     if PLACE in template or PLACE in system:
         rows = [extra["index"] for extra in table["extra_info"].to_pylist()]
-        first = f"prompt_template has {PLACE}, and images names no column"
+        first = f"prompt_template has {PLACE}, but images names no column"
         notes.report(Flaw.of(NO_IMAGES, f"with {PLACE} in the prompt and no image", first, rows))
 
 

@@ -64,7 +64,7 @@ def read_declared(
     further: Mapping[str, Any] | None = None,
 ) -> dict[str, list[DatasetTaskset]]:
     """Return the tasksets of `train` and `val` that a YAML file declares, with the `further` keys added to each. All
-    faults of all of them are reported at once."""
+    faults of both lists are reported at once."""
     faults: Faults = []
     lists: dict[str, list[DatasetTaskset]] = {}
     data = load_yaml(path)
@@ -96,7 +96,7 @@ def read_list_node(
     if split not in names:
         raise ConfigError([("--split", f"there is no list {split!r}; use {' or '.join(names)}")], source=target)
     if unused := [key for key in overrides if not key.startswith(f"{split}_tasks")]:
-        faults = [(key, f"sets a key of the other list, and {split}_tasks is used; see --split") for key in unused]
+        faults = [(key, f"sets a key of the other list, but {split}_tasks is used; see --split") for key in unused]
         raise ConfigError(faults, source="the overrides")
     entries = lists[f"{split}_tasks"]
     faults = [
@@ -117,7 +117,7 @@ def read_list_node(
 def load_tasks(
     nodes: Iterable[Any], cache_dir: str | Path | None = None, *, path: str = "tasks", of_any_class: bool = False
 ) -> list[DatasetTaskset]:
-    """Load the tasksets of a list of configs. All faults of all of them are raised as one error. With `of_any_class`,
+    """Load the tasksets of a list of configs. All faults of all entries are raised as one error. With `of_any_class`,
     those that are not dataset tasks become `TaskRows`."""
     try:
         entries = plain_values(nodes)
@@ -184,7 +184,7 @@ def _task_class(node: Mapping[str, Any], of_any_class: bool = False) -> type[Tas
 
 
 def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
-    """Return the faults that only several keys together show."""
+    """Return the faults that show only when several keys are read together."""
     yield from check_loading(config.loading_params)
     if config.scorer is not None and config.env_class is not None:
         yield "scorer", f"the environment {config.env_class!r} scores these rows: leave out one of scorer and env_class"
@@ -199,7 +199,7 @@ def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
             f"the scorer reads another place, {config.scorer.answer}: leave out one of answer and scorer.answer",
         )
     if config.max_prompt_length is not None and config.tokenizer is None:
-        yield "tokenizer", "is required where max_prompt_length is set"
+        yield "tokenizer", "is required if max_prompt_length is set"
     for key, specs in declared_values(config, CodeName).items():
         for file in map(file_of, specs):
             if file is not None and not file.is_file():
@@ -235,10 +235,10 @@ def check_environments(lists: Lists, *, known: bool = True, source: str = "confi
 
 
 def has_turns(taskset: DatasetTaskset) -> bool | None:
-    """Whether its episodes have several turns or tools. None if only playing shows it."""
+    """Whether its episodes have several turns or tools. None if this is only known once it is played."""
     config = taskset.config
     if not isinstance(taskset, DatasetTaskset):
-        return taskset.has_turns()  # any other taskset, whose tasks say it
+        return taskset.has_turns()  # any other taskset: its tasks determine this
     if config.tools or taskset.tool_methods:
         return True
     if config.env_class is None:
@@ -300,9 +300,9 @@ def _overrides_of(overrides: Mapping[str, str], name: str, number: int) -> dict[
 
 
 def _keep_text(node: dict[str, Any], written: Any, folders: list[Path], raw: Mapping[str, str]) -> dict[str, Any]:
-    """Return an entry with its file names resolved and each override as typed: file names in it are not resolved, and
-    it stays text if its key is text, even if YAML would read it otherwise (`Q: {question}`). A class's own key is text
-    if the file's value is."""
+    """Return an entry with its file names resolved, and with each override as typed. File names in overrides are not
+    resolved, and an override stays text if its key is text, even if YAML would read it otherwise (`Q: {question}`). A
+    class's own key is text if the file's value is."""
     given = {key.partition(".")[0] for key in raw if not key.startswith("profile.") or key == "profile.path"}
     entry: dict[str, Any] = find_files(node, folders, DatasetTaskset)
     entry |= {key: node[key] for key in given & node.keys()}

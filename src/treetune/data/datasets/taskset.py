@@ -116,8 +116,8 @@ class DatasetTaskset(DatasetRows):
             warnings.warn(f"{self._title()}: {flaw}", stacklevel=1)  # one line: Python shows each once
         if hit and not self._reported and (unseen := _find_unseen(self._code_files())):
             warnings.warn(
-                f"{self._title()} is taken from the cache, which does not notice changes of what code reads itself: "
-                f"{unseen[0]}{', and more' if len(unseen) > 1 else ''}. If rows depend on it, {_NAME_IT}",
+                f"{self._title()} is taken from the cache, which does not notice changes to what the code itself "
+                f"reads: {unseen[0]}{', and more' if len(unseen) > 1 else ''}. If rows depend on it, {_NAME_IT}",
                 stacklevel=1,
             )
         self._reported = True
@@ -140,7 +140,7 @@ class DatasetTaskset(DatasetRows):
         return f"{self.name} ({', '.join(params.patterns or map(str, params.args))})"
 
     def cache_key(self, format: str = "verl") -> str:
-        """Return `{impl_hash}_{config_hash}`: the hash of the code, and the hash of what it was asked for."""
+        """Return `{impl_hash}_{config_hash}`: the hash of the code, and the hash of the config and its data."""
         config = self.config
         if faults := check_loading(config.loading_params):
             raise ConfigError(faults)
@@ -193,9 +193,9 @@ class DatasetTaskset(DatasetRows):
         if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
             return LibraryDataset(dataset)
         raise TasksetError(
-            f"{whose} gave a {type(dataset).__name__}, not a dataset",
-            remedy="return a datasets.Dataset, as by Dataset.from_list(rows) or Dataset.from_dict(columns), or of a "
-            "DatasetDict one of its splits; or override _make_map_fn, which makes one row",
+            f"{whose} returned a {type(dataset).__name__}, not a dataset",
+            remedy="return a datasets.Dataset, as made by Dataset.from_list(rows) or "
+            "Dataset.from_dict(columns), or one split of a DatasetDict; or override _make_map_fn, which makes one row",
         )
 
     def _load_source(self) -> LibraryDataset | LocalFiles:
@@ -236,7 +236,7 @@ class DatasetTaskset(DatasetRows):
 
     @contextmanager
     def _where_declared(self) -> Iterator[None]:
-        """Add where a key is declared to config faults that only the data shows."""
+        """Add the place of a key's declaration to config faults that only the data shows."""
         try:
             yield
         except ConfigError as error:

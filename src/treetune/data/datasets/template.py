@@ -39,7 +39,7 @@ class ColumnPath(NamedTuple):
 
     column: str
     items: tuple[tuple[str, int | None], ...]
-    """Each item as written, and its number if it is one."""
+    """Each item as written, and as a number if it is one."""
 
     @classmethod
     def parse(cls, name: str, columns: Sequence[str]) -> Self | None:
@@ -73,7 +73,7 @@ class ColumnPath(NamedTuple):
             return f"{name} is {value!r:.80}, which has no items"
         if number is None:
             kind = "text" if isinstance(value, str) else "a list"
-            return f"{name} is {kind}, whose items have numbers: {name}[0], or {name}[-1] for the last"
+            return f"{name} is {kind}, whose items are numbered: {name}[0], or {name}[-1] for the last"
         return f"{name}[{item}] is out of range: it has {plural(len(value), 'item')}, and the first is {name}[0]"
 
 
@@ -111,7 +111,7 @@ class Field(NamedTuple):
         return "{" + self.conversion + (f":{self.spec}" if self.spec else "") + "}"
 
     def read(self, values: list[Any]) -> list[Any]:
-        """Return what it shows of its column's values, before formatting."""
+        """Return what the field shows of its column's values, before formatting."""
         if self.path.items:
             values = list(map(self.path.read, values))
         if self.conversion or not _FOR_NUMBERS.search(self.spec):
@@ -232,7 +232,8 @@ def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], list[s
         problem = str(error)
         if problem.startswith("unexpected '{'"):
             problem = (
-                "a field names its column itself; what depends on another column is for _make_map_fn of a subclass"
+                "a field must name its column itself; for values that depend on another column, override _make_map_fn "
+                "in a subclass"
             )
         faults[f"{text!r} is not a format string: {problem}{_BRACES}"] = None
     return pieces, list(faults)
@@ -241,16 +242,16 @@ def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], list[s
 def _explain_name(name: str, columns: Sequence[str]) -> str:
     """Return why a field does not name a column."""
     column = re.split(r"[.\[]", name, maxsplit=1)[0]
-    there_are = f"there are: {', '.join(columns)}{_BRACES}"
+    there_are = f"available: {', '.join(columns)}{_BRACES}"
     if not column or column.isdecimal():
         return (
             f"{{{name}}} is a position, and columns have names, as in {{{columns[0] if columns else 'x'}}}; {there_are}"
         )
     if column not in columns:
-        return f"{{{name}}} names no column{did_you_mean(column, columns)}; {there_are}"
+        return f"{{{name}}} is not a column{did_you_mean(column, columns)}; {there_are}"
     if attribute := re.fullmatch(r"([^.]+)\.(\w+)", name):
         key = f"{attribute[1]}[{attribute[2]}]"
-        return f"{{{name}}} reads an attribute, which templates do not; a key of a mapping is {{{key}}}"
+        return f"{{{name}}} reads an attribute, which templates do not support; a key of a mapping is {{{key}}}"
     return (
         f"{{{name}}} is neither a column nor an item of one, which is written {{{column}[key]}}; "
         "attributes are not read"

@@ -3,8 +3,8 @@
     if needs_loop(taskset, task):
         table = with_agent(table)
 
-verl joins files and uses its default loop only if the column is missing, so either all rows of a training have it or
-none.
+verl joins files and uses its default loop only if the column is missing, so either all rows of a training have the
+column or none.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
 
 
 def row_needs_loop(task: Task, scored: ScoredBy | None) -> bool:
-    """Like `needs_loop` for a row, by what scores it. Untrusted code is not run to find out."""
+    """Like `needs_loop`, for a row: by its environment, scorer or taskset. Untrusted code is not run to find out."""
     if task.tools:
         return True
     scored = scored or (ScoredBy("environment", task.env_class) if task.env_class is not None else BY_RULE)

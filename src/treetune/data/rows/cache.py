@@ -44,8 +44,8 @@ TOUCH_EVERY = 60.0
 
 
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes what a file was built from. The builder fills in what it knows; the cache adds `seconds` and the fields
-    after it."""
+    """A description of what a file was built from. The builder fills in what it knows; the cache adds `seconds` and the
+    fields after it."""
 
     config: dict[str, Any]
     source: str
@@ -110,7 +110,8 @@ class Cache:
         return content_hash(path, self.folder / ".content")
 
     def hit(self, key: str, *, quiet: bool = False) -> Sidecar | None:
-        """Return the sidecar of an intact file, and record the use. A damaged file gives a warning and None."""
+        """Return the sidecar of an intact file, and record the use. A damaged file gives a warning, and None is
+        returned."""
         sidecar, fault = self._check(key)
         if fault is not None:
             if not quiet:
@@ -177,7 +178,7 @@ class Cache:
         except (OSError, ValueError, msgspec.MsgspecError):
             return None, "its sidecar cannot be read"
         if sidecar.key != key:
-            return sidecar, "its sidecar is that of another key"
+            return sidecar, "its sidecar belongs to another key"
         try:
             with open(self.path(key), "rb") as file:
                 status = os.fstat(file.fileno())
@@ -284,9 +285,9 @@ def _encode(sidecar: Sidecar) -> bytes:
 
 
 def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_version: str) -> str:
-    """Hash the code that a build runs: the files of `cls` and of its bases except those of `stop` and Treetune, any
-    `further_files`, what all these import from their folders, and the builder's version. Moving a file, or loading it
-    under another module name, does not change the hash."""
+    """Hash the code that a build runs: the files of `cls` and of its bases (except `stop`, its bases and Treetune's
+    own), any `further_files`, what all these import from their folders, and the builder's version. Moving a file, or
+    loading it under another module name, does not change the hash."""
     from treetune.config.code_files import hash_files, source_of
     from treetune.system.folders import FOLDER
 
@@ -297,7 +298,7 @@ def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_vers
         if (file := source_of(base)) is None or not file.is_file():
             whose = f"{cls.__name__} has" if base is cls else f"{base.__name__}, a base of {cls.__name__}, has"
             raise TreetuneError(
-                f"{whose} no source file, so a change of it could not be noticed",
+                f"{whose} no source file, so a change to it could not be noticed",
                 remedy="define the class in a .py file rather than in a notebook or a prompt",
             )
         if not file.is_relative_to(FOLDER.resolve()):

@@ -67,7 +67,7 @@ def keep_files(value: Any, cache_dir: str | Path | None = None) -> Any:
 
 
 def locate_files(value: Any) -> Any:
-    """The reverse: return where the files are that a build of this user stored. Data may name these files."""
+    """The reverse: return the paths of files that a build of this user stored. Data may name these files."""
     return _map_texts(value, lambda text: _locate_kept(text) if text.startswith(SCHEME) else text)
 
 
@@ -105,7 +105,7 @@ def _keep(file: Path, cache_dir: str | Path | None) -> str:
 def _locate_kept(spec: str) -> str:
     match = _KEPT.fullmatch(spec)
     if match is None:
-        raise UsageError(f"{spec!r} names no code", remedy=f"it is {SCHEME}HASH/file.py:Name")
+        raise UsageError(f"{spec!r} does not name code", remedy=f"it is {SCHEME}HASH/file.py:Name")
     folder, file = code_folders()[0] / match["hash"], match["file"]
     places = [folder / file]
     with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@
     FORMATS["trl"].convert(table)
 
 Any task can be written in any format and is equal when read again. Tables are built in verl's format. A `Format` holds
-everything that differs between formats, so a new format is one class. docs/data-format.md lists their columns.
+everything that differs between formats, so a new format is one class. docs/data-format.md lists the columns of each.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Format:
 
     def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
         """Convert a task to a row. With `text_truth`, a ground truth that is not text is stored as text, because its
-        column holds text elsewhere. `scorer` says how the row is scored ("": by nothing). Without it, the task
+        column holds text in other rows. `scorer` says how the row is scored ("": by nothing). Without it, the task
         decides."""
         parts = row_codec.parts_of(task, scorer)
         spec = {key: value for key, value in task.reward_spec.items() if value is not None}
@@ -147,7 +147,7 @@ class Format:
         return {self.reward: named or None}
 
     def write_images(self, messages: list[Message], note: Row) -> Row:
-        """Return the prompt and the image column in the trainer's form. The note gets what these cannot hold."""
+        """Return the prompt and the image column in the trainer's form. The note gets whatever these cannot hold."""
         written, urls = image_columns.to_marks(messages)
         image_columns.note_images(note, messages, written)
         return {"prompt": written, image_columns.IMAGES: urls}
@@ -256,7 +256,7 @@ class SkyRLFormat(Format):
         environments = extra.get("env_class", pa.nulls(table.num_rows, pa.string()))
         if pc.any(pc.and_(pc.is_null(environments), pc.is_null(extra["scorer"]))).as_py():
             raise UsageError(
-                "SkyRL rows need an environment, or something that scores them",
+                "SkyRL rows need an environment, or something else that scores them",
                 remedy="set env_class, such as env_class: gsm8k, or ground_truth",
             )
         environments = pc.fill_null(environments, row_codec.SCORED)
@@ -288,7 +288,7 @@ class TrlFormat(Format):
         if "reward_model" in table.column_names:
             reward = children_of(table["reward_model"].combine_chunks())
             if reward.keys() != {"style", "ground_truth"} or pc.unique(reward["style"]).to_pylist() != ["rule"]:
-                return self._convert_rows(table)  # the note holds what the one column cannot
+                return self._convert_rows(table)  # the note holds whatever the one column cannot
         return super().convert(table)
 
 
@@ -400,7 +400,7 @@ _known_requirements: dict[str, TaskRequirements | None] = {}
 
 
 def _requirements(env_class: str | None) -> TaskRequirements | None:
-    # Asked again until it is known: an environment may be registered between two rows.
+    # The lookup is repeated until it succeeds: an environment may be registered between two rows.
     if isinstance(env_class, str) and env_class not in _known_requirements and env_class in environments.names():
         _known_requirements[env_class] = requirements_of(env_class)
     return _known_requirements.get(env_class) if isinstance(env_class, str) else None

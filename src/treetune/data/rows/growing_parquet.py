@@ -39,7 +39,7 @@ TOGETHER = 20_000
 
 
 class GrowingParquet:
-    """A parquet file whose schema may grow with every table; what was written before is then rewritten with the wider
+    """A parquet file whose schema may grow with every table; the rows written before are then rewritten with the wider
     schema. `exact`: values that no type holds exactly become JSON. Otherwise a wider type may hold them, such as floats
     for whole numbers."""
 
@@ -92,7 +92,7 @@ class GrowingParquet:
         try:
             rows = conform(table.to_struct_array(), pa.struct(list(self.schema)))
         except pa.ArrowInvalid as error:
-            problem = f"whole numbers beside fractions that no column holds exactly: {error}"
+            problem = f"whole numbers and fractions that no column can hold exactly together: {error}"
             raise TasksetError(problem, remedy="write these numbers as text, or leave out their column") from None
         if self._writer is None:
             holds_images = (IMAGES, image_type()) in zip(self.schema.names, self.schema.types, strict=True)
@@ -161,7 +161,7 @@ def _first_value(table: pa.Table, path: str, position: int) -> dict[int, Any]:
 def widen(
     known: Iterable[pa.Field], new: Iterable[pa.Field], json_fields: set[str], *, exact: bool = False, under: str = ""
 ) -> pa.Schema:
-    """Return a schema that holds the rows of both. Paths that become JSON text are added to `json_fields`."""
+    """Return a schema that can hold the rows of both. Paths that become JSON text are added to `json_fields`."""
     fields = {field.name: field.type for field in known}
     for field in new:
         path, one, other = f"{under}{field.name}", fields.get(field.name), field.type

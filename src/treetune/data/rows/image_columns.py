@@ -47,8 +47,8 @@ def to_marks(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
         for part, text in zip(parts, texts, strict=True):
             if url_of(part) is None and (found := _MARKS.search(text)):
                 raise TasksetError(
-                    f"the text of a prompt with images holds {found[0]}, which verl takes for one of them",
-                    remedy="write it otherwise in the text: images are parts of their own",
+                    f"the text of a prompt with images contains {found[0]}, which verl reads as the mark of an image",
+                    remedy="write it differently in the text: images are separate parts",
                 )
         written.append({**message, "content": "".join(texts)} if isinstance(content, list) else dict(message))
     return written, urls_in(messages)
@@ -60,7 +60,7 @@ def _as_mark(part: Any) -> str:
     if isinstance(part, dict) and part.get("type") == "text":
         return str(part.get("text") or "")
     kind = part.get("type") if isinstance(part, dict) else part
-    raise TasksetError(f"verl's rows have no place for a part {kind!r}", remedy="give text and image_url parts")
+    raise TasksetError(f"verl's rows cannot hold a part of type {kind!r}", remedy="use text and image_url parts")
 
 
 def to_empty_parts(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
@@ -103,7 +103,7 @@ def _with_url(part: Any, urls: Iterator[str]) -> Any:
 
 
 def note_images(note: dict[str, Any], messages: Sequence[Message], written: Sequence[Message]) -> None:
-    """Add to the note what the written prompt and the image column do not record about the messages."""
+    """Add to the note what the written prompt and the image column do not say about the messages."""
     urls = urls_in(messages)
     plain = read_column(urls) or urls
     if odd := {str(at): url.partition(",")[0] for at, url in enumerate(urls) if url != plain[at]}:
@@ -116,8 +116,8 @@ def note_images(note: dict[str, Any], messages: Sequence[Message], written: Sequ
 
 
 def restore_prompt(row: Mapping[str, Any], prompt: Any, note: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Return a row's prompt with its images, with contents that were text as text, and whether the row's image column
-    really is one."""
+    """Return a row's prompt with its images, in which contents that were text are text again, and whether the row's
+    image column really holds images."""
     if "texts" in note and isinstance(prompt, list):
         prompt = [_as_text(message) if at in note["texts"] else message for at, message in enumerate(prompt)]
     urls = read_column(row[IMAGES]) if IMAGES in row else None
@@ -170,8 +170,8 @@ def _read(item: Any) -> str:
         return name
     if not trusts():
         raise TasksetError(
-            f"a row names the image {name!r} of this machine, and rows are untrusted",
-            remedy=f"look at the rows, then set {TRUST}=1; or write them with the images' bytes: `treetune build`",
+            f"a row names the image {name!r} on this machine, but rows are untrusted",
+            remedy=f"check the rows, then set {TRUST}=1; or write them with the images' bytes: `treetune build`",
         )
     return to_url(open_image(name))
 
@@ -199,7 +199,7 @@ def open_image(path: str) -> bytes:
 
     place = Path(path).expanduser()
     if place.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path} is not called {', '.join(SUFFIXES)}")
+        raise ValueError(f"{path} does not end in {', '.join(SUFFIXES)}")
     try:
         with place.open("rb") as file:
             data = file.read()
@@ -216,7 +216,7 @@ def join_images(messages: Sequence[Message], urls: Sequence[str]) -> list[Messag
     if urls and not marks:
         messages = _mark_first(messages, len(urls))
     elif marks != len(urls):
-        raise ValueError(f"{len(urls)} images, and {marks} places for them in the prompt")
+        raise ValueError(f"{len(urls)} images, but {marks} places for them in the prompt")
     left = iter(urls)
     if _has_empty_parts(messages):
         return [
@@ -247,7 +247,7 @@ def _iter_parts(messages: Sequence[Message]) -> Iterator[tuple[str, Any]]:
 def _mark_first(messages: Sequence[Message], count: int) -> list[Message]:
     place = next((number for number, message in enumerate(messages) if message.get("role") == "user"), None)
     if place is None:
-        raise ValueError(f"{count} images, and no message of the user's that they could be in")
+        raise ValueError(f"{count} images, but no user message to put them in")
     message = messages[place]
     content = message.get("content")
     content = [_EMPTY] * count + content if isinstance(content, list) else PLACE * count + (content or "")

@@ -3,9 +3,9 @@
     table_of([{"prompt": "?", "ground_truth": "1"}])
 
 Types are canonical, so that trainers can join built files: text is `string`, whole numbers are int64, fractions
-float64. What Arrow cannot hold exactly (mixed types, integers over 64 bits, mappings without keys) becomes JSON text,
-listed in the file's metadata. So do mappings whose keys are data, such as ids, because each key would be a column. A
-ground truth never becomes JSON text: trainers compare with it (see `MixedTruths`).
+float64. Values that Arrow cannot hold exactly (mixed types, integers over 64 bits, mappings without keys) become JSON
+text, listed in the file's metadata. So do mappings whose keys are data, such as ids, because each key would be a
+column. A ground truth never becomes JSON text: trainers compare with it (see `MixedTruths`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def refuse_truths(path: str, rows: Mapping[int, Any] | None = None) -> MixedTrut
     shown = ", ".join(f"{value!r:.80} in row {number}" for number, value in (rows or {}).items())
     error = MixedTruths(
         f"{path} has values of several types, or a number that does not fit in 64 bits"
-        f"{f' ({shown})' if shown else ''}: no parquet column holds them",
+        f"{f' ({shown})' if shown else ''}: no parquet column can hold them",
         remedy="make all of them text, or all of them lists or mappings of one shape",
     )
     error.path = path
@@ -65,7 +65,8 @@ def refuse_truths(path: str, rows: Mapping[int, Any] | None = None) -> MixedTrut
 
 
 def find_clash(values: list[Any]) -> dict[int, Any]:
-    """Find the first value that no type holds together with those before it, and the first of those, by position."""
+    """Find the first value that no type can hold together with the values before it, and the first of those, by
+    position."""
 
     def is_mixed(count: int) -> bool:
         return _hold_exactly(values[:count], "", exact=False) is None
@@ -100,7 +101,7 @@ def table_of(rows: list[dict[str, Any]], *, exact: bool = True, truths: MixedAs 
             if not exact:
                 raise  # the builder names the row
             if isinstance(error, TypeError):
-                raise TasksetError(f"{name} has a key that is not text", remedy="name its keys by text") from None
+                raise TasksetError(f"{name} has a key that is not text", remedy="use text as its keys") from None
             problem = f"{name} has text that is not valid Unicode: {error.object!r:.80}"
             raise TasksetError(problem, remedy="remove lone surrogates") from None
     return with_json_fields(pa.table(columns), json_fields)

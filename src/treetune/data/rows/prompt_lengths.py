@@ -42,7 +42,9 @@ class PromptTokens:
         """`arguments` are the variables of the chat template."""
         self._tokenizer, self._arguments = tokenizer, dict(arguments or {})
         if fixed := sorted(_FIXED & self._arguments.keys()):
-            raise UsageError(f"chat_template_kwargs cannot set {', '.join(fixed)}: they are for the template")
+            raise UsageError(
+                f"chat_template_kwargs cannot set {', '.join(fixed)}: it only sets variables of the template"
+            )
         self._renders = _is_of_transformers(tokenizer)
         """Whether applying the template means rendering it and tokenising the text."""
         self.has_threads = self._renders and bool(tokenizer.is_fast)
@@ -94,8 +96,8 @@ class PromptTokens:
             return None
 
     def _apply(self, prompts: Sequence[Any]) -> tuple[dict[int, Any], dict[int, str]]:
-        """Apply the template to each prompt. Returns the results by position (text, or tokens if no text is available),
-        and what is wrong with the other prompts."""
+        """Apply the template to each prompt. Returns the results by position (text, or tokens if there is no text), and
+        what is wrong with the other prompts."""
         good: dict[int, list[Message]] = {}
         faults: dict[int, str] = {}
         for position, prompt in enumerate(prompts):
@@ -168,8 +170,8 @@ def messages_of(prompt: Any) -> list[Message]:
 
 
 def _describe(tokenizer: Any) -> tuple[int | None, list[str]]:
-    """Describe a byte-level BPE tokenizer: the most bytes that its normalisation makes of one non-ASCII byte, and the
-    special tokens that cut a text. None and no tokens for any other tokenizer."""
+    """Describe a byte-level BPE tokenizer: the maximum number of bytes that its normalisation makes of one non-ASCII
+    byte, and the special tokens that cut a text. None and no tokens for any other tokenizer."""
     if not tokenizer.is_fast:
         return None, []
     parts = msgspec.json.decode(tokenizer.backend_tokenizer.to_str())
@@ -197,8 +199,8 @@ def _stages(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
 
 
 def load_tokenizer(tokenizer: Any) -> Any:
-    """Load a transformers tokenizer by name or folder. Any other object is taken as a tokenizer."""
-    remedy = "give a tokenizer of transformers, the folder of one, or its name on the hub"
+    """Load a transformers tokenizer by name or folder. Any other object must itself be a tokenizer."""
+    remedy = "pass a transformers tokenizer, its folder, or its name on the hub"
     if not isinstance(tokenizer, str | Path):
         if not callable(getattr(tokenizer, "apply_chat_template", None)):
             raise UsageError(
@@ -236,5 +238,5 @@ def _require_template(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
     except ValueError as error:
         raise UsageError(
             f"the tokenizer has no chat template: {str(error).partition('. ')[0]}",
-            remedy="take the tokenizer of an instruct model, or set tokenizer.chat_template",
+            remedy="use the tokenizer of an instruct model, or set tokenizer.chat_template",
         ) from None

@@ -188,7 +188,7 @@ def _refuse_twice(items: list[tuple[str, Any]]) -> None:
     """Raise ValueError if a mapping has a key twice."""
     names = [name for name, _ in items]
     if len(set(names)) < len(names):
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in a mapping")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} appears twice in a mapping")
 
 
 _read_pairs = json.JSONDecoder(object_pairs_hook=_refuse_twice).decode  # `json.loads` would make a decoder per row

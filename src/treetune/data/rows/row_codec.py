@@ -69,8 +69,8 @@ class RowParts(msgspec.Struct):
     scorer: str | None
 
     def row(self, task: Task, columns: Mapping[str, Any], further: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Build the row from the format's columns that are not None, further keys of `extra_info`, and what every row
-        has. A uid that the user set stays."""
+        """Build the row from the format's columns that are not None, further keys of `extra_info`, and the fields of
+        every row. A uid that the user set stays."""
         extra = {"uid": None, **(further or {}), **self.extra}
         if extra["uid"] is None:
             extra["uid"] = task.uid
@@ -246,7 +246,7 @@ def with_parts(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_prompt(row: Mapping[str, Any], prompt: list[Message], noted: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with another prompt, and a note of what its task had."""
+    """Return a row with another prompt, and a note that records the prompt of its task."""
     extra = row["extra_info"]
     note = {**decode_json(extra.get(KEY) or "{}"), **noted}
     return {**row, "prompt": prompt, "extra_info": {**extra, KEY: to_json_text(note)}}

@@ -5,8 +5,8 @@
     prompt, others, uid = store.row(5)
 
 `ParquetRows` reads one row group at a time and keeps the last few, up to `KEPT` bytes or one group. JSON can only be
-read from its beginning, but a trainer wants single rows anywhere. So a `RowStore` keeps each row as MessagePack with
-its uid and its number in the source, under a key that depends on the source's content.
+read from its beginning, but a trainer reads single rows anywhere in a file. So a `RowStore` keeps each row as
+MessagePack with its uid and its number in the source, under a key that depends on the source's content.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VERSION = 3
 """Version of the file layout."""
 
 TOGETHER = 64
-"""Rows that are read together. Few, because a training loop wants single rows from all over."""
+"""Rows that are read together. Few, because a training loop reads single rows from all over the file."""
 
 CHUNK = 32
 """A pass over all rows keeps this many times more rows in memory."""
@@ -68,7 +68,7 @@ class RowStore:
         def build(path: Path) -> Sidecar:
             found = _write(path, source, prompt_key, env_class_key)
             if _identify(source, cache) != identity:
-                raise ReadError(f"{name} changed while it was read", remedy="try again when it is whole")
+                raise ReadError(f"{name} changed while it was read", remedy="try again when it is complete")
             return Sidecar(config={**config, **found}, source=name, rows=found["rows"], fingerprint=identity)
 
         sidecar, _ = cache.get_or_build(key, build)
@@ -134,7 +134,7 @@ def _identify(source: File | HubName, cache: Cache) -> str:
         opened = open_named(source)
         return f"{source} {opened.revision} {opened.fingerprint}"
     try:
-        # The kind is part of the key: the same bytes may be rows as .json and nothing as .jsonl.
+        # The kind is part of the key: the same bytes may be rows as .json, and not as .jsonl.
         return f"{source.kind} {cache.hash_content(source.path)}"
     except OSError as error:
         raise ReadError(f"{source} cannot be read: {error.strerror}") from None
@@ -216,7 +216,7 @@ class ParquetRows:
         self._groups: OrderedDict[int, pa.RecordBatch] = OrderedDict()
         self._next = 0
         self._ahead: dict[int, Row] = {}
-        """Rows that were built together with an earlier one. Each is returned once, because callers may change its
+        """Rows that were built together with an earlier row. Each is returned once, because callers may change its
         values."""
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -97,7 +97,7 @@ def _read(text: str) -> ScoredBy:
 
 
 def scored_by_row(task: Task) -> ScoredBy | None:
-    """Return what scores a row's task, if that follows from its other columns."""
+    """Return what scores a row's task, if its other columns determine that."""
     if task.env_class is not None:
         return ScoredBy("environment", task.env_class)
     if task.ground_truth is None:
@@ -210,7 +210,9 @@ def taskset_of(scored: ScoredBy, *, trust: bool = False) -> Taskset[Any, Any]:
         try:
             node = msgspec.json.decode(scored.value, type=dict[str, Any])
         except msgspec.DecodeError:
-            raise UsageError(f"a row names a scorer that is none: {scored.value!r:.80}", remedy=FORMS) from None
+            raise UsageError(
+                f"a row names something that is not a scorer: {scored.value!r:.80}", remedy=FORMS
+            ) from None
         taskset = _make_of_node(node, origin)
     for part in parts_of(taskset):
         if part.scorer is not None and part.scorer.calls_models:
@@ -244,7 +246,7 @@ def check_tools(node: Any, trust: bool = False) -> None:
     for tools in _find_tools(node):
         plain = isinstance(tools, list) and all(isinstance(name, str) and ":" not in name for name in tools)
         if not (plain or trusts(trust) or (code_folders()[0] / "tools" / digest(tools)).is_file()):
-            raise UntrustedCode(f"a row names tools that none of your builds has: {tools!r:.80}", remedy=LOOK)
+            raise UntrustedCode(f"a row names tools that none of your builds named: {tools!r:.80}", remedy=LOOK)
 
 
 def _keep_tools(node: Any, cache_dir: Any) -> None:
@@ -255,7 +257,7 @@ def _keep_tools(node: Any, cache_dir: Any) -> None:
 
 
 def _find_tools(node: Any) -> Iterator[Any]:
-    """Yield what stands under `tools` in a node, at any depth."""
+    """Yield the values under `tools` in a node, at any depth."""
     if isinstance(node, Mapping):
         if node.get("tools"):
             yield node["tools"]
@@ -293,13 +295,13 @@ def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | Non
 
 
 def reading_of(taskset: Taskset[Any, Any], task: Task) -> tuple[AnswerFormat | None, Scorer | None, Task]:
-    """The form in which a reply gives its answer, the scorer kind that reads it, and the task as the scorer knows it.
-    None where nothing is declared."""
+    """The form in which a reply gives its answer, the scorer kind that reads it, and the task in the form that the
+    scorer knows. None if nothing is declared."""
     taskset, task = owner_of(taskset, task)
     scorer, known = kind_of(taskset, task) or (None, task)
     try:
         return taskset.answer_format(task), scorer, known
-    except TreetuneError:  # what scores the task is not known here
+    except TreetuneError:  # the scorer of the task is not known here
         return None, scorer, known
 
 
@@ -307,7 +309,7 @@ class ScoredEnvironment(Environment):
     """The environment of SkyRL rows that name none (`scored`): one answer, scored according to `extra_info.scorer`."""
 
     def __new__(cls, task: Task, **settings: Any) -> Any:
-        # Does not wrap another environment: what is played is the one that eval plays.
+        # It does not wrap another environment, so rows are played in the same environment as in `eval`.
         extra = dict(task.extra_info)
         taskset = taskset_of(ScoredBy.read(extra.pop("scorer", None)) or BY_RULE)
         plain = msgspec.structs.replace(task, extra_info=extra)

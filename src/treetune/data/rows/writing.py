@@ -3,8 +3,8 @@
     write_file(tasks, "train.parquet", "skyrl")
     write_file(taskset.draw(1000), "train.parquet", "verl", scorer=taskset)
 
-Each row says how it is scored: by its environment, by the taskset, or as in the rows that it was read from. One batch
-is in memory at a time, and the file appears once it is complete. `write_tasks` in `data/validate` also checks it.
+Each row records how it is scored: by its environment, by the taskset, or as in the rows that it was read from. One
+batch is in memory at a time, and the file appears once it is complete. `write_tasks` in `data/validate` also checks it.
 
     push_rows({"train": [Path("cache/x.parquet")]}, "me/sums", title="sums", command="treetune build sums.yaml")
 
@@ -62,7 +62,7 @@ def write_file(
     path, rows_format = Path(path).expanduser(), format_named(format)
     refuse_unwritable(path)
     if rows_format.endings and path.suffix not in rows_format.endings:
-        problem = f"{format} reads no files named {path.suffix}"
+        problem = f"{format} does not read {path.suffix} files"
         raise UsageError(problem, remedy=f"name a file that ends in {' or '.join(rows_format.endings)}")
     write = write_parquet if kind_of(path) is FileKind.PARQUET else _write_json
     try:
@@ -131,7 +131,7 @@ def _attach_scorers(
             yield task, None if scorer == BY_RULE.text else scorer  # the rule needs a ground truth
         else:
             raise TasksetError(
-                f"task {number} has a ground truth, and nothing says what scores it",
+                f"task {number} has a ground truth, but nothing says what scores it",
                 remedy='pass its taskset, as scorer=taskset, or scorer="rule": answers are compared with ground truths',
             )
 
@@ -212,8 +212,8 @@ def write_parquet(
         else:
             if "prompt" in writer.json_fields:
                 warnings.warn(
-                    "no parquet column holds these prompts, whose messages differ in type: they are JSON text, which "
-                    f"only Treetune reads; for {format.name} write .jsonl",
+                    "no parquet column can hold these prompts, whose messages differ in type: they are JSON text, "
+                    f"which only Treetune reads; for {format.name} write .jsonl",
                     stacklevel=5,
                 )
             return writer.rows
@@ -294,7 +294,7 @@ def _describe_dataset(repo: str, counts: Mapping[str, int], scorers: Sequence[st
         f"Tasks for reinforcement learning of language models, built by Treetune {read_version()} as rows of {format}.",
         *("", "| split | rows |", "|---|---|"),
         *(f"| {split} | {count:,} |" for split, count in counts.items()),
-        *("", "Every row has its prompt, its ground truth, and in `extra_info.scorer` what scores an answer:", ""),
+        *("", "Every row has its prompt and its ground truth, and `extra_info.scorer` says what scores an answer:", ""),
         *(f"- {scorer}" for scorer in scorers),
         *("", "```shell", command, f"treetune show {repo}:{next(iter(counts))} -n 3"),
         *(f"treetune eval {repo}:{next(iter(counts))} -m MODEL", "```", "", "```python"),
@@ -317,9 +317,9 @@ def _scorers(paths: Sequence[Path]) -> list[str]:
 
 def _describe(scorer: str | None) -> str:
     if scorer is None:
-        return "the trainer, by its own rule for `data_source`, where a row names no scorer"
+        return "the trainer, by its own rule for `data_source`, if a row names no scorer"
     if (scored := ScoredBy.read(scorer)) is None or scored.kind == "rule":
-        return "`rule`: the answer is compared with the ground truth, as numbers where both are"
+        return "`rule`: the answer is compared with the ground truth, as numbers if both are numbers"
     if scored.kind == "environment" or not scored.value.startswith("{"):
         return f"the environment `{scored.value}`"
     node: dict[str, Any] = msgspec.json.decode(scorer)

@@ -61,7 +61,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     try:
-        # Reading ahead would keep everything that was read until the end.
+        # Reading ahead would keep everything that was read in memory until the end.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
             refuse_several(file.schema_arrow.names, path)
             yield file
@@ -185,11 +185,11 @@ def _encode_field(path: Path, content: bytes, field: str) -> bytes:
         raise ReadError(f"{path}: {error}") from None
     if not isinstance(document, dict) or field not in document:
         keys = ", ".join(document) if isinstance(document, dict) else "it is not a mapping"
-        raise ReadError(f"{path} has no key {field!r} ({keys})", remedy="look at loading_params.kwargs.field")
+        raise ReadError(f"{path} has no key {field!r} ({keys})", remedy="check loading_params.kwargs.field")
     found = document[field]
     if isinstance(found, dict) and found and all(isinstance(values, list) for values in found.values()):
         if len({len(values) for values in found.values()}) > 1:
-            raise ReadError(f"{path}: the lists below {field!r} are not of one length")
+            raise ReadError(f"{path}: the lists below {field!r} do not have the same length")
         found = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     return json.dumps(found).encode()
 
@@ -242,7 +242,9 @@ def check_cells(record: Cells) -> list[str]:
     """Return the cells of a row; raises ValueError if their number differs from that of the columns."""
     names, cells = record
     if len(cells) != len(names):
-        raise ValueError(f"{len(cells)} cells, where {len(names)} columns have a name: text with commas needs quotes")
+        raise ValueError(
+            f"{len(cells)} cells, but only {len(names)} columns have a name: text with commas needs quotes"
+        )
     return cells
 
 

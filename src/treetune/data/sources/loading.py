@@ -124,7 +124,7 @@ class LibraryDataset:
             if "features" in foreign or "dtype" in foreign or not files:  # the user asked for these types
                 return []
             cause = f"leave {', '.join(foreign)} out of" if foreign else "unpack the file, and name it in"
-            remedy = f"{cause} loading_params.kwargs, and values are kept as they stand"
+            remedy = f"{cause} loading_params.kwargs to keep the values unchanged"
         elif self.revision is not None and (found := _find_downloads(self._params, self.revision)):
             kind, files = found
             named = str(files[0]) if len(files) == 1 else f"[{', '.join(map(str, files))}]"
@@ -135,8 +135,9 @@ class LibraryDataset:
         return [] if layout is None else find_changes(self.columns, kind, files, layout, remedy)
 
     def batches(self, size: int = ROWS) -> Iterator[SourceBatch]:
-        """Yield the rows in order, this many at a time: Arrow tables, or rows if stored values differ from real ones
-        (the library stores columns of mixed types as JSON). Images come as stored, as bytes and a path."""
+        """Yield the rows in order, in batches of this size: Arrow tables, or rows if stored values differ from the real
+        ones (the library stores columns of mixed types as JSON). Images are yielded as they are stored, as bytes and a
+        path."""
         if any(map(_is_decoded, (self._dataset.features or {}).values())):
             columns = self._dataset.iter(batch_size=size)
             rows = ([dict(zip(some, row, strict=True)) for row in zip(*some.values(), strict=True)] for some in columns)
@@ -242,7 +243,7 @@ def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
         if not were_disabled:
             datasets.enable_progress_bars()
     if isinstance(dataset, list):
-        raise UsageError("loading_params names several splits", remedy='join them in one: split: "train+test"')
+        raise UsageError("loading_params names several splits", remedy='join them: split: "train+test"')
     if not isinstance(dataset, dict):
         return dataset
     if len(dataset) != 1:
@@ -312,7 +313,7 @@ def _refuse_file_name(params: LoadingParams) -> None:
     suffix = Path(str(kind)).suffix[1:]
     if kind not in FILE_FORMATS and Path(str(kind)).expanduser().is_file():
         raise UsageError(
-            f"loading_params.args names the file {kind!r}, and wants a kind of files or a dataset",
+            f"loading_params.args names the file {kind!r}, but must name a file format or a dataset",
             remedy=f"write args: [{format_called(suffix)}], kwargs: {{data_files: {kind}}}",
         )
 
@@ -321,10 +322,10 @@ def find_missing(params: LoadingParams) -> TreetuneError | None:
     """Return the error for a name in `data_files` that matches no file."""
     for pattern in params.patterns if not params.is_of_hub else ():
         if "://" not in pattern and not any(path.is_file() for path in params.match_files(pattern)):
-            remedy = f"paths are taken from {Path.cwd()}; of a folder write {pattern.rstrip('/')}/*, or use data_dir"
+            remedy = f"paths are taken from {Path.cwd()}; for a folder write {pattern.rstrip('/')}/*, or use data_dir"
             place = params.place_of(pattern)
             near = suggest_file(place) if place is not None else ""
-            return UsageError(f"no file is called {pattern!r}{near}", remedy=remedy)
+            return UsageError(f"no file matches {pattern!r}{near}", remedy=remedy)
     return None
 
 
@@ -398,7 +399,7 @@ def find_changes(
 
 def describe_change(column: str) -> str:
     """Return how a flaw describes rows with a changed value."""
-    return f"with another {column} than the file has"
+    return f"whose {column} differs from the file"
 
 
 def _is_nothing(value: Any, kind: str) -> bool:

@@ -1,4 +1,4 @@
-"""The arguments of `datasets.load_dataset`: what they name locally, and which of them Treetune reads itself.
+"""The arguments of `datasets.load_dataset`: the local files that they name, and which arguments Treetune reads itself.
 
     params = LoadingParams(args=["csv"], kwargs={"data_files": "a.csv", "sep": ";"})
     params.local_sources()              # [Path("/data/a.csv")]
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from treetune.data.sources.local_files import LocalFiles
 
 _CARDS = (".huggingface.yaml", "README.md", "dataset_infos.json")
-"""What `load_dataset` reads from a local folder besides the data: names of splits, types of columns."""
+"""Other things that `load_dataset` reads from a local folder besides the data: names of splits, types of columns."""
 
 
 class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,10 +121,10 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
     """Return faults of the arguments that show without reading the files."""
     kind, data_files = params.args[0], params.kwargs.get("data_files")
     if not isinstance(kind, str) or not kind:
-        problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
+        problem = f"expected the name of a dataset or of a file format such as json first, got {kind!r}"
         return [("loading_params.args", problem)]
     if kind not in FILE_FORMATS and (meant := format_called(kind)) in FILE_FORMATS and not params.path.exists():
-        problem = f"{kind!r} is not a kind of files; did you mean {meant!r}? Write {spell_format(kind)}"
+        problem = f"{kind!r} is not a file format; did you mean {meant!r}? Write {spell_format(kind)}"
         return [("loading_params.args", problem)]
     if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
         return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]
@@ -195,7 +195,7 @@ def find_local_files(params: LoadingParams) -> LocalFiles | None:
 
 
 def _ask_library(params: LoadingParams, split: str | None) -> LocalFiles | None:
-    """Ask the library for the files of a folder and for what its card says of them."""
+    """Ask the library for the files of a folder and for the information in its card."""
     from dataclasses import fields
 
     import datasets

@@ -215,9 +215,7 @@ class LocalFiles:
                 schema = opened.schema_arrow
                 for name in schema.names if self._wanted is None else self._wanted:
                     if name not in schema.names:
-                        raise ReadError(
-                            f"{file} has no column {name!r}", remedy="look at loading_params.kwargs.columns"
-                        )
+                        raise ReadError(f"{file} has no column {name!r}", remedy="check loading_params.kwargs.columns")
                     columns.setdefault(name, schema.field(name).type)
                 rows: int = opened.metadata.num_rows
                 return rows
@@ -247,7 +245,7 @@ class LocalFiles:
 
     @contextmanager
     def _name_faults(self, file: File) -> Iterator[None]:
-        """If a file cannot be read and its name suggests another kind, say so in the error."""
+        """If a file cannot be read and its name suggests another kind, the error says so."""
         try:
             yield
         except ReadError as error:

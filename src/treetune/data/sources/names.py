@@ -85,7 +85,7 @@ class HubName(NamedTuple):
 
 def find(sources: Sources) -> Iterator[File | HubName]:
     """Find everything that is named, in order, with the files of a folder or glob sorted. A folder means its train
-    split, or the one named as `folder:test`."""
+    split, or the split that `folder:test` names."""
     for source, found in find_with_splits(sources):
         if not isinstance(found, FolderSplits):
             yield from found
@@ -95,7 +95,7 @@ def find(sources: Sources) -> Iterator[File | HubName]:
             there = ", ".join(found.files)
             name = source.rpartition(":")[0] if found.named else source
             raise UsageError(
-                f"{name} has no split {split!r}; there are: {there}",
+                f"{name} has no split {split!r}; available: {there}",
                 remedy=f"name one: {name}:{next(iter(found.files))}",
             )
 
@@ -112,7 +112,7 @@ def find_with_splits(sources: Sources) -> Iterator[tuple[str, list[File | HubNam
     """Yield what each name means: files and datasets, or a folder with its splits."""
     for source in sources if isinstance(sources, Iterable) and not isinstance(sources, str) else [sources]:
         if not isinstance(source, str | os.PathLike) or source == "":
-            raise UsageError(f"{source!r} names no file", remedy="give a path, a folder, a glob or a hub name")
+            raise UsageError(f"{source!r} does not name a file", remedy="give a path, a folder, a glob or a hub name")
         yield str(source), _find_one(os.path.expanduser(str(source)))
 
 
@@ -142,7 +142,9 @@ def names_taskset(target: str) -> bool:
 
 def kind_of(path: Path) -> FileKind:
     if (kind := known_kind(path)) is None:
-        raise UsageError(f"{path} is of no known kind", remedy=f"name it {', '.join(f'*{end}' for end in _ENDINGS)}")
+        raise UsageError(
+            f"{path} has an unknown file type", remedy=f"name it {', '.join(f'*{end}' for end in _ENDINGS)}"
+        )
     return kind
 
 
@@ -158,7 +160,7 @@ def refuse_unwritable(path: Path) -> None:
     plain = without_compression(path)
     if known_kind(path) is FileKind.CSV or path != plain:
         raise UsageError(
-            f"{path}: trainers read no rows from CSV, and none from a file that is compressed as a whole",
+            f"{path}: trainers read neither CSV nor files that are compressed as a whole",
             remedy=f"write {plain.with_suffix('.parquet').name}, which is compressed inside, or .jsonl",
         )
 
@@ -205,7 +207,7 @@ def _split_folder(folder: Path, named: str | None) -> FolderSplits:
 
 
 def _no_files(source: str) -> UsageError:
-    return UsageError(f"{source} holds no {', '.join(_ENDINGS)} files")
+    return UsageError(f"{source} contains no {', '.join(_ENDINGS)} files")
 
 
 def _holds_rows(path: Path) -> bool:
@@ -216,7 +218,7 @@ def _list_folder(folder: Path) -> list[Path]:
     """List the files below a folder, without hidden ones."""
     found = (path for path in folder.rglob("*") if _holds_rows(path))
     files = sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
-    # A table next to rows describes them; on its own it holds the rows.
+    # A table next to rows describes them; a table on its own holds the rows.
     return [path for path in files if known_kind(path) is not FileKind.CSV] or files
 
 

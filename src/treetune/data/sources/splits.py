@@ -169,7 +169,7 @@ class Piece(NamedTuple):
 
 
 def parse_split(text: str, splits: Collection[str]) -> list[Piece]:
-    """Parse pieces whose rows follow each other. `splits` are the existing ones; `all` means each of them."""
+    """Parse parts whose rows follow each other. `splits` are the existing ones; `all` means each of them."""
     if text == "all":
         return [Piece(split) for split in splits]
     pieces: list[Piece] = []
@@ -185,7 +185,7 @@ def parse_split(text: str, splits: Collection[str]) -> list[Piece]:
             raise UsageError(f"loading_params.kwargs.split: {text!r} has a share above 100%")
         if match["split"] not in splits:
             problem = f"Unknown split {match['split']!r}: there is {', '.join(splits)}"
-            raise UsageError(problem, remedy="look at loading_params.kwargs.split; files without one are train")
+            raise UsageError(problem, remedy="check loading_params.kwargs.split; files without one are train")
         pieces.append(Piece(match["split"], start, stop, percent, match["rounding"] == "pct1_dropremainder"))
     return pieces
 
@@ -207,7 +207,7 @@ def load_saved(folder: Path, kwargs: Mapping[str, Any]) -> Any:
     if further := [name for name in kwargs if name not in ("split", "cache_dir")]:
         raise UsageError(
             f"loading_params.kwargs has {further[0]}, and {folder} was written by save_to_disk",
-            remedy="such a folder has splits and nothing else to choose: leave the key out",
+            remedy="a saved folder only has splits to choose from: leave the key out",
         )
     saved = datasets.load_from_disk(str(folder))
     if split is None:

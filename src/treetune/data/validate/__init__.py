@@ -5,8 +5,8 @@
 
 `validate` only returns the report. `rules` holds the table of rules and the report; the rules themselves are in
 `prompt_rules`, `reward_rules`, `column_types` and `gold`. `row` checks and fixes one row, `files` reads files and
-checks them together, and `prefilter` proves most rows of parquet sound without checking each. `write` writes tasks and
-fixed rows.
+checks them together, and `prefilter` proves that most rows of parquet are sound without checking each one. `write`
+writes tasks and fixed rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The types that `datasets` infers for a file's columns: SkyRL loads rows with it, all files of a list together.
+"""The types that `datasets` infers for a file's columns: SkyRL loads its rows with that library, all files of a list
+together.
 
 Parquet states its types. JSON types follow from all values; for JSON lines from the first 10 MB, which the rest must
 fit. Two files fit if no column has two types. A null fits everything except a mapping in a later file, and a mapping
@@ -210,13 +211,13 @@ class Shape:
             fitting = {"mapping" if isinstance(first, dict) else "list"}
             for key, place, shape in self.below(path):
                 if key not in inner:
-                    return f"{place} comes first in line {shape.first}"
+                    return f"{place} first appears in line {shape.first}"
                 if found := shape.misfit(inner[key], place):
                     return found
         if kinds <= fitting and (first != "timestamp[s]" or self.dates):
             return None
         beginning = first if isinstance(first, str) else "other"
-        return f"{path} is {', '.join(sorted(kinds))} in all, and {beginning} at first"
+        return f"{path} is {', '.join(sorted(kinds))} in the whole file, but {beginning} at first"
 
 
 _DATE = re.compile(
@@ -224,7 +225,7 @@ _DATE = re.compile(
     r"([T ]([01]\d|2[0-3])(:[0-5]\d(:[0-5]\d)?)?(Z|[+-]([01]\d|2[0-3])(:?[0-5]\d)?)?)?",
     re.ASCII,
 )
-"""What Arrow's JSON reader takes for a date, if the month has that day."""
+"""The text that Arrow's JSON reader reads as a date, if the month has that day."""
 _BEGIN = frozenset('-0123456789tfnN{["I \t\r\n')
 _LITERAL = re.compile(
     r"-?\d*(\.\d*)?([eE][+-]?\d*)?|true|false|null|NaN|-?Infinity|\{.*\}|\[.*\]|\".*\"", re.DOTALL | re.ASCII

@@ -98,8 +98,8 @@ def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], lis
                 (by_name if held else training)[source] = None
     if held_out and not (training or by_name):
         raise UsageError(
-            f"{next(iter(held_out))} is the training file and the validation file",
-            remedy="name other files beside those of --val",
+            f"{next(iter(held_out))} is both the training file and the validation file",
+            remedy="name other files than those of --val",
         )
     return list(training), [*by_name, *held_out]
 
@@ -144,7 +144,7 @@ class FilesCheck(msgspec.Struct):
         self.turns[name] = turns, unit
 
     def _check_forms(self, chunk: Chunk, check: RowContext) -> None:
-        """Check the first rows of a file that break no other rule: their prompts come from one template."""
+        """Check the first rows of a file that break no other rule, because their prompts come from one template."""
         some = min(FORM_ROWS, len(chunk.numbers))
         rows = map(check.format.to_plain, chunk.rows_at(np.arange(some)))
         for number, row in zip(chunk.numbers[:some], rows, strict=True):
@@ -286,7 +286,7 @@ def _text_chunks(source: Source, report: FilesReport) -> Iterator[Chunk]:
         batches = hub_batches(source)
     else:
         if source.kind is FileKind.CSV:
-            report.add("unreadable", name, "trainers read no rows from CSV; `treetune convert` writes parquet of it")
+            report.add("unreadable", name, "trainers do not read CSV; `treetune convert` writes it as parquet")
         unit = "line" if source.kind is FileKind.LINES else "row"
         batches = text_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
     for batch in batches:

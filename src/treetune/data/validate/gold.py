@@ -2,8 +2,8 @@
 
 The wrong answers are: the empty answer, an empty one in the format (`<answer></answer>`), the prompt itself, a shrug,
 the gold answer of a changed ground truth, that one next to gold in either order, and what the environment itself names
-as wrong. An environment that pays for one of these would teach it to a model. The right answers of other rows are not
-tried: 0.5 and 1/2 may both be right for both rows.
+as wrong. If an environment rewards one of these, a model would learn it. The right answers of other rows are not tried:
+0.5 and 1/2 may both be right for both rows.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ async def _try_scorer(task: Task) -> None:
         raise _RuleBroken("gold-not-rewarded", f"no answer is right: the ground truth {problem}")
     gold = await taskset.gold_of(task)
     if gold is None:
-        raise _RuleBroken("gold-unknown", "its scorer knows no gold answer")
+        raise _RuleBroken("gold-unknown", "its scorer provides no gold answer")
     earned = (await judge(taskset, task, str(gold))).reward
     for what, answer in (("an empty answer", ""), (f"{WRONG!r}", WRONG)):
         if answer != gold:
@@ -119,14 +119,14 @@ async def _try_environment(task: Task) -> None:
     cls: type[Environment] = environments.resolve(task.env_class or "", Origin.of_data("a row"))
     gold = await call(cls.gold, task)
     if gold is None:
-        raise _RuleBroken("gold-unknown", f"{task.env_class} knows no gold answer")
+        raise _RuleBroken("gold-unknown", f"{task.env_class} provides no gold answer")
     earned = await _score(task, gold)
     for what, answer in _wrong_answers(cls, task, gold):
         _require_less(await _score(task, answer), earned, what)
     if (both := _both_answers(cls, task, gold)) is not None:
         # Wrong only if paid in both orders: taking the first or the last of two answers is a choice, not a hedge.
         wrong = min([await _score(task, answer) for answer in both])
-        _require_less(wrong, earned, "beside a wrong one, in either order,")
+        _require_less(wrong, earned, "next to a wrong one, in either order,")
 
 
 def _require_less(wrong: float, earned: float, what: str) -> None:

@@ -27,7 +27,7 @@ class PromptColumns(NamedTuple):
 
     rows: pa.StructArray
     starts: Numbers
-    """Where the messages of each prompt begin, and where those of the last one end."""
+    """Where the messages of each prompt begin, and where those of the last prompt end."""
     roles: pa.DictionaryArray
     contents: pa.Array | None
     """None if contents were not read, or are missing."""
@@ -70,7 +70,7 @@ def _may_have_odd_prompts(columns: PromptColumns, check: RowContext) -> Mask:
     odd = ~_where(roles, ROLES.__contains__)
     if check.contents:
         odd = odd | _is_blank(columns.contents) | _may_be_special(columns.contents, check.special)
-    # One element more at the front, for a first prompt without messages.
+    # One more element at the front, for a first prompt without messages.
     assistant = np.concatenate(([False], _where(roles, "assistant".__eq__)))
     ends_with_assistant: Mask = assistant[columns.starts[1:]]
     return columns.any_message(odd) | ~columns.any_message(_where(roles, "user".__eq__)) | ends_with_assistant

@@ -54,7 +54,7 @@ def check_prompt(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
         if "user" not in roles and not faults.keys() & {"unknown-role", "missing-role"}:
             faults["no-user-message"] = f"only {', '.join(map(str, roles))}"
         if roles[-1] == "assistant":
-            faults["ends-with-assistant"] = "a last message of the assistant"
+            faults["ends-with-assistant"] = "the last message is the assistant's"
         yield from faults.items()
 
 
@@ -68,7 +68,7 @@ def _check_message(message: Mapping[str, Any], check: RowContext) -> Iterator[Fa
         return
     if content is None:
         if "tool_calls" not in message:
-            yield "missing-content", f"none in a message of the {message.get('role', '?')}"
+            yield "missing-content", f"no content in a message of the {message.get('role', '?')}"
         return
     if isinstance(content, str):
         text, blank = content, "" if content.strip() else show_value(content)
@@ -104,7 +104,7 @@ def check_images(row: Mapping[str, Any], check: RowContext) -> Iterator[Fault]:
         if (found := _miscount(messages, images, check)) is not None:
             faults["image-count"] = found
     elif images is not None:
-        faults["image-unreadable"] = f"no list of images, {show_value(images)}"
+        faults["image-unreadable"] = f"not a list of images, {show_value(images)}"
     yield from faults.items()
 
 
@@ -113,7 +113,7 @@ def _miscount(messages: list[dict[str, Any]], images: list[Any], check: RowConte
         return f"{len(images)} in a column that SkyRL does not read" if images else None
     texts = [one["content"] for one in messages if isinstance(one.get("content"), str)]
     if images and check.format.name == "verl" and (found := _OTHER_MARKS.search(" ".join(texts))):
-        return f"{found[0]} in the text, for which there is nothing"
+        return f"{found[0]} in the text, but no image for it"
     places = count_marks(messages)
     if check.format.name == "trl" and not places and len(texts) == len(messages):
         return None  # TRL puts images first
@@ -241,7 +241,7 @@ class Lengths:
         if getattr(loaded, "chat_template", None) is None:
             raise UsageError(
                 f"{tokenizer if isinstance(tokenizer, str) else 'the tokenizer'} has no chat template",
-                remedy="name that of an instruction-tuned model: trainers render prompts with it",
+                remedy="name the tokenizer of an instruction-tuned model: trainers render prompts with it",
             )
         self._tokens = PromptTokens(loaded)
         self._most = most

@@ -1,4 +1,5 @@
-"""Rules for a row's environment and ground truth: what the environment reads must exist, in the form that it reads.
+"""Rules for a row's environment and ground truth: the row must have what the environment reads, in the form that it
+reads.
 
 No trainer reports these faults: a ground truth that no answer matches scores 0.
 """
@@ -74,7 +75,7 @@ def _check_truth(
         yield "missing-ground-truth", f"only {', '.join(spec)}" if spec else "none"
     if needed is None:
         if truth is not None and not free and not _says_something(truth):
-            yield "ground-truth-value", f"no answer says {show_value(truth)}"
+            yield "ground-truth-value", f"no answer can be {show_value(truth)}"
         return
     if not check.format.has_environments:
         if truth is not None and (problem := needed.problem(truth)) is not None:
@@ -122,10 +123,10 @@ def find_fault(needed: TaskRequirements, truth: Any) -> Fault | None:
     if not fits:
         return "ground-truth-type", expected
     if all(isinstance(text, str) and not text.strip() for text in texts):
-        return "ground-truth-value", "a text that says something"
+        return "ground-truth-value", "a text that is not empty"
     if needed.stored is Stored.TEXT and needed.pattern and not re.fullmatch(needed.pattern, truth):
         return "ground-truth-value", f"text such as {needed.pattern}"
-    return ("ground-truth-free", "a text of which something is left to compare with") if needed.is_free(truth) else None
+    return ("ground-truth-free", "a text with something left to compare") if needed.is_free(truth) else None
 
 
 def _says_something(truth: Any) -> bool:
@@ -146,7 +147,7 @@ def _check_json(needed: TaskRequirements, truth: Any) -> Fault | None:
         return "ground-truth-value", expected
     if kind is Kind.CASES and all(map(_is_plain, value)):
         silent = not any(case["output"].strip() for case in value)
-        return ("ground-truth-free", "cases of which some expect an output") if silent else None
+        return ("ground-truth-free", "cases, some of which expect an output") if silent else None
     if (problem := needed.problem(truth)) is not None:
         return "ground-truth-value", f"{expected}, but it {problem}"
     if kind is Kind.CASES:
@@ -206,7 +207,7 @@ class Turns:
         self._without = Places()
         """Rows without their own `max_turns`, in an environment with several turns."""
         self._without_inside = Places()
-        """Those whose `extra_info`, which their environment also reads, lacks it too."""
+        """Rows whose `extra_info`, which their environment also reads, lacks it too."""
         self._null_inside = Places()
         """JSON rows with an explicit null in `extra_info`."""
 
@@ -229,5 +230,5 @@ class Turns:
         else:
             place, rows = "extra_info.max_turns", self._without_inside if inside else self._null_inside
         if rows.count:
-            found = f"{place} is null here, for other rows have it"
+            found = f"{place} is null here, because other rows have it"
             report.add("null-max-turns", file, found, rows.first, unit, count=rows.count)

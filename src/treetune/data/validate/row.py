@@ -43,7 +43,7 @@ def helps(rule: str, row: Row, check: RowContext) -> bool:
 
 
 def fix_task(row: Row, read: Format, write: Format, turns: bool = False) -> tuple[Task, Row]:
-    """Return the task of a row, fixed, and the row to write for it; raises if no fix makes it a task."""
+    """Return the task of a row, fixed, and the row to write for it; raises if no fix makes a task of it."""
     spec, model = row.get("reward_spec"), row.get("reward_model")
     if isinstance(spec, dict) and isinstance(model, dict):  # SkyRL's aime has both
         one, two = spec.get("ground_truth"), model.get("ground_truth")
@@ -63,7 +63,7 @@ def fix_task(row: Row, read: Format, write: Format, turns: bool = False) -> tupl
 
 
 def fix(row: Row, *, turns: bool = False) -> Row:
-    """Fix a row where that is safe. What the writer does anyway (types of ground truths, columns) is left to it.
+    """Fix a row where that is safe. The writer does the rest (types of ground truths, columns) anyway.
 
     `turns`: write the turns of a row that has none into a column, because other rows have it.
     """

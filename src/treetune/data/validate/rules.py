@@ -48,7 +48,7 @@ SPECIAL = re.compile(
 
 
 class RowContext:
-    """What the rules need to know about a row: its format, the environments, and what was read of it.
+    """The information that the rules need about a row: its format, the environments, and which parts of it were read.
 
     `known`: ids of environments beyond those registered here. `contents`: whether messages include their contents.
     """
@@ -79,7 +79,7 @@ def _list_gym_ids() -> Collection[str]:
 
 
 class FilesReport(Report):
-    """What was found in files: one Finding per rule and file."""
+    """The faults that were found in files: one Finding per rule and file."""
 
     RULES: ClassVar[Rules] = RULES
     rows: int = 0

@@ -58,8 +58,8 @@ def _refuse_invalid(written: Path, *, path: Path, format: str, environments: Col
 
     if written.suffix.lower() == ".parquet" and "prompt" in json_fields_of(pq.read_metadata(written).metadata):
         raise TasksetError(
-            f"{path} would not be valid: some messages have text as content and others lists, and no parquet column "
-            "that a trainer reads holds both",
+            f"{path} would not be valid: some messages have text as content and others lists, and a parquet column "
+            "that a trainer reads cannot hold both",
             remedy="write .jsonl, or all contents as lists of parts; check=False writes it as it is",
         )
     report = validate(written, format=format, environments=environments)
@@ -149,7 +149,7 @@ def write_fixed(
 
 
 def _differs(row: Row, written: Row) -> bool:
-    """Whether a row means something else than before; additions to `extra_info` do not count."""
+    """Whether the meaning of a row has changed; additions to `extra_info` do not count."""
     extra, given = written.get("extra_info", {}), row.get("extra_info", {})
     same = all(extra.get(key) == value for key, value in given.items()) if isinstance(given, dict) else False
     others = (written.keys() | row.keys()) - {"extra_info", "data_source"}

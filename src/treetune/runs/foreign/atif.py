@@ -37,7 +37,7 @@ _RESULT, _TRAJECTORY = "result.json", "trajectory.json"
 _TRIAL = Keys("trial_name")
 _TOKENS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 _MOST_BYTES = 1 << 30
-"""The most bytes of a trajectory."""
+"""The maximum size of a trajectory in bytes."""
 _MEASURED = {
     "AgentTimeoutError": Outcome.TIMEOUT,
     "ContextWindowExceededError": Outcome.TRUNCATED,
@@ -49,7 +49,7 @@ _MEASURED = {
 }
 """The Harbor exceptions that the agent causes: its reward counts."""
 _LONGEST_NUMBER = 1000
-"""The most bytes of a file that contains one number."""
+"""The maximum size in bytes of a file that contains one number."""
 _OF_MODEL = re.compile(r"(?i)api|ratelimit|authentication|modelnotfound|badrequest|serviceunavailable|internalserver")
 _VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF-v\d')
 

@@ -9,8 +9,8 @@ index as any run, and a file in another format is opened once. A training that c
 to the last one; only new data is read. If a file changed in any other way, everything from that file on is read again.
 
 A hostile file can harm only the process that reads it (`main`), which has limits and stays for the next request. Only
-one runs at a time, so several hostile runs take no more memory than one. The limits are multiples of a file's size: a
-small file that unpacks to gigabytes is refused, and a large one is read.
+one runs at a time, so several hostile runs take no more memory than one. The limits are multiples of a file's size, so
+that a small file that unpacks to gigabytes is refused, and a large file is read.
 """
 
 from __future__ import annotations
@@ -132,17 +132,18 @@ def explain(error: BaseException) -> str:
 
 T = TypeVar("T")
 _VERSION = 3
-"""The version of the conversion. Raise it when a program module reads more."""
+"""The version of the conversion. Increase it when a program module reads more."""
 _SOURCE = "source.json"
 _AT_ONCE_SECONDS = 5.0
 """How long one run is read before another one gets its turn."""
 _MOST_KEPT, _MOST_RATIO = 256 << 20, 100
-"""The most bytes of traces from one file, and their largest ratio to the size of the file."""
+"""The maximum size in bytes of traces from one file, and their largest ratio to the size of the file."""
 _LONGEST, _MOST_DESCRIBED = 64 << 20, 1 << 20
-"""The most bytes of a trace, and of a run's description."""
+"""The maximum size in bytes of a trace, and of a run's description."""
 
 _DEEPEST = 400
-"""The recursion limit for decoding, lower than where traces are read again, so that they are never too deep there."""
+"""The recursion limit for decoding, lower than the limit where traces are read again, so that they are never too deep
+there."""
 _LARGE = 200 << 20
 """After this many bytes the reading process is not used again."""
 
@@ -209,7 +210,7 @@ class RolloutNumbers:
             self._rollouts.setdefault((entry.uid, entry.occurrence), set()).add(entry.rollout)
 
     def note(self, trace: Trace, found: ForeignRollout) -> None:
-        """Equal prompts of one step are a group. Another step or name makes another occurrence of the task."""
+        """Equal prompts of one step are a group. A different step or name makes a different occurrence of the task."""
         uid = trace.uid or trace.task.uid
         places = self._occurrences.setdefault((uid, trace.step, found.group), [])
         free = (place for place in places if found.rollout not in self._rollouts[uid, place])
@@ -260,7 +261,7 @@ class KeptRun:
         return not files or known == [(str(file), stamp) for file, stamp in zip(files, stamps, strict=True)]
 
     def take(self, seconds: float) -> None:
-        """Reads new data, in the process that `update` asks."""
+        """Reads new data, in the process that `update` starts."""
         files, stamps = self._files()
         sizes = [size for size, _ in stamps]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -274,7 +275,7 @@ class KeptRun:
                 self._take(source, files, stamps, time.monotonic() + seconds)
 
     def _describe(self, files: list[Path]) -> dict[str, Any]:
-        """Describes the run. Empty if the files say nothing, or too much."""
+        """Describes the run. Empty if the files contain nothing, or too much."""
         found = self.kind.describe(files)
         return found if len(msgspec.json.encode(found)) <= _MOST_DESCRIBED else {}
 

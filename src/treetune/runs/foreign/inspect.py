@@ -32,7 +32,8 @@ _ZSTANDARD = 93
 """The compression that Inspect writes; `zipfile` supports it from Python 3.14 on."""
 _SAMPLES = "samples/"
 _MOST_UNPACKED, _MOST_RATIO, _PIECE = 64 << 20, 100, 1 << 20
-"""The most bytes of an unpacked member, its largest compression ratio, and the size of the pieces it is unpacked in."""
+"""The maximum size in bytes of an unpacked member, its largest compression ratio, and the size of the pieces it is
+unpacked in."""
 
 REWARD, SUCCESS = "reward", "success"
 """The names of the scores in logs that we write."""
@@ -111,14 +112,14 @@ def _packed_bytes(members: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     file.seek(member.header_offset)
     header = file.read(30)
     if header[:4] != b"PK\x03\x04":
-        raise zipfile.BadZipFile(f"{member.filename} does not begin where the file says")
+        raise zipfile.BadZipFile(f"{member.filename} does not begin at the position that the file states")
     name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
     file.seek(name + extra, 1)
     return file.read(member.compress_size)
 
 
 def _samples(members: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """The samples in the order of writing. Of several with the same name, the last one counts."""
+    """The samples in the order of writing. If several have the same name, the last one counts."""
     return list({each.filename: each for each in members.infolist() if each.filename.startswith(_SAMPLES)}.values())
 
 
@@ -276,7 +277,7 @@ def _note_scores(trace: Trace, scores: Mapping[str, Any], headline: str | None) 
 
 
 def grade(value: Any) -> float | None:
-    """The number to which Inspect converts a score; None if it is none."""
+    """The number to which Inspect converts a score; None if there is none."""
     if isinstance(value, str):
         try:
             value = _GRADES[value.lower()] if value.lower() in _GRADES else float(value)
@@ -307,7 +308,7 @@ def _note_costs(trace: Trace, sample: Mapping[str, Any]) -> None:
 def _note_end(trace: Trace, sample: Mapping[str, Any]) -> None:
     error, limit = sample.get("error"), sample.get("limit")
     if error and trace.reward is not None:  # `score_on_error`
-        trace.warnings.append(f"it was scored, and had failed: {error.get('message')}")
+        trace.warnings.append(f"it was scored, but had failed: {error.get('message')}")
     elif error:
         calls = _events(sample, "model")
         by_model = bool(calls) and bool(calls[-1].get("error"))
@@ -319,7 +320,7 @@ def _note_end(trace: Trace, sample: Mapping[str, Any]) -> None:
         trace.fail(outcome, Failure(kind, said or message, phase, str(error.get("traceback") or "")))
     elif limit:
         trace.outcome = Outcome.TIMEOUT if limit.get("type") in _TIMES else Outcome.TRUNCATED
-        trace.warnings.append(f"the limit of Inspect ended it: {limit.get('type')} {limit.get('limit')}")
+        trace.warnings.append(f"a limit of Inspect ended it: {limit.get('type')} {limit.get('limit')}")
     elif trace.turns[-1].finish_reason == "length":
         trace.outcome = Outcome.TRUNCATED
     if sample.get("invalidation"):

@@ -28,7 +28,7 @@ from treetune.core.trace import Trace, Turn
 from treetune.runs.plain_files import UNREADABLE, open_regular, read_regular
 
 _LONGEST_FIRST = 16 << 20
-"""The most bytes of a first line, and of a file that is recognised by its keys."""
+"""The maximum size in bytes of a first line, and of a file that is recognised by its keys."""
 _PEEKED, _FEW = 1 << 16, 3
 Stamp = tuple[int, int]
 """The size and modification time of a file, which are equal as long as the file is unchanged."""
@@ -65,8 +65,8 @@ class Program:
         return state.st_size, state.st_mtime_ns
 
     def mark(self, file: Path, position: int) -> str:
-        """A mark of everything before a position: if it is unchanged, the file has only grown. "" if there is none;
-        then a changed file is read again."""
+        """A fingerprint of everything before a position: if it is unchanged, the file has only grown. "" if there is
+        none; then a changed file is read again."""
         return ""
 
     def repeats(self, file: Path, before: Path) -> bool:
@@ -102,7 +102,7 @@ def read_rows(file: Path, after: int = 0) -> Iterator[Row]:
                     return
                 values, fault = None, f"{file.name}, at byte {begins}: {error}"
             if values is not None and not isinstance(values, dict):
-                values, fault = None, f"{file.name}, at byte {begins}: no JSON object"
+                values, fault = None, f"{file.name}, at byte {begins}: not a JSON object"
             yield Row(values, after, fault)
 
 

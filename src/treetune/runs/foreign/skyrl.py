@@ -1,9 +1,9 @@
 """SkyRL's dumps: evaluations in `dumped_evals` of its `export_path` (`trainer.dump_eval_results`), and the batches that
 it trained on in `dumped_data` (`trainer.dump_data_batch`).
 
-A line of an evaluation has the texts with their special tokens. ChatML texts are split into messages; any other text is
-one message. A rollout that SkyRL trains on step by step has a line for each step: a line that begins with the prompt
-and the answer of the previous line continues it. A batch has tokens and advantages, but no text and no reward.
+A line of an evaluation has the texts with their special tokens. ChatML texts are split into messages; any other text
+becomes one message. A rollout that SkyRL trains on step by step has a line for each step: a line that begins with the
+prompt and the answer of the previous line continues it. A batch has tokens and advantages, but no text and no reward.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from treetune.system.digest import digest
 
 _STEP = re.compile(r"global_step_(\d+)_(?:evals|training_input\.pkl)|eval_only")
 _ROLLOUTS = Keys("input_prompt", "output_response", "score")
-_NOTE = "SkyRL dumps the tokens and advantages of a batch, and neither texts nor rewards"
+_NOTE = "SkyRL dumps the tokens and advantages of a batch, but neither texts nor rewards"
 _WHOLE = "aggregated_results.jsonl"
 """Figures over all sources; contains no rollouts."""
 
@@ -165,13 +165,13 @@ def _read_batch(file: Path, after: int, step: int | None) -> Iterator[ForeignRol
         columns = {name: _array(value) for name, value in state["batch_dict"].items()}
         kept = dict(state.get("metadata") or {})
     except (pickle.UnpicklingError, KeyError, IndexError, AttributeError, TypeError, ImportError, EOFError) as error:
-        raise ValueError(f"no batch of SkyRL: {error}") from None
+        raise ValueError(f"not a batch of SkyRL: {error}") from None
     sequences, shown = columns.get("sequences"), columns.get("attention_mask")
     if sequences is None or shown is None:
-        raise ValueError("no batch of SkyRL: it has no sequences")
+        raise ValueError("not a batch of SkyRL: it has no sequences")
     groups = kept.get("policy_prompt_boundaries") or [(0, len(sequences) - int(kept.get("pad_size") or 0))]
     if any(not 0 <= start <= end <= len(sequences) for start, end in groups):
-        raise ValueError("no batch of SkyRL: a group has rows that the batch has not")
+        raise ValueError("not a batch of SkyRL: a group has rows that are not in the batch")
     whose = {row: f"{number}" for number, (start, end) in enumerate(groups) for row in range(start, end)}
     for row in sorted(whose)[after:]:
         yield ForeignRollout(_trace_of_batch(row, columns, step), row + 1, group=whose[row] if len(groups) > 1 else "")

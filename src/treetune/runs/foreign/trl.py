@@ -2,8 +2,9 @@
 of the output folder.
 
 The columns are `step`, `prompt`, `completion`, one for each reward function, what these functions logged, and
-`advantage`. The file does not say which columns are rewards. The first few are, and the advantage shows how many:
-within a group it rises with the reward and with nothing else. The weights of the rewards are not recorded either.
+`advantage`. The file does not say which columns are rewards. The first few columns are, and the advantage shows how
+many: within a group, it rises with the reward and with nothing else. The weights of the rewards are not recorded
+either.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def _goes_on(before: dict[str, Any], row: dict[str, Any]) -> bool:
 
 
 def _rollout(row: dict[str, Any]) -> tuple[str, int] | None:
-    """The prompt and the rollout number that a line is a part of; None if the line is a rollout by itself."""
+    """The prompt and the rollout number that a line belongs to; None if the line is a complete rollout."""
     match = _UID.fullmatch(row["uid"]) if isinstance(row.get("uid"), str) else None
     return (match[1], int(match[2])) if match else None
 

@@ -80,7 +80,7 @@ Handler = Callable[[HttpRequest], Awaitable[bytes | Parts | Events]]
 class Route(NamedTuple):
     method: str
     path: str
-    """`*` as the last part matches anything, and so does `*` as the first of two parts."""
+    """`*` as the last part matches anything; so does `*` as the first of two parts."""
     handler: Handler
     name: str = "http.other"
     content_type: bytes = JSON
@@ -106,7 +106,7 @@ class JsonApp:
     ) -> None:
         """`count` is called after each request with its name, its duration in seconds, and the kind of its error.
         `websockets` and `mounts` are other applications by path, called after the token was checked. The `key_header`
-        may hold the bare token. `headers` are sent with every answer."""
+        may hold the token without a prefix. `headers` are sent with every answer."""
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = route
@@ -183,7 +183,7 @@ class JsonApp:
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allow = ", ".join(f"{name}, HEAD" if name == "GET" else name for name in methods)
-            raise HttpError(405, "wrong_method", f"{path:.80} is asked with {' or '.join(methods)}", allow=allow)
+            raise HttpError(405, "wrong_method", f"{path:.80} accepts {' or '.join(methods)}", allow=allow)
         return route
 
     def admit(self, headers: Headers, needs_token: bool = True) -> bytes:
@@ -200,11 +200,13 @@ class JsonApp:
                 403,
                 "denied",
                 f"{host.decode('latin-1'):.80} is not a name of this machine",
-                remedy="ask for 127.0.0.1 or localhost; under other names, serve with a token or --open",
+                remedy="use 127.0.0.1 or localhost; under other names, serve with a token or --open",
             )
         if origin and origin.partition(b"://")[2] != host:
             # Any page in a browser can post to this machine. Only our own page needs to.
-            raise HttpError(403, "denied", "a page from elsewhere may not ask here", remedy="ask from a program")
+            raise HttpError(
+                403, "denied", "a page of another site may not send requests here", remedy="ask from a program"
+            )
         return found.get(b"accept", b"")
 
     def _is_admitted(self, headers: Headers) -> bool:
@@ -236,16 +238,16 @@ class JsonApp:
                 body += part
         request.arriving = bool(message.get("more_body"))
         if message["type"] == "http.disconnect":
-            raise HttpError(400, "bad_request", "the request was not sent to its end")
+            raise HttpError(400, "bad_request", "the request ended before it was complete")
         if len(body) > self._max_bytes:
-            raise HttpError(413, "too_large", f"a body may have {self._max_bytes} bytes")
+            raise HttpError(413, "too_large", f"a body may have at most {self._max_bytes} bytes")
         request.body = bytes(body)
 
 
 @lru_cache(maxsize=64)
 def _is_own(host: bytes) -> bool:
-    """Returns whether it is a name of this machine. Without a token only these are allowed, because other names could
-    point to it, too."""
+    """Returns whether it is a name of this machine. Without a token only these names are allowed, because other names
+    could point to this machine, too."""
     try:
         name = urlsplit(f"http://{host.decode('latin-1')}").hostname or ""
     except ValueError:
@@ -255,8 +257,8 @@ def _is_own(host: bytes) -> bool:
 
 def _hold(held: Holding, size: int) -> None:
     if not held.add(size):
-        problem = f"the bodies of all requests together may have {MOST_BYTES >> 20} MB"
-        raise HttpError(429, "busy", problem, remedy="ask again when some are answered, or send less at once")
+        problem = f"the bodies of all requests together may have at most {MOST_BYTES >> 20} MB"
+        raise HttpError(429, "busy", problem, remedy="retry when some requests are answered, or send less at once")
 
 
 async def _run_mounted(app: Asgi, scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,7 +5,7 @@
             step = await episode.step("42")          # observation, reward, done, info
 
 Several addresses share the work. A server that does not answer is skipped until it is back. After a lost connection, a
-step is repeated only if the server numbers its turns. A server that knows only start and step works, too.
+step is repeated only if the server numbers its turns. A server that supports only start and step works, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 class StartReply(msgspec.Struct):
-    """What every task server answers to a start."""
+    """The answer of every task server to a start."""
 
     episode_id: str | int
     observation: Any = None
@@ -52,7 +52,7 @@ class StartReply(msgspec.Struct):
 
 
 class StepReply(msgspec.Struct):
-    """What every task server answers to a step."""
+    """The answer of every task server to a step."""
 
     observation: Any = None
     reward: float | None = None
@@ -70,7 +70,7 @@ class RemoteServer:
         self.live = 0
         self.info: dict[str, Any] = {}
         self.contract: Contract | None = None
-        """What the info declares about every episode."""
+        """The contract of every episode, as the info declares it."""
         self._known = False
         self._learning = asyncio.Lock()
         self.left_out_until = 0.0
@@ -84,7 +84,7 @@ class RemoteServer:
         self._known, self.left_out_until = False, time.monotonic() + LAST_PAUSE
 
     async def learn(self) -> None:
-        """Asks what the server offers, once after each of its starts."""
+        """Asks for the server's features, once after each of its starts."""
         async with self._learning:
             if self._known:
                 return
@@ -101,7 +101,7 @@ class RemoteServer:
             version = self.info.get("api_version")
             if isinstance(version, int) and version > API_VERSION:
                 raise Misused(
-                    f"{self.url} speaks api_version {version}, this client {API_VERSION} at most",
+                    f"{self.url} speaks api_version {version}, but this client supports at most {API_VERSION}",
                     remedy="install the treetune of the server here",
                 )
             self._known = True
@@ -124,7 +124,8 @@ class RemoteServer:
 
 
 class RemoteEpisode:
-    """One live episode. As a context manager it is cancelled at the end unless it has ended by then."""
+    """One live episode. As a context manager, it cancels the episode at the end unless the episode has ended by
+    then."""
 
     def __init__(self, server: RemoteServer, reply: StartReply) -> None:
         self.server, self.url = server, server.url
@@ -134,12 +135,12 @@ class RemoteEpisode:
         self.tools = reply.tools
         """The available tools, in OpenAI's form."""
         self.contract = reply.contract or server.contract
-        """What the server declares about the episode; None if it declares nothing."""
+        """The contract of the episode, as the server declares it; None if it declares nothing."""
         self.turn = 0
         """The number of the next turn."""
         self.over = False
         self.numbered = server.offers("turn")
-        """The server plays no turn twice, so a step may be sent again."""
+        """The server does not play a turn twice, so a step may be sent again."""
         server.live += 1
 
     async def step(self, action: Any) -> Step:
@@ -165,7 +166,7 @@ class RemoteEpisode:
             self._end()
         try:
             if reply.reward is None and reply.done:
-                raise ServeError("the episode ended without a reward", remedy="a step that is done has one")
+                raise ServeError("the episode ended without a reward", remedy="a finished step has a reward")
             reward = finite(reply.reward or 0.0, "reward")
         except TreetuneError as error:
             raise ServeError(f"{self.url}{STEP}: {error.message}", remedy=error.remedy) from None
@@ -204,7 +205,7 @@ class TaskServerClient:
         server that does not answer or is full."""
         urls = [urls] if isinstance(urls, str) else list(urls)
         if not urls:
-            raise UsageError("no task server was named", remedy="give its address, such as http://127.0.0.1:5000")
+            raise UsageError("no task server was named", remedy="pass its address, such as http://127.0.0.1:5000")
         self._servers = [RemoteServer(HttpTransport(url, token), timeout, patience) for url in dict.fromkeys(urls)]
         self._patience = patience
         self._undoing: set[asyncio.Future[None]] = set()
@@ -217,7 +218,7 @@ class TaskServerClient:
         await self.close()
 
     async def close(self) -> None:
-        if self._undoing:  # whatever takes longer expires on its server
+        if self._undoing:  # any other episode expires on its server
             await asyncio.wait(self._undoing, timeout=_LAST_SECONDS)
         for undoing in self._undoing:
             undoing.cancel()

@@ -1,4 +1,5 @@
-"""Episodes over HTTP: runs a start, a step or a cancel on the server's host, whichever way it arrives.
+"""Episodes over HTTP: runs a start, a step or a cancel on the server's host, whether it arrives as a request, in a
+batch or over a WebSocket.
 
     episodes = HttpEpisodes(server, HttpConfig())
     answer = await episodes.start(StartBody(task_index=3))      # JSON
@@ -34,8 +35,8 @@ from treetune.system.threads import call, call_apart
 
 SOCKET_PATH = "/api/episode/ws"
 _MOST_MESSAGES = 16
-"""Messages that may wait during a step, together no larger than one message may be. A client that sends more is
-disconnected."""
+"""The number of messages that may wait during a step; together they may be as large as one message. A client that sends
+more is disconnected."""
 START_SECONDS = 60.0
 """A WebSocket that has not started an episode within this time is closed."""
 _LOOK_SECONDS = 5.0
@@ -80,8 +81,8 @@ class HttpEpisodes:
         self._server.refuse_stopping()
         most = self.config.max_episodes
         if self.terms.live + self.terms.starting >= most:
-            remedy = "ask again when some have ended, or serve with a larger --max-episodes"
-            raise Busy(f"{most} episodes are live, the most that are allowed", remedy=remedy)
+            remedy = "retry when some have ended, or serve with a larger --max-episodes"
+            raise Busy(f"{most} episodes are live, which is the maximum", remedy=remedy)
         try:
             index = body.task_index if body.uid is None else await self._find(body.uid, body.task_index)
             started, task, index = await self._server.start_episode(
@@ -100,7 +101,7 @@ class HttpEpisodes:
         """
         streams = self._server.streams
         if streams.sequential:
-            raise UsageError(f"{streams.taskset.name} is only a generator: none of its tasks can be asked for")
+            raise UsageError(f"{streams.taskset.name} is only a generator: its tasks cannot be requested")
         if near is not None and 0 <= near < (streams.count if streams.count is not None else 2**62):
             task = await self._server.host.fetch(streams.draw_at(near))
             if task.uid == uid:
@@ -108,7 +109,7 @@ class HttpEpisodes:
         index = None if streams.count is None else (await self._list_uids(streams.count)).get(uid)
         if index is None:
             problem = f"there is no task with the uid {uid!r:.80}{'' if near is None else f', at {near} or elsewhere'}"
-            remedy = "serve the tasks that its row was built from; of tasks without end, name its task_index too"
+            remedy = "serve the tasks that its row was built from; if the tasks are endless, name its task_index too"
             raise wire.HttpError(404, wire.UNKNOWN_TASK, problem, path="$.uid", remedy=remedy)
         return index
 

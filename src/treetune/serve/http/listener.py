@@ -3,7 +3,7 @@
     listener = HttpListener("127.0.0.1:0", Access())
     print(await listener.start(app))
 
-uvicorn does not limit the head of a request, the chunk headers of a body, how slowly a request arrives, how many
+uvicorn has no limits on the head of a request, the chunk headers of a body, how slowly a request arrives, how many
 requests wait on a connection, or the fragments of a WebSocket message. This module uses undocumented names of uvicorn:
 `pyproject.toml` bounds the version, and `tests/serve/test_uvicorn.py` detects changes.
 """
@@ -29,17 +29,18 @@ REQUEST_SECONDS = 60.0
 """The time limit from the first byte of a request to its last. It also applies to a silent new connection, and to an
 answer that the client does not read."""
 MOST_HEAD_BYTES = 64 << 10
-"""The most bytes of a head, and of the parts of a body that are not content: chunk sizes and extensions, trailers."""
+"""The maximum number of bytes of a head, and of the parts of a body that are not content: chunk sizes and extensions,
+trailers."""
 MOST_HEADERS = 128
 _SINGLE_HEADERS = frozenset(
     [b"host", b"authorization", b"origin", b"content-length", b"transfer-encoding", b"x-api-key", b"mcp-session-id"]
 )
-"""Headers that decide who the client is or where a body ends. If one is sent twice, a proxy may read the first and the
-server the last."""
+"""Headers that decide who the client is or where a body ends. If one of them is sent twice, a proxy may read the first
+and the server the last."""
 MOST_WAITING = 16
 """Requests that a connection may send before the first is answered."""
 MOST_FRAGMENTS = 1024
-"""The most fragments of one WebSocket message; empty ones count."""
+"""The maximum number of fragments of one WebSocket message; empty ones count."""
 _CHECK_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 75
 _LAST_SECONDS = 2
@@ -110,7 +111,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Writing(asyncio.Protocol):
-    """Records since when the client has not read what was sent."""
+    """Records the time since when the client has not read what was sent."""
 
     transport: asyncio.Transport
     _unread_since: float | None = None
@@ -129,7 +130,7 @@ class _Writing(asyncio.Protocol):
 
 
 class _Connection(_Writing, HttpToolsProtocol):
-    """A connection that records since when a request has been arriving, and how much of it is not content."""
+    """A connection that records when a request began to arrive, and how much of it is not content."""
 
     arriving_since: float | None = None
     _is_refused = False
@@ -170,7 +171,7 @@ class _Connection(_Writing, HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self._is_refused:
-            raise OverflowError("no descriptor is left")
+            raise OverflowError("no file descriptor is left")
         if len(self.pipeline) >= MOST_WAITING:
             raise OverflowError("too many requests at once")
         self._fault = _find_fault(self.headers, self.parser.get_http_version())
@@ -236,7 +237,7 @@ def _find_fault(headers: list[tuple[bytes, bytes]], version: str) -> str | None:
         if version != "1.1":
             return "transfer-encoding needs HTTP/1.1; send a content-length."
         if encoding.strip().lower() != b"chunked":
-            return "The only transfer-encoding is chunked; send the body as it is."
+            return "The only transfer-encoding is chunked; send the body without another encoding."
     return None
 
 

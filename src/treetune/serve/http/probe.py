@@ -3,7 +3,7 @@
     report = await probe("http://127.0.0.1:5000")
     report.good, report.checks
 
-A server must have start and step. A missing optional feature is reported but is not a fault; a wrong answer is one.
+A server must have start and step. A missing optional feature is reported but is not a fault; a wrong answer is a fault.
 """
 
 from __future__ import annotations

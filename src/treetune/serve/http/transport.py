@@ -66,7 +66,7 @@ class HttpReply(NamedTuple):
         try:
             return decode(kind, self.body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ServeError(f"{self.url} sent something else than its answer: {error}: {self.body[:200]!r}") from None
+            raise ServeError(f"{self.url} sent an unexpected answer: {error}: {self.body[:200]!r}") from None
 
     def error(self) -> ServeError:
         """Converts a reply with an error status to an error."""
@@ -76,9 +76,9 @@ class HttpReply(NamedTuple):
             body = found if found.error or found.detail else body
         message, remedy = f"{self.url} answered {self.status}: {body.error or body.detail}", body.remedy
         if self.status in (401, 403):
-            return Denied(message, remedy=remedy or "give the server's token")
+            return Denied(message, remedy=remedy or "pass the token of the server")
         if 300 <= self.status < 400:
-            remedy = "redirects are not followed: give the address that it leads to"
+            remedy = "redirects are not followed: pass the address that it redirects to"
         return Refusal(message, self, body.kind, remedy)
 
 

@@ -33,11 +33,12 @@ from treetune.system.http_body import strip_strings
 log = logging.getLogger("treetune.serve")
 MOST_IN_BATCH = 1024
 MOST_VALUES = 200_000
-"""The most lists, objects and items in one body: eight megabytes of empty lists would take half a gigabyte."""
+"""The maximum number of lists, objects and items in one body: eight megabytes of empty lists would take half a
+gigabyte."""
 MOST_DEPTH = 128
-"""The most levels of nested lists and objects."""
+"""The maximum depth of nested lists and objects."""
 API_VERSION = 2
-"""Version 2: an episode that ends has a reward; one that failed has none, and its answer is an error."""
+"""Version 2: an episode that ends has a reward; a failed episode has none, and its answer is an error."""
 UNKNOWN_TASK = "unknown_task"
 """The kind of the error if no task has the requested uid."""
 B = TypeVar("B")
@@ -124,7 +125,7 @@ class CancelBody(msgspec.Struct):
 
 
 def _batch_of(part: str) -> msgspec.Meta:
-    """The description does not refuse a batch because of one of its parts, and neither does the server."""
+    """A batch is not refused because of one of its parts, neither by this description nor by the server."""
     wrong = {"description": "Anything else is answered with an error in its place."}
     schema = {"items": {"anyOf": [{"$ref": f"#/components/schemas/{part}"}, wrong]}}
     return msgspec.Meta(min_length=1, max_length=MOST_IN_BATCH, extra_json_schema=schema)
@@ -147,7 +148,7 @@ class StartAnswer(msgspec.Struct):
     tools: list[dict[str, Any]] = []
     """The available tools, in OpenAI's form."""
     contract: Contract = Contract()
-    """What holds for the episode: its limits, and what its reward means."""
+    """The contract of the episode: its limits, and the meaning of its reward."""
 
 
 class StepAnswer(msgspec.Struct):
@@ -187,7 +188,7 @@ class InfoAnswer(msgspec.Struct, kw_only=True):
     idle_seconds: float
     deadline_seconds: float
     contract: Contract = Contract()
-    """What holds for an episode of the first task; the answer of a start has that of its own."""
+    """The contract of an episode of the first task; the answer to a start has the contract of that episode."""
     max_batch: int = MOST_IN_BATCH
     features: list[str] = msgspec.field(
         default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse", "tools", "uid"]
@@ -200,7 +201,7 @@ def check_info(step: Step) -> Step:
     """Returns the step if it can be written as JSON."""
     for key in step.info:
         if not isinstance(key, str):
-            raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` are text")
+            raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` must be text")
     return step
 
 
@@ -260,7 +261,7 @@ def to_http_error(error: BaseException, path: str | None = None) -> HttpError:
             return HttpError(404, "unknown_episode", f"there is no episode {error.id!r:.80}", path="$.episode_id")
         return HttpError(410, error.why.kind, error.why.error, remedy="start another")
     if isinstance(error, WrongTurn):
-        return HttpError(409, "usage", error.message, path="$.turn", remedy="send the next turn, or none")
+        return HttpError(409, "usage", error.message, path="$.turn", remedy="send the next turn, or no turn")
     if isinstance(error, NameTaken):
         return HttpError(409, "usage", error.message, path="$.request_id", remedy=error.remedy)
     if not isinstance(error, TreetuneError | DeadlinePassed):
@@ -299,7 +300,7 @@ def encode(value: Any, strict: bool = False) -> bytes:
 
 
 def _replace_infinite(value: Any) -> Any:
-    """Replaces NaN and infinities with null, because JSON has none; msgspec does the same."""
+    """Replaces NaN and infinities with null, because JSON cannot represent them; msgspec does the same."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -332,7 +333,7 @@ _BRACKETS = re.compile(rb"[\[\]{}]")
 
 def check_shape(data: bytes) -> None:
     """Refuses JSON that is small in bytes but large or deeply nested once decoded. Counting shows that most bodies are
-    harmless. For the others, strings are removed first, because brackets and commas in them mean nothing."""
+    harmless. For the others, strings are removed first, because brackets and commas in strings have no meaning."""
     if len(data) <= MOST_DEPTH:  # true for most steps
         return
     opened = data.count(b"[") + data.count(b"{")
@@ -340,13 +341,13 @@ def check_shape(data: bytes) -> None:
         return
     bare = strip_strings(data)
     if bare.count(b"[") + bare.count(b"{") + bare.count(b",") > MOST_VALUES:
-        raise HttpError(413, "too_large", f"a body may have {MOST_VALUES} values", path="$")
+        raise HttpError(413, "too_large", f"a body may have at most {MOST_VALUES} values", path="$")
     depth = deepest = 0
     for bracket in _BRACKETS.findall(bare):
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
     if deepest > MOST_DEPTH:
-        raise HttpError(422, "bad_request", f"lists and objects are within each other {deepest} deep", path="$")
+        raise HttpError(422, "bad_request", f"lists and objects are nested deeper than {deepest} levels", path="$")
 
 
 _decoder_of: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)

@@ -83,7 +83,7 @@ class OpenEnvDoor(EpisodeDoor):
     # Requests
 
     async def _reset(self, request: HttpRequest) -> bytes:
-        """As in OpenEnv, each request has its own environment. This one shows the beginning of a task."""
+        """As in OpenEnv, each request has its own environment. This environment shows the beginning of a task."""
         asked = wire.read_reset(read_body(dict[str, Any], request.body), "body")
         return encode(await self.sessions.use_once(lambda session: session.reset(asked)))
 

@@ -33,7 +33,7 @@ from treetune.serve.openenv.session import Session, SessionTable, action_of_call
 from treetune.serve.openenv.wire import Reset, describe_tool, fault_of, read_reset
 
 MOST_TASKS = 100_000
-"""The most tasks that one answer lists."""
+"""The maximum number of tasks that one answer lists."""
 _TYPES = {"train": "train", "test": "test"}
 
 
@@ -92,7 +92,7 @@ class TaskRoutes:
     def _size(self, asked: str) -> int:
         count = self._server.streams.count
         if count is None:
-            problem = f"{asked} is not supported for this environment: its tasks have no end"
+            problem = f"{asked} is not supported for this environment: its tasks are endless"
             raise HttpError(501, "usage", f"{problem}. Name an index, or a seed.")
         return count
 
@@ -138,9 +138,10 @@ _CHUNK = 4096
 SESSION_HEADER = b"x-session-id"
 _MOST_ID = 128
 _QUIET_SECONDS = 10.0
-"""After this much silence a comment is sent: a client that receives nothing for 30 seconds asks again."""
+"""After this much silence, a comment is sent, because a client that receives nothing for 30 seconds repeats its
+request."""
 _MOST_CALLS = 16
-"""The most calls of one session that run at once."""
+"""The maximum number of concurrent calls of one session."""
 
 
 class CreateBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -176,7 +177,7 @@ class OrsSession(Session):
         """Starts a call; returns its id."""
         under_way = {id: call for id, call in self._calls.items() if not call.done()}
         if len(under_way) >= _MOST_CALLS:
-            raise Busy(f"{_MOST_CALLS} calls of this session are under way", remedy="wait for their results")
+            raise Busy(f"{_MOST_CALLS} calls of this session are in progress", remedy="wait for their results")
         id, call = uuid.uuid4().hex, asyncio.create_task(self._run(name, arguments))
         call.add_done_callback(lambda call: call.cancelled() or call.exception())  # the result may never be read
         self._calls = {**under_way, id: call}
@@ -243,7 +244,7 @@ class OrsRoutes:
         self._sessions.check_split(asked.split)
         index = asked.task(self._sessions.server.streams.count)
         if index is None:
-            raise HttpError(400, "usage", 'the task_spec names no task: {"split": ..., "index": ...}')
+            raise HttpError(400, "usage", 'the task_spec does not name a task: {"split": ..., "index": ...}')
         return Reset(index=self._tasks.check_index(index))
 
     async def _delete(self, request: HttpRequest) -> bytes:

@@ -79,24 +79,24 @@ class OrsClient(HttpTransport):
         return session
 
     async def call(self, path: str, body: dict[str, Any], session: str) -> Any:
-        """Returns what the server sends as events."""
+        """Returns the data that the server sends as events."""
         reply = await self.send("POST", path, body, session)
         if not reply.good:
             raise reply.error()
         parts: list[str] = []
         for event, data in _read_events(reply.body.decode(errors="replace")):
             if event == "error":
-                raise ServeError(f"{reply.url} failed: {data or 'it does not say why'}")
+                raise ServeError(f"{reply.url} failed: {data or 'it gave no reason'}")
             if event in ("chunk", "end"):
                 parts.append(data)
             if event == "end":
                 break
         else:
-            raise ServeError(f"{reply.url} ended before its result")
+            raise ServeError(f"{reply.url} ended before it sent its result")
         try:
             return json.loads("".join(parts))
         except ValueError:
-            raise ServeError(f"{reply.url} sent no JSON: {''.join(parts)!r:.200}") from None
+            raise ServeError(f"{reply.url} did not send JSON: {''.join(parts)!r:.200}") from None
 
 
 class OrsClientSession:
@@ -108,7 +108,7 @@ class OrsClientSession:
         self._pinging: asyncio.Task[None] | None = None
 
     def keep_alive(self) -> None:
-        """Keeps the session open: the server closes silent ones."""
+        """Keeps the session open, because the server closes silent ones."""
         self._pinging = asyncio.create_task(self._ping())
 
     async def _ping(self) -> None:
@@ -131,7 +131,7 @@ class OrsClientSession:
             return output
         if isinstance(result, dict) and isinstance(result.get("error"), str):
             raise CallRefused(result["error"])
-        raise ServeError(f"{self._path}/call sent something else than its result: {result!r:.200}")
+        raise ServeError(f"{self._path}/call sent an unexpected result: {result!r:.200}")
 
     async def close(self) -> None:
         if self._pinging is not None:
@@ -215,7 +215,7 @@ class OrsEnvironment(ForeignEnvironment):
         prompt = await self.session.prompt()
         tools = await self.session.tools()
         self._answer = _find_answer(tools, taskset.config.answer_tool)
-        # Our own server offers `answer` to clients that can only call tools. Here text is sent to it.
+        # Our own server offers `answer` to clients that can only call tools. Here, text is sent to it.
         own = self._answer == _OWN_ANSWER
         self.raw_tools = [as_schema(tool) for tool in tools if not own or tool["name"] != ANSWER]
         return _read_blocks(prompt)

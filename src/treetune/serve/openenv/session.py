@@ -6,7 +6,7 @@ tools of a session's task over JSON-RPC.
     step = await session.play("42")
 
 In OpenEnv an environment exists as soon as its client has connected. So a step or a call before the first reset starts
-the next task, and a reset that names no other task shows the one that was started.
+the next task, and a reset that does not name another task shows the one that was started.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Session:
         return self._live is not None
 
     def hear(self) -> None:
-        """Records a message of its client: the episode counts as just stepped."""
+        """Records a message from its client: the episode counts as just stepped."""
         self.heard = time.monotonic()
         if (live := self._live) is not None:
             live.heard = self.heard
@@ -205,7 +205,7 @@ class SessionTable:
             for session in list(self.by_id.values()):
                 if session.heard < oldest and not session.is_live and not session.attached:
                     if session.stop is not None:
-                        session.stop(f"nothing was said for {silent:g} seconds")
+                        session.stop(f"no message for {silent:g} seconds")
                     else:
                         await self.close(session)
 
@@ -314,7 +314,7 @@ async def _use_tools(asked: RpcRequest, session: Session) -> Any:
     if not name:
         raise RpcError(INVALID_PARAMS, "Missing 'name' in params")
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise RpcError(INVALID_PARAMS, "'name' is a text and 'arguments' is an object")
+        raise RpcError(INVALID_PARAMS, "'name' must be a text and 'arguments' an object")
     tools = await _tools_of(session)
     if not has_tool(with_answer(tools), name):
         raise RpcError(INVALID_PARAMS, f"Tool not found: {name}")
@@ -338,7 +338,7 @@ def with_answer(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return tools
     text = {"type": "string", "description": "What you say."}
     parameters = {"type": "object", "properties": {"text": text}, "required": ["text"], "additionalProperties": False}
-    function = {"name": ANSWER, "description": "Say something, such as the answer.", "parameters": parameters}
+    function = {"name": ANSWER, "description": "Send a text, such as the answer.", "parameters": parameters}
     return [*tools, {"type": "function", "function": function}]
 
 

@@ -3,7 +3,7 @@
     treetune eval openenv:http://127.0.0.1:8000 -m MODEL -n 20
 
 A task is an index of the server's task routes. If the server has none, a task is a seed, and the tasks are endless. The
-model's text goes into the one text field of the server's actions. If an action has no such field, the model answers
+model's text goes into the only text field of the server's actions. If an action has no such field, the model answers
 with JSON. The server's tools become the model's tools.
 """
 
@@ -72,7 +72,8 @@ class OpenEnvClient(HttpTransport):
         self._timeout, self._patience = timeout, patience
 
     async def get(self, path: str, body: Any = None) -> Any:
-        """Returns what the server answers over HTTP; None if it has no such path, or says that it has no answer."""
+        """Returns the server's answer over HTTP; None if the server has no such path, or reports that it has no
+        answer."""
         reply = await self.ask("GET" if body is None else "POST", path, body, self._timeout)
         return None if reply.status in (404, 405, 501) else reply.read(object)
 
@@ -103,7 +104,9 @@ class OpenEnvClient(HttpTransport):
                 socket = await self.session.ws_connect(url, heartbeat=_ALIVE_SECONDS, max_msg_size=MOST_BYTES)
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403):
-                raise Denied(f"{url} answered {error.status}", remedy="set TREETUNE_TOKEN to the server's") from None
+                raise Denied(
+                    f"{url} answered {error.status}", remedy="set TREETUNE_TOKEN to the token of the server"
+                ) from None
             raise ServeError(f"{url} answered {error.status}", remedy="is it an OpenEnv server?") from None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{url}: {format_error(error)}", remedy=self.remedy) from error
@@ -129,7 +132,7 @@ class OpenEnvSession:
                 raise Unreachable(f"{self._url} did not answer within {self._timeout:g} seconds") from None
             raise ServeError(f"{self._url} has closed the session: {format_error(error)}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
-            raise ServeError(f"{self._url} sent something else than its answer: {answer!r:.200}")
+            raise ServeError(f"{self._url} sent an unexpected answer: {answer!r:.200}")
         if answer.get("type") == "error":
             fault = answer["data"]
             raise OpenEnvError(str(fault.get("code", "ERROR")), str(fault.get("message", "")))
@@ -153,7 +156,7 @@ class OpenEnvSession:
         except BodyTooLarge as error:
             raise ServeError(error.message) from None
         except (ValueError, RecursionError):
-            raise ServeError(f"{self._url} sent no JSON: {message.data!r:.200}") from None
+            raise ServeError(f"{self._url} did not send JSON: {message.data!r:.200}") from None
 
     async def close(self) -> None:
         """Ends the session on the server, too."""
@@ -182,7 +185,7 @@ class Actions(NamedTuple):
     takes_calls: bool
     """Actions accept tool calls in OpenAI's form."""
     takes_tools: bool
-    """Actions accept only calls of one tool, in OpenEnv's own form."""
+    """Actions accept only a call of one tool, in OpenEnv's own form."""
 
 
 class OpenEnvTasks(ForeignTasks):
@@ -274,7 +277,7 @@ class OpenEnvEnvironment(ForeignEnvironment):
         return step
 
     def _read_result(self, observation: Observation) -> Any:
-        """Returns the result of a tool: FastMCP's results have it in `data`, or in blocks of text."""
+        """Returns the result of a tool: FastMCP puts it in `data`, or in blocks of text."""
         shown = observation.content
         result = shown.get("result") if isinstance(shown, dict) else shown
         if isinstance(shown, dict) and (error := shown.get("error")):
@@ -290,7 +293,7 @@ class OpenEnvEnvironment(ForeignEnvironment):
             data = await self.session.ask("step", action)
         except OpenEnvError as error:
             if error.code == "VALIDATION_ERROR":
-                raise InvalidAction(f"the server takes no such action: {error.message}") from None
+                raise InvalidAction(f"the server rejects this action: {error.message}") from None
             raise
         shown = self._read_observation(data.get("observation"))
         return make_step(shown, data.get("reward"), data.get("done", False), data.get("metadata"))
@@ -315,5 +318,5 @@ def _read_json(text: str) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise InvalidAction("the answer has no JSON object, which an action of this environment is")
+        raise InvalidAction("the answer has no JSON object, but an action of this environment is one")
     return found

@@ -94,7 +94,7 @@ def read_message(text: str) -> tuple[Any, Mapping[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise Fault("INVALID_JSON", f"Invalid JSON: {error}") from None
     if not isinstance(message, dict):
-        raise Fault("SESSION_ERROR", f"a message is a JSON object, not {type(message).__name__}")
+        raise Fault("SESSION_ERROR", f"a message must be a JSON object, not {type(message).__name__}")
     return message.get("type", ""), message
 
 
@@ -211,7 +211,7 @@ def _check_fields(data: Mapping[str, Any], fields: Mapping[str, str]) -> list[Wr
 
 
 def show(observation: Observation) -> dict[str, Any]:
-    """What the model sees, as text and as chat messages."""
+    """The observation for the model, as text and as chat messages."""
     if observation.type == "text":
         text = observation.content
         return {"text": text, "messages": [{"role": "user", "content": text}] if text else []}
@@ -221,7 +221,8 @@ def show(observation: Observation) -> dict[str, Any]:
 
 
 def observed(observation: dict[str, Any], reward: float | None, done: bool, metadata: dict[str, Any]) -> dict[str, Any]:
-    """An observation in the form of OpenEnv. The metadata is inside it, and also next to it if there is any."""
+    """An observation in the form of OpenEnv. The metadata is inside the observation and, if there is any, also next to
+    it."""
     observation["metadata"] = metadata
     found = {"observation": observation, "reward": reward, "done": done}
     if metadata:

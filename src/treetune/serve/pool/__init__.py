@@ -21,4 +21,4 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     idle_seconds: float = 30.0
     """How long the load must be low before a surplus worker is stopped."""
     silent_seconds: float | None = None
-    """A worker without a sign of life for this long is replaced; absent: the engine's default."""
+    """A worker without a heartbeat for this long is replaced; absent: the engine's default."""

@@ -186,7 +186,7 @@ class _WorkerEpisode:
             return step
         except BadRequest as error:
             raise EnvironmentFault(
-                f"the environment answered {error.message}", remedy="see what its environment returns"
+                f"the environment answered {error.message}", remedy="check what its environment returns"
             ) from None
         finally:
             if over:
@@ -215,7 +215,7 @@ class _WorkerEpisode:
                 self._moving = None
                 return
             await self._close_there()
-            problem = "restarted, it shows something else"
+            problem = "after the restart it shows something else"
         except Exception as error:
             problem = f"it could not be restarted ({format_error(error)})"
         self._host.episodes.lose(self._id, f"{how}; {problem}")

@@ -54,7 +54,7 @@ class ProcessEngine:
 
     def prepare(self, taskset: Taskset[Any, Any]) -> None:
         """Pickles the taskset once for all workers. Pickling a large one blocks the process for seconds, even in a
-        thread, and replacing a worker must not cost that again."""
+        thread, so replacing a worker must not repeat it."""
         try:
             self._scratch = ScratchFolder()
             self._folder = self._scratch.path
@@ -63,7 +63,8 @@ class ProcessEngine:
                 pickle.dump(taskset, file, pickle.HIGHEST_PROTOCOL)
         except OSError as error:
             raise TreetuneError(
-                f"{taskset.name} cannot be written for the workers: {error}", remedy="make room there, or set TMPDIR"
+                f"{taskset.name} cannot be written to a file for the workers: {error}",
+                remedy="make room there, or set TMPDIR",
             ) from error
         except Exception as error:
             raise _unpicklable(taskset, error) from error
@@ -123,8 +124,8 @@ def _run_process(spec: WorkerSpec, pickled: Path, folder: Path) -> None:
 
 
 class RayEngine:
-    """Workers as actors of a Ray cluster, one CPU each. The pool's own heartbeat notices a lost node long before Ray
-    lists it as dead."""
+    """Workers that are actors of a Ray cluster, with one CPU each. The pool's own heartbeat detects a lost node long
+    before Ray lists it as dead."""
 
     encrypted = True
     silent_seconds = 8.0
@@ -169,7 +170,7 @@ class RayEngine:
 
     def why_waiting(self) -> str | None:
         why = why_waiting(self._ray, self._begun)
-        return why and f"{why}; each worker takes one (-w)"
+        return why and f"{why}; each worker needs one (-w)"
 
     def close(self) -> None:
         return None
@@ -190,7 +191,7 @@ async def ask_why(engine: Engine) -> str | None:
             why: str | None = await call_apart(engine.why_waiting)
             return why
     except Exception as error:  # for example, the cluster does not answer
-        log.debug("why workers do not start is not known: %s", format_error(error))
+        log.debug("could not determine why workers do not start: %s", format_error(error))
         return None
 
 
@@ -212,7 +213,8 @@ def _unpicklable(taskset: Taskset[Any, Any], error: Exception) -> UsageError:
 class ScratchFolder:
     """A folder of this process for the needs of its workers: their socket, the taskset, their temporary files.
 
-    The folder is locked while its process lives. The next process that creates one removes those of killed processes.
+    The folder is locked while its process lives. The next process that creates such a folder removes the folders of
+    killed processes.
     """
 
     def __init__(self) -> None:

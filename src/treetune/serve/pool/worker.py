@@ -66,7 +66,8 @@ read_batch = msgspec.msgpack.Decoder(list[Annotated[list[bytes], msgspec.Meta(mi
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker needs to start, apart from the taskset. It is pickled, and only a broker sends it to workers."""
+    """The data that a worker needs to start, apart from the taskset. It is pickled, and only a broker sends it to
+    workers."""
 
     identity: bytes = b""
     address: str = ""
@@ -132,7 +133,7 @@ class Worker:
             try:
                 messages = read_batch(frames[-1])
             except msgspec.MsgspecError:
-                log.error("a message of the broker cannot be read: is it of another version?")
+                log.error("a message of the broker cannot be read: is the broker of another version?")
                 self._ended.set()
                 return
             for message in messages:
@@ -213,7 +214,7 @@ class PendingCall(msgspec.Struct, eq=False):
 
     future: asyncio.Future[bytes]
     show: Sink | None
-    """Called with what the environment shows during the call."""
+    """Called with the parts that the environment shows during the call."""
     steps: str = ""
     """The task whose episode this call steps: the step may kill the worker."""
 

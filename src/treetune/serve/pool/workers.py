@@ -39,13 +39,15 @@ _TICK = 0.5
 _TRIES = 2
 """How often a call may kill a worker that runs nothing else before the call fails."""
 _SPLIT = 8
-"""The calls of a dead worker are repeated in groups of an eighth, so that the call that killed it is soon alone."""
+"""The calls of a dead worker are repeated in groups of an eighth of them, so that the call that killed it soon runs
+alone."""
 _MOST_SUSPECTED = 1000
 _MOST_NAMED = 3
 _RETRY_SECONDS = 0.1
 """A pause in which all workers that died together are noticed, before another worker gets the calls."""
 _PLACE_SECONDS = 60.0
-"""How long a suspect waits for a worker without episodes: a busy machine starts one slowly, a full cluster never."""
+"""How long a suspect waits for a worker without episodes: a busy machine starts one slowly, and a full cluster never
+starts one."""
 _LONGEST_PAUSE = 30.0
 _MOST_FAILURES = 5
 """After this many failed starts in a row, calls that wait for a worker fail."""
@@ -72,14 +74,14 @@ class WorkerPool:
         self._silent = config.silent_seconds or engine.silent_seconds
         self._members: dict[bytes, WorkerHandle] = {}
         self._changed = asyncio.Event()
-        """Set briefly when a worker becomes ready, or when none will."""
+        """Set briefly when a worker becomes ready, or when it is clear that none will."""
         self._waiting = 0
         """How many calls are waiting for a worker."""
         self._suspects = 0
         """How many of them are suspects, whose last worker died."""
         self._suspected: OrderedDict[str, int] = OrderedDict()
         """Tasks that may have killed a worker, by name, and how many of them may share a worker. A task that killed a
-        worker alone gets its own. A task is removed once it has ended without a crash."""
+        worker while it ran alone gets its own worker. A task is removed once it has ended without a crash."""
         self._number = 0
         self._failures = 0
         """Consecutive workers that died before they were ready."""
@@ -173,8 +175,8 @@ class WorkerPool:
                 if died_alone == _TRIES:
                     self._suspect(name := about(), 1)
                     raise WorkerLost(
-                        f"{name}: {method} was tried {_TRIES} times alone, and each time its worker died ({error.how})",
-                        remedy="look at the task: its environment may crash or exhaust the machine",
+                        f"{name}: {method} was tried {_TRIES} times alone, and its worker died each time ({error.how})",
+                        remedy="check the task: its environment may crash or exhaust the machine",
                     ) from None
                 company = max(1, min(error.calls, company or error.calls) // _SPLIT)
             finally:
@@ -204,7 +206,7 @@ class WorkerPool:
         try:
             while True:
                 if self._closing:
-                    raise Stopping("the server has stopped", remedy="ask again when it is back")
+                    raise Stopping("the server has stopped", remedy="retry when it is back")
                 free = [member for member in self._members.values() if member.ready and not member.leaving]
                 free.sort(key=lambda member: (member.load, len(member.calls)))
                 if self._suspects:
@@ -215,8 +217,8 @@ class WorkerPool:
                         free = places
                     elif stays is not None:
                         raise Busy(
-                            f"{stays()} may have ended a worker, and needs one of its own: none is free",
-                            remedy="ask again when other such episodes have ended, or serve with more workers (-w)",
+                            f"{stays()} may have ended a worker, and needs a worker to itself: none is free",
+                            remedy="retry when other such episodes have ended, or serve with more workers (-w)",
                         )
                     if stays is not None and sum(bool(one.suspects) for one in self._members.values()) >= self._most:
                         free = [one for one in free if one.suspects]  # the others stay free for other calls
@@ -224,14 +226,14 @@ class WorkerPool:
                     if member.may_take(company):
                         return member
                 if not free and self._failures >= _MOST_FAILURES:
-                    raise WorkerLost("no worker can be started", remedy="the server's messages say why")
+                    raise WorkerLost("no worker can be started", remedy="the server's log gives the reason")
                 await self._changed.wait()
         finally:
             self._waiting -= 1
             self._suspects -= company is not None
 
     def _places_for_suspects(self, free: list[WorkerHandle]) -> list[WorkerHandle]:
-        """Workers without episodes, which a crash would lose. If all have some, another worker is started."""
+        """Workers without episodes, which a crash would lose. If all workers have episodes, another one is started."""
         if not any(not member.episodes and not member.leaving for member in self._members.values()):
             if len(self._members) > self._most or time.monotonic() < self._start_at:
                 return free
@@ -264,7 +266,7 @@ class WorkerPool:
         self._members[identity] = member
         try:
             member.handle = self._engine.start(spec, lambda how: self._remove(member, how))
-        except OSError as error:  # out of processes or files; there may be some later
+        except OSError as error:  # out of processes or files; some may be available later
             self._remove(member, str(error))
 
     def _remove(self, member: WorkerHandle, how: str) -> None:
@@ -324,11 +326,11 @@ class WorkerPool:
             self._quiet_since = None
             leaving = min(ready, key=lambda member: member.load)
             leaving.leaving = True
-            log.info("little to do: stopping %s", leaving.identity.decode())
+            log.info("low load: stopping %s", leaving.identity.decode())
         number = len(self._members) + 1
         all_busy = len(ready) == len(self._members) and all(member.load >= config.busy_load for member in ready)
         if all_busy and number <= self._most:
-            log.info("much to do: starting worker %d of %d", number, self._most)
+            log.info("high load: starting worker %d of %d", number, self._most)
             self._start_one()
 
     async def _tick(self) -> None:
@@ -344,7 +346,7 @@ class WorkerPool:
         for member in list(self._members.values()):
             member.messages.put(b"alive")
             if now - member.heard > self._silent:
-                self._kill(member, f"no sign of life for {self._silent:g} seconds")
+                self._kill(member, f"no heartbeat for {self._silent:g} seconds")
             elif member.leaving and not member.calls and not member.episodes:
                 member.messages.put(b"end")
         self._adjust()
@@ -362,7 +364,7 @@ class WorkerPool:
                 messages = read_batch(frames[-1])
             except msgspec.MsgspecError:
                 # Otherwise its calls would wait forever.
-                self._kill(member, "its message cannot be read: is it of another version?")
+                self._kill(member, "its message cannot be read: is the worker of another version?")
                 continue
             for message in messages:
                 self._take(member, message)

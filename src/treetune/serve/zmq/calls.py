@@ -115,7 +115,10 @@ class ReplyCache:
             check_same(found[1], digest)
             return found[2]
         if self.is_settled(key):
-            raise Misused("this request was answered, and its answer acknowledged", remedy="give each request a new id")
+            raise Misused(
+                "this request was answered, and the client has acknowledged the answer",
+                remedy="give each request a new id",
+            )
         return None
 
     def keep(self, key: bytes, digest: bytes, data: bytes) -> None:
@@ -270,7 +273,7 @@ class CallTable:
         if not task.cancelled():
             error = task.exception()
         elif self._server.closing:
-            error = Stopping("the server has stopped", remedy="ask again when it is back")
+            error = Stopping("the server has stopped", remedy="retry when it is back")
         else:
             error = Cancelled("cancelled")
         data, kind = (task.result(), None) if error is None else self._pack_failure(call, error)

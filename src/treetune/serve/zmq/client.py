@@ -88,7 +88,7 @@ class EnvClient:
         self._deadline, self._run_deadline = deadline, run_deadline
         self._number = 0
         self._waiting: dict[bytes, asyncio.Future[bytes | None]] = {}
-        """By request id. A result of None means that the request should be sent again."""
+        """By request id. A result of None means that the request must be sent again."""
         self._received: list[bytes] = []
         self._unclaimed: dict[tuple[str, float | None], list[Frames]] = {}
         """By stream and lease: draw requests whose caller left before the answer."""
@@ -171,7 +171,7 @@ class EnvClient:
         info = await self.info()
         counts = [count for count in (num_tasks, info.num_tasks) if count is not None]
         if not counts:
-            raise UsageError(f"{info.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)")
+            raise UsageError(f"{info.name} is INFINITE: a draw needs a number of tasks", remedy="pass --num-tasks (-n)")
         # A generator has no task at a chosen index, but a new stream begins at its first task.
         stream = None if info.by_index else f"eval-{secrets.token_hex(8)}"
         left = iter(range(min(counts)))
@@ -343,13 +343,17 @@ class EnvClient:
             wait = min(longest, wait * 2)
             if not self._heard and time.monotonic() >= silent_from - 0.1:
                 self._heard = True
-                remedy = "is the server running there?" if self._server_key is None else "is it there, with that key?"
+                remedy = (
+                    "is the server running there?"
+                    if self._server_key is None
+                    else ("is it running there, with that key?")
+                )
                 log.warning(
                     "%s has not answered yet: %s (waiting %.0f s more)", self.address, remedy, until - time.monotonic()
                 )
         raise Unreachable(
             f"no answer from {self.address} before the deadline",
-            remedy="is the server running there, and is its key the one given?",
+            remedy="is the server running there, and is the key correct?",
         )
 
     def _acknowledge_soon(self) -> None:

@@ -259,7 +259,7 @@ class ZmqDoor(Door):
     def _run(self, call: Call, request: messages.RunRequest) -> None:
         size = (request.of or request.n) if isinstance(request, messages.RunGroupRequest) else 1
         if not 1 <= size <= MOST_IN_GROUP:
-            raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, got {size}")
+            raise UsageError(f"a group must have 1 to {MOST_IN_GROUP} rollouts, got {size}")
         host, pending = self.server.host, self.server.streams.pending
         if request.version is not None:
             host.reach_version(request.model, request.endpoint, request.version)
@@ -302,7 +302,7 @@ class ZmqDoor(Door):
     def _cancel(self, call: Call, request: messages.CancelRequest) -> bytes | None:
         target = request.id.encode() if isinstance(request.id, str) else request.id
         if not isinstance(target, bytes):
-            raise BadRequest("an id is bytes or text")
+            raise BadRequest("an id must be bytes or text")
         target = call.client + target
         book = self.server.host.episodes
         # The start was answered before it was cancelled, so its episode must end.

@@ -148,7 +148,7 @@ class _Peer(asyncio.Protocol):
         self._identity = self._listener.add(self)
         connection = transport.get_extra_info("socket")
         if process_limits.count_left(connection.fileno()) <= process_limits.RESERVED:
-            process_limits.warn_of_descriptors("further connections of pull clients are closed")
+            process_limits.warn_of_descriptors("new connections of pull clients are closed")
             self.transport.abort()
             return
         if connection.family != socket.AF_UNIX:

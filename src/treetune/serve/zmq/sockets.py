@@ -20,7 +20,7 @@ from treetune.errors import UsageError
 from treetune.serve.access import cannot_listen
 
 MOST_BYTES = 64 << 20
-"""The largest frame that a server accepts. It disconnects a client that sends a larger one."""
+"""The maximum size of a frame that a server accepts. It disconnects a client that sends a larger one."""
 _BATCH = 256
 _MORE = zmq.NOBLOCK | zmq.SNDMORE
 
@@ -134,5 +134,6 @@ def connect(socket: zmq.Socket[bytes], address: str, server_key: bytes | None = 
     except (zmq.ZMQError, ValueError) as error:
         socket.close(0)
         raise UsageError(
-            f"cannot connect to {address!r}: {error}", remedy="an address is tcp://HOST:PORT, a key its 40 characters"
+            f"cannot connect to {address!r}: {error}",
+            remedy="an address must be tcp://HOST:PORT, and a key its 40 characters",
         ) from None

@@ -51,12 +51,12 @@ ERROR_BYTES = 2000
 
 
 def main() -> None:
-    # Away from where the cases' streams go.
+    # Outside the folder where the cases' streams go.
     source, sink = os.fdopen(os.dup(0), "rb"), os.dup(1)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     answer = json.loads(source.readline())
     names = load_names(answer["code"])
-    gc.freeze()  # so the children's collector skips what exists already
+    gc.freeze()  # so that the collector of the child skips what exists already
     for line in source:
         case = CaseProcess(answer, json.loads(line))
         child = os.fork()
@@ -99,7 +99,7 @@ class CaseProcess:
         while not reaped and (left := limit.left()) > 0:
             signal.sigtimedwait([signal.SIGCHLD], left)
             reaped, status = os.waitpid(child, os.WNOHANG)
-        for kill in (os.killpg, os.kill)[: 1 if reaped else 2]:  # the group: what it left running
+        for kill in (os.killpg, os.kill)[: 1 if reaped else 2]:  # the group: everything that it left running
             with contextlib.suppress(OSError):
                 kill(child, signal.SIGKILL)
         if not reaped:
@@ -165,7 +165,7 @@ def exit_as_usual(code: int) -> NoReturn:
         except OSError:
             code = code or 1
         except Exception:
-            continue  # something that only looks like a file
+            continue  # something that only resembles a file
     os._exit(code)
 
 
@@ -177,7 +177,7 @@ def check_value(value: Any) -> Any:
         return [check_value(item) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: check_value(item) for key, item in value.items()}
-    raise TypeError(f"the function gave a {type(value).__name__}")
+    raise TypeError(f"the function returned a {type(value).__name__}")
 
 
 def describe(error: BaseException) -> str:

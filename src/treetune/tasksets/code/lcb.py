@@ -42,7 +42,7 @@ OUTPUT_KB = 1024
 SHOWN = 200
 """How many characters of a value an explanation quotes."""
 
-_LATE = "no end in time"
+_LATE = "did not end in time"
 _ENDED = {Ended.TIMEOUT: _LATE, Ended.MEMORY: f"over {MEMORY_MB} MB of memory", Ended.OUTPUT: "far too much output"}
 _PYTHON = ("", "python", "py", "python3", "python2", "py3", "ipython")
 _NOTHING = object()
@@ -65,7 +65,7 @@ class CodingProblem(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the block that answers defines: the function to call, alone or in LiveCodeBench's class."""
+        """The definition that answers must contain: the function to call, alone or in LiveCodeBench's class."""
         return () if self.function is None else (self.function, "Solution")
 
     def choose_function(self, code: str) -> str | None:
@@ -181,7 +181,7 @@ class CaseReport(msgspec.Struct, frozen=True):
 
     ended: Literal["done", "error", "timeout"]
     content: str
-    """What was printed or, as JSON, returned; or the error."""
+    """The output, or as JSON the returned value; or the error."""
 
 
 def read_reports(output: bytes) -> Iterator[CaseReport]:
@@ -241,7 +241,7 @@ def _same_line(given: str, expected: str) -> bool:
 
 
 def _same_word(given: str, expected: str) -> bool:
-    """Whether they are equal as numbers, or as texts if a zero leads one: `0101` is not 101."""
+    """Whether they are equal as numbers, or as texts if one begins with a zero: `0101` is not 101."""
     padded = any(word.lstrip("+-")[:1] == "0" and word.lstrip("+-")[1:2].isdigit() for word in (given, expected))
     return given == expected if padded else Decimal(given) == Decimal(expected)
 
@@ -290,8 +290,8 @@ def memorise(problem: CodingProblem) -> str:
 
 
 def find_code(text: str, names: Collection[str] = ()) -> str | None:
-    """Return the code of an answer: the last block that defines one of the names, else the last block in Python or in
-    no language that is Python."""
+    """Return the code of an answer: the last block that defines one of the names, else the last block that is in Python
+    or names no other language."""
     blocks = [dedent(block.body).strip("\n") for block in fenced(strip_thinking(text)) if block.language in _PYTHON]
     defining = [code for code in blocks if any(_defines(code, name) for name in names)]
     return (defining or blocks or [None])[-1]  # type: ignore[list-item]
@@ -337,9 +337,9 @@ def _is_empty(statement: ast.stmt) -> bool:
 
 def _decode_cases(truth: Any) -> list[dict[str, Any]]:
     if isinstance(truth, str) and (truth := _parse_json(truth)) is _NOTHING:
-        raise ValueError("is text, but no JSON of test cases")
+        raise ValueError("is text, but not JSON with test cases")
     if not isinstance(truth, list) or not truth:
-        raise ValueError("holds no test cases")
+        raise ValueError("contains no test cases")
     for number, case in enumerate(truth, 1):
         if not isinstance(case, dict) or case.get("input") is None or case.get("output") is None:
             raise ValueError(f"has no input and output in case {number}")

@@ -35,7 +35,7 @@ CPU_SECONDS, CLOCK_SECONDS = 10, 25.0
 LIMITS = SandboxLimits(seconds=CLOCK_SECONDS, memory_mb=1024, processes=64, disk_mb=64, output_kb=64)
 
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\(")
-_ENDED = {Ended.TIMEOUT: "no end in time", Ended.MEMORY: f"over {LIMITS.memory_mb} MB of memory"}
+_ENDED = {Ended.TIMEOUT: "did not end in time", Ended.MEMORY: f"over {LIMITS.memory_mb} MB of memory"}
 
 
 class Code(Scorer, frozen=True, tag="code"):
@@ -99,7 +99,7 @@ class Tests(Scorer, frozen=True, tag="tests"):
     entry_point: str | None = None
     """The column with the name of the function that `check` gets."""
     solution: str | None = None
-    """The column with a right answer, or with what follows the beginning in one."""
+    """The column with a right answer, or with the part of one that follows the beginning."""
 
     async def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         tests = [str(test) for test in require_truths(truth, task)]
@@ -154,8 +154,8 @@ async def run_tests(code: str, tests: Sequence[str], *, setup: str = "", entry_p
     try:
         report = msgspec.json.decode(result.stdout, type=Tested)
     except ValueError:
-        return Tested(0, _ENDED.get(result.ended, "the tests were broken off"))
-    return report if 0 <= report.passed <= len(tests) else Tested(0, "the tests were broken off")
+        return Tested(0, _ENDED.get(result.ended, "the tests were aborted"))
+    return report if 0 <= report.passed <= len(tests) else Tested(0, "the tests were aborted")
 
 
 def complete_code(code: str, beginning: str, entry_point: str) -> str:

@@ -101,7 +101,7 @@ class AnswerProcess:
         except (OSError, ValueError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if self._process.wait(timeout=1) == -signal.SIGXCPU:
-                    return {"error": f"no end within {self._cpu_seconds} seconds of processor time"}
+                    return {"error": f"did not end within {self._cpu_seconds} seconds of processor time"}
             return {"error": "the answer ended its process"}
         return reply if isinstance(reply, dict) else {"error": "the answer wrote something other than a reply"}
 

@@ -34,7 +34,7 @@ ROOT_USERS = (None, "root", 0)
 WHOLE_BYTES = 1 << 20
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 IGNORED_FLAGS = ("--chown", "--link")
-"""Flags of COPY to ignore. Owners make no difference: everything runs as root."""
+"""Flags of COPY to ignore. Owners make no difference, because everything runs as root."""
 KERNELS_OWN = ("/proc/", "/dev/", "/sys/")
 
 
@@ -288,7 +288,7 @@ def _find_sources(written: str, context: Path) -> list[Path]:
     pattern = posixpath.normpath(written.lstrip("/")) if written.strip("/") else "."
     found = [context] if pattern == "." else sorted(context.glob(pattern))
     if ".." in pattern.split("/") or not found:
-        raise Unservable(f"there is no such file beside the Dockerfile: {written}")
+        raise Unservable(f"there is no such file next to the Dockerfile: {written}")
     if not all(source.resolve().is_relative_to(context.resolve()) for source in found):
         raise Unservable(f"it leads out of the folder: {written}")
     return found

@@ -186,7 +186,7 @@ class HarborEnvironment(ShellEnvironment):
         if os.strerror(errno.ENOSPC) in unpacked.error_text:
             return FULL
         why = f"the files of {self._folder.name} cannot be put in place: {unpacked.error_text[-300:].strip()}"
-        raise VerifierFault(why, remedy="look at its Dockerfile and its tests")
+        raise VerifierFault(why, remedy="check its Dockerfile and its tests")
 
     async def _read_rewards(self, result: Result) -> dict[str, float]:
         """Return the rewards that the tests wrote, by name."""
@@ -198,7 +198,7 @@ class HarborEnvironment(ShellEnvironment):
         else:
             why = f"the tests ended with {result.exit_code} and wrote no {' or '.join(REWARDS)}"
         last = result.text[-1000:].strip() or "nothing"
-        fault = VerifierFault(f"{why}; they last printed: {last}", remedy="look at tests/test.sh")
+        fault = VerifierFault(f"{why}; they last printed: {last}", remedy="check tests/test.sh")
         fault.timed_out = result.ended is Ended.TIMEOUT
         raise fault
 
@@ -213,7 +213,9 @@ class HarborEnvironment(ShellEnvironment):
 def folder_of(task: Task) -> HarborFolder:
     path = task.extra_info.get("folder")
     if not isinstance(path, str):
-        raise EnvironmentFault("the task names no folder", remedy="set extra_info.folder to the folder of the task")
+        raise EnvironmentFault(
+            "the task does not name a folder", remedy="set extra_info.folder to the folder of the task"
+        )
     return HarborFolder(path, engine=Machine.of(task.extra_info).has_images)
 
 
@@ -225,5 +227,5 @@ def parse_rewards(path: str, content: bytes) -> dict[str, float]:
         written = math.nan
     rewards = written if isinstance(written, dict) else {"reward": written}
     if not rewards or not all(map(math.isfinite, rewards.values())):
-        raise VerifierFault(f"{path} holds no reward: {content[:200]!r}", remedy="let tests/test.sh write a number")
+        raise VerifierFault(f"{path} contains no reward: {content[:200]!r}", remedy="let tests/test.sh write a number")
     return rewards

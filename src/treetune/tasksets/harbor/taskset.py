@@ -97,8 +97,8 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
         if folder.refusal is None and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self.name}: the host's system stands in for the tasks' images (of {folder.name}: "
-                f"{folder.recipe.base}), without a network; `treetune validate` lists the solutions that work here",
+                f"{self.name}: the host's system replaces the tasks' images (of {folder.name}: {folder.recipe.base}), "
+                "without a network; `treetune validate` lists the solutions that work here",
                 stacklevel=2,
             )
         return HarborTask(
@@ -137,7 +137,9 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
         chosen = [path for path in found if not wanted or any(map(path.match, wanted))]
         if not chosen:
             names = ", ".join(path.name for path in found[:5]) + (", ..." if len(found) > 5 else "")
-            raise ConfigError([("taskset.tasks", f"none of the {len(found)} tasks has such a name; they are: {names}")])
+            raise ConfigError(
+                [("taskset.tasks", f"none of the {len(found)} tasks has such a name; the tasks are: {names}")]
+            )
         return chosen
 
     def _open(self, path: Path) -> HarborFolder:
@@ -256,4 +258,6 @@ def _clone(address: str, commit: str, folder: Path) -> None:
     except FileNotFoundError:
         raise TasksetError("git is not installed: it downloads datasets", remedy="apt-get install git") from None
     except subprocess.CalledProcessError as error:
-        raise TasksetError(f"git cannot get the dataset: {error.stderr.strip()[-500:]}", remedy=NO_NETWORK) from error
+        raise TasksetError(
+            f"git could not download the dataset: {error.stderr.strip()[-500:]}", remedy=NO_NETWORK
+        ) from error

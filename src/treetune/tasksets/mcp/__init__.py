@@ -28,7 +28,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     command: list[str] | None = None
     """The program and its arguments, run once per episode, without a shell."""
     env: dict[str, str] = {}
-    """Environment variables for the program, in addition to PATH, HOME and the language. It gets no others."""
+    """Environment variables for the program, in addition to PATH, HOME and the language. It gets no other variables."""
     cwd: str | None = None
     """The working folder of the program; by default that of this process."""
     url: str | None = None

@@ -57,7 +57,7 @@ class McpSession:
         await asyncio.wait([opened], timeout=self._server.start_timeout)
         if not opened.done():
             opened.cancel()
-            raise self._fault(f"did not say which tools it has within {self._server.start_timeout:g} seconds")
+            raise self._fault(f"did not list its tools within {self._server.start_timeout:g} seconds")
         return opened.result()
 
     async def _run(self, opened: asyncio.Future[list[Any]]) -> None:
@@ -110,7 +110,7 @@ class McpSession:
         if isinstance(error, TreetuneError):
             return error
         ended = self._process.ended if self._process is not None else None
-        return self._fault(f"{ended} before it said which tools it has" if ended else f"failed: {format_error(error)}")
+        return self._fault(f"{ended} before it listed its tools" if ended else f"failed: {format_error(error)}")
 
     def _fault(self, what: str) -> EnvironmentFault:
         remedy = "run that command by hand: does it speak MCP over standard input and output?"
@@ -137,7 +137,7 @@ class McpSession:
 
     async def _describe_loss(self) -> str:
         ended = await self._process.wait_for_end() if self._process is not None else None
-        return f"the server of this tool {ended or 'has gone'}, so it can no longer be called; go on without it"
+        return f"the server of this tool {ended or 'has gone'}, so it can no longer be called; continue without it"
 
     async def close(self) -> None:
         """End the session, and the server if we started it."""
@@ -198,7 +198,7 @@ class McpTools(ToolSource):
         for name in self._server.only or ():
             if name not in offered:
                 problem = f"MCP server {self._server.shown} has no tool {name!r}{did_you_mean(name, offered)}"
-                raise UsageError(problem, remedy=f"correct tools.mcp.only; there are: {', '.join(offered)}")
+                raise UsageError(problem, remedy=f"correct tools.mcp.only; available: {', '.join(offered)}")
         return [self._make(offered[name]) for name in self._server.only or offered]
 
     def _make(self, offered: Any) -> Tool:
@@ -221,7 +221,7 @@ class McpTools(ToolSource):
 def _read_settings(settings: Mapping[str, Any]) -> McpServer:
     if not settings:
         remedy = "a config or code says which server: tools: [{mcp: {command: [python, server.py]}}]"
-        raise UsageError("the tool 'mcp' names no server", remedy=remedy)
+        raise UsageError("the tool 'mcp' does not name a server", remedy=remedy)
     return convert(settings, McpServer, path="tools.mcp")
 
 

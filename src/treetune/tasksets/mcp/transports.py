@@ -122,7 +122,8 @@ class ServerProcess:
             self._process._transport.close()  # type: ignore[attr-defined]  # else a pipe that others hold stays open
 
     async def _ends_within(self, seconds: float) -> bool:
-        """Whether it ends in time. `wait()` would also wait for its pipes to close, which others may hold open."""
+        """Whether it ends in time. `wait()` would also wait for its pipes to close, which other processes may hold
+        open."""
         until = asyncio.get_running_loop().time() + seconds
         while self._process.returncode is None and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
@@ -153,7 +154,7 @@ class ServerProcess:
         """End calls to a server that has ended, even if a process that it started holds its pipes."""
         while self._process.returncode is None:  # noqa: ASYNC110
             await asyncio.sleep(_WATCH_SECONDS)
-        await asyncio.sleep(_WATCH_SECONDS)  # to read what it wrote last
+        await asyncio.sleep(_WATCH_SECONDS)  # to read its last output
         self._received.close()
 
     async def _receive(self, message: SessionMessage | None) -> None:
@@ -216,7 +217,7 @@ def open_client(server: McpServer) -> httpx2.AsyncClient:
 async def _bound(response: httpx2.Response) -> None:
     if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
         await response.aclose()
-        raise BodyTooLarge(f"{response.url} sent a reply with Content-Encoding {encoding}, which was not asked for")
+        raise BodyTooLarge(f"{response.url} sent a reply with Content-Encoding {encoding}, which was not requested")
     by_event = response.headers.get("content-type", "").startswith("text/event-stream")
     response.stream = _BoundedStream(response.stream, str(response.url), by_event)
 
@@ -232,7 +233,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
         async for piece in self._stream:
             size += len(piece)
             if self._by_event:
-                # An event ends with an empty line. What follows the last one in this chunk starts the next.
+                # An event ends with an empty line. The rest after the last event in this chunk begins the next event.
                 text = (end + piece).replace(b"\r", b"")
                 if (at := text.rfind(b"\n\n")) >= 0:
                     size = len(text) - at - 2

@@ -18,7 +18,7 @@ FENCE = re.compile(r"(`{3,})[ \t]*(?:bash|sh|shell)?[ \t]*")
 
 
 class Unservable(ValueError):
-    """Raised for a task that needs something missing here; the message says what."""
+    """Raised for a task that needs something that is missing here; the message says what."""
 
 
 class ShellEnvironment(TurnEnvironment):

@@ -97,7 +97,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         require_worker()
         spec, parameters = self._find_class()
         if self.config.root is not None:
-            # Its code finds itself and its data from there.
+            # Its code is imported, and its data is found, from there.
             root = _absolute(self.config.root)
             self._origin.refuse(f"imports code from {root}")
             sys.path.insert(0, root)
@@ -126,7 +126,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         if family not in FAMILIES or ":" in spec or "." in spec:
             return spec, {}
         if root is None:
-            why = f"{spec} is AgentBench's own code: it needs a checkout, agentrl-worker and what it asks for"
+            why = f"{spec} is AgentBench's own code: it needs a checkout, agentrl-worker and its own dependencies"
             raise UsageError(why, remedy="name the checkout with --taskset.root")
         checkout = Path(root).expanduser()
         config = checkout / "configs" / "tasks" / FAMILIES[family][0]
@@ -203,7 +203,7 @@ class TaskServerAdapter:
         self.task = task
         self.places = asyncio.Semaphore(task.concurrency)
         self.ids = itertools.count(1)
-        # Without -1, which stands for samples that a client brings.
+        # Without -1, which marks samples that a client brings.
         self.indices: list[int | str] = [index for index in task.get_indices() if index != -1]
 
 
@@ -269,7 +269,7 @@ class EpisodeState(Environment):
             logger.warning("an episode of %s was cancelled and has not ended yet", self._served.name)
 
     def _read_action(self, content: Any) -> Any:
-        """Convert to what the worker takes: messages of an assistant."""
+        """Convert to messages of an assistant, which the worker accepts."""
         if isinstance(content, str):
             content = {"role": "assistant", "content": content}
         elif isinstance(content, dict) and "tool_calls" in content:
@@ -277,7 +277,7 @@ class EpisodeState(Environment):
         try:
             return self._typings.AgentOutput(messages=content if isinstance(content, list) else [content])
         except ValueError as error:
-            why = f"no messages of an assistant: {str(error).splitlines()[0]}"
+            why = f"not messages of an assistant: {str(error).splitlines()[0]}"
             raise UsageError(why, remedy="send text, or a chat message with the role assistant") from error
 
     async def _run(self) -> None:
@@ -314,5 +314,5 @@ class EpisodeState(Environment):
                 shown.append(dict(item))
         if self._status == TASK_ERROR:
             why = f"the task {self._served.name} failed: {output.result}"
-            raise EnvironmentFault(why, remedy="look at its own log")
+            raise EnvironmentFault(why, remedy="check its own log")
         return shown

@@ -81,7 +81,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         self._machine = Machine.of(info)
         self._setup_seconds = float(info.get("setup_seconds", SETUP_SECONDS))
         self.reference = ""
-        """What the example printed before the first action."""
+        """The output of the example before the first action."""
         self._made: set[str] = set()
         """Files that were created or changed while the task was set up."""
 
@@ -141,7 +141,7 @@ class OSInteractionEnvironment(ShellEnvironment):
                 return self._end(0.0, OUT_OF_MEMORY)
             said = self.describe(result, self._limits.seconds, self._output_chars)
         if last:
-            return self._end(0.0, "no answer within the turns there are", truncated=True, observation=said)
+            return self._end(0.0, "no answer within the turn limit", truncated=True, observation=said)
         return Step(said, info={"metrics": {"turns": self.turns}})
 
     async def run_example(self, shell: Shell) -> Result:
@@ -240,7 +240,7 @@ def _invalid(why: str) -> EnvironmentFault:
 class Move(msgspec.Struct, frozen=True):
     kind: Literal["bash", "answer", "finish", "invalid"]
     text: str = ""
-    """The script, the answer, or why nothing can be done."""
+    """The script, the answer, or the reason why nothing can be done."""
 
 
 def parse(action: Action) -> Move:

@@ -20,7 +20,7 @@ from treetune.tasksets.shell import Unservable
 
 PLAIN_IMAGES = (None, "default")
 """Images that the host's own system can replace."""
-# No number on a machine is longer, and Python limits the length of numbers that it parses.
+# Numbers on a machine are never longer, and Python limits the length of numbers that it parses.
 INTEGER = re.compile(r"[+-]?\d{1,1000}")
 SIZE = re.compile(r"(\d{1,1000}(?:\.\d{1,1000})?)\s*([KMGTP]?)(?:i?B|bytes?)?", re.I)
 UNITS = {unit: 1024**power for power, unit in enumerate(["", "K", "M", "G", "T", "P"])}
@@ -52,7 +52,7 @@ class OSScript(msgspec.Struct, frozen=True):
 
 
 class SampleEvaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Either what the answer must be, or scripts that must all exit with 0."""
+    """Either the required answer, or scripts that must all exit with 0."""
 
     match: str | None = None
     regex: str | None = None
@@ -92,7 +92,7 @@ def read_sample(raw: dict[str, Any], scripts: Sequence[Path] = (), *, containers
     create = create if isinstance(create, dict) else {}  # one sample repeats its check here
     local, image = create.get("local"), create.get("image")
     if not containers and (local or image) not in PLAIN_IMAGES:
-        raise Unservable(f"it needs the image {local or image!r}: sandbox=docker, where a Docker engine runs")
+        raise Unservable(f"it needs the image {local or image!r}: set sandbox=docker on a machine with a Docker engine")
     match, checks = evaluation.get("match"), evaluation.get("check") or []
     rule = match if isinstance(match, dict) else {"answer": match}
     checks = checks if isinstance(checks, list) else [checks]

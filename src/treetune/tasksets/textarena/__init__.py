@@ -56,7 +56,7 @@ class TextArenaGame:
         return self.env.state.game_info.get(player, {})
 
     def read(self, player: int) -> str:
-        """Return what a player has not seen yet, without the player's own words."""
+        """Return the text that a player has not seen yet, without the player's own words."""
         textarena, state = import_textarena(), self.env.state
         if player == self.player:
             with self._random.use():
@@ -124,7 +124,7 @@ GOLD: dict[str, Callable[[Any], list[str]]] = {
     "TowerOfHanoi": lambda env: _move_tower(env.num_disks, "A", "C", "B"),
     "Wordle": lambda env: [str(env.state.game_state["secret_word"])],
 }
-"""What wins a game, read from its state."""
+"""The way to win a game, read from its state."""
 
 
 def _unwrap(env: Any) -> Any:
@@ -172,8 +172,8 @@ class _Random:
         nltk: Any = importlib.import_module("nltk")
         numpy: Any = importlib.import_module("numpy").random
         if not _busy.acquire(timeout=WAIT_SECONDS):
-            why = f"another game of textarena has not come back for {WAIT_SECONDS:.0f} seconds"
-            raise EnvironmentFault(why, remedy="a game that hangs blocks the others of its process; leave it out")
+            why = f"another game of textarena has not returned for {WAIT_SECONDS:.0f} seconds"
+            raise EnvironmentFault(why, remedy="a game that hangs blocks the others in its process; leave it out")
         download, before = nltk.download, (random.getstate(), numpy.get_state())
         try:
             # Each new game would download word lists, even existing ones. A missing list is an error instead.

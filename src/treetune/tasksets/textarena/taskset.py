@@ -4,7 +4,7 @@
     treetune eval textarena --taskset.game TicTacToe-v0 --taskset.opponent random -m MODEL -n 100
 
 Single-player games are played directly. In others, the policy is player 0, and an opponent plays the rest. The policy
-is shown what is new since its last move. The reward is textarena's own, at the end of the game.
+sees only what is new since its last move. The reward is textarena's own, at the end of the game.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from treetune.tasksets.turns import Positive, TurnEnvironment, hash_number
 POLICY = 0
 MOST_PLAYERS = 15
 MOST_MOVES = 10_000
-"""The maximum number of opponents' moves between two moves of the policy. A game with more does not end by itself."""
+"""The maximum number of opponents' moves between two moves of the policy. A game with more moves does not end by
+itself."""
 BRACKETS = re.compile(r"\[[^\[\]\n]{1,60}\]")
 """How games write the possible moves."""
 REMEDY = (
-    "install or set what it misses (data of nltk: python -m nltk.downloader NAME, or copy it and set NLTK_DATA; after "
+    "install or set what it needs (data of nltk: python -m nltk.downloader NAME, or copy it and set NLTK_DATA; after "
     "a SyntaxError: a newer Python), or use another game"
 )
 
@@ -114,7 +115,7 @@ class TextArenaConfig(TasksetConfig, frozen=True, kw_only=True):
     num_tasks: Positive = 1000
     """How many episodes there are. A large number costs nothing: an episode is built when it is drawn."""
     seed: int = 0
-    """The random seed. Another seed gives other episodes."""
+    """The random seed. A different seed gives different episodes."""
     opponent: CodeName | list[str] = ""
     """Who plays the others: `random`, a list of moves from which a valid one is drawn, or `file.py:function`."""
     players: Annotated[int, msgspec.Meta(ge=1, le=MOST_PLAYERS)] | None = None
@@ -204,7 +205,7 @@ class Opponent:
         self._game, self._spec, self._origin = game, task.opponent, origin
         self._rng = random.Random(f"opponent {task.seed}")
         self._seen: dict[int, list[str]] = {}
-        """What each player was shown."""
+        """The texts that each player was shown."""
 
     def play(self) -> bool:
         """Move until it is the policy's turn; True if the game ends before."""
@@ -215,7 +216,7 @@ class Opponent:
             seen.append(self._game.read(self._game.player))
             if self._game.act(self._move(seen)):
                 return True
-        raise EnvironmentFault("the opponents play without end", remedy="use another game or opponent")
+        raise EnvironmentFault("the opponents keep playing", remedy="use another game or opponent")
 
     def refuse_forfeit(self) -> None:
         """Raise an error if an opponent broke the rules: such a win says nothing about the policy."""
@@ -223,7 +224,7 @@ class Opponent:
             info = self._game.info_of(player)
             if info.get("invalid_move"):
                 why = f"player {player}, an opponent, lost by an invalid move: {info.get('reason')}"
-                raise EnvironmentFault(why, remedy="give an opponent that keeps to the rules of the game")
+                raise EnvironmentFault(why, remedy="use an opponent that follows the rules of the game")
 
     def _move(self, seen: list[str]) -> str:
         if isinstance(self._spec, list):
@@ -236,7 +237,7 @@ class Opponent:
         except Exception as error:
             raise EnvironmentFault(f"the opponent {self._spec} failed: {format_error(error)}") from error
         if not isinstance(answer, str):
-            raise EnvironmentFault(f"{self._spec} gave a {type(answer).__name__}", remedy="return the move as text")
+            raise EnvironmentFault(f"{self._spec} returned a {type(answer).__name__}", remedy="return the move as text")
         return answer
 
     def _draw_allowed(self, offers: list[list[str]]) -> str:
@@ -247,7 +248,10 @@ class Opponent:
                 if self._game.allows(move):
                     return move
             tried.update(moves)
-        why = f"the opponent found no valid move; tried: {', '.join(sorted(tried)) or 'none, for the game offers none'}"
+        why = (
+            "the opponent found no valid move; tried: "
+            f"{', '.join(sorted(tried)) or 'none, because the game offers none'}"
+        )
         raise EnvironmentFault(why, remedy="name the moves, or a function: --taskset.opponent file.py:name")
 
 
