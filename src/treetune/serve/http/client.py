@@ -246,7 +246,7 @@ class TaskServerClient:
                     await server.learn()
                     if uid is not None and not server.offers("uid"):
                         remedy = "serve the tasks with this version of Treetune"
-                        raise Misused(f"{server.url} cannot be asked for the task of a row", remedy=remedy)
+                        raise Misused(f"{server.url} cannot look up the task of a row", remedy=remedy)
                     return await self._start_on(server, {**body, **ours} if server.offers("request_id") else body)
                 except Unreachable as error:
                     server.leave_out()
