@@ -233,6 +233,24 @@ class TestComparing:
 @pytest.mark.usefixtures("sandbox")
 class TestLcb:
     @pytest.mark.parametrize(
+        ("answer", "strict", "as_skyrl"),
+        [
+            (f"```python\n{PROGRAM}\n```\n```bash\npython a.py < 5\n```", 1.0, 0.0),
+            (f"~~~python\n{PROGRAM}\n~~~", 1.0, 0.0),
+            (f"```py\n{PROGRAM}```", 0.0, 1.0),
+            (f"<think>```\n1\n```</think>```python\n{PROGRAM}\n```", 1.0, 1.0),
+        ],
+    )
+    def test_to_the_letter_of_skyrl_gym_the_last_block_counts_whatever_it_is(self, answer, strict, as_skyrl):
+        assert rewards(task_of("lcb", SQUARES), answer) == [strict]
+        assert rewards(task_of("lcb", SQUARES, strict=False), answer) == [as_skyrl]
+
+    def test_to_the_letter_of_skyrl_gym_leading_zeros_do_not_count(self):
+        truth = [{"input": "7", "output": "007"}]
+        assert rewards(task_of("lcb", truth), code("print(input())")) == [0.0]
+        assert rewards(task_of("lcb", truth, strict=False), code("print(input())")) == [1.0]
+
+    @pytest.mark.parametrize(
         ("answer", "reward", "why"),
         [
             (PROGRAM, 1.0, "right"),

@@ -220,6 +220,10 @@ def small_worker(folder: Path) -> Path:
 
 
 class TestText2Sql:
+    def test_to_the_letter_of_skyrl_gym_a_thought_may_come_after_the_solution(self, ask):
+        late = "<solution>SELECT name FROM pet WHERE age IN (5, 3)</solution><think>t</think>"
+        assert [rewards(ask(strict=strict), late) for strict in (False, True)] == [[1.0], [-1.0]]
+
     def test_queries_are_tried_and_the_solution_is_compared_by_its_rows(self, ask):
         steps = play(
             ask(),

@@ -203,7 +203,8 @@ class Taskset(Draws[TaskT, ConfigT]):
 
     def _set_position(self, task: TaskT, position: int) -> TaskT:
         placed = super()._set_position(task, position)
-        return with_request(placed, self.answer_format(placed))
+        form = self.answer_format(placed)
+        return placed if form is None else with_request(placed, form)
 
     def reward(self, task: TaskT, answer: str) -> Any:
         """Return the reward of a single answer, a number or a `Score`. Uses `scorer` by default. May be async."""

@@ -90,7 +90,7 @@ class Text2SqlEnvironment(TurnEnvironment):
         return f"Error executing SQL: {said}"
 
     async def _judge(self, truncated: bool) -> Step:
-        solution = read_solution(_OBSERVATION.format("").join(self.said))
+        solution = read_solution(_OBSERVATION.format("").join(self.said), self.strict)
         if solution is not None and self.strict and (blocks := fenced(solution)):
             solution = blocks[-1].body.strip()
         difference: str | None = "no solution in the format"
@@ -147,11 +147,14 @@ def find_database(task: Task) -> Path:
     raise EnvironmentFault(f"no such database: {folder / db_id}", remedy=f"put it there, or correct {FOLDER_VARIABLE}")
 
 
-def read_solution(transcript: str) -> str | None:
-    """Return the SQL in `<solution>`; None if the transcript does not follow the format."""
+def read_solution(transcript: str, strict: bool = True) -> str | None:
+    """Return the SQL in `<solution>`; None if the transcript does not follow the format. If strict, a thought comes
+    before it."""
     before, _, rest = transcript.partition("<solution>")
     solution, closed, after = rest.partition("</solution>")
     if not closed or "<solution>" in rest or "</solution>" in after:
         return None
-    thinks = next(tagged(before, "think"), None) is not None and not _NO_THOUGHT.search(before)
+    thinks = next(tagged(before if strict else transcript, "think"), None) is not None and not _NO_THOUGHT.search(
+        before
+    )
     return solution.strip() if thinks and not _OTHER_TAG.search(solution) else None

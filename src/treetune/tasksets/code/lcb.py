@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, Literal
@@ -44,6 +45,7 @@ SHOWN = 200
 
 _LATE = "did not end in time"
 _ENDED = {Ended.TIMEOUT: _LATE, Ended.MEMORY: f"over {MEMORY_MB} MB of memory", Ended.OUTPUT: "far too much output"}
+_BLOCK = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
 _PYTHON = ("", "python", "py", "python3", "python2", "py3", "ipython")
 _NOTHING = object()
 
@@ -150,7 +152,8 @@ class LcbEnvironment(TurnEnvironment):
         self._problem = CodingProblem.of(task.ground_truth, task.messages)
 
     async def step(self, action: Action) -> Step:
-        code = find_code(action.text, self._problem.names)
+        read = find_code if self.strict else find_code_as_skyrl
+        code = read(action.text, self._problem.names)
         if code is None:
             return Step(done=True, info={"explanation": "no code block", "success": False})
         passed, explanation = await self._problem.run(code, self.strict)
@@ -216,7 +219,7 @@ def _find_fault(case: Case, report: CaseReport | None, called: bool, strict: boo
     if report.ended == "error":
         return _shorten(said.rpartition("\n")[2] or "it failed")
     expected = json.dumps(case.returns) if called else case.stdout
-    right = same_value(said, case.returns, strict) if called else same_lines(said, expected)
+    right = same_value(said, case.returns, strict) if called else same_lines(said, expected, strict)
     return None if right else f"{_shorten(said) or 'nothing'} instead of {_shorten(expected.strip())}"
 
 
@@ -224,26 +227,27 @@ def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-def same_lines(given: str, expected: str) -> bool:
+def same_lines(given: str, expected: str, strict: bool = True) -> bool:
     """Whether texts are equal line by line, ignoring spaces around lines; as numbers if all words of both are
     numbers."""
     ours, theirs = given.strip().split("\n"), expected.strip().split("\n")
-    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+    return len(ours) == len(theirs) and all(map(partial(_same_line, strict=strict), ours, theirs))
 
 
-def _same_line(given: str, expected: str) -> bool:
+def _same_line(given: str, expected: str, strict: bool) -> bool:
     if given.strip() == expected.strip():
         return True
+    same, ours, theirs = partial(_same_word, strict=strict), given.split(), expected.split()
     try:
-        return len(given.split()) == len(expected.split()) and all(map(_same_word, given.split(), expected.split()))
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
     except (InvalidOperation, ValueError):  # not a number, or one that cannot be compared
         return False
 
 
-def _same_word(given: str, expected: str) -> bool:
-    """Whether they are equal as numbers, or as texts if one begins with a zero: `0101` is not 101."""
+def _same_word(given: str, expected: str, strict: bool) -> bool:
+    """Whether they are equal as numbers or, if strict, as texts if one begins with a zero: `0101` is not 101."""
     padded = any(word.lstrip("+-")[:1] == "0" and word.lstrip("+-")[1:2].isdigit() for word in (given, expected))
-    return given == expected if padded else Decimal(given) == Decimal(expected)
+    return given == expected if padded and strict else Decimal(given) == Decimal(expected)
 
 
 def same_value(given: str, expected: Any, strict: bool = True) -> bool:
@@ -295,6 +299,11 @@ def find_code(text: str, names: Collection[str] = ()) -> str | None:
     blocks = [dedent(block.body).strip("\n") for block in fenced(strip_thinking(text)) if block.language in _PYTHON]
     defining = [code for code in blocks if any(_defines(code, name) for name in names)]
     return (defining or blocks or [None])[-1]  # type: ignore[list-item]
+
+
+def find_code_as_skyrl(text: str, names: Collection[str] = ()) -> str | None:
+    blocks = _BLOCK.findall(text)
+    return dedent(blocks[-1]).strip() if blocks else None
 
 
 def _defines(code: str, name: str) -> bool:
