@@ -20,8 +20,11 @@ from treetune.core.policy import Completion
 from treetune.errors import ConfigError, ResumeError, UsageError
 from treetune.models.scripted import Replay
 from treetune.play.rollout import run_rollout
+from treetune.runs.discovery import open_run
 from treetune.serve import ServeError
 from treetune.tasksets.target import load_taskset
+from treetune.trainers.rollout_log import RolloutLog
+from treetune.trainers.slime import log_evaluation, log_rollouts, samples
 
 SUMS = [
     {"prompt": [{"role": "user", "content": f"{n} + {n}?"}], "data_source": "sums", "env_class": "gsm8k_multi_turn",
@@ -234,6 +237,24 @@ def test_an_evaluation_gets_one_sample_of_each_episode(folder, slime, sglang):
     sglang.say(said(tokenizer, "<think>no</think>7"), said(tokenizer, "<think>ye</think>0"))
     (sample,) = play(args, data_of(args).get_samples(1)[0], evaluation=True)
     assert sample.reward == {"score": 1.0}
+
+
+def test_rollouts_and_evaluations_of_a_training_are_written_to_its_run_folder(folder, slime, sglang, monkeypatch):
+    monkeypatch.setenv("TREETUNE_RUN", str(folder / "run"))
+    monkeypatch.setattr(samples, "_log", RolloutLog.named)
+    monkeypatch.setattr(samples, "_written", {"trained": False})
+    args, tokenizer = slime("guesses.py:Guesses")
+    sglang.say(said(tokenizer, "7"), said(tokenizer, "0"))
+    data = data_of(args)
+    assert not log_evaluation(0, args, {"guesses": {"samples": play(args, data.get_samples(1)[0])}}, None)
+    group = play(args, data.get_samples(1)[0])
+    assert not log_rollouts(0, args, [group], None, 1.0)  # slime goes on to log
+    assert not any("trace" in key for sample in group for key in sample.metadata)
+    before, after = open_run(folder / "run" / "validation"), open_run(folder / "run" / "rollouts")
+    assert (before.columns.numbers("step").tolist(), after.columns.numbers("step").tolist()) == ([0], [1])
+    (trace,) = before.traces()
+    assert [turn.message["content"] for turn in trace.turns] == ["7", "0"]
+    assert [turn.reward for turn in trace.turns] == [0.0, 1.0]
 
 
 def test_limits_cut_episodes_short_and_what_was_earned_counts(folder, slime, sglang):
@@ -733,6 +754,14 @@ def test_it_has_the_arguments_that_the_docs_name():
     named = set(re.findall(r"--[a-z][a-z-]+", page))
     assert len(named) > 12
     assert [name for name in named if f'"{name}"' not in options] == []
+
+
+@real
+def test_it_has_the_options_that_a_plan_sets(folder, treetune):
+    options = (Path(slime_runs.SOURCE) / "slime/utils/arguments.py").read_text()
+    plan = treetune("train", "slime", "guesses.py:Endless", "--dry-run", "--log", "wandb", "--json").json
+    of_megatron = {"save", "load", "global-batch-size"}
+    assert [key for key in plan["config"] if f'"--{key}"' not in options and key not in of_megatron] == []
 
 
 @real

@@ -138,12 +138,15 @@ def test_a_run_folder_opens_in_the_viewer_while_it_is_written(folder):
         assert run.columns.numbers("step").tolist() == [1, 1, 2, 2]
 
 
-def test_a_full_disk_does_not_end_a_training(folder, caplog):
-    (folder / "rollouts").write_text("in the way")
-    log = RolloutLog(folder / "rollouts")
-    for step in (1, 2):
-        log.add(step, rollouts([0.0]))
-    assert caplog.text.count("no more rollouts are written") == 1
+def test_a_training_goes_on_if_its_rollouts_cannot_be_written(folder, caplog):
+    (folder / "disk").write_text("in the way")
+    other = RolloutLog(folder / "rollouts")
+    other.add(1, rollouts([0.0]))
+    for name in ("disk", "rollouts"):  # the second is another process's
+        log = RolloutLog(folder / name)
+        for step in (1, 2):
+            log.add(step, rollouts([0.0]))
+    assert caplog.text.count("no more rollouts are written") == 2
 
 
 LOGGERS = [
@@ -216,6 +219,19 @@ def test_trl_resumes_from_its_newest_complete_checkpoint(folder):
     assert found(None) is None
     with pytest.raises(UsageError, match="has taken its 10 steps"):
         found("true", max_steps=10)
+
+
+@pytest.mark.slow
+def test_every_key_of_a_plan_is_one_of_skyrls(treetune):
+    plan = treetune("train", "skyrl", *TARGET, "--dry-run", "--json").json
+    code = (
+        "from skyrl_side import allow_typed_dicts; allow_typed_dicts();"
+        "import json; from treetune.trainers.launch import flatten;"
+        "from treetune.trainers.skyrl.launch import read_defaults; print(json.dumps(list(flatten(read_defaults({})))))"
+    )
+    support = str(venvs.ROOT / "tests" / "support")
+    printed = venvs.run(venvs.venv(*venvs.SKYRL), "-c", code, PYTHONPATH=support)
+    assert plan["config"].keys() <= set(json.loads(printed.splitlines()[-1]))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from treetune.core.environment import Observation, Step
 from treetune.core.score import total
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Trace
-from treetune.errors import PolicyError, StorageError
+from treetune.errors import PolicyError, StorageError, UsageError
 from treetune.play.episode import EpisodeResult
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.foreign.cached_run import RolloutNumbers
@@ -46,7 +46,8 @@ class RolloutLog:
 
     def add(self, step: int, traces: Iterable[Trace]) -> None:
         """Write the rollouts of a step. A resumed training plays some steps again: the first step that is added
-        replaces what was written from there on. A full disk does not end the training."""
+        replaces what was written from there on. A full disk does not end the training, nor does a folder that another
+        process of it writes to."""
         if self._failed:
             return
         try:
@@ -55,7 +56,7 @@ class RolloutLog:
                 trace.step = step
                 self._numbers.note(trace, ForeignRollout(trace, 0))
                 run.append(trace)
-        except StorageError as error:
+        except (StorageError, UsageError) as error:
             self._failed = True
             log.error("no more rollouts are written to %s: %s", self._folder, error)
 
