@@ -27,6 +27,7 @@ WORK = "import time\nwhile time.process_time() < 0.8: pass\nprint('done')"
 
 
 @in_sandbox
+@pytest.mark.thorough
 def test_a_program_on_a_busy_machine_has_its_seconds():
     with busy_machine():
         result = Bubblewrap().run_blocking([Bubblewrap().python, "-c", WORK], limits=SandboxLimits(seconds=2))
